@@ -1,0 +1,158 @@
+"""The whole configuration as one frozen attrs tree: one table per concern, one per noun.
+
+Every field carries ``metadata``: ``unit`` and ``help``; flags, environment names and the reference page are made from it.
+Component tables (``[bucketing.exponential]``) come from the registered components' own config classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs.validators import ge, gt, in_, le
+
+__all__ = [
+    "CacheConfig",
+    "Config",
+    "EngineConfig",
+    "LogConfig",
+    "ModelConfig",
+    "NounConfig",
+    "ObserverConfig",
+    "PluginsConfig",
+    "setting",
+]
+
+
+def setting(default: Any, help: str, *, unit: str = "", validator: Any = None, factory: Any = None) -> Any:  # noqa: A002
+    """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
+
+    Args:
+        default: Value if nobody sets it; ignored with ``factory``.
+        help: One sentence: what it means.
+        unit: Such as ``tokens`` or ``s``; empty for none.
+        validator: An attrs validator.
+        factory: Makes a mutable default.
+    """
+    metadata = {"help": help, "unit": unit}
+    if factory is not None:
+        return attrs.field(factory=factory, validator=validator, metadata=metadata)
+    return attrs.field(default=default, validator=validator, metadata=metadata)
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """Table ``[model]``: which model, and how it is held."""
+
+    path: str = setting("demo", 'A directory, a .gguf file, a hub id, or "demo" for the model in this package.')
+    tokenizer: str = setting("", "Directory or hub id of the tokenizer, if it is not the model's own.")
+    dtype: str = setting(
+        "auto", "Of weights and activations.", validator=in_(["auto", "float32", "bfloat16", "float16"])
+    )
+    max_model_len: int = setting(
+        0, "Longest sequence, prompt and output; 0: the model's own.", unit="tokens", validator=ge(0)
+    )
+    revision: str = setting("", "Commit or tag of a hub id.")
+    trust_remote_code: bool = setting(False, "Run model code that comes with the model.")
+
+
+@attrs.frozen(kw_only=True)
+class EngineConfig:
+    """Table ``[engine]``: size of a step, and guards."""
+
+    max_num_seqs: int = setting(256, "Most sequences running at once.", unit="sequences", validator=ge(1))
+    max_num_batched_tokens: int = setting(2048, "Token budget of a step.", unit="tokens", validator=ge(1))
+    async_scheduling: bool = setting(True, "Plan step n+1 while step n runs.")
+    seed: int = setting(0, "Root of all random numbers that no request seeds itself.", validator=ge(0))
+    max_wait_s: float = setting(
+        60.0,
+        "A sequence that waited longer is admitted before all others, whatever the policy says.",
+        unit="s",
+        validator=gt(0),
+    )
+    max_preemptions: int = setting(
+        16, "A sequence preempted more often is spared while any other candidate is left.", validator=ge(1)
+    )
+    warmup: bool = setting(True, "Prepare every bucket before the first request.")
+
+
+@attrs.frozen(kw_only=True)
+class CacheConfig:
+    """Table ``[cache]``: the KV cache."""
+
+    block_size: int = setting(0, "Tokens per KV block; 0: the backend's default.", unit="tokens", validator=ge(0))
+    num_blocks: int = setting(0, "KV blocks; 0: as many as memory_fraction pays for.", unit="blocks", validator=ge(0))
+    memory_fraction: float = setting(
+        0.5,
+        "Share of the memory left after loading and a trial step that the KV cache may take.",
+        validator=[gt(0), le(1)],
+    )
+    max_bytes: int = setting(
+        4 << 30,
+        "The KV cache takes no more than this, unless num_blocks says so; 0: no cap.",
+        unit="bytes",
+        validator=ge(0),
+    )
+    prefix_caching: bool = setting(True, "Keep full blocks of finished prompts and outputs for reuse.")
+    key: str = setting("", "Secret mixed into block hashes, so that nobody can compute them from a prompt.")
+
+
+@attrs.frozen(kw_only=True)
+class NounConfig:
+    """Table of one noun: which component, and what to fall back to."""
+
+    name: str = setting("", 'The component, or "package.module:Class".')
+    fallback: str = setting("", "Component to go on with if the chosen one raises in a step; empty: the step fails.")
+    components: Mapping[str, Any] = attrs.field(
+        factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ObserverConfig:
+    """Table ``[observer]``: who watches."""
+
+    names: tuple[str, ...] = setting(None, "Active observers.", factory=tuple)
+    budget_ms: float = setting(
+        5.0, "An observer slower than this on average over 100 calls is switched off.", unit="ms", validator=gt(0)
+    )
+    components: Mapping[str, Any] = attrs.field(
+        factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
+    )
+
+
+@attrs.frozen(kw_only=True)
+class PluginsConfig:
+    """Table ``[plugins]``: what may be loaded."""
+
+    blocked: tuple[str, ...] = setting(None, "Entry-point names never loaded.", factory=tuple)
+
+
+@attrs.frozen(kw_only=True)
+class LogConfig:
+    """Table ``[log]``."""
+
+    level: str = setting(
+        "warning", "Least severe messages shown.", validator=in_(["debug", "info", "warning", "error"])
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    """The root. Tables of nouns carry the default component's name as a string."""
+
+    model: ModelConfig = attrs.field(factory=ModelConfig)
+    engine: EngineConfig = attrs.field(factory=EngineConfig)
+    cache: CacheConfig = attrs.field(factory=CacheConfig)
+    bucketing: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto", fallback="exact"))
+    scheduling: NounConfig = attrs.field(factory=lambda: NounConfig(name="fcfs", fallback="fcfs"))
+    eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
+    sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))
+    speculation: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
+    kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
+    backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
+    executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
+    observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))
+    plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
+    log: LogConfig = attrs.field(factory=LogConfig)

@@ -1,0 +1,210 @@
+"""Every error a user, a plugin author or an operator can meet.
+
+    TrencadisError                   .hint: what to do · .exit_code · .http_status
+    ├─ ConfigError                   a config value, file, flag or environment variable is wrong
+    │  ├─ ConfigValueError           a value is of the wrong type or out of range
+    │  └─ UnknownKeyError            a key that no table has, with a did-you-mean
+    ├─ PluginError                   a plugin cannot be used
+    │  ├─ PluginLoadError            it raised while it was imported, registered or constructed
+    │  ├─ ComponentConflictError     two distributions offer one name
+    │  ├─ UnknownComponentError      no plugin offers the name, with the choices
+    │  ├─ CapabilityError            what a component requires, no chosen component provides
+    │  └─ ContractError              a component broke its contract
+    ├─ RequestError                  one request is at fault; no other request suffers
+    │  ├─ InvalidRequestError        impossible parameters or token ids
+    │  ├─ PromptTooLongError         the prompt does not fit the model or the KV cache
+    │  └─ RequestRefusedError        admission control said no
+    ├─ BackendError                  the device side failed
+    │  ├─ ModelLoadError             the model directory is incomplete or unsupported
+    │  ├─ OutOfMemoryError           the device has no room for the weights or the KV cache
+    │  └─ StepFailedError            a step raised; names the component
+    └─ InternalError                 a broken invariant: a bug in Trencadís
+
+A message says what happened, the value, where it came from, and what to do. User errors print
+without a traceback and exit with 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BackendError",
+    "CapabilityError",
+    "ComponentConflictError",
+    "ConfigError",
+    "ConfigValueError",
+    "ContractError",
+    "InternalError",
+    "InvalidRequestError",
+    "ModelLoadError",
+    "OutOfMemoryError",
+    "PluginError",
+    "PluginLoadError",
+    "PromptTooLongError",
+    "RequestError",
+    "RequestRefusedError",
+    "StepFailedError",
+    "TrencadisError",
+    "UnknownComponentError",
+    "UnknownKeyError",
+    "did_you_mean",
+]
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ``' Did you mean "x"?'`` for the choice closest to ``word``, or an empty string. Pure."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f' Did you mean "{close[0]}"?' if close else ""
+
+
+class TrencadisError(Exception):
+    """The root of every error that Trencadís raises on purpose.
+
+    Args:
+        message: What happened, with the value and where it came from.
+        hint: What to do about it; printed after the message.
+    """
+
+    exit_code = 2
+    http_status = 500
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message} {hint}".strip())
+        self.hint = hint
+
+
+class ConfigError(TrencadisError):
+    """A configuration cannot be used.
+
+    Cause: a file that is no TOML, a missing file, or tables that contradict each other.
+    Fix: correct the named file or value; ``trencadis config --explain`` shows every value and its source.
+    """
+
+
+class ConfigValueError(ConfigError):
+    """A config value has the wrong type or is out of range.
+
+    Cause: for example ``max_num_seqs = 0`` or ``temperature = "hot"``.
+    Fix: the message names the key, the value, its source and the allowed range.
+    """
+
+
+class UnknownKeyError(ConfigError):
+    """A config key that no table has.
+
+    Cause: a misspelt key, flag or environment variable.
+    Fix: use the suggested name, or one of those that ``trencadis config --explain`` prints.
+    """
+
+
+class PluginError(TrencadisError):
+    """A plugin cannot be used; nothing was loaded in its place."""
+
+
+class PluginLoadError(PluginError):
+    """A plugin raised while it was imported, registered or constructed.
+
+    Cause: a broken or incompatible package; the message names the package, its version and the cause.
+    Fix: upgrade or uninstall it, or block it: ``[plugins] blocked = ["name"]``.
+    """
+
+
+class ComponentConflictError(PluginError):
+    """Two distributions offer a component of one noun under one name.
+
+    Fix: uninstall or block one of the two distributions named in the message.
+    """
+
+
+class UnknownComponentError(PluginError, ConfigError):
+    """The config names a component that no loaded plugin offers.
+
+    Fix: choose one of the names listed, install the package that has it, or give an import path
+    ``name = "package.module:Class"``.
+    """
+
+
+class CapabilityError(PluginError, ConfigError):
+    """A chosen component requires a capability that no chosen component provides.
+
+    Cause: for example a tree speculator with a backend that has no tree attention.
+    Fix: change one of the two components named in the message.
+    """
+
+
+class ContractError(PluginError):
+    """A component returned something its contract forbids.
+
+    Cause: a bug in that component, such as an order that is no permutation.
+    Fix: run its conformance suite from ``trencadis_testing``; it shows the smallest failing case.
+    """
+
+
+class RequestError(TrencadisError):
+    """One request cannot be served; other requests go on."""
+
+    http_status = 400
+
+
+class InvalidRequestError(RequestError):
+    """A request's parameters or token ids are impossible.
+
+    Cause: for example ``top_p = 1.5`` or a token id outside the vocabulary.
+    Fix: the message names the parameter, its value and the allowed range.
+    """
+
+
+class PromptTooLongError(RequestError):
+    """A prompt leaves no room for one output token.
+
+    Fix: shorten the prompt, or raise ``model.max_model_len`` where the model allows it.
+    """
+
+
+class RequestRefusedError(RequestError):
+    """The scheduling policy's admission control refused the request.
+
+    Fix: retry later, or raise the caps of the policy.
+    """
+
+    http_status = 429
+
+
+class BackendError(TrencadisError):
+    """The device side failed."""
+
+    http_status = 503
+
+
+class ModelLoadError(BackendError):
+    """A model cannot be loaded, or would not be computed correctly.
+
+    Cause: a directory without config or weights, an architecture transformers does not know, or one whose
+    attention cannot be paged.
+    Fix: the message names the file or the architecture.
+    """
+
+
+class OutOfMemoryError(BackendError):
+    """The device has no room for the weights or for a usable KV cache.
+
+    Fix: lower ``model.max_model_len`` or ``cache.num_blocks``, or raise ``cache.memory_fraction``.
+    """
+
+
+class StepFailedError(BackendError):
+    """A step raised; the message names the component and the cause.
+
+    Requests that cannot be computed alone either end with this error; the others go on.
+    """
+
+
+class InternalError(TrencadisError):
+    """An invariant of the engine does not hold: a bug in Trencadís, not in the input.
+
+    Fix: report it with the state that the message carries.
+    """
+
+    exit_code = 70

@@ -1,0 +1,181 @@
+"""Every hook of Trencadís, in one file.
+
+Three kinds, three name shapes, nothing else. *Register* hooks (plural nouns) yield components. *Life cycle* hooks return
+nothing. *Decide* hooks return the first answer that is not None. pluggy runs at start-up and shut-down only: a step calls
+plain methods of the objects that the components' factories made.
+
+A plugin is a module or package named by an entry point of the group ``trencadis``::
+
+    # pyproject.toml
+    [project.entry-points.trencadis]
+    fibonacci = "my_package"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from trencadis.interfaces.component import Component
+
+if TYPE_CHECKING:
+    from trencadis.records import ModelFacts
+
+__all__ = ["NOUNS", "PROJECT_NAME", "hookimpl", "hookspec"]
+
+PROJECT_NAME = "trencadis"
+
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+NOUNS: Mapping[str, str] = {
+    "bucketing": "trencadis_bucketings",
+    "scheduling": "trencadis_scheduling_policies",
+    "eviction": "trencadis_eviction_policies",
+    "sampling": "trencadis_samplers",
+    "speculation": "trencadis_speculators",
+    "kv_connector": "trencadis_kv_connectors",
+    "backend": "trencadis_backends",
+    "executor": "trencadis_executors",
+    "observer": "trencadis_observers",
+}
+"""Each pluggable noun and its register hook."""
+
+
+# ---------------------------------------------------------------------------------------------------- register
+
+
+@hookspec
+def trencadis_bucketings() -> Iterable[Component]:
+    """Yield bucketing strategies: which static shapes exist, and which one a pass uses.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``BucketingStrategy``. *Since:* 0.1.
+
+    Example::
+
+        @hookimpl
+        def trencadis_bucketings():
+            def make(config, context):
+                from my_package.fibonacci import Fibonacci
+
+                return Fibonacci(context.limits)
+
+            yield Component(name="fibonacci", factory=make, summary="Sizes that grow like rabbits.", interface_version=1)
+    """
+
+
+@hookspec
+def trencadis_scheduling_policies() -> Iterable[Component]:
+    """Yield scheduling policies: admission, order, budgets, chunk size, victim.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``SchedulingPolicy``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_eviction_policies() -> Iterable[Component]:
+    """Yield eviction policies: which unreferenced cached blocks go first.
+
+    *Called:* once, when the registry is built. *Factory returns:* an ``EvictionPolicy``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_samplers() -> Iterable[Component]:
+    """Yield samplers: logits to tokens.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``Sampler``; called once per rank, in the rank's own
+    process. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_speculators() -> Iterable[Component]:
+    """Yield speculators: who drafts tokens for the model to verify.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``Speculator``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_kv_connectors() -> Iterable[Component]:
+    """Yield KV connectors: KV blocks in and out of this engine.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``ConnectorPair``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_backends() -> Iterable[Component]:
+    """Yield backends: who runs batches on a device.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``Backend``; called once per rank, in the rank's own
+    process. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_executors() -> Iterable[Component]:
+    """Yield executors: one process or many.
+
+    *Called:* once, when the registry is built. *Factory returns:* an ``Executor``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_observers() -> Iterable[Component]:
+    """Yield observers: who sees steps and requests.
+
+    *Called:* once, when the registry is built. *Factory returns:* an ``Observer``. *Since:* 0.1.
+    """
+
+
+# -------------------------------------------------------------------------------------------------- life cycle
+
+
+@hookspec(historic=True)
+def trencadis_configure(config: Any) -> None:
+    """See the whole configuration once it is resolved.
+
+    *Called:* once per process, before any component is built; a plugin registered later still gets it.
+
+    Args:
+        config: The frozen ``trencadis.config.Config``.
+    """
+
+
+@hookspec
+def trencadis_engine_ready(model: ModelFacts, plan_hash: str) -> None:
+    """Be told that an engine is ready for requests, after warm-up.
+
+    *Called:* once per engine, in its process.
+
+    Args:
+        model: The loaded model.
+        plan_hash: Hash of the resolved plugins, versions and options.
+    """
+
+
+@hookspec
+def trencadis_engine_closing() -> None:
+    """Be told that an engine is about to close.
+
+    *Called:* once per engine, in its process, before the backend is closed.
+    """
+
+
+# ------------------------------------------------------------------------------------------------------ decide
+
+
+@hookspec(firstresult=True)
+def trencadis_select_backend(candidates: tuple[str, ...]) -> str | None:
+    """Return the name of the backend to use for ``[backend] name = "auto"``, or None to leave it to others.
+
+    *Called:* once, only if the config says ``auto``. The first answer wins; ``torch`` is used if there is none.
+
+    Args:
+        candidates: Names of all registered backends.
+    """
+    return None

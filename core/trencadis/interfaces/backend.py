@@ -1,0 +1,129 @@
+"""Contract of the noun ``backend``: runs batches on a device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+import attrs
+
+from trencadis.interfaces.kv_connector import KVWorkerSide
+from trencadis.interfaces.sampling import Sampler
+from trencadis.interfaces.speculation import AcceptanceRule
+from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
+
+__all__ = ["INTERFACE_VERSION", "AllocationPlan", "Backend", "BackendCapabilities", "PendingStep"]
+
+INTERFACE_VERSION = 1
+
+
+@attrs.frozen(kw_only=True)
+class BackendCapabilities:
+    """What a backend can do, known before a model is loaded.
+
+    Attributes:
+        layout: ``ragged``: one pass per step, nothing padded. ``padded``: prefill passes and one decode pass,
+            each in a bucket. The engine splits plans accordingly.
+        default_block_size: KV block size used if the config names none, tokens.
+        max_prefill_batch_size: Most sequences in one padded prefill pass; 0 means no limit.
+        contiguous: Decode passes read blocks by range (see ``BucketLimits.contiguous``).
+        provides: Names for capability negotiation, such as ``backend.tree_attention``.
+    """
+
+    layout: str
+    default_block_size: int
+    max_prefill_batch_size: int = 0
+    contiguous: bool = False
+    provides: frozenset[str] = frozenset()
+
+
+@attrs.frozen(kw_only=True)
+class AllocationPlan:
+    """How much state a backend is to hold.
+
+    Attributes:
+        num_blocks: KV blocks 0 .. num_blocks - 1; a backend adds padding blocks of its own.
+        block_size: Tokens per block.
+        num_rows: Sequences at once (``max_num_seqs``).
+        max_model_len: Tokens per sequence.
+        max_num_batched_tokens: Tokens per step.
+        acceptance: How many drafts stand; None without speculation.
+        connector: Worker side of the KV connector; None without one.
+    """
+
+    num_blocks: int
+    block_size: int
+    num_rows: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    acceptance: AcceptanceRule | None = None
+    connector: KVWorkerSide | None = None
+
+
+class PendingStep(Protocol):
+    """A step that was submitted and may still run."""
+
+    def wait(self) -> StepOutput:
+        """Block until the step is done and return its result.
+
+        Raises:
+            StepFailedError: The step raised; no token of it counts.
+        """
+        ...
+
+
+class Backend(ABC):
+    """A device with a model on it. All calls come from one thread, batches in order.
+
+    Life: ``capabilities`` ▶ ``load`` ▶ ``memory`` ▶ ``allocate`` ▶ ``prepare``* ▶ ``submit``* ▶ ``close``.
+    """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> BackendCapabilities:
+        """Constant for the life of the object."""
+
+    @abstractmethod
+    def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
+        """Load the model's weights.
+
+        Raises:
+            ModelLoadError: The files are incomplete, or the model would not be computed correctly.
+            OutOfMemoryError: No room for the weights.
+        """
+
+    @abstractmethod
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        """Try the largest step and report memory; called once, before ``allocate``."""
+
+    @abstractmethod
+    def allocate(self, plan: AllocationPlan) -> None:
+        """Allocate the KV cache and the rows' state.
+
+        Raises:
+            OutOfMemoryError: No room.
+        """
+
+    @abstractmethod
+    def prepare(self, bucket: Bucket) -> None:
+        """Compile or capture one bucket; leaves no trace in KV cache or rows. A no-op where nothing is compiled."""
+
+    @abstractmethod
+    def submit(self, batch: Batch) -> PendingStep:
+        """Run a batch; may return before it is done, and then runs it before any later batch.
+
+        Prompts and drafts arrive as ``row_starts`` and ``drafts``; sampled tokens are kept on the device as the input of
+        the row's next step, so the next batch may be submitted before this one's tokens are known to the engine.
+        """
+
+    @abstractmethod
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy whole KV blocks on the device, after every batch submitted so far and before any later one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the device; the object is not used again. May be called twice."""
+
+    def kv_cache(self) -> Any:
+        """Return the KV cache object that worker sides of KV connectors are given; documented by each backend."""
+        return None

@@ -1,0 +1,44 @@
+"""Contract of the noun ``bucketing``: which static shapes exist, and which one a pass uses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from trencadis.records import Bucket, BucketLimits, Shape
+
+__all__ = ["INTERFACE_VERSION", "BucketingStrategy"]
+
+INTERFACE_VERSION = 1
+
+
+class BucketingStrategy(ABC):
+    """Decides the table of static shapes and the bucket of each pass.
+
+    It sees sizes only, never sequences, so the same object serves run time, warm-up, simulation and tests.
+    Built with ``context.limits`` set. Called on the engine thread.
+    """
+
+    @abstractmethod
+    def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        """Return the finite table of both phases, sorted by phase and fields, without duplicates.
+
+        Pure; called at start-up, by warm-up and by tools. Empty if shapes are used as they come.
+
+        Args:
+            limits: What bounds every legal shape.
+        """
+
+    @abstractmethod
+    def bucket_for(self, shape: Shape) -> Bucket:
+        """Return a bucket that covers ``shape`` in every dimension.
+
+        A strategy that has no prepared bucket for a legal shape returns a fallback that covers it; the core checks
+        that, remembers, counts, and warns about it once. Same shape, same bucket. Called once per pass and step;
+        O(log n) in the number of buckets, at most 5 µs.
+
+        Args:
+            shape: Sizes before padding, each within the limits.
+        """
+
+    def observe(self, shape: Shape, bucket: Bucket) -> None:  # noqa: B027 - optional
+        """Be told which bucket a pass ran in; for strategies that learn. Once per pass and step, at most 2 µs."""

@@ -1,0 +1,63 @@
+"""What a register hook yields, and what a component's factory is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from trencadis.clock import Clock
+from trencadis.records import BucketLimits, ModelFacts
+
+__all__ = ["Component", "ComponentContext", "NoConfig"]
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    """The config class of a component that has nothing to set."""
+
+
+@attrs.frozen(kw_only=True)
+class ComponentContext:
+    """What a factory may know. Facts that are not known yet when a noun is built are None.
+
+    Attributes:
+        clock: The engine's clock; a component reads no other.
+        seed: The engine's seed; a component derives its random numbers from it.
+        limits: Shape limits, for components built after the KV cache was sized.
+        model: The loaded model, for components built after it was loaded.
+    """
+
+    clock: Clock
+    seed: int
+    limits: BucketLimits | None = None
+    model: ModelFacts | None = None
+
+
+def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
+    if not name or not name.replace("_", "").isalnum() or name != name.lower() or not name[0].isalpha():
+        raise ValueError(f"component name {name!r} must be lower-case letters, digits and underscores")
+
+
+@attrs.frozen(kw_only=True)
+class Component:
+    """A named strategy that a plugin offers; nothing heavy is imported until its factory is called.
+
+    Attributes:
+        name: Lower-case with underscores; unique within its noun.
+        factory: ``factory(config, context)`` returns the strategy; imports the heavy class inside.
+        config: An attrs class; its fields become the config table ``[noun.name]``, flags and environment names.
+        summary: One line for ``trencadis plugins``.
+        interface_version: The ``INTERFACE_VERSION`` of the noun's interface that the plugin was written for.
+        requires: Capabilities that some chosen component must provide, such as ``backend.tree_attention``.
+        provides: Capabilities this component provides.
+    """
+
+    name: str = attrs.field(validator=_check_name)
+    factory: Callable[[Any, ComponentContext], Any]
+    config: type[Any] = NoConfig
+    summary: str
+    interface_version: int
+    requires: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    provides: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)

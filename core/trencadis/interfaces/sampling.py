@@ -1,0 +1,121 @@
+"""Contract of the noun ``sampling``: logits to tokens, on the device.
+
+Shapes: L logits rows in a call, V vocabulary. A logits row belongs to a device row (a sequence) and a position: the
+logits at position p choose the token at position p + 1. A sequence has several logits rows in one call when drafts are
+verified; the history of each is the tokens up to its own position, so the same chain serves both cases unchanged.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trencadis.records import RowStart
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["INTERFACE_VERSION", "LogitsProcessor", "Sampled", "SampledLogprobs", "Sampler", "SamplingContext"]
+
+INTERFACE_VERSION = 1
+
+
+@attrs.frozen(kw_only=True)
+class SamplingContext:
+    """Whose logits are sampled.
+
+    Attributes:
+        rows: Device row of each logits row, on the host, ``[L]``.
+        positions: Position of the token that yields each logits row, on the host, ``[L]``, 0 .. max_model_len - 1.
+        tokens: Every row's tokens, int32 ``[num_rows, max_model_len + 1]`` on the device; of row r the first
+            ``positions + 1`` are the history of its logits row. Read-only.
+    """
+
+    rows: tuple[int, ...]
+    positions: tuple[int, ...]
+    tokens: torch.Tensor
+
+
+@attrs.frozen(kw_only=True)
+class SampledLogprobs:
+    """Log-probabilities of one logits row.
+
+    Attributes:
+        index: Which logits row.
+        token_id: The sampled token.
+        logprob: Its log-probability under the raw logits, natural logarithm.
+        rank: 1 + number of tokens strictly more likely.
+        top_token_ids: The most likely, best first.
+        top_logprobs: Theirs.
+    """
+
+    index: int
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Sampled:
+    """Tokens for every logits row.
+
+    Attributes:
+        token_ids: int64 ``[L]`` on the device of the logits.
+        logprobs: For the logits rows of sequences that asked.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: tuple[SampledLogprobs, ...] = ()
+
+
+class LogitsProcessor(ABC):
+    """One step of a chain: changes the logits of the rows that asked for it.
+
+    Attributes:
+        argmax_invariant: The most likely token stays the most likely one; skipped for greedy rows.
+        needs_history: Reads ``context.tokens``.
+        speculation_safe: Correct for several logits rows of one sequence in one call.
+    """
+
+    argmax_invariant: bool = False
+    needs_history: bool = False
+    speculation_safe: bool = True
+
+    @abstractmethod
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences' state; called once, before anything else."""
+
+    @abstractmethod
+    def start_row(self, start: RowStart) -> None:
+        """Take the parameters of a sequence that takes a row; forgets what the row held. Host work, once per admission."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        """Return changed logits, float32 ``[L, V]``; may work in place. Rows that did not ask stay bit-equal."""
+
+
+class Sampler(ABC):
+    """Chooses tokens. Lives with the backend, in its process and on its thread."""
+
+    @abstractmethod
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences' parameters and state; called once, before anything else."""
+
+    @abstractmethod
+    def start_row(self, start: RowStart) -> None:
+        """Take the parameters of a sequence that takes a row; forgets what the row held before."""
+
+    @abstractmethod
+    def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
+        """Choose one token for each logits row.
+
+        A row's token depends on its own logits, history, parameters, seed and position, and on nothing else in the batch.
+
+        Args:
+            logits: ``[L, V]`` in the model's dtype; may be overwritten.
+            context: Whose they are.
+        """

@@ -1,0 +1,125 @@
+"""Contract of the noun ``scheduling``: admission, order, budgets, chunk size, preemption victim.
+
+A policy decides; the core keeps it correct. The core checks that an order is a permutation, that budgets hold and that
+blocks exist, ages starved sequences, frees what a victim held. Every method has a default, which together are
+first come, first served.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import NamedTuple
+
+import attrs
+
+from trencadis.records import FloatArray, Int32Array, Int64Array, Request
+
+__all__ = ["INTERFACE_VERSION", "SchedulerView", "SchedulingPolicy", "TokenSplit"]
+
+INTERFACE_VERSION = 1
+
+
+class TokenSplit(NamedTuple):
+    """How a step's token budget is shared; tokens. What decodes leave unused goes to prefills, never the reverse."""
+
+    decode: int
+    prefill: int
+
+
+@attrs.define(kw_only=True)
+class SchedulerView:
+    """What a policy may see: columns over stable slots, and which slots wait and run. Read-only.
+
+    A slot is the index of a live sequence in every column; it does not change while the sequence lives. The arrays are
+    views of the engine's own and must not be kept beyond the call. A request's future (its true output length) is
+    not here.
+
+    Attributes:
+        now_s: Engine clock at the start of this plan, seconds.
+        waiting: Slots that wait, preempted ones first, else by arrival, int32 ``[num_waiting]``.
+        running: Slots that hold a row and blocks, by admission, int32 ``[num_running]``.
+        arrival_s: By slot, float64.
+        priority: By slot, int64; smaller is more urgent.
+        tenant: Number of the tenant, by slot, int64.
+        num_prompt_tokens: By slot, int64.
+        num_tokens: Known tokens, prompt and output and tokens in flight, by slot, int64.
+        num_computed_tokens: Tokens whose KV is computed or in flight, by slot, int64.
+        max_total_tokens: The sequence ends at the latest with this many tokens, by slot, int64.
+        num_preemptions: By slot, int64.
+        num_blocks: Blocks held, by slot, int64.
+        num_free_blocks: Blocks that can be allocated now, evictable ones included.
+        num_total_blocks: All blocks.
+        block_size: Tokens per block.
+    """
+
+    now_s: float
+    waiting: Int32Array
+    running: Int32Array
+    arrival_s: FloatArray
+    priority: Int64Array
+    tenant: Int64Array
+    num_prompt_tokens: Int64Array
+    num_tokens: Int64Array
+    num_computed_tokens: Int64Array
+    max_total_tokens: Int64Array
+    num_preemptions: Int64Array
+    num_blocks: Int64Array
+    num_free_blocks: int
+    num_total_blocks: int
+    block_size: int
+
+
+class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
+    """Decides who runs. Called on the engine thread, at most once per method and step but for ``chunk`` and ``victim``.
+
+    Methods may keep state in the policy; they must not change the view. The same calls in the same order give the same
+    answers: no wall clock, no global random source.
+    """
+
+    def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        """Return why a new request is refused, or an empty string. Once per request, before it waits.
+
+        Args:
+            request: The request.
+            num_waiting: Sequences that wait already.
+            num_waiting_tokens: Their known tokens.
+        """
+        return ""
+
+    def order(self, view: SchedulerView) -> Int32Array:
+        """Return ``view.waiting`` in the order in which to admit: a permutation of it.
+
+        Called only when something could be admitted; O(n log n) in waiting sequences.
+        """
+        return view.waiting
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        """Return how many tokens decodes and prefills may use in this step.
+
+        Their sum may exceed ``token_budget``; the core cuts prefills off first. ``TokenSplit(0, n)`` makes a
+        prefill-only step.
+        """
+        return TokenSplit(decode=token_budget, prefill=token_budget)
+
+    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
+        """Return how many tokens of a prefill to compute now, 0 .. min(num_remaining, token_budget).
+
+        Args:
+            view: The state.
+            slot: Whose prefill.
+            num_remaining: Tokens it still has to compute.
+            token_budget: Tokens left in this step.
+        """
+        return min(num_remaining, token_budget)
+
+    def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
+        """Return which candidate loses its blocks because a running sequence needs one; the youngest by default.
+
+        Args:
+            view: The state.
+            candidates: Running slots that may be preempted, by admission, at least one.
+        """
+        return int(candidates[-1])
+
+    def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:  # noqa: B027 - optional
+        """Be told that a sequence left the engine, for whatever reason; its slot may be reused."""

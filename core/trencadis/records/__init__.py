@@ -1,0 +1,55 @@
+"""Frozen values that pass between the stages of the engine; no behaviour beyond properties."""
+
+from __future__ import annotations
+
+from trencadis.records.arrays import BoolArray, FloatArray, Int32Array, Int64Array
+from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
+from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape
+from trencadis.records.model import MemoryReport, ModelFacts, ModelSource
+from trencadis.records.output import (
+    CompletionOutput,
+    ConnectorReport,
+    FailedLoad,
+    FinishedSequence,
+    RequestOutput,
+    StepOutput,
+    TokenDeltas,
+    TokenLogprobs,
+)
+from trencadis.records.plan import Drafts, Plan
+from trencadis.records.request import FinishReason, Request
+from trencadis.records.sampling import MAX_LOGPROBS, SamplingParams
+from trencadis.records.stats import StepStats
+
+__all__ = [
+    "MAX_LOGPROBS",
+    "Batch",
+    "BoolArray",
+    "Bucket",
+    "BucketLimits",
+    "CompletionOutput",
+    "ConnectorReport",
+    "Drafts",
+    "FailedLoad",
+    "FinishReason",
+    "FinishedSequence",
+    "FloatArray",
+    "Int32Array",
+    "Int64Array",
+    "MemoryReport",
+    "ModelFacts",
+    "ModelSource",
+    "Pass",
+    "Phase",
+    "Plan",
+    "Request",
+    "RequestOutput",
+    "RowStart",
+    "SamplingParams",
+    "Shape",
+    "StepOutput",
+    "StepStats",
+    "TableWrites",
+    "TokenDeltas",
+    "TokenLogprobs",
+]

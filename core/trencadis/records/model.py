@@ -1,0 +1,64 @@
+"""Facts about a model and a device that strategies and the engine need."""
+
+from __future__ import annotations
+
+import attrs
+
+__all__ = ["MemoryReport", "ModelFacts", "ModelSource"]
+
+
+@attrs.frozen(kw_only=True)
+class ModelSource:
+    """Where a model comes from and how it is to be held.
+
+    Attributes:
+        path: A directory, a ``.gguf`` file, or a hub id.
+        dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+        revision: Commit or tag of a hub id; empty for the newest.
+        trust_remote_code: Allow model code that the directory or the hub brings.
+    """
+
+    path: str
+    dtype: str = "auto"
+    revision: str = ""
+    trust_remote_code: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ModelFacts:
+    """What a loaded model is.
+
+    Attributes:
+        architecture: Class name, such as ``LlamaForCausalLM``.
+        dtype: Of weights and activations.
+        vocab_size: Rows of the output projection: legal token ids are 0 .. vocab_size - 1.
+        max_model_len: Longest sequence the model was made for, tokens.
+        eos_token_ids: Tokens that end a text.
+        num_parameters: Elements of all weights, shared ones once.
+        weights_bytes: Memory of the weights on the device.
+        kv_bytes_per_token: KV cache of one token over all layers.
+    """
+
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+
+
+@attrs.frozen(kw_only=True)
+class MemoryReport:
+    """Memory of one device after the model was loaded and the largest step was tried.
+
+    Attributes:
+        total_bytes: What the device, or this process, may use in all.
+        free_bytes: What is free now.
+        activation_bytes: The peak of temporaries in the largest step.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    activation_bytes: int

@@ -1,0 +1,199 @@
+"""What comes back from a step, and what a client is given."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from trencadis.records.arrays import Int32Array
+from trencadis.records.request import FinishReason
+
+__all__ = [
+    "CompletionOutput",
+    "ConnectorReport",
+    "FailedLoad",
+    "FinishedSequence",
+    "RequestOutput",
+    "StepOutput",
+    "TokenDeltas",
+    "TokenLogprobs",
+]
+
+
+@attrs.frozen(kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one position of one sequence, natural logarithm, before any sampling parameter.
+
+    Attributes:
+        index: Index of the sequence in the plan (inside the engine), or of the completion.
+        position: Position of the token in the sequence, prompt included.
+        token_id: The token that is there.
+        logprob: Its log-probability.
+        rank: 1 + number of tokens strictly more likely.
+        top_token_ids: The most likely tokens, best first; as many as asked for.
+        top_logprobs: Their log-probabilities.
+    """
+
+    index: int
+    position: int
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class FailedLoad:
+    """A KV load that did not arrive whole.
+
+    Attributes:
+        ticket: Which load.
+        num_valid_tokens: Leading tokens whose KV is verified and may be kept.
+        cause: For the log.
+    """
+
+    ticket: int
+    num_valid_tokens: int
+    cause: str
+
+
+@attrs.frozen(kw_only=True)
+class ConnectorReport:
+    """What the KV connector's worker side has finished since the last report; merged over ranks.
+
+    Attributes:
+        loaded: Tickets whose blocks are verified and complete.
+        failed: Loads that did not arrive whole.
+        released: Tickets of which no transfer touches a block any more.
+    """
+
+    loaded: tuple[int, ...] = ()
+    failed: tuple[FailedLoad, ...] = ()
+    released: tuple[int, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class StepOutput:
+    """The result of one batch.
+
+    Attributes:
+        token_ids: Emitted tokens, sequence after sequence in plan order, int32 ``[sum(num_emitted)]``.
+        num_emitted: Tokens per sequence of the plan, int32 ``[num_sequences]``: 0 for a chunk that is not the
+            last, 1, or up to ``1 + num_drafts``.
+        logprobs: For output tokens of sequences that asked, in plan order.
+        prompt_logprobs: For prompt tokens computed in this step, of sequences that asked.
+        num_padded_tokens: Token positions computed, padding included.
+        device_s: Seconds from the start to the end of the step on the device.
+        connector_report: What the KV connector finished, or None.
+    """
+
+    token_ids: Int32Array
+    num_emitted: Int32Array
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_padded_tokens: int = 0
+    device_s: float = 0.0
+    connector_report: ConnectorReport | None = None
+
+
+@attrs.frozen(kw_only=True)
+class FinishedSequence:
+    """A sequence that left the engine.
+
+    Attributes:
+        request_id: Of the request.
+        slot: The slot it had.
+        token_ids: Its output tokens, int32.
+        finish_reason: Why it ended.
+        num_prompt_tokens: Tokens of the prompt.
+        num_cached_tokens: Prompt tokens taken from the prefix cache when it first ran.
+        num_preemptions: How often it lost its blocks.
+        arrival_s: When it was added, engine clock.
+        first_scheduled_s: When it was first scheduled, or None.
+        first_token_s: When its first token was committed, or None.
+        finish_s: When it ended.
+        error: What went wrong, for ``FinishReason.ERROR``.
+        stop_token_id: The token that ended it, for ``FinishReason.STOP`` by token, or None.
+    """
+
+    request_id: str
+    slot: int
+    token_ids: Int32Array = attrs.field(eq=attrs.cmp_using(eq=np.array_equal))
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_s: float = 0.0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finish_s: float = 0.0
+    error: str = ""
+    stop_token_id: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TokenDeltas:
+    """New tokens of one commit, as arrays, and the sequences that ended in it.
+
+    Attributes:
+        slots: Slot of each sequence with new tokens, int32 ``[num]``.
+        num_tokens: New tokens of each, int32 ``[num]``, at least 1.
+        token_ids: All new tokens, sequence after sequence, int32 ``[sum(num_tokens)]``.
+        finished: Sequences that ended; their slots may be given to others from now on.
+        logprobs: By index into ``slots``.
+        prompt_logprobs: ``index`` is the slot here: a chunk may yield prompt logprobs and no token.
+    """
+
+    slots: Int32Array
+    num_tokens: Int32Array
+    token_ids: Int32Array
+    finished: tuple[FinishedSequence, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class CompletionOutput:
+    """One continuation of a prompt.
+
+    Attributes:
+        index: 0 .. n - 1.
+        text: The text so far; without the stop string unless asked for.
+        token_ids: Output tokens so far.
+        finish_reason: None while it runs.
+        stop_reason: The stop string or stop token that ended it, or None.
+        logprobs: One entry per output token if asked for, else None.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RequestOutput:
+    """What a client is given for one prompt.
+
+    Attributes:
+        request_id: Of the request.
+        prompt: The prompt's text, or None if it was given as token ids.
+        prompt_token_ids: The prompt.
+        outputs: n completions, by index.
+        finished: True once every completion has a finish reason.
+        prompt_logprobs: One entry per prompt token but the first, if asked for, else None.
+        num_cached_tokens: Prompt tokens that came from the prefix cache.
+        error: What went wrong, if a completion ended with an error.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_cached_tokens: int = 0
+    error: str = ""

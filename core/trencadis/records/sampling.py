@@ -1,0 +1,144 @@
+"""What a client may ask of sampling; validated when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trencadis.errors import InvalidRequestError
+
+__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+
+MAX_LOGPROBS = 50
+"""The most alternatives a request may ask for at one position."""
+
+
+def _refuse(name: str, value: object, allowed: str) -> None:
+    raise InvalidRequestError(f"sampling parameter {name} = {value!r} is impossible: it must be {allowed}.")
+
+
+def _number(low: float, high: float, *, open_low: bool = False) -> Any:
+    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        allowed = f"a number {'above' if open_low else 'from'} {low:g}"
+        allowed += f" to {high:g}" if math.isfinite(high) else ""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            _refuse(attribute.name, value, allowed)
+        if value < low or value > high or (open_low and value == low):
+            _refuse(attribute.name, value, allowed)
+
+    return check
+
+
+def _whole(low: int, high: int | None = None, *, optional: bool = False) -> Any:
+    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None and optional:
+            return
+        allowed = f"a whole number from {low}" + (f" to {high}" if high is not None else "")
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            _refuse(attribute.name, value, allowed)
+
+    return check
+
+
+def _strings(value: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _ids(value: Any) -> Any:
+    return () if value is None else tuple(value)
+
+
+def _optional_ids(value: Any) -> Any:
+    return None if value is None else tuple(value)
+
+
+def _bias(value: Mapping[Any, Any] | None) -> dict[int, float]:
+    try:
+        return {int(token): float(bias) for token, bias in (value or {}).items()}
+    except (TypeError, ValueError, AttributeError):
+        _refuse("logit_bias", value, "a mapping of token ids to numbers")
+        raise
+
+
+def _check_ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in value):
+        _refuse(attribute.name, value, "a list of token ids from 0")
+
+
+def _check_strings(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not all(isinstance(text, str) and text for text in value):
+        _refuse(attribute.name, value, "a list of strings, none of them empty")
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends. Frozen; validated at construction.
+
+    Attributes:
+        n: Completions for one prompt, 1 to 128.
+        temperature: Divides the logits; below 1e-5 means greedy. 0 to 100.
+        top_k: Keep the k most likely tokens (ties are kept); 0 or -1 is off.
+        top_p: Keep the smallest set of most likely tokens whose mass reaches this; above 0 to 1 (off).
+        min_p: Drop tokens less likely than this share of the most likely one; 0 (off) to 1.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or output;
+            above 0 to 10; 1 is off.
+        frequency_penalty: Subtracted once per occurrence in the output; -2 to 2.
+        presence_penalty: Subtracted once if the token occurs in the output; -2 to 2.
+        logit_bias: Added to the logits, by token id.
+        allowed_token_ids: Only these tokens may be chosen; None allows all.
+        bad_token_ids: These tokens are never chosen.
+        min_tokens: End-of-sequence and stop tokens are masked until this many tokens were generated.
+        max_tokens: The most tokens to generate; None means up to the model's length limit.
+        stop: Strings that end the text; the text before them is returned.
+        stop_token_ids: Tokens that end the text, besides the model's own end-of-sequence tokens.
+        ignore_eos: Do not end at the model's end-of-sequence tokens.
+        include_stop_str_in_output: Keep the stop string in the returned text.
+        skip_special_tokens: Leave special tokens out of the returned text.
+        logprobs: Alternatives to report at each output token, 0 to 50; None reports nothing.
+        prompt_logprobs: The same for each prompt token.
+        seed: Makes the request's draws independent of the engine's seed and of its batch; 0 to 2**63 - 1.
+
+    Raises:
+        InvalidRequestError: A value is out of range; the message names it.
+    """
+
+    n: int = attrs.field(default=1, validator=_whole(1, 128))
+    temperature: float = attrs.field(default=1.0, validator=_number(0, 100))
+    top_k: int = attrs.field(default=0, validator=_whole(-1))
+    top_p: float = attrs.field(default=1.0, validator=_number(0, 1, open_low=True))
+    min_p: float = attrs.field(default=0.0, validator=_number(0, 1))
+    repetition_penalty: float = attrs.field(default=1.0, validator=_number(0, 10, open_low=True))
+    frequency_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
+    presence_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
+    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=_bias)
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_optional_ids, validator=_check_ids)
+    bad_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
+    min_tokens: int = attrs.field(default=0, validator=_whole(0))
+    max_tokens: int | None = attrs.field(default=16, validator=_whole(1, optional=True))
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_strings)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
+    prompt_logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
+    seed: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1, optional=True))
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
+        if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.bad_token_ids):
+            _refuse("allowed_token_ids", self.allowed_token_ids, "a list that leaves at least one token to choose")
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is always chosen (temperature below 1e-5)."""
+        return self.temperature < 1e-5
+
+    def largest_token_id(self) -> int:
+        """Return the largest token id any field names, or -1; what a vocabulary check needs. Pure."""
+        ids = (*self.logit_bias, *(self.allowed_token_ids or ()), *self.bad_token_ids, *self.stop_token_ids)
+        return max(ids, default=-1)

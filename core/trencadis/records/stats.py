@@ -1,0 +1,58 @@
+"""What observers see."""
+
+from __future__ import annotations
+
+import attrs
+
+__all__ = ["StepStats"]
+
+
+@attrs.frozen(kw_only=True)
+class StepStats:
+    """One committed step. Counts are of this step unless they say total; durations are in seconds.
+
+    Attributes:
+        step: Number of the step.
+        now_s: Engine clock at commit.
+        num_running: Sequences that hold blocks and a row, after the step.
+        num_waiting: Sequences that wait, preempted ones included, after the step.
+        num_sequences: Sequences in the step.
+        num_scheduled_tokens: Tokens computed, padding left out.
+        num_padded_tokens: Token positions computed, padding included.
+        num_emitted_tokens: Output tokens committed.
+        num_preempted: Sequences that lost their blocks in this step's plan.
+        num_finished: Sequences that ended at this commit.
+        num_prompt_tokens_cached: Prompt tokens that admissions of this step took from the prefix cache.
+        num_prompt_tokens_admitted: Prompt tokens of the sequences admitted in this step.
+        num_recomputed_tokens: Tokens of this step that had been computed before a preemption.
+        num_draft_tokens: Drafts verified.
+        num_accepted_tokens: Drafts accepted.
+        num_free_blocks: Blocks with nothing in them, after the step.
+        num_cached_blocks: Unreferenced blocks kept for reuse, after the step.
+        num_used_blocks: Blocks held by sequences or transfers, after the step.
+        plan_s: Time to make the plan and the batch.
+        device_s: Time on the device, as the backend reports it.
+        commit_s: Time to commit.
+    """
+
+    step: int
+    now_s: float
+    num_running: int
+    num_waiting: int
+    num_sequences: int
+    num_scheduled_tokens: int
+    num_padded_tokens: int
+    num_emitted_tokens: int
+    num_preempted: int
+    num_finished: int
+    num_prompt_tokens_cached: int
+    num_prompt_tokens_admitted: int
+    num_recomputed_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    plan_s: float
+    device_s: float
+    commit_s: float
