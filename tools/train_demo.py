@@ -69,7 +69,7 @@ def _train_target(
 ) -> Trained:
     model = TARGET.build(vocab=len(tokenizer), end_id=int(tokenizer.eos_token_id))
     seconds = options.minutes * 60 * TARGET_SHARE
-    budget = Budget(steps=options.steps, seconds=seconds, learning_rate=2e-3, dropout=0.1)
+    budget = Budget(steps=options.steps, seconds=seconds, learning_rate=1.5e-3, dropout=0.15)
     return train(model, _source(corpus, tokenizer, options.seed), held_out, budget, log=_logger("target"))
 
 
@@ -82,7 +82,7 @@ def _train_draft(
 ) -> Trained:
     model = DRAFT.build(vocab=len(tokenizer), end_id=int(tokenizer.eos_token_id))
     seconds = options.minutes * 60 * (1.0 - TARGET_SHARE)
-    budget = Budget(steps=options.steps, seconds=seconds, learning_rate=4e-3, dropout=0.0, distil_from=0.3)
+    budget = Budget(steps=options.steps, seconds=seconds, learning_rate=3e-3, dropout=0.0, distil_from=0.3)
     source = _source(corpus, tokenizer, options.seed + 1)
     return train(model, source, held_out, budget, teacher=target.eval(), log=_logger("draft"))
 

@@ -82,7 +82,7 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out:
     stored.generation_config = GenerationConfig(eos_token_id=end_id, pad_token_id=end_id)
     stored.save_pretrained(fresh)
     tokenizer.save_pretrained(fresh)
-    _name_tokenizer_class(fresh / "tokenizer_config.json")
+    _use_settled_names(fresh / "tokenizer_config.json")
     for path in fresh.iterdir():
         # safetensors writes files only their owner can read; package data is for everyone.
         path.chmod(0o644)
@@ -93,9 +93,12 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _name_tokenizer_class(path: Path) -> None:
-    """Name the class every transformers release knows; 5.x writes a name that 4.x cannot load."""
+def _use_settled_names(path: Path) -> None:
+    """Write names that transformers 4.x and 5.x both read; 5.x has new ones for the tokens of chat turns."""
     settings = json.loads(path.read_text(encoding="utf-8"))
+    settings.pop("backend", None)
+    settings.pop("extra_special_tokens", None)
+    settings["additional_special_tokens"] = list(SPECIAL_TOKENS[1:])
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 

@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MAX_POSITIONS = 2048
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
 # Mostly short rows, which are cheap; a few long ones keep every position of the context window usable.
 ROW_LENGTHS = {256: 0.75, 512: 0.20, MAX_POSITIONS: 0.05}
 HELD_OUT_ROW = 512
 CHAT_SHARE = 0.15
-WARM_UP_STEPS = 100
+WARM_UP_STEPS = 200
 FINAL_LR_SHARE = 0.02
 
 

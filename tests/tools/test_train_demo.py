@@ -1,0 +1,133 @@
+"""The demo trainer on a made-up text, and the promises about the weights that ship with the package."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the demo models need torch")
+transformers = pytest.importorskip("transformers", reason="the demo models are loaded with transformers")
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "core" / "trencadis" / "demo"
+CORPUS = ROOT.parent / "shared" / "data" / "corpus"
+sys.path.insert(0, str(ROOT / "tools"))
+
+import train_demo  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
+from demo import corpus as demo_corpus  # noqa: E402
+from demo.training import held_out_loss  # noqa: E402
+
+LARGEST_TOTAL_BYTES = 15_000_000
+LOSS_TOLERANCE = 0.02
+STORY = "\n\n".join(f"The miller had {count} sacks of\nflour, and he counted them well-\nnigh twice." for count in range(60))
+PLAY = "\n\n".join(f"MILLER:\nHow many sacks, {count}?\n\nWIFE:\nOne more than {count}." for count in range(60))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the output of a two-step run on a story and a play of a few kilobytes."""
+    texts, out = tmp_path_factory.mktemp("texts"), tmp_path_factory.mktemp("demo")
+    (texts / "story.txt").write_text(STORY, encoding="utf-8")
+    (texts / "tinyshakespeare.txt").write_text(PLAY, encoding="utf-8")
+    threads = torch.get_num_threads()
+    train_demo.main(["--corpus", str(texts), "--out", str(out), "--steps", "2", "--seed", "1"])
+    torch.set_num_threads(threads)
+    return out
+
+
+def load(folder: Path) -> tuple["transformers.LlamaForCausalLM", "transformers.PreTrainedTokenizerFast"]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+class TestTrainer:
+    @pytest.mark.parametrize("name", ["target", "draft"])
+    def test_saved_model_has_tied_weights_and_the_tokenizers_vocabulary(self, trained: Path, name: str) -> None:
+        model, tokenizer = load(trained / name)
+        assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+        assert model.config.vocab_size == len(tokenizer)
+
+    @pytest.mark.parametrize("name", ["target", "draft"])
+    def test_end_token_is_known_to_model_generation_and_tokenizer(self, trained: Path, name: str) -> None:
+        model, tokenizer = load(trained / name)
+        end = tokenizer.convert_tokens_to_ids("<|end|>")
+        found = (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id)
+        assert found == (end, end, end)
+        assert tokenizer.pad_token_id == end
+
+    def test_prompt_gets_no_token_it_did_not_ask_for(self, trained: Path) -> None:
+        _, tokenizer = load(trained / "target")
+        assert tokenizer.decode(tokenizer.encode("The miller")) == "The miller"
+
+    def test_any_unicode_text_survives_the_tokenizer(self, trained: Path) -> None:
+        _, tokenizer = load(trained / "target")
+        text = " Trencadís \U0001f9e9 大\n\n\ttail "
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    def test_chat_template_closes_turns_and_opens_the_reply(self, trained: Path) -> None:
+        _, tokenizer = load(trained / "target")
+        turns = [{"role": "system", "content": "You are Wife."}, {"role": "user", "content": " How many? "}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        assert text == "<|system|>You are Wife.<|end|><|user|>How many?<|end|><|assistant|>"
+
+    def test_training_chats_are_written_as_the_chat_template_writes_them(self, trained: Path) -> None:
+        _, tokenizer = load(trained / "target")
+        learnt = demo_corpus.render_chat([("MILLER", "How many?"), ("WIFE", "Two.")], with_system=True)
+        turns = [("system", "You are Wife."), ("user", "How many?"), ("assistant", "Two.")]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        assert learnt + demo_corpus.END == tokenizer.apply_chat_template(messages, tokenize=False)
+
+    def test_run_on_same_seed_names_its_measures_in_the_card(self, trained: Path) -> None:
+        target, draft = stated_losses(trained / "README.md")
+        assert 0.0 < target < 10.0
+        assert 0.0 < draft < 10.0
+
+
+class TestCorpus:
+    def test_held_out_text_is_the_end_and_never_trained_on(self) -> None:
+        kept, held_out = demo_corpus.split_held_out([f"{number:04}" for number in range(100)])
+        assert [*kept, *held_out] == [f"{number:04}" for number in range(100)]
+        assert len(held_out) == 5
+
+    def test_hard_wrapped_prose_becomes_one_line_a_paragraph(self) -> None:
+        text = "It was well-\nnigh  dark,\nand--\nlate.\n\n          A verse\n          of two lines\n"
+        assert demo_corpus.clean_prose(text) == ["It was well-nigh dark, and--late.", "A verse\nof two lines"]
+
+    def test_folder_without_text_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="no .txt file"):
+            demo_corpus.load_corpus(tmp_path, seed=0)
+
+
+class TestShippedModels:
+    def test_all_files_together_stay_under_fifteen_megabytes(self) -> None:
+        total = sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file())
+        assert 0 < total <= LARGEST_TOTAL_BYTES
+
+    @pytest.mark.parametrize("name", ["target", "draft"])
+    def test_model_loads_without_a_network_and_continues_a_prompt(self, name: str) -> None:
+        model, tokenizer = load(DEMO / name)
+        ids = torch.tensor([tokenizer.encode("The old man looked at the sea and")])
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+        words = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        assert re.search(r"[a-z]{2}", words)
+
+    def test_draft_shares_the_targets_tokenizer(self) -> None:
+        pair = [(DEMO / name / "tokenizer.json").read_bytes() for name in ("target", "draft")]
+        assert pair[0] == pair[1]
+
+    @pytest.mark.skipif(not CORPUS.is_dir(), reason="the training texts are not on this machine")
+    @pytest.mark.parametrize(("name", "column"), [("target", 0), ("draft", 1)])
+    def test_held_out_loss_is_what_the_card_says(self, name: str, column: int) -> None:
+        model, tokenizer = load(DEMO / name)
+        texts = demo_corpus.load_corpus(CORPUS, seed=0).held_out.values()
+        ids = [[token for text in passages for token in tokenizer.encode(text + "<|end|>")] for passages in texts]
+        measured = held_out_loss(model.float(), ids, fast=False).per_token
+        assert measured == pytest.approx(stated_losses(DEMO / "README.md")[column], abs=LOSS_TOLERANCE)
+
+
+def stated_losses(card: Path) -> tuple[float, float]:
+    """Return the held-out losses of target and draft from a model card, nats per token."""
+    row = re.search(r"\| held-out loss, nats per token \| ([\d.]+) \| ([\d.]+) \|", card.read_text(encoding="utf-8"))
+    assert row is not None, f"{card} states no held-out loss"
+    return float(row[1]), float(row[2])
