@@ -1,0 +1,176 @@
+"""From waiting to running: prefix hits, loads, blocks and a row.
+
+A sequence is admitted only if all its known tokens get a block, so that a prefill once begun never lacks one.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.sequence import Sequence
+from trencadis.engine.state import EngineState
+from trencadis.interfaces import Lookup, SchedulerView
+from trencadis.records import Int32Array
+
+__all__ = ["Admission"]
+
+
+class _Outcome(enum.Enum):
+    ADMITTED = "admitted"
+    SKIPPED = "skipped"  # this one cannot run now; try the next
+    FULL = "full"  # no blocks: nobody behind may overtake
+
+
+class Admission:
+    """Admits waiting sequences in the policy's order.
+
+    Args:
+        state: The engine's state.
+        policy: The guarded scheduling policy.
+        max_wait_s: Sequences that waited longer come first, oldest first.
+        watermark_ratio: Share of all blocks kept free for decodes while others run. Source: vLLM's first scheduler.
+    """
+
+    def __init__(
+        self, state: EngineState, policy: GuardedScheduling, *, max_wait_s: float, watermark_ratio: float = 0.01
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._max_wait_s = max_wait_s
+        self._watermark = int(state.blocks.num_blocks * watermark_ratio)
+        self._watermark_used = 0
+        self.admitted: list[int] = []
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._chunk = 0
+
+    def begin(self) -> None:
+        """Forget the last plan's admissions."""
+        self.admitted = []
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+
+    def admit(self, view: SchedulerView, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
+        """Admit while tokens, rows and blocks last; returns slots and their first chunks."""
+        state = self._state
+        chunks: list[int] = []
+        if not state.rows.num_free:
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        for slot in self._aged(view, self._policy.order(view)).tolist():
+            if token_budget <= 0 or not state.rows.num_free:
+                break
+            outcome = self._try(state.table.sequence(slot), view, token_budget)
+            if outcome is _Outcome.FULL:
+                break
+            if outcome is _Outcome.ADMITTED:
+                token_budget -= self._chunk
+                chunks.append(self._chunk)
+        return np.array(self.admitted, np.int32), np.array(chunks, np.int32)
+
+    def admit_alone(self, slot: int, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
+        """Admit one sequence without asking the policy, if it can be admitted."""
+        if not self._state.rows.num_free:
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        outcome = self._try(self._state.table.sequence(slot), None, token_budget)
+        count = [self._chunk] if outcome is _Outcome.ADMITTED else []
+        return np.array(self.admitted, np.int32), np.array(count, np.int32)
+
+    def reclaim(self) -> bool:
+        """Take back blocks that sequences hold which do not run: the youngest load first. False if there are none."""
+        state = self._state
+        for slot in state.waiting.slots[::-1].tolist():
+            sequence = state.table.sequence(slot)
+            if sequence.loaded_blocks is not None:
+                state.drop_loaded(sequence)
+                return True
+        parked = state.transfers.youngest_parked()
+        if parked is None:
+            return False
+        available = state.blocks.num_available
+        state.transfers.cancel(parked, state.blocks)
+        state.unpark(parked)
+        return state.blocks.num_available > available
+
+    def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
+        """Move sequences that waited too long to the front, oldest first."""
+        arrivals = view.arrival_s[order]
+        starved = view.now_s - arrivals > self._max_wait_s
+        if not starved.any():
+            return order
+        old = order[starved]
+        return np.concatenate([old[np.argsort(view.arrival_s[old], kind="stable")], order[~starved]])
+
+    def _try(self, sequence: Sequence, view: SchedulerView | None, token_budget: int) -> _Outcome:
+        state, table, slot = self._state, self._state.table, sequence.slot
+        num_tokens = int(table.num_tokens[slot])
+        if num_tokens > table.num_known_tokens[slot]:
+            return _Outcome.SKIPPED  # its last token is still in flight
+        hit = self._hit(sequence, num_tokens)
+        if sequence.loaded_blocks is None and sequence.block_hashes:
+            found = state.transfers.lookup(sequence, num_local_tokens=len(hit) * state.block_size)
+            if found.pending:
+                return _Outcome.SKIPPED
+            num_found = min(found.num_tokens // state.block_size, len(sequence.block_hashes))
+            if num_found > len(hit):
+                return self._park(sequence, found, hit, num_found)
+        num_blocks = -(-num_tokens // state.block_size)
+        if not self._fits(num_blocks - len(hit), hit if sequence.loaded_blocks is None else []):
+            return _Outcome.FULL
+        num_computed = len(hit) * state.block_size
+        remaining = num_tokens - num_computed
+        self._chunk = (
+            min(remaining, token_budget)
+            if view is None
+            else self._policy.chunk(view, slot=slot, num_remaining=remaining, token_budget=token_budget)
+        )
+        if not self._chunk:
+            return _Outcome.SKIPPED
+        self._take(sequence, hit, num_blocks - len(hit), num_computed)
+        return _Outcome.ADMITTED
+
+    def _take(self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int) -> None:
+        state = self._state
+        if sequence.loaded_blocks is None and hit:
+            state.blocks.acquire(hit, now_s=state.clock.now_s())
+        sequence.loaded_blocks = None  # its references pass to the block table
+        blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_new)])
+        if sequence.num_cached_tokens < 0:
+            self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
+            self.num_cached_tokens += num_computed
+        state.admit(sequence, blocks=blocks, num_computed=num_computed)
+        self.admitted.append(sequence.slot)
+
+    def _hit(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        """Return the blocks whose content need not be computed; at least one token always is."""
+        state = self._state
+        if sequence.loaded_blocks is not None:
+            return [int(block) for block in sequence.loaded_blocks]
+        if sequence.request.params.prompt_logprobs is not None:
+            return []  # every prompt token needs its logits
+        if state.prefix_caching or state.transfers.has_connector:
+            most = (num_tokens - 1) // state.block_size
+            salt = sequence.request.cache_salt
+            state.hasher.extend(sequence.block_hashes, sequence.tokens, num_blocks=most, salt=salt)
+            if state.prefix_caching:
+                return state.blocks.longest_hit(sequence.block_hashes[:most])
+        return []
+
+    def _fits(self, num_new: int, hit: list[int]) -> bool:
+        state = self._state
+        reserve = self._watermark if state.running.size else 0
+        return num_new + state.blocks.num_unreferenced(hit) + reserve <= state.blocks.num_available
+
+    def _park(self, sequence: Sequence, found: Lookup, hit: list[int], num_blocks: int) -> _Outcome:
+        state = self._state
+        if not self._fits(num_blocks - len(hit), hit):
+            sequence.looked_up = False
+            return _Outcome.FULL
+        now_s = state.clock.now_s()
+        state.park(sequence)
+        if hit:
+            state.blocks.acquire(hit, now_s=now_s)
+        blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
+        state.transfers.park(sequence, found, blocks=blocks, num_local_blocks=len(hit), now_s=now_s)
+        return _Outcome.SKIPPED

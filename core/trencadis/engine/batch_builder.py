@@ -1,0 +1,41 @@
+"""Plan and passes in, batch out: the deltas that bring the device's rows up to date."""
+
+from __future__ import annotations
+
+from trencadis.engine.passes import PassPlanner
+from trencadis.engine.state import EngineState
+from trencadis.records import Batch, Plan
+
+__all__ = ["BatchBuilder"]
+
+
+class BatchBuilder:
+    """Builds batches for one engine.
+
+    Args:
+        state: The engine's state; its log of row starts and table writes is drained.
+        passes: Splits plans.
+    """
+
+    def __init__(self, state: EngineState, passes: PassPlanner) -> None:
+        self._state = state
+        self._passes = passes
+
+    def build(self, plan: Plan) -> Batch:
+        """Return the batch of a plan.
+
+        Raises:
+            StepFailedError: The bucketing strategy failed and there is no fallback.
+        """
+        state = self._state
+        passes = self._passes.passes(plan, state.rows.block_tables)
+        row_starts, state.row_starts = tuple(state.row_starts), []
+        return Batch(
+            step=plan.step,
+            num_sequences=plan.num_sequences,
+            row_starts=row_starts,
+            table_writes=state.rows.take_writes(),
+            passes=passes,
+            drafts=plan.drafts,
+            connector_message=plan.connector_message,
+        )

@@ -1,0 +1,247 @@
+"""What a finished step changes: tokens become known, sequences end, full blocks become findable."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trencadis.engine.sequence import Sequence, SequenceState
+from trencadis.engine.state import EngineState
+from trencadis.records import (
+    BoolArray,
+    FinishedSequence,
+    FinishReason,
+    Int32Array,
+    Int64Array,
+    Plan,
+    StepOutput,
+    TokenDeltas,
+    TokenLogprobs,
+)
+
+__all__ = ["Committer"]
+
+_EMPTY = np.empty(0, np.int32)
+
+
+class Committer:
+    """Applies step outputs to the state of one engine.
+
+    Args:
+        state: The engine's state; changed by :meth:`commit`.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._eos = np.array(sorted(state.eos_token_ids), np.int32)
+        self.num_accepted = 0
+
+    def commit(self, plan: Plan, output: StepOutput) -> TokenDeltas:
+        """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
+        state, table = self._state, self._state.table
+        self.num_accepted = 0
+        state.transfers.apply(output.connector_report, state)
+        resident = table.epoch[plan.slots] == plan.epochs
+        orphans = () if resident.all() else self._adopt_orphans(plan, output, resident)
+        emits = resident & (output.num_emitted > 0)
+        if plan.drafts is None and emits.all():
+            slots, token_ids = plan.slots, output.token_ids
+            counts = output.num_emitted
+        elif plan.drafts is None:
+            slots, counts = plan.slots[emits], output.num_emitted[emits]
+            token_ids = output.token_ids[np.repeat(emits, output.num_emitted)]
+        else:
+            slots, counts, token_ids = self._accept_drafts(plan, output, emits)
+        self._append(slots, counts, token_ids)
+        self._register_blocks(plan, output, resident)
+        finished = self._finish_ended(slots, counts, token_ids)
+        return TokenDeltas(
+            slots=slots,
+            num_tokens=counts,
+            token_ids=token_ids,
+            finished=(*orphans, *finished),
+            logprobs=self._logprobs(plan, output, slots, counts) if output.logprobs else (),
+            prompt_logprobs=self._prompt_logprobs(plan, output, resident) if output.prompt_logprobs else (),
+        )
+
+    # ------------------------------------------------------------------------------------------------ tokens
+
+    def _append(self, slots: Int32Array, counts: Int32Array, token_ids: Int32Array) -> None:
+        """Write new tokens behind the known ones."""
+        state, table = self._state, self._state.table
+        if not slots.size:
+            return
+        known = table.num_known_tokens[slots]
+        rows = table.row[slots]
+        if len(token_ids) == len(slots):
+            state.rows.tokens[rows, known] = token_ids
+        else:
+            offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+            state.rows.tokens[np.repeat(rows, counts), np.repeat(known, counts) + offsets] = token_ids
+        table.num_known_tokens[slots] = known + counts
+        first = known == table.num_prompt_tokens[slots]
+        if first.any():
+            now_s = state.clock.now_s()
+            for slot in slots[first].tolist():
+                table.sequence(slot).first_token_s = now_s
+
+    def _finish_ended(self, slots: Int32Array, counts: Int32Array, token_ids: Int32Array) -> list[FinishedSequence]:
+        """Finish every sequence whose newest token is its last."""
+        if not slots.size:
+            return []
+        table = self._state.table
+        last = token_ids if len(token_ids) == len(slots) else token_ids[np.cumsum(counts) - 1]
+        ended = self._ended(slots, last)
+        if not ended.any():
+            return []
+        return [self._finish(table.sequence(slot), int(token)) for slot, token in zip(
+            slots[ended].tolist(), last[ended].tolist(), strict=True
+        )]
+
+    def _ended(self, slots: Int32Array, last: Int32Array) -> BoolArray:
+        """True where the newest token ends the sequence."""
+        table = self._state.table
+        known = table.num_known_tokens[slots]
+        at_stop = self._is_eos(last) & table.checks_eos[slots]
+        own = table.checks_own_stops[slots]
+        if own.any():
+            for i in np.flatnonzero(own).tolist():
+                at_stop[i] |= int(last[i]) in table.sequence(int(slots[i])).stop_token_ids
+        ended: BoolArray = (known >= table.max_total_tokens[slots]) | (at_stop & (known >= table.min_total_tokens[slots]))
+        return ended
+
+    def _is_eos(self, token_ids: Int32Array) -> BoolArray:
+        hits = np.zeros(len(token_ids), np.bool_)
+        for eos in self._eos.tolist():
+            hits |= token_ids == eos
+        return hits
+
+    def _finish(self, sequence: Sequence, last: int) -> FinishedSequence:
+        by_token = last in sequence.stop_token_ids
+        return self._state.finish(
+            sequence,
+            FinishReason.STOP if by_token else FinishReason.LENGTH,
+            stop_token_id=last if by_token else None,
+        )
+
+    # ------------------------------------------------------------------------------------------------ drafts
+
+    def _accept_drafts(
+        self, plan: Plan, output: StepOutput, emits: BoolArray
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Cut accepted runs at the first end, and take back the tokens that were computed in vain."""
+        table = self._state.table
+        assert plan.drafts is not None, "only called with drafts"
+        self.num_accepted = int((output.num_emitted - 1)[emits & (plan.drafts.num_drafts > 0)].sum())
+        firsts = np.cumsum(output.num_emitted) - output.num_emitted
+        slots, counts, parts = plan.slots[emits], [], []
+        for i in np.flatnonzero(emits).tolist():
+            slot = int(plan.slots[i])
+            run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
+            run = run[: self._first_end(table.sequence(slot), run)]
+            counts.append(len(run))
+            parts.append(run)
+            if plan.drafts.num_drafts[i]:
+                # The first scheduled token and the accepted drafts have valid KV; rejected ones are computed again.
+                table.num_computed_tokens[slot] = int(plan.starts[i]) + len(run)
+            table.num_tokens[slot] = table.num_known_tokens[slot] + len(run)
+        tokens = np.concatenate(parts) if parts else _EMPTY
+        return slots, np.array(counts, np.int32), tokens
+
+    def _first_end(self, sequence: Sequence, run: Int32Array) -> int:
+        """Return how many tokens of ``run`` count: up to and with the first that ends the sequence."""
+        table, slot = self._state.table, sequence.slot
+        known = int(table.num_known_tokens[slot])
+        for i, token in enumerate(run.tolist()):
+            total = known + i + 1
+            stops = token in sequence.stop_token_ids and total >= table.min_total_tokens[slot]
+            if stops or total >= table.max_total_tokens[slot]:
+                return i + 1
+        return len(run)
+
+    # ----------------------------------------------------------------------------------------------- orphans
+
+    def _adopt_orphans(self, plan: Plan, output: StepOutput, resident: BoolArray) -> list[FinishedSequence]:
+        """Give a token that was in flight when its sequence was preempted to the sequence, which waits."""
+        table = self._state.table
+        firsts = np.cumsum(output.num_emitted) - output.num_emitted
+        finished: list[FinishedSequence] = []
+        for i in np.flatnonzero(~resident).tolist():
+            sequence = table.sequences[int(plan.slots[i])]
+            if sequence is None or sequence.orphan_epoch != plan.epochs[i]:
+                continue
+            sequence.orphan_epoch = -1
+            run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
+            sequence.tokens = np.concatenate([sequence.tokens, run])
+            table.num_known_tokens[sequence.slot] = len(sequence.tokens)
+            if sequence.first_token_s is None:
+                sequence.first_token_s = self._state.clock.now_s()
+            if run.size and self._ended(np.array([sequence.slot], np.int32), run[-1:])[0]:
+                finished.append(self._finish(sequence, int(run[-1])))
+        return finished
+
+    # ------------------------------------------------------------------------------------------------ blocks
+
+    def _register_blocks(self, plan: Plan, output: StepOutput, resident: BoolArray) -> None:
+        """Make blocks findable that the step filled with committed tokens."""
+        state, table = self._state, self._state.table
+        if not (state.prefix_caching or state.transfers.has_connector) or not plan.slots.size:
+            return
+        ends = plan.starts + plan.num_scheduled
+        if plan.drafts is not None:
+            drafts = plan.drafts.num_drafts
+            ends = np.where(drafts > 0, plan.starts + output.num_emitted, ends)
+        full = ends // state.block_size
+        grown = resident & (full > table.num_hashed_blocks[plan.slots])
+        if grown.any():
+            self._register(plan.slots[grown], full[grown])
+
+    def _register(self, slots: Int32Array, full: Int32Array | Int64Array) -> None:
+        state, table = self._state, self._state.table
+        for slot, num_blocks in zip(slots.tolist(), full.tolist(), strict=True):
+            sequence = table.sequence(slot)
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            tokens = state.rows.tokens[table.row[slot]]
+            salt = sequence.request.cache_salt
+            state.hasher.extend(sequence.block_hashes, tokens, num_blocks=num_blocks, salt=salt)
+            first = int(table.num_hashed_blocks[slot])
+            blocks = state.blocks_of(sequence)[first:num_blocks].tolist()
+            hashes = sequence.block_hashes[first:num_blocks]
+            if state.prefix_caching:
+                for i, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
+                    state.blocks.register(block, block_hash, depth=first + i)
+            state.transfers.computed(blocks, hashes)
+            table.num_hashed_blocks[slot] = num_blocks
+
+    # ---------------------------------------------------------------------------------------------- logprobs
+
+    def _logprobs(
+        self, plan: Plan, output: StepOutput, slots: Int32Array, counts: Int32Array
+    ) -> tuple[TokenLogprobs, ...]:
+        """Re-index log-probabilities from the plan to the deltas; those of dropped tokens go."""
+        place = {slot: i for i, slot in enumerate(slots.tolist())}
+        kept: list[TokenLogprobs] = []
+        taken = dict.fromkeys(place.values(), 0)
+        for entry in output.logprobs:
+            index = place.get(int(plan.slots[entry.index]), -1)
+            if index >= 0 and taken[index] < counts[index]:
+                taken[index] += 1
+                kept.append(_moved(entry, index))
+        return tuple(kept)
+
+    def _prompt_logprobs(self, plan: Plan, output: StepOutput, resident: BoolArray) -> tuple[TokenLogprobs, ...]:
+        return tuple(
+            _moved(entry, int(plan.slots[entry.index])) for entry in output.prompt_logprobs if resident[entry.index]
+        )
+
+
+def _moved(entry: TokenLogprobs, index: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        index=index,
+        position=entry.position,
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )

@@ -1,0 +1,346 @@
+"""The engine: add, step, abort.
+
+    plan n+1 ──▶ submit ──▶ wait for step n ──▶ commit n
+        ▲                                         │
+        └─────────────────────────────────────────┘
+
+With ``depth`` 2 step n+1 is planned and submitted while step n runs; with depth 1 nothing overlaps. The code is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from trencadis.clock import Clock
+from trencadis.engine.batch_builder import BatchBuilder
+from trencadis.engine.committer import Committer
+from trencadis.engine.drafting import Drafting
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.observers import Observers
+from trencadis.engine.recovery import Recovery
+from trencadis.engine.scheduler import Scheduler
+from trencadis.engine.state import EngineState
+from trencadis.engine.totals import EngineTotals
+from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
+from trencadis.interfaces import Executor, PendingStep
+from trencadis.records import (
+    FinishedSequence,
+    FinishReason,
+    ModelFacts,
+    Plan,
+    Request,
+    StepOutput,
+    StepStats,
+    TokenDeltas,
+)
+
+__all__ = ["Engine"]
+
+_EMPTY = np.empty(0, np.int32)
+
+
+class Engine:
+    """Continuous batching over one executor. All methods are called from one thread.
+
+    Made by :func:`trencadis.engine.build.build_engine`.
+
+    Attributes:
+        model: The loaded model.
+        max_model_len: Longest sequence, tokens.
+        plan_hash: Hash of the resolved plugins, versions and options.
+        totals: Counters since the start.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: EngineState,
+        policy: GuardedScheduling,
+        scheduler: Scheduler,
+        builder: BatchBuilder,
+        executor: Executor,
+        observers: Observers,
+        drafting: Drafting,
+        model: ModelFacts,
+        depth: int,
+        plan_hash: str,
+    ) -> None:
+        self.model = model
+        self.plan_hash = plan_hash
+        self.totals = EngineTotals()
+        self.max_model_len = state.max_model_len
+        self._state = state
+        self._policy = policy
+        self._scheduler = scheduler
+        self._builder = builder
+        self._executor = executor
+        self._observers = observers
+        self._drafting = drafting
+        self._committer = Committer(state)
+        self._recovery = Recovery(state, scheduler)
+        self._depth = depth
+        self._clock: Clock = state.clock
+        self._in_flight: deque[tuple[Plan, PendingStep, float]] = deque()
+        self._ended: list[FinishedSequence] = []
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def add(self, request: Request) -> int:
+        """Queue a request; returns the slot of its sequence.
+
+        Raises:
+            PromptTooLongError: The prompt leaves no room for one output token.
+            InvalidRequestError: An empty prompt, a token id outside the vocabulary, or an id that is live.
+            RequestRefusedError: The policy's admission control said no.
+        """
+        self._check(request)
+        state = self._state
+        refusal = self._policy.admit(
+            request, num_waiting=len(state.waiting), num_waiting_tokens=state.num_waiting_tokens
+        )
+        if refusal:
+            raise RequestRefusedError(f"request {request.request_id!r} was refused: {refusal}.")
+        return state.add(request).slot
+
+    def abort(self, request_id: str) -> FinishedSequence | None:
+        """End a request at once, whatever its state; None if there is no such request."""
+        return self._end(request_id, FinishReason.ABORT)
+
+    def stop(self, request_id: str) -> FinishedSequence | None:
+        """End a request because its text is complete (a stop string); None if there is no such request."""
+        return self._end(request_id, FinishReason.STOP)
+
+    @property
+    def has_work(self) -> bool:
+        """True while a step can change anything."""
+        return bool(self._in_flight or self._ended or self._state.slot_of or self._state.transfers.is_active)
+
+    @property
+    def is_stalled(self) -> bool:
+        """True if sequences only wait for transfers: stepping at once would be busy waiting."""
+        state = self._state
+        return not self._in_flight and not state.running.size and not len(state.waiting) and state.transfers.is_active
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a row."""
+        return len(self._state.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait, those parked for a load included."""
+        return len(self._state.waiting) + self._state.transfers.num_parked
+
+    # --------------------------------------------------------------------------------------------------- steps
+
+    def step(self) -> TokenDeltas:
+        """Submit what can be submitted, wait for the oldest step in flight, and commit it.
+
+        Returns:
+            New tokens and finished sequences; empty if there was nothing to do.
+
+        Raises:
+            InternalError: An invariant does not hold.
+        """
+        while len(self._in_flight) < self._depth and self._submit_next():
+            pass
+        if not self._in_flight:
+            return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
+        plan, pending, plan_s = self._in_flight.popleft()
+        try:
+            output = pending.wait()
+        except Exception as error:
+            self._fail(plan, error)
+            return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
+        start_s = self._clock.now_s()
+        deltas = self._committer.commit(plan, output)
+        self._recovery.step_done(plan)
+        self._drafting.verified(plan, output)
+        deltas = self._with_ended(deltas)
+        self._count(plan, output, deltas, plan_s=plan_s, commit_s=self._clock.now_s() - start_s)
+        return deltas
+
+    def close(self) -> None:
+        """End every request, close observers and the executor; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for request_id in list(self._state.slot_of):
+            self.abort(request_id)
+        while self._in_flight:
+            self._drain_one()
+        self._observers.close()
+        self._executor.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _submit_next(self) -> bool:
+        """Plan and submit one step; False if there is nothing to run."""
+        if self._scheduler.solo and self._in_flight:
+            return False  # suspects run one step at a time
+        start_s = self._clock.now_s()
+        try:
+            drafts, draft_slots = self._drafting.propose()
+            plan = self._scheduler.plan(drafts, draft_slots)
+        except StepFailedError as error:
+            self._fail_everything(error)
+            return False
+        finally:
+            self._ended.extend(self._scheduler.failed)
+            self._scheduler.failed.clear()
+        if plan is None:
+            return False
+        try:
+            batch = self._builder.build(plan)
+        except StepFailedError as error:
+            self._fail_everything(error)
+            return False
+        pending = self._executor.submit(batch)
+        plan_s = self._clock.now_s() - start_s
+        totals, admission = self.totals, self._scheduler.admission
+        totals.num_prompt_tokens_admitted += admission.num_prompt_tokens
+        totals.num_prompt_tokens_cached += admission.num_cached_tokens
+        totals.num_recomputed_tokens += self._scheduler.num_recomputed_tokens
+        totals.num_preempted += len(plan.preempted)
+        self._in_flight.append((plan, pending, plan_s))
+        return True
+
+    def _check(self, request: Request) -> None:
+        state, prompt = self._state, request.prompt_token_ids
+        name = f"request {request.request_id!r}"
+        if request.request_id in state.slot_of:
+            raise InvalidRequestError(f"{name} is live already.", hint="Choose another request id.")
+        if not prompt:
+            raise InvalidRequestError(f"{name} has an empty prompt.", hint="Give at least one token.")
+        if len(prompt) >= self.max_model_len:
+            raise PromptTooLongError(
+                f"{name}: the prompt has {len(prompt)} tokens; with room for one output token the limit is "
+                f"{self.max_model_len - 1} (model.max_model_len = {self.max_model_len}).",
+                hint="Shorten the prompt, or raise model.max_model_len if the model allows it.",
+            )
+        vocab_size = self.model.vocab_size
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequestError(
+                f"{name}: token id {wrong} in the prompt is outside the vocabulary, 0 to {vocab_size - 1}.",
+                hint="Use the model's own tokenizer.",
+            )
+        if request.params.largest_token_id() >= vocab_size:
+            raise InvalidRequestError(
+                f"{name}: token id {request.params.largest_token_id()} in the sampling parameters is outside the "
+                f"vocabulary, 0 to {vocab_size - 1}."
+            )
+
+    def _end(self, request_id: str, reason: FinishReason) -> FinishedSequence | None:
+        slot = self._state.slot_of.get(request_id)
+        if slot is None:
+            return None
+        sequence = self._state.table.sequence(slot)
+        tenant = int(self._state.table.tenant[slot])
+        finished = self._state.finish(sequence, reason)
+        self._announce(finished, tenant)
+        return finished
+
+    def _with_ended(self, deltas: TokenDeltas) -> TokenDeltas:
+        """Add sequences that ended outside a commit, and announce all that ended."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            deltas = TokenDeltas(
+                slots=deltas.slots,
+                num_tokens=deltas.num_tokens,
+                token_ids=deltas.token_ids,
+                finished=(*deltas.finished, *ended),
+                logprobs=deltas.logprobs,
+                prompt_logprobs=deltas.prompt_logprobs,
+            )
+        for finished in deltas.finished:
+            self._announce(finished, int(self._state.table.tenant[finished.slot]))
+        return deltas
+
+    def _announce(self, finished: FinishedSequence, tenant: int) -> None:
+        self.totals.num_finished += 1
+        self._recovery.left(finished.slot)
+        self._drafting.finished(finished.slot)
+        try:
+            self._policy.on_finished(
+                slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids)
+            )
+        except StepFailedError as error:
+            self._fail_everything(error)
+        if self._observers:
+            self._observers.on_request(finished)
+
+    # ------------------------------------------------------------------------------------------------ failures
+
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        self.totals.num_failed_steps += 1
+        dropped = []
+        while self._in_flight:
+            dropped.append(self._drain_one())
+        self._ended.extend(self._recovery.step_failed(plan, dropped, error))
+
+    def _fail_everything(self, error: StepFailedError) -> None:
+        """End every live request: without a working strategy no step can be made."""
+        self.totals.num_failed_steps += 1
+        while self._in_flight:
+            self._drain_one()
+        state = self._state
+        for slot in list(state.slot_of.values()):
+            self._ended.append(state.finish(state.table.sequence(slot), FinishReason.ERROR, error=str(error)))
+        state.row_starts.clear()
+
+    def _drain_one(self) -> Plan:
+        plan, pending, _ = self._in_flight.popleft()
+        try:
+            output = pending.wait()
+        except Exception:  # the first failure is the one that is reported
+            return plan
+        self._state.transfers.apply(output.connector_report, self._state)
+        return plan
+
+    def _count(self, plan: Plan, output: StepOutput, deltas: TokenDeltas, *, plan_s: float, commit_s: float) -> None:
+        totals, state = self.totals, self._state
+        num_tokens = plan.num_tokens
+        num_drafts = 0 if plan.drafts is None else int(plan.drafts.num_drafts.sum())
+        totals.num_steps += 1
+        totals.num_scheduled_tokens += num_tokens
+        totals.num_padded_tokens += output.num_padded_tokens
+        totals.num_emitted_tokens += len(deltas.token_ids)
+        totals.num_draft_tokens += num_drafts
+        totals.num_accepted_tokens += self._committer.num_accepted
+        totals.plan_s += plan_s
+        totals.commit_s += commit_s
+        totals.device_s += output.device_s
+        totals.num_observer_failures = self._observers.num_failures
+        if not self._observers:
+            return
+        admission, blocks = self._scheduler.admission, state.blocks
+        self._observers.on_step(
+            StepStats(
+                step=plan.step,
+                now_s=self._clock.now_s(),
+                num_running=len(state.running),
+                num_waiting=self.num_waiting,
+                num_sequences=plan.num_sequences,
+                num_scheduled_tokens=num_tokens,
+                num_padded_tokens=output.num_padded_tokens,
+                num_emitted_tokens=len(deltas.token_ids),
+                num_preempted=len(plan.preempted),
+                num_finished=len(deltas.finished),
+                num_prompt_tokens_cached=admission.num_cached_tokens,
+                num_prompt_tokens_admitted=admission.num_prompt_tokens,
+                num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
+                num_draft_tokens=num_drafts,
+                num_accepted_tokens=self._committer.num_accepted,
+                num_free_blocks=blocks.num_free,
+                num_cached_blocks=blocks.num_cached,
+                num_used_blocks=blocks.num_used,
+                plan_s=plan_s,
+                device_s=output.device_s,
+                commit_s=commit_s,
+            )
+        )

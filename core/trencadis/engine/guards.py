@@ -1,0 +1,190 @@
+"""Strategies, guarded: what they return is checked, what they raise is contained.
+
+A strategy that raises or breaks its contract in a step is quarantined: the configured fallback takes its place, loudly and for
+good. Without a fallback the step fails, and the error names the component.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from trencadis.errors import ContractError, StepFailedError
+from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.records import Bucket, Int32Array, Request, Shape
+
+__all__ = ["Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling"]
+
+logger = logging.getLogger("trencadis.engine")
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Guarded(Generic[S]):
+    """One strategy and its fallback.
+
+    Args:
+        label: Names the component and its distribution in messages.
+        strategy: The chosen one.
+        make_fallback: Makes the fallback; None if the config names none.
+    """
+
+    def __init__(self, label: str, strategy: S, make_fallback: Callable[[], S] | None = None) -> None:
+        self.label = label
+        self.strategy = strategy
+        self.num_quarantined = 0
+        self._make_fallback = make_fallback
+
+    def quarantine(self, cause: Exception) -> None:
+        """Put the fallback in the strategy's place.
+
+        Raises:
+            StepFailedError: There is none, or the fallback itself failed.
+        """
+        if self._make_fallback is None:
+            raise StepFailedError(
+                f"{self.label} raised {type(cause).__name__}: {cause}.",
+                hint="Mend or replace the component, or name a fallback in its config table.",
+            ) from cause
+        logger.error("%s raised %s: %s; its fallback takes over.", self.label, type(cause).__name__, cause, exc_info=cause)
+        self.strategy = self._make_fallback()
+        self.label = f"fallback of {self.label}"
+        self._make_fallback = None
+        self.num_quarantined += 1
+
+    def guarded(self, call: Callable[[S], T], check: Callable[[T], str] | None = None) -> T:
+        """Call the strategy and check its answer; on failure quarantine it and ask the fallback."""
+        while True:
+            try:
+                answer = call(self.strategy)
+                fault = check(answer) if check is not None else ""
+                if fault:
+                    raise ContractError(fault)
+            except Exception as error:
+                self.quarantine(error)
+            else:
+                return answer
+
+
+class GuardedScheduling(Guarded[SchedulingPolicy]):
+    """A scheduling policy whose answers are legal."""
+
+    def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        """Return why the request is refused, or an empty string."""
+        return self.guarded(
+            lambda policy: policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
+        )
+
+    def order(self, view: SchedulerView) -> Int32Array:
+        """Return a permutation of ``view.waiting``."""
+
+        def check(order: Int32Array) -> str:
+            if order is view.waiting or np.array_equal(np.sort(order), np.sort(view.waiting)):
+                return ""
+            return f"order() returned {np.asarray(order).tolist()}, no permutation of {view.waiting.tolist()}"
+
+        return self.guarded(lambda policy: policy.order(view), check)
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        """Return budgets of 0 or more."""
+
+        def check(split: TokenSplit) -> str:
+            return "" if split.decode >= 0 and split.prefill >= 0 else f"split() returned {split}: negative"
+
+        return self.guarded(lambda policy: policy.split(view, token_budget=token_budget), check)
+
+    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
+        """Return 0 .. min(num_remaining, token_budget)."""
+        most = min(num_remaining, token_budget)
+
+        def check(chunk: int) -> str:
+            return "" if 0 <= chunk <= most else f"chunk() returned {chunk}, allowed are 0 to {most}"
+
+        return int(
+            self.guarded(
+                lambda policy: policy.chunk(view, slot=slot, num_remaining=num_remaining, token_budget=token_budget),
+                check,
+            )
+        )
+
+    def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
+        """Return one of the candidates."""
+
+        def check(victim: int) -> str:
+            return "" if victim in candidates else f"victim() returned {victim}, no candidate of {candidates.tolist()}"
+
+        return int(self.guarded(lambda policy: policy.victim(view, candidates=candidates), check))
+
+    def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
+        """Tell the policy that a sequence left."""
+        self.guarded(
+            lambda policy: policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
+        )
+
+
+class GuardedEviction(Guarded[EvictionPolicy]):
+    """An eviction policy whose victims are candidates. A fallback is shown the candidates before it is asked."""
+
+    _stale = False
+
+    def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
+        """Tell of new candidates."""
+        self._tell(lambda policy: policy.on_free(blocks, depths=depths, now_s=now_s))
+
+    def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
+        """Tell of candidates that are referenced again."""
+        self._tell(lambda policy: policy.on_hit(blocks, now_s=now_s))
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Tell of candidates that were taken away."""
+        self._tell(lambda policy: policy.forget(blocks))
+
+    def victims(self, num_blocks: int, *, candidates: set[int]) -> list[int]:
+        """Return ``num_blocks`` different candidates."""
+
+        def check(victims: list[int]) -> str:
+            if len(victims) == num_blocks == len(set(victims)) and candidates.issuperset(victims):
+                return ""
+            return f"victims({num_blocks}) returned {victims}; they must be {num_blocks} different candidates"
+
+        return self.guarded(lambda policy: self._informed(policy, candidates).victims(num_blocks), check)
+
+    def quarantine(self, cause: Exception) -> None:
+        """Put the fallback in place; it is told of the candidates when it is next asked."""
+        super().quarantine(cause)
+        self._stale = True
+
+    def _tell(self, tell: Callable[[EvictionPolicy], None]) -> None:
+        if self._stale:
+            return  # a fresh fallback is shown all candidates at once when it is asked for victims
+        try:
+            tell(self.strategy)
+        except Exception as error:
+            self.quarantine(error)
+
+    def _informed(self, policy: EvictionPolicy, candidates: set[int]) -> EvictionPolicy:
+        if self._stale:
+            blocks = sorted(candidates)
+            policy.on_free(blocks, depths=[0] * len(blocks), now_s=0.0)
+            self._stale = False
+        return policy
+
+
+class GuardedBucketing(Guarded[BucketingStrategy]):
+    """A bucketing strategy whose buckets cover what they are asked for."""
+
+    def bucket_for(self, shape: Shape) -> Bucket:
+        """Return a bucket that covers ``shape``."""
+
+        def check(bucket: Bucket) -> str:
+            return "" if bucket.covers(shape) else f"bucket_for({shape}) returned {bucket}, which does not cover it"
+
+        return self.guarded(lambda strategy: strategy.bucket_for(shape), check)
+
+    def observe(self, shape: Shape, bucket: Bucket) -> None:
+        """Tell the strategy which bucket was used."""
+        self.guarded(lambda strategy: strategy.observe(shape, bucket))

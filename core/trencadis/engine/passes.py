@@ -1,0 +1,150 @@
+"""From a plan to passes: which sequences run together, and in which bucket."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from trencadis.engine.guards import GuardedBucketing
+from trencadis.engine.table import SequenceTable
+from trencadis.interfaces import BackendCapabilities
+from trencadis.records import Bucket, Int32Array, Pass, Phase, Plan, Shape
+
+__all__ = ["PassPlanner"]
+
+logger = logging.getLogger("trencadis.engine")
+
+
+class PassPlanner:
+    """Splits plans for one backend.
+
+    A ragged backend gets one pass. A padded one gets prefill passes of at most ``max_prefill_batch_size`` sequences, then one
+    decode pass. Sources: spec of the vLLM Gaudi plugin (prefills first, then one decode batch).
+
+    Args:
+        bucketing: The guarded strategy.
+        capabilities: The backend's.
+        table: The engine's sequences, read for sizes only.
+        block_size: Tokens per block.
+        max_num_batched_tokens: A padded prefill pass has at most this many token positions, if it has several rows.
+    """
+
+    def __init__(
+        self,
+        bucketing: GuardedBucketing,
+        *,
+        capabilities: BackendCapabilities,
+        table: SequenceTable,
+        block_size: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self._bucketing = bucketing
+        self._ragged = capabilities.layout == "ragged"
+        self._contiguous = capabilities.contiguous
+        self._max_prefills = capabilities.max_prefill_batch_size or 1 << 30
+        self._table = table
+        self._block_size = block_size
+        self._max_positions = max_num_batched_tokens
+        self._prepared: set[Bucket] = set()
+        self.num_unprepared = 0
+
+    def prepared(self, buckets: tuple[Bucket, ...]) -> None:
+        """Note which buckets the device has prepared; any other is counted and warned about once."""
+        self._prepared.update(buckets)
+
+    def passes(self, plan: Plan, block_tables: Int32Array) -> tuple[Pass, ...]:
+        """Return the passes of a plan, in order.
+
+        Args:
+            plan: The plan.
+            block_tables: Host block tables by row, for layouts that address blocks by range.
+        """
+        if not plan.num_sequences:
+            return ()
+        num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
+        longest = int(plan.num_scheduled.max())
+        if self._ragged or longest == 1:
+            everything = np.arange(plan.num_sequences, dtype=np.int32)
+            is_decode = longest == 1 or bool((plan.num_scheduled == 1 + num_drafts).all())
+            return (self._pass(plan, everything, Phase.DECODE if is_decode else Phase.PREFILL, block_tables),)
+        is_prefill = plan.num_scheduled > 1 + num_drafts
+        passes = [
+            self._pass(plan, group, Phase.PREFILL, block_tables)
+            for group in self._group(plan, np.flatnonzero(is_prefill).astype(np.int32))
+        ]
+        decodes = np.flatnonzero(~is_prefill).astype(np.int32)
+        if decodes.size:
+            passes.append(self._pass(plan, decodes, Phase.DECODE, block_tables))
+        return tuple(passes)
+
+    def _group(self, plan: Plan, prefills: Int32Array) -> list[Int32Array]:
+        """Cut prefills, longest first, into groups whose rectangle stays within the token budget."""
+        order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]
+        groups: list[list[int]] = []
+        for index in order.tolist():
+            longest = int(plan.num_scheduled[groups[-1][0]]) if groups else 0
+            size = len(groups[-1]) + 1 if groups else 0
+            if groups and size <= self._max_prefills and size * longest <= self._max_positions:
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        return [np.array(sorted(group), np.int32) for group in groups]
+
+    def _pass(self, plan: Plan, indices: Int32Array, phase: Phase, block_tables: Int32Array) -> Pass:
+        whole = len(indices) == plan.num_sequences
+        lengths = plan.num_scheduled if whole else plan.num_scheduled[indices]
+        starts = plan.starts if whole else plan.starts[indices]
+        rows = plan.rows if whole else plan.rows[indices]
+        shape = self._shape(starts, lengths, rows, phase, block_tables)
+        bucket = self._bucketing.bucket_for(shape)
+        if not self._ragged:
+            self._bucketing.observe(shape, bucket)
+            self._note(shape, bucket)
+        samples = plan.samples if whole else plan.samples[indices]
+        extra = 0 if plan.drafts is None else plan.drafts.num_drafts[indices]
+        return Pass(
+            bucket=bucket,
+            indices=indices,
+            rows=rows,
+            starts=starts,
+            query_lens=lengths,
+            num_logits=(samples * (1 + extra)).astype(np.int32),
+            num_prompt_logits=self._prompt_logits(plan, indices, starts, lengths),
+        )
+
+    def _shape(
+        self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array
+    ) -> Shape:
+        size = self._block_size
+        if phase is Phase.PREFILL:
+            num_blocks = -(-int(starts.max()) // size)
+        else:
+            per_sequence = -(-(starts + lengths) // size)
+            num_blocks = int(per_sequence.sum())
+            if self._contiguous:
+                num_blocks = 1 + max(
+                    int(block_tables[row, :count].max())
+                    for row, count in zip(rows.tolist(), per_sequence.tolist(), strict=True)
+                )
+        return Shape(len(lengths), int(lengths.max()), num_blocks, phase)
+
+    def _prompt_logits(
+        self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array
+    ) -> Int32Array:
+        """How many query tokens of each sequence are followed by a prompt token whose logprob was asked for."""
+        counts = np.zeros(len(indices), np.int32)
+        if not self._table.num_prompt_logprobs:
+            return counts
+        for i, slot in enumerate(plan.slots[indices].tolist()):
+            sequence = self._table.sequences[slot]
+            if sequence is not None and sequence.request.params.prompt_logprobs is not None:
+                left = len(sequence.request.prompt_token_ids) - 1 - int(starts[i])
+                counts[i] = max(0, min(int(lengths[i]), left))
+        return counts
+
+    def _note(self, shape: Shape, bucket: Bucket) -> None:
+        if self._prepared and bucket not in self._prepared:
+            self.num_unprepared += 1
+            self._prepared.add(bucket)
+            logger.warning("%s runs in %s, which was not prepared: it is compiled now.", shape, bucket)

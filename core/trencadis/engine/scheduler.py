@@ -1,0 +1,252 @@
+"""Who runs how many tokens in the next step: queues, policy and blocks in, a plan out.
+
+Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
+is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
+run out of blocks; then the policy names victims until the rest fit, and nobody is admitted in that step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trencadis.engine.admission import Admission
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.state import EngineState
+from trencadis.engine.views import ViewMaker
+from trencadis.errors import InternalError
+from trencadis.interfaces import SchedulerView
+from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Plan
+
+__all__ = ["Scheduler"]
+
+_EMPTY = np.empty(0, np.int32)
+
+
+class Scheduler:
+    """Makes plans for one engine.
+
+    Args:
+        state: The engine's state; changed by :meth:`plan`.
+        policy: The guarded scheduling policy.
+        max_num_batched_tokens: Token budget of a step.
+        max_preemptions: Sequences preempted more often are spared while others are left.
+        max_wait_s: Sequences that waited longer are admitted first.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        policy: GuardedScheduling,
+        *,
+        max_num_batched_tokens: int,
+        max_preemptions: int,
+        max_wait_s: float,
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._budget = max_num_batched_tokens
+        self._max_preemptions = max_preemptions
+        self._views = ViewMaker(state)
+        self.admission = Admission(state, policy, max_wait_s=max_wait_s)
+        self._step = 0
+        self._preempted: list[int] = []
+        self.failed: list[FinishedSequence] = []
+        self.solo: list[int] = []
+        self.num_recomputed_tokens = 0
+
+    def plan(self, drafts: Drafts | None = None, draft_slots: Int32Array = _EMPTY) -> Plan | None:
+        """Return the next plan, or None if nothing can run now.
+
+        Mutates the state: allocates blocks, preempts, admits, and counts scheduled tokens as computed.
+
+        Args:
+            drafts: Draft tokens for running sequences.
+            draft_slots: Whose they are, in the same order.
+        """
+        state, table = self._state, self._state.table
+        self._preempted = []
+        self.num_recomputed_tokens = 0
+        self.admission.begin()
+        if self.solo:
+            return self._plan_solo()
+        active = state.running
+        if active.size:
+            active = active[table.num_tokens[active] < table.max_total_tokens[active]]
+        if not active.size and not len(state.waiting):
+            return self._finish_plan(active, _EMPTY, None, _EMPTY)
+        view = self._views.view()
+        split = self._policy.split(view, token_budget=self._budget)
+        remaining = table.num_tokens[active] - table.num_computed_tokens[active]
+        is_decode = remaining == 1
+        all_decode = bool(is_decode.all())
+        decodes = active if all_decode else active[is_decode]
+        decodes, lengths = self._cut(decodes, min(split.decode, self._budget), drafts, draft_slots)
+        decodes, lengths = self._allocate(view, decodes, lengths)
+        left = min(self._budget - int(lengths.sum()), split.prefill)
+        slots, counts = [decodes], [lengths]
+        if not all_decode and left > 0:
+            self._continue_prefills(view, active[~is_decode], left, slots, counts)
+            left -= sum(int(c.sum()) for c in counts[1:])
+        if not self._preempted and left > 0 and len(state.waiting):
+            admitted, chunks = self.admission.admit(self._views.view(), token_budget=left)
+            slots.append(admitted)
+            counts.append(chunks)
+        return self._finish_plan(np.concatenate(slots), np.concatenate(counts), drafts, draft_slots)
+
+    # ---------------------------------------------------------------------------------------------- decodes
+
+    def _cut(
+        self, decodes: Int32Array, token_budget: int, drafts: Drafts | None, draft_slots: Int32Array
+    ) -> tuple[Int32Array, Int32Array]:
+        """Return the decodes that fit the budget, each with its drafts, and their token counts."""
+        if drafts is None or not decodes.size:
+            decodes = decodes[:token_budget]
+            return decodes, np.ones(len(decodes), np.int32)
+        by_slot = np.zeros(self._state.table.capacity, np.int32)
+        by_slot[draft_slots] = drafts.num_drafts
+        lengths = 1 + by_slot[decodes]
+        fits = np.cumsum(lengths) <= token_budget
+        return decodes[fits], lengths[fits]
+
+    def _allocate(
+        self, view: SchedulerView, decodes: Int32Array, lengths: Int32Array
+    ) -> tuple[Int32Array, Int32Array]:
+        """Give every decode the blocks for its new tokens; preempt until the rest fit."""
+        state, table = self._state, self._state.table
+        size = state.block_size
+        missing = -(-(table.num_computed_tokens[decodes] + lengths) // size) - table.num_blocks[decodes]
+        needed = int(missing.sum())
+        if not needed:
+            return decodes, lengths
+        while needed > state.blocks.num_available:
+            if not self._make_room(view):
+                break
+            stays = np.isin(decodes, state.running)
+            decodes, lengths, missing = decodes[stays], lengths[stays], missing[stays]
+            needed = int(missing.sum())
+        if not needed:
+            return decodes, lengths
+        growing = missing > 0
+        slots, extra = decodes[growing], missing[growing]
+        blocks = state.blocks.allocate(needed)
+        rows, firsts = table.row[slots], table.num_blocks[slots]
+        if needed == len(slots):
+            state.rows.write_blocks(rows, firsts, blocks)
+        else:
+            offsets = np.arange(needed) - np.repeat(np.cumsum(extra) - extra, extra)
+            state.rows.write_blocks(np.repeat(rows, extra), np.repeat(firsts, extra) + offsets, blocks)
+        table.num_blocks[slots] += extra
+        return decodes, lengths
+
+    def _make_room(self, view: SchedulerView) -> bool:
+        """Free blocks: loaded ones that wait, then a victim's; False if a sequence had to be failed instead."""
+        state, table = self._state, self._state.table
+        if self.admission.reclaim():
+            return True
+        candidates = state.running
+        borrowed = state.transfers.num_held_blocks
+        if candidates.size <= 1 and not borrowed:
+            for slot in candidates.tolist():
+                error = f"the KV cache of {state.blocks.num_blocks} blocks has no room for this sequence alone"
+                self.failed.append(state.finish(table.sequence(slot), FinishReason.ERROR, error=error))
+            return bool(candidates.size)
+        often = table.num_preemptions[candidates] >= self._max_preemptions
+        if often.any() and not often.all():
+            candidates = candidates[~often]
+        victim = self._policy.victim(view, candidates=candidates)
+        state.preempt(table.sequence(victim))
+        self._preempted.append(victim)
+        return True
+
+    # --------------------------------------------------------------------------------------------- prefills
+
+    def _continue_prefills(
+        self,
+        view: SchedulerView,
+        prefills: Int32Array,
+        token_budget: int,
+        slots: list[Int32Array],
+        counts: list[Int32Array],
+    ) -> None:
+        """Append a chunk of each unfinished prefill that was not preempted, until the budget is used."""
+        table = self._state.table
+        for slot in prefills.tolist():
+            if table.row[slot] < 0 or token_budget <= 0:
+                continue
+            remaining = int(table.num_tokens[slot] - table.num_computed_tokens[slot])
+            chunk = self._policy.chunk(view, slot=slot, num_remaining=remaining, token_budget=token_budget)
+            if chunk:
+                token_budget -= chunk
+                slots.append(np.array([slot], np.int32))
+                counts.append(np.array([chunk], np.int32))
+
+    def _plan_solo(self) -> Plan | None:
+        """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
+        state, table = self._state, self._state.table
+        slot = self.solo[0]
+        if table.row[slot] < 0:
+            slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
+            while not slots.size and state.running.size and self._make_room(self._views.view()):
+                slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
+            return self._finish_plan(slots, counts, None, _EMPTY)
+        if table.num_tokens[slot] >= table.max_total_tokens[slot]:
+            return None
+        slots = np.array([slot], np.int32)
+        remaining = int(table.num_tokens[slot] - table.num_computed_tokens[slot])
+        lengths = np.array([min(remaining, self._budget)], np.int32)
+        slots, lengths = self._allocate(self._views.view(), slots, lengths)
+        return self._finish_plan(slots, lengths, None, _EMPTY)
+
+    # ------------------------------------------------------------------------------------------------- plan
+
+    def _finish_plan(
+        self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array
+    ) -> Plan | None:
+        """Count the scheduled tokens as computed and wrap everything up."""
+        state, table = self._state, self._state.table
+        message = state.transfers.take_message()
+        if not slots.size and not message and not state.transfers.is_active and not self._preempted:
+            return None
+        starts = table.num_computed_tokens[slots]
+        ends = starts + counts
+        known = table.num_tokens[slots]
+        kept = self._drafts_of(slots, drafts, draft_slots)
+        num_drafts = 0 if kept is None else kept.num_drafts
+        samples = ends - num_drafts == known
+        if (ends - num_drafts > known).any():
+            raise InternalError(f"plan {self._step} schedules tokens beyond the known ones: {slots[ends > known]}")
+        self._count_recomputed(slots, starts, ends)
+        table.num_computed_tokens[slots] = ends
+        table.num_tokens[slots] = known + samples
+        plan = Plan(
+            step=self._step,
+            slots=slots,
+            rows=table.row[slots].astype(np.int32),
+            epochs=table.epoch[slots],
+            starts=starts.astype(np.int32),
+            num_scheduled=counts,
+            samples=samples,
+            drafts=kept,
+            admitted=np.array(self.admission.admitted, np.int32),
+            preempted=np.array(self._preempted, np.int32),
+            connector_message=message,
+        )
+        self._step += 1
+        return plan
+
+    def _drafts_of(self, slots: Int32Array, drafts: Drafts | None, draft_slots: Int32Array) -> Drafts | None:
+        """Return the drafts in plan order, without those of sequences that were left out."""
+        if drafts is None:
+            return None
+        ends = np.cumsum(drafts.num_drafts)
+        place = {slot: i for i, slot in enumerate(draft_slots.tolist())}
+        picks = [place.get(slot, -1) for slot in slots.tolist()]
+        parts = [drafts.token_ids[ends[i] - drafts.num_drafts[i] : ends[i]] for i in picks if i >= 0]
+        counts = np.array([drafts.num_drafts[i] if i >= 0 else 0 for i in picks], np.int32)
+        if not counts.any():
+            return None
+        return Drafts(num_drafts=counts, token_ids=np.concatenate(parts).astype(np.int32))
+
+    def _count_recomputed(self, slots: Int32Array, starts: Int32Array, ends: Int32Array) -> None:
+        again = np.minimum(self._state.table.high_water[slots], ends) - starts
+        self.num_recomputed_tokens = int(again[again > 0].sum())

@@ -1,0 +1,90 @@
+"""A request inside the engine, and its state machine.
+
+         add            admit                    stop, length
+    ────────▶ WAITING ────────▶ RUNNING ────────────────────▶ finished (leaves the table)
+               ▲   │ load  ▲        │                          ▲
+               │   ▼       │ loaded │ preempt                  │ abort or error, from every state
+               │  PARKED ──┘ failed │                          │
+               └────────────────────┘──────────────────────────┘
+
+Numbers that change every step live in the table's columns; what is touched rarely lives here.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from trencadis.records import Int32Array, Request
+
+__all__ = ["Sequence", "SequenceState"]
+
+
+class SequenceState(enum.IntEnum):
+    """Where a live sequence is."""
+
+    WAITING = 0
+    PARKED = 1
+    RUNNING = 2
+
+
+class Sequence:
+    """What the engine keeps of one request beyond the table's columns.
+
+    Attributes:
+        request: The request.
+        slot: Its index in the table, for life.
+        seed: Key of its random numbers.
+        stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
+        tokens: Known tokens while it holds no row, int32; stale while it runs.
+        block_hashes: Chained hashes of its full blocks so far, head first.
+        loaded_blocks: Blocks filled by a KV load, held until it is admitted.
+        num_loaded_tokens: Verified tokens in them.
+        ticket: Of the load it is parked for, or -1.
+        park_deadline_s: When that load is given up.
+        orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
+        num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
+        first_scheduled_s: When it first ran, or None.
+        first_token_s: When its first token was committed, or None.
+        num_failures: Failed steps it took part in since it last made progress.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "first_scheduled_s",
+        "first_token_s",
+        "loaded_blocks",
+        "looked_up",
+        "num_cached_tokens",
+        "num_failures",
+        "num_loaded_tokens",
+        "orphan_epoch",
+        "park_deadline_s",
+        "request",
+        "seed",
+        "slot",
+        "state",
+        "stop_token_ids",
+        "ticket",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, *, slot: int, seed: int, stop_token_ids: tuple[int, ...]) -> None:
+        self.request = request
+        self.slot = slot
+        self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        self.state = SequenceState.WAITING
+        self.tokens: Int32Array = np.array(request.prompt_token_ids, np.int32)
+        self.block_hashes: list[bytes] = []
+        self.loaded_blocks: Int32Array | None = None
+        self.num_loaded_tokens = 0
+        self.looked_up = False
+        self.ticket = -1
+        self.park_deadline_s = 0.0
+        self.orphan_epoch = -1
+        self.num_cached_tokens = -1
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.num_failures = 0

@@ -1,0 +1,231 @@
+"""All state of the engine that changes from step to step, and the moves between states.
+
+Only this module moves a sequence between waiting, parked, running and finished; scheduler, committer and transfers decide when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from trencadis.clock import Clock
+from trencadis.engine.block_manager import BlockManager
+from trencadis.engine.hashing import BlockHasher
+from trencadis.engine.queues import SlotQueue
+from trencadis.engine.sequence import Sequence, SequenceState
+from trencadis.engine.table import Rows, SequenceTable
+from trencadis.engine.transfers import Transfers
+from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart
+
+__all__ = ["EngineState"]
+
+
+class EngineState:
+    """Sequences, rows, blocks and queues of one engine.
+
+    Args:
+        clock: Source of time.
+        blocks: The KV blocks.
+        hasher: Of block content.
+        transfers: What the KV connector holds; a null object without one.
+        num_rows: ``max_num_seqs``.
+        max_model_len: Tokens.
+        block_size: Tokens per block.
+        eos_token_ids: The model's.
+        seed: The engine's.
+        prefix_caching: Whether blocks are kept for reuse.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        blocks: BlockManager,
+        hasher: BlockHasher,
+        transfers: Transfers,
+        num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: tuple[int, ...],
+        seed: int,
+        prefix_caching: bool,
+    ) -> None:
+        self.clock = clock
+        self.blocks = blocks
+        self.hasher = hasher
+        self.transfers = transfers
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self.eos_token_ids = eos_token_ids
+        self.prefix_caching = prefix_caching
+        self.table = SequenceTable()
+        self.rows = Rows(num_rows=num_rows, max_model_len=max_model_len, block_size=block_size)
+        self.waiting = SlotQueue()
+        self.running: Int32Array = np.empty(0, np.int32)
+        self.slot_of: dict[str, int] = {}
+        self.row_starts: list[RowStart] = []
+        self._seed = seed
+        self._tenants: dict[str, int] = {}
+
+    # ------------------------------------------------------------------------------------------ enter and leave
+
+    def add(self, request: Request) -> Sequence:
+        """Make a waiting sequence of a request that was checked."""
+        table = self.table
+        slot = table.take_slot()
+        params = request.params
+        eos = () if params.ignore_eos else self.eos_token_ids
+        sequence = Sequence(
+            request, slot=slot, seed=self._row_seed(request), stop_token_ids=tuple({*eos, *params.stop_token_ids})
+        )
+        table.sequences[slot] = sequence
+        length = len(request.prompt_token_ids)
+        most = self.max_model_len if params.max_tokens is None else min(self.max_model_len, length + params.max_tokens)
+        table.arrival_s[slot] = self.clock.now_s()
+        table.priority[slot] = request.priority
+        table.tenant[slot] = self._tenants.setdefault(request.tenant, len(self._tenants))
+        table.num_prompt_tokens[slot] = table.num_tokens[slot] = table.num_known_tokens[slot] = length
+        table.max_total_tokens[slot] = most
+        table.min_total_tokens[slot] = length + params.min_tokens
+        table.checks_eos[slot] = not params.ignore_eos
+        table.checks_own_stops[slot] = bool(params.stop_token_ids)
+        table.num_prompt_logprobs += params.prompt_logprobs is not None
+        self.slot_of[request.request_id] = slot
+        self._wait(sequence, front=False)
+        return sequence
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, *, error: str = "", stop_token_id: int | None = None
+    ) -> FinishedSequence:
+        """Take a sequence out of the engine, from whatever state, and free what it held."""
+        slot, table = sequence.slot, self.table
+        tokens = self.known_tokens(sequence)
+        now_s = self.clock.now_s()
+        if sequence.state is SequenceState.RUNNING:
+            self._leave_row(sequence, finished=True)
+        elif sequence.state is SequenceState.PARKED:
+            self.transfers.cancel(sequence, self.blocks)
+        else:
+            self._unwait(sequence)
+        num_prompt = int(table.num_prompt_tokens[slot])
+        finished = FinishedSequence(
+            request_id=sequence.request.request_id,
+            slot=slot,
+            token_ids=tokens[num_prompt:].copy(),
+            finish_reason=reason,
+            num_prompt_tokens=num_prompt,
+            num_cached_tokens=max(sequence.num_cached_tokens, 0),
+            num_preemptions=int(table.num_preemptions[slot]),
+            arrival_s=float(table.arrival_s[slot]),
+            first_scheduled_s=sequence.first_scheduled_s,
+            first_token_s=sequence.first_token_s,
+            finish_s=now_s,
+            error=error,
+            stop_token_id=stop_token_id,
+        )
+        table.num_prompt_logprobs -= sequence.request.params.prompt_logprobs is not None
+        del self.slot_of[sequence.request.request_id]
+        table.give_back_slot(slot)
+        return finished
+
+    # ------------------------------------------------------------------------------------------- running or not
+
+    def admit(self, sequence: Sequence, *, blocks: Int32Array, num_computed: int) -> None:
+        """Give a waiting sequence a row and blocks; its first ``num_computed`` tokens are in them already."""
+        table, slot = self.table, sequence.slot
+        self._unwait(sequence, keep_blocks=True)
+        row = self.rows.take()
+        tokens = sequence.tokens
+        self.rows.tokens[row, : len(tokens)] = tokens
+        columns = np.arange(len(blocks), dtype=np.int32)
+        self.rows.write_blocks(np.full(len(blocks), row, np.int32), columns, blocks)
+        table.row[slot] = row
+        table.num_blocks[slot] = len(blocks)
+        table.num_computed_tokens[slot] = num_computed
+        table.num_hashed_blocks[slot] = num_computed // self.block_size
+        sequence.state = SequenceState.RUNNING
+        if sequence.num_cached_tokens < 0:
+            sequence.num_cached_tokens = num_computed
+            sequence.first_scheduled_s = self.clock.now_s()
+        self.running = np.append(self.running, np.int32(slot))
+        self.row_starts.append(
+            RowStart(
+                row=row,
+                token_ids=tokens,
+                num_prompt_tokens=int(table.num_prompt_tokens[slot]),
+                params=sequence.request.params,
+                seed=sequence.seed,
+                eos_token_ids=sequence.stop_token_ids,
+            )
+        )
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take row and blocks of a running sequence; it waits at the front, to be recomputed."""
+        table, slot = self.table, sequence.slot
+        sequence.tokens = self.known_tokens(sequence).copy()
+        if table.num_tokens[slot] > table.num_known_tokens[slot]:
+            sequence.orphan_epoch = int(table.epoch[slot])
+        table.high_water[slot] = max(table.high_water[slot], table.num_computed_tokens[slot])
+        self._leave_row(sequence, finished=False)
+        table.new_epoch(slot)
+        table.num_preemptions[slot] += 1
+        table.num_computed_tokens[slot] = table.num_blocks[slot] = table.num_hashed_blocks[slot] = 0
+        self._wait(sequence, front=True)
+
+    def park(self, sequence: Sequence) -> None:
+        """Set a waiting sequence aside while its KV is loaded."""
+        self._unwait(sequence, keep_blocks=True)
+        sequence.state = SequenceState.PARKED
+
+    def unpark(self, sequence: Sequence) -> None:
+        """Put a parked sequence back to the front of the queue."""
+        self._wait(sequence, front=True)
+
+    def drop_loaded(self, sequence: Sequence) -> None:
+        """Free the loaded blocks of a waiting sequence; its prompt will be computed here."""
+        if sequence.loaded_blocks is not None:
+            self.blocks.release(sequence.loaded_blocks, now_s=self.clock.now_s())
+            sequence.loaded_blocks, sequence.num_loaded_tokens = None, 0
+
+    # ----------------------------------------------------------------------------------------------- questions
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of all waiting sequences; O(num_waiting)."""
+        return int(self.table.num_tokens[self.waiting.slots].sum())
+
+    def known_tokens(self, sequence: Sequence) -> Int32Array:
+        """Return a view of all tokens whose ids the host has."""
+        if sequence.state is not SequenceState.RUNNING:
+            return sequence.tokens
+        row = self.table.row[sequence.slot]
+        return self.rows.tokens[row, : self.table.num_known_tokens[sequence.slot]]
+
+    def blocks_of(self, sequence: Sequence) -> Int32Array:
+        """Return a view of a running sequence's block ids, in order."""
+        row = self.table.row[sequence.slot]
+        return self.rows.block_tables[row, : self.table.num_blocks[sequence.slot]]
+
+    def _leave_row(self, sequence: Sequence, *, finished: bool) -> None:
+        slot = sequence.slot
+        blocks = self.blocks_of(sequence).copy()
+        if not (finished and self.transfers.hold(sequence, blocks)):
+            self.blocks.release(blocks, now_s=self.clock.now_s())
+        self.rows.give_back(int(self.table.row[slot]))
+        self.table.row[slot] = -1
+        self.running = self.running[self.running != slot]
+
+    def _wait(self, sequence: Sequence, *, front: bool) -> None:
+        sequence.state = SequenceState.WAITING
+        (self.waiting.push_front if front else self.waiting.append)(sequence.slot)
+
+    def _unwait(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
+        self.waiting.remove(sequence.slot)
+        if not keep_blocks:
+            self.drop_loaded(sequence)
+
+    def _row_seed(self, request: Request) -> int:
+        seed = request.params.seed
+        text = f"request {seed}" if seed is not None else f"engine {self._seed} {request.request_id}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

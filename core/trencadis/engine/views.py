@@ -1,0 +1,53 @@
+"""The read-only view that scheduling policies are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trencadis.engine.state import EngineState
+from trencadis.interfaces import SchedulerView
+
+__all__ = ["ViewMaker"]
+
+_COLUMNS = tuple(
+    field.name
+    for field in attrs.fields(SchedulerView)
+    if field.name not in {"now_s", "waiting", "running", "num_free_blocks", "num_total_blocks", "block_size"}
+)
+
+
+class ViewMaker:
+    """Makes a :class:`SchedulerView` of a state; the columns are wrapped once and again only when the table grew.
+
+    Args:
+        state: The engine's state.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._version = -1
+        self._columns: dict[str, Any] = {}
+
+    def view(self) -> SchedulerView:
+        """Return a view of the state as it is now. O(1)."""
+        state = self._state
+        if self._version != state.table.version:
+            self._version = state.table.version
+            self._columns = {name: self._read_only(getattr(state.table, name)) for name in _COLUMNS}
+        return SchedulerView(
+            now_s=state.clock.now_s(),
+            waiting=state.waiting.slots,
+            running=self._read_only(state.running),
+            num_free_blocks=state.blocks.num_available,
+            num_total_blocks=state.blocks.num_blocks,
+            block_size=state.block_size,
+            **self._columns,
+        )
+
+    @staticmethod
+    def _read_only(array: Any) -> Any:
+        view = array.view()
+        view.flags.writeable = False
+        return view

@@ -1,0 +1,420 @@
+"""Deterministic stand-ins: a "model" in plain arithmetic whose next token depends on the whole KV cache.
+
+The fake KV entry of position p is a number chained from the entry of position p - 1 and the token at p, read through the block
+table as a real device would. So a wrong block, a lost write, or a block given to two sequences changes the text; and in strict mode
+it is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from trencadis.errors import StepFailedError
+from trencadis.interfaces import (
+    AllocationPlan,
+    Backend,
+    BackendCapabilities,
+    Executor,
+    PendingStep,
+    Sampler,
+)
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Drafts,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    Pass,
+    StepOutput,
+    TokenLogprobs,
+)
+
+__all__ = ["FakeBackend", "FakeExecutor", "fake_next_token", "fake_text"]
+
+_MASK = (1 << 64) - 1
+_MULTIPLIER = 6364136223846793005
+_START = 0x9E3779B97F4A7C15
+
+
+def _chain(state: int, token: int, position: int) -> int:
+    return ((state ^ (token + 1)) * _MULTIPLIER + position) & _MASK
+
+
+def fake_next_token(state: int, vocab_size: int) -> int:
+    """Return the token that follows a chain state. Pure."""
+    return (state >> 33) % vocab_size
+
+
+def fake_text(prompt: tuple[int, ...] | list[int], num_tokens: int, *, vocab_size: int = 97, eos: int = 0) -> list[int]:
+    """Return what a :class:`FakeBackend` must generate: the slow reference, without cache, blocks or batches. Pure.
+
+    Args:
+        prompt: Prompt token ids.
+        num_tokens: The most tokens to generate; ends after ``eos``.
+        vocab_size: As in the backend.
+        eos: End-of-sequence token; -1 for none.
+    """
+    state = _START
+    for position, token in enumerate(prompt):
+        state = _chain(state, token, position)
+    output: list[int] = []
+    while len(output) < num_tokens:
+        token = fake_next_token(state, vocab_size)
+        output.append(token)
+        if token == eos:
+            break
+        state = _chain(state, token, len(prompt) + len(output) - 1)
+    return output
+
+
+class FakeBackend(Backend):
+    """A backend without a device: milliseconds per run, text that proves the KV cache.
+
+    A batch is not run before its ``wait`` or that of a later one is called, so an engine that peeks is caught.
+
+    Args:
+        layout: ``ragged`` or ``padded``.
+        vocab_size: Number of tokens.
+        eos: End-of-sequence token; -1 for none.
+        max_model_len: The "model's" own limit.
+        max_prefill_batch_size: For the padded layout.
+        contiguous: For the padded layout.
+        strict: Check every KV entry a sequence reads, not only the last; O(context) a step.
+        fails: Called with each pass before it runs; what it raises fails the step.
+        block_size: Default block size.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout: str = "ragged",
+        vocab_size: int = 97,
+        eos: int = 0,
+        max_model_len: int = 4096,
+        max_prefill_batch_size: int = 1,
+        contiguous: bool = False,
+        strict: bool = True,
+        fails: Callable[[Batch, Pass], None] | None = None,
+        block_size: int = 4,
+    ) -> None:
+        self._capabilities = BackendCapabilities(
+            layout=layout,
+            default_block_size=block_size,
+            max_prefill_batch_size=max_prefill_batch_size,
+            contiguous=contiguous,
+        )
+        self._vocab_size = vocab_size
+        self._eos = eos
+        self._max_model_len = max_model_len
+        self._strict = strict
+        self._fails = fails
+        self._queue: deque[_FakeStep] = deque()
+        self.num_batches = 0
+        self.prepared: list[Bucket] = []
+        self.is_closed = False
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """As constructed."""
+        return self._capabilities
+
+    def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
+        """Return facts about a model that needs no files."""
+        return ModelFacts(
+            architecture="Fake",
+            dtype="float32",
+            vocab_size=self._vocab_size,
+            max_model_len=self._max_model_len,
+            eos_token_ids=() if self._eos < 0 else (self._eos,),
+            num_parameters=0,
+            weights_bytes=0,
+            kv_bytes_per_token=16,
+        )
+
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        """Return a fixed report."""
+        return MemoryReport(total_bytes=1 << 20, free_bytes=1 << 20, activation_bytes=0)
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        """Make the arrays."""
+        size = plan.num_blocks * plan.block_size
+        self._block_size = plan.block_size
+        self._tokens: Int32Array = np.zeros((plan.num_rows, plan.max_model_len + 64), np.int32)
+        self._tables: Int32Array = np.full(
+            (plan.num_rows, -(-plan.max_model_len // plan.block_size) + 16), -1, np.int32
+        )
+        self._states = np.zeros(size, np.uint64)
+        self._kv_tokens = np.full(size, -1, np.int64)
+        self._kv_positions = np.full(size, -1, np.int64)
+        self._logprobs: dict[int, int] = {}
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Note the bucket."""
+        self.prepared.append(bucket)
+
+    def submit(self, batch: Batch) -> PendingStep:
+        """Queue the batch; it runs when somebody waits for it or for a later one."""
+        self.num_batches += 1
+        step = _FakeStep(self, batch)
+        self._queue.append(step)
+        return step
+
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy entries after all queued batches."""
+        self.run_queued()
+        size = self._block_size
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            for array in (self._states, self._kv_tokens, self._kv_positions):
+                array[target * size : (target + 1) * size] = array[source * size : (source + 1) * size]
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.is_closed = True
+
+    def kv_cache(self) -> tuple[object, object, object]:
+        """Return the three arrays behind the fake cache: states, tokens, positions; by slot."""
+        return self._states, self._kv_tokens, self._kv_positions
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def run_queued(self, until: _FakeStep | None = None) -> None:
+        """Run queued batches in order, up to and with ``until``."""
+        while self._queue:
+            step = self._queue.popleft()
+            try:
+                step.output = self._run(step.batch)
+            except Exception as error:
+                step.error = error
+            if step is until:
+                return
+
+    def _run(self, batch: Batch) -> StepOutput:
+        for start in batch.row_starts:
+            self._tokens[start.row, : len(start.token_ids)] = start.token_ids
+            self._tables[start.row] = -1
+            asked = start.params.logprobs
+            self._logprobs[start.row] = -1 if asked is None else asked
+        writes = batch.table_writes
+        self._tables[writes.rows, writes.columns] = writes.block_ids
+        emitted: dict[int, list[int]] = {}
+        logprobs: list[TokenLogprobs] = []
+        prompt_logprobs: list[TokenLogprobs] = []
+        num_padded = 0
+        for one in batch.passes:
+            if self._fails is not None:
+                self._fails(batch, one)
+            num_padded += one.bucket.batch_size * one.bucket.query_len
+            if self._capabilities.layout == "ragged":
+                num_padded += int(one.query_lens.sum()) - one.bucket.batch_size * one.bucket.query_len
+            if not self._strict and batch.drafts is None and int(one.query_lens.max()) == 1:
+                emitted.update(self._decode(one))
+                continue
+            self._run_pass(batch, one, emitted, logprobs, prompt_logprobs)
+        counts = np.zeros(batch.num_sequences, np.int32)
+        for index, tokens in emitted.items():
+            counts[index] = len(tokens)
+        flat = [token for index in sorted(emitted) for token in emitted[index]]
+        return StepOutput(
+            token_ids=np.array(flat, np.int32),
+            num_emitted=counts,
+            logprobs=tuple(sorted(logprobs, key=lambda entry: (entry.index, entry.position))),
+            prompt_logprobs=tuple(prompt_logprobs),
+            num_padded_tokens=num_padded,
+        )
+
+    def _decode(self, one: Pass) -> dict[int, list[int]]:
+        """Run one token per sequence as array operations: for benchmarks."""
+        size, rows, positions = self._block_size, one.rows, one.starts
+        slots = self._tables[rows, positions // size] * size + positions % size
+        before = positions - 1
+        previous = self._states[self._tables[rows, before // size] * size + before % size]
+        tokens = self._tokens[rows, positions].astype(np.uint64)
+        states = (previous ^ (tokens + np.uint64(1))) * np.uint64(_MULTIPLIER) + positions.astype(np.uint64)
+        self._states[slots] = states
+        following = ((states >> np.uint64(33)) % np.uint64(self._vocab_size)).astype(np.int32)
+        self._tokens[rows, positions + 1] = following
+        wanted = one.num_logits > 0
+        return {
+            index: [token]
+            for index, token in zip(one.indices[wanted].tolist(), following[wanted].tolist(), strict=True)
+        }
+
+    def _run_pass(
+        self,
+        batch: Batch,
+        one: Pass,
+        emitted: dict[int, list[int]],
+        logprobs: list[TokenLogprobs],
+        prompt_logprobs: list[TokenLogprobs],
+    ) -> None:
+        for i, index in enumerate(one.indices.tolist()):
+            row, start, length = int(one.rows[i]), int(one.starts[i]), int(one.query_lens[i])
+            drafts = _drafts_of(batch.drafts, index)
+            self._tokens[row, start + 1 : start + 1 + len(drafts)] = drafts
+            following = self._forward(row, start, length)
+            for j in range(int(one.num_prompt_logits[i])):
+                token = int(self._tokens[row, start + j + 1])
+                prompt_logprobs.append(_logprob(index, start + j + 1, token, 0))
+            if not one.num_logits[i]:
+                continue
+            sampled = following[length - int(one.num_logits[i]) :]
+            run = sampled[:1]
+            for draft, token in zip(drafts, sampled[1:], strict=False):
+                if draft != run[-1]:
+                    break
+                run.append(token)
+            end = start + length - int(one.num_logits[i]) + 1
+            self._tokens[row, end : end + len(run)] = run
+            emitted[index] = run
+            asked = self._logprobs[row]
+            if asked >= 0:
+                logprobs.extend(_logprob(index, end + j, token, asked) for j, token in enumerate(run))
+
+    def _forward(self, row: int, start: int, length: int) -> list[int]:
+        """Write KV of ``length`` tokens from ``start`` and return the token that follows each."""
+        positions = np.arange(start + length)
+        blocks = self._tables[row, positions // self._block_size]
+        if (blocks < 0).any():
+            raise StepFailedError(f"row {row}: position {int(positions[blocks < 0][0])} has no block")
+        slots = blocks * self._block_size + positions % self._block_size
+        tokens = self._tokens[row, : start + length]
+        if self._strict and start:
+            context = slots[:start]
+            good = (self._kv_tokens[context] == tokens[:start]) & (self._kv_positions[context] == positions[:start])
+            if not good.all():
+                raise StepFailedError(f"row {row}: the KV entry of position {int(np.argmin(good))} is not its own")
+        state = int(self._states[slots[start - 1]]) if start else _START
+        following: list[int] = []
+        for position in range(start, start + length):
+            state = _chain(state, int(tokens[position]), position)
+            self._states[slots[position]] = state
+            following.append(fake_next_token(state, self._vocab_size))
+        self._kv_tokens[slots[start:]] = tokens[start:]
+        self._kv_positions[slots[start:]] = positions[start:]
+        return following
+
+
+def _drafts_of(drafts: Drafts | None, index: int) -> list[int]:
+    if drafts is None or not drafts.num_drafts[index]:
+        return []
+    end = int(drafts.num_drafts[: index + 1].sum())
+    run: list[int] = drafts.token_ids[end - int(drafts.num_drafts[index]) : end].tolist()
+    return run
+
+
+def _logprob(index: int, position: int, token: int, asked: int) -> TokenLogprobs:
+    top = tuple(range(asked))
+    return TokenLogprobs(
+        index=index,
+        position=position,
+        token_id=token,
+        logprob=-1.0,
+        rank=1,
+        top_token_ids=top,
+        top_logprobs=(-1.0,) * asked,
+    )
+
+
+class _FakeStep:
+    """A batch that runs when it is waited for."""
+
+    def __init__(self, backend: FakeBackend, batch: Batch) -> None:
+        self.batch = batch
+        self.output: StepOutput | None = None
+        self.error: Exception | None = None
+        self._backend = backend
+
+    def wait(self) -> StepOutput:
+        if self.output is None and self.error is None:
+            self._backend.run_queued(self)
+        if self.error is not None:
+            raise self.error
+        if self.output is None:
+            raise StepFailedError("the step was lost")
+        return self.output
+
+
+class FakeExecutor(Executor):
+    """One backend in this thread; what it is told to do, it does at once.
+
+    Args:
+        backend: Used instead of what ``make_backend`` makes, if given.
+    """
+
+    def __init__(self, backend: Backend | None = None) -> None:
+        self._given = backend
+
+    def start(
+        self,
+        *,
+        make_backend: Callable[[int], Backend],
+        make_sampler: Callable[[int], Sampler],
+        source: ModelSource,
+    ) -> ModelFacts:
+        """Make the backend and load the model."""
+        self.backend = self._given or make_backend(0)
+        return self.backend.load(source, sampler=make_sampler(0))
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """The backend's."""
+        return self.backend.capabilities
+
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        """The backend's."""
+        return self.backend.memory(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        """Allocate, and show the cache to the connector's worker side."""
+        self._connector = plan.connector
+        self.backend.allocate(plan)
+        if self._connector is not None:
+            self._connector.register(self.backend.kv_cache())
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Prepare at once."""
+        self.backend.prepare(bucket)
+
+    def submit(self, batch: Batch) -> PendingStep:
+        """Pass the batch on, between the two calls of the connector."""
+        if self._connector is None:
+            return self.backend.submit(batch)
+        return _ConnectedStep(self, batch)
+
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy at once."""
+        self.backend.copy_blocks(sources=sources, targets=targets)
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.backend.close()
+
+
+class _ConnectedStep:
+    """A step with a connector: its three calls frame the passes."""
+
+    def __init__(self, executor: FakeExecutor, batch: Batch) -> None:
+        import attrs
+
+        connector = executor._connector  # noqa: SLF001 - one module, two halves
+        assert connector is not None, "made only with a connector"
+        connector.begin_step(batch.connector_message)
+        pending = executor.backend.submit(batch)
+        self._error: Exception | None = None
+        try:
+            output = pending.wait()
+        except Exception as error:
+            self._error = error
+        connector.end_step()
+        if self._error is None:
+            self._output = attrs.evolve(output, connector_report=connector.poll())
+
+    def wait(self) -> StepOutput:
+        if self._error is not None:
+            raise self._error
+        return self._output
