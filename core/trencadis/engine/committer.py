@@ -41,7 +41,6 @@ class Committer:
         self.num_accepted = 0
         state.transfers.apply(output.connector_report, state)
         resident = table.epoch[plan.slots] == plan.epochs
-        orphans = () if resident.all() else self._adopt_orphans(plan, output, resident)
         emits = resident & (output.num_emitted > 0)
         if plan.drafts is None and emits.all():
             slots, token_ids = plan.slots, output.token_ids
@@ -54,11 +53,17 @@ class Committer:
         self._append(slots, counts, token_ids)
         self._register_blocks(plan, output, resident)
         finished = self._finish_ended(slots, counts, token_ids)
+        if not resident.all():
+            orphans = self._adopt_orphans(plan, output, resident)
+            finished += [end for _, _, end in orphans if end is not None]
+            slots = np.concatenate([slots, np.array([slot for slot, _, _ in orphans], np.int32)])
+            counts = np.concatenate([counts, np.array([len(run) for _, run, _ in orphans], np.int32)])
+            token_ids = np.concatenate([token_ids, *(run for _, run, _ in orphans)])
         return TokenDeltas(
             slots=slots,
             num_tokens=counts,
             token_ids=token_ids,
-            finished=(*orphans, *finished),
+            finished=tuple(finished),
             logprobs=self._logprobs(plan, output, slots, counts) if output.logprobs else (),
             prompt_logprobs=self._prompt_logprobs(plan, output, resident) if output.prompt_logprobs else (),
         )
@@ -160,24 +165,27 @@ class Committer:
 
     # ----------------------------------------------------------------------------------------------- orphans
 
-    def _adopt_orphans(self, plan: Plan, output: StepOutput, resident: BoolArray) -> list[FinishedSequence]:
+    def _adopt_orphans(
+        self, plan: Plan, output: StepOutput, resident: BoolArray
+    ) -> list[tuple[int, Int32Array, FinishedSequence | None]]:
         """Give a token that was in flight when its sequence was preempted to the sequence, which waits."""
         table = self._state.table
         firsts = np.cumsum(output.num_emitted) - output.num_emitted
-        finished: list[FinishedSequence] = []
-        for i in np.flatnonzero(~resident).tolist():
-            sequence = table.sequences[int(plan.slots[i])]
+        adopted: list[tuple[int, Int32Array, FinishedSequence | None]] = []
+        for i in np.flatnonzero(~resident & (output.num_emitted > 0)).tolist():
+            slot = int(plan.slots[i])
+            sequence = table.sequences[slot]
             if sequence is None or sequence.orphan_epoch != plan.epochs[i]:
                 continue
             sequence.orphan_epoch = -1
             run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
             sequence.tokens = np.concatenate([sequence.tokens, run])
-            table.num_known_tokens[sequence.slot] = len(sequence.tokens)
+            table.num_known_tokens[slot] = len(sequence.tokens)
             if sequence.first_token_s is None:
                 sequence.first_token_s = self._state.clock.now_s()
-            if run.size and self._ended(np.array([sequence.slot], np.int32), run[-1:])[0]:
-                finished.append(self._finish(sequence, int(run[-1])))
-        return finished
+            ends = self._ended(np.array([slot], np.int32), run[-1:])[0]
+            adopted.append((slot, run, self._finish(sequence, int(run[-1])) if ends else None))
+        return adopted
 
     # ------------------------------------------------------------------------------------------------ blocks
 

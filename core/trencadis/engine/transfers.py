@@ -121,8 +121,7 @@ class Transfers:
             self._connector.on_report(report)
             for ticket in report.loaded:
                 if ticket in self._parked:
-                    blocks = self._parked_blocks[ticket]
-                    self._unpark(ticket, state, num_valid_tokens=len(blocks) * state.block_size)
+                    self._unpark(ticket, state, num_valid_tokens=None)
             for failed in report.failed:
                 if failed.ticket in self._parked:
                     self.num_failed_loads += 1
@@ -142,11 +141,13 @@ class Transfers:
         """Return the sequence that was parked last, to be given up first under pressure."""
         return next(reversed(self._parked.values()), None)
 
-    def _unpark(self, ticket: int, state: EngineState, *, num_valid_tokens: int) -> None:
+    def _unpark(self, ticket: int, state: EngineState, *, num_valid_tokens: int | None) -> None:
         sequence = self._parked.pop(ticket)
         blocks = self._parked_blocks.pop(ticket)
-        num_valid = num_valid_tokens // state.block_size
-        num_valid = max(min(num_valid, len(blocks)), self._num_local.pop(ticket))
+        num_local = self._num_local.pop(ticket)
+        num_valid = len(blocks)
+        if num_valid_tokens is not None:
+            num_valid = min(num_valid, num_local + num_valid_tokens // state.block_size)
         sequence.ticket = -1
         if num_valid < len(blocks):
             state.blocks.release(blocks[num_valid:], now_s=state.clock.now_s())

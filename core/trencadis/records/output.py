@@ -49,7 +49,7 @@ class FailedLoad:
 
     Attributes:
         ticket: Which load.
-        num_valid_tokens: Leading tokens whose KV is verified and may be kept.
+        num_valid_tokens: Leading tokens of the load, those behind the local hit, whose KV is verified.
         cause: For the log.
     """
 

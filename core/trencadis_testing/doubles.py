@@ -1,0 +1,188 @@
+"""Test doubles for the nouns whose built-ins need more than arithmetic: a KV connector and speculators."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trencadis.interfaces import ConnectorPair, DraftView, KVSchedulerSide, KVWorkerSide, Lookup, Speculator
+from trencadis.records import ConnectorReport, Drafts, FailedLoad, Int32Array, Request
+
+__all__ = ["LoopConnector", "ScriptedSpeculator"]
+
+
+class _LoopStore:
+    """What both sides share: block contents by hash, and the faults to inject."""
+
+    def __init__(self, *, delay: int, fail: Callable[[int], int | None], pending: int, holds: bool) -> None:
+        self.delay = delay
+        self.fail = fail
+        self.pending = pending
+        self.holds = holds
+        self.blocks: dict[str, list[Any]] = {}
+
+
+class LoopConnector:
+    """A KV connector whose store is a dictionary, for a :class:`FakeBackend`.
+
+    Args:
+        block_size: Tokens per block.
+        delay: Steps between the start of a load and its report.
+        fail: Called with each ticket; a number fails the load with that many valid tokens.
+        pending: How often a look-up answers ``pending`` before it answers.
+        holds: Hold the blocks of finished sequences for ``delay`` steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 4,
+        delay: int = 1,
+        fail: Callable[[int], int | None] = lambda ticket: None,
+        pending: int = 0,
+        holds: bool = False,
+    ) -> None:
+        self.store = _LoopStore(delay=delay, fail=fail, pending=pending, holds=holds)
+        self.scheduler = _LoopScheduler(self.store, block_size)
+        self.worker = _LoopWorker(self.store, block_size)
+
+    def pair(self) -> ConnectorPair:
+        """Return what a component's factory would."""
+        return ConnectorPair(scheduler=self.scheduler, worker=self.worker)
+
+
+class _LoopScheduler(KVSchedulerSide):
+    def __init__(self, store: _LoopStore, block_size: int) -> None:
+        self._store = store
+        self._block_size = block_size
+        self._tickets = itertools.count()
+        self._asked: dict[str, int] = {}
+        self._message: dict[str, list[Any]] = {"load": [], "save": [], "cancel": [], "hold": []}
+        self.num_loaded = 0
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        asked = self._asked.get(request.request_id, 0)
+        self._asked[request.request_id] = asked + 1
+        if asked < self._store.pending:
+            return Lookup(pending=True)
+        known = itertools.takewhile(lambda block_hash: block_hash.hex() in self._store.blocks, block_hashes)
+        num_tokens = sum(1 for _ in known) * self._block_size
+        return Lookup(num_tokens=num_tokens, ticket=next(self._tickets)) if num_tokens else Lookup()
+
+    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        first = 0 if not block_hashes else len(block_hashes)
+        self._message["load"].append([ticket, list(blocks), [h.hex() for h in block_hashes], first])
+
+    def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        self._message["save"].extend([block, h.hex()] for block, h in zip(blocks, block_hashes, strict=True))
+
+    def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
+        if not self._store.holds:
+            return None
+        ticket = next(self._tickets)
+        self._message["hold"].append(ticket)
+        return ticket
+
+    def on_cancelled(self, ticket: int) -> None:
+        self._message["cancel"].append(ticket)
+
+    def take_message(self) -> bytes:
+        if not any(self._message.values()):
+            return b""
+        message = json.dumps(self._message).encode()
+        self._message = {name: [] for name in self._message}
+        return message
+
+    def on_report(self, report: ConnectorReport) -> None:
+        self.num_loaded += len(report.loaded)
+
+
+class _LoopWorker(KVWorkerSide):
+    def __init__(self, store: _LoopStore, block_size: int) -> None:
+        self._store = store
+        self._block_size = block_size
+        self._loads: dict[int, list[Any]] = {}
+        self._releases: dict[int, int] = {}
+        self._saves: list[Any] = []
+
+    def register(self, kv_cache: Any) -> None:
+        self._arrays = kv_cache
+
+    def begin_step(self, message: bytes) -> None:
+        orders = json.loads(message) if message else {}
+        for block, block_hash in orders.get("save", []):
+            # Content was committed in an earlier step; this step's passes may overwrite the block.
+            part = slice(block * self._block_size, (block + 1) * self._block_size)
+            self._store.blocks.setdefault(block_hash, [array[part].copy() for array in self._arrays])
+        for ticket, blocks, hashes, _ in orders.get("load", []):
+            self._loads[ticket] = [self._store.delay, blocks, hashes]
+        for ticket in orders.get("cancel", []):
+            self._loads.pop(ticket, None)
+            self._releases[ticket] = self._store.delay
+        for ticket in orders.get("hold", []):
+            self._releases[ticket] = self._store.delay
+
+    def end_step(self) -> None:
+        pass
+
+    def poll(self) -> ConnectorReport:
+        loaded, failed = [], []
+        for ticket, load in list(self._loads.items()):
+            load[0] -= 1
+            if load[0] > 0:
+                continue
+            del self._loads[ticket]
+            num_valid = self._store.fail(ticket)
+            num_blocks = len(load[1]) if num_valid is None else num_valid // self._block_size
+            self._copy_in(load[1][:num_blocks], load[2][:num_blocks])
+            if num_valid is None:
+                loaded.append(ticket)
+            else:
+                failed.append(FailedLoad(ticket=ticket, num_valid_tokens=num_valid, cause="injected"))
+        self._releases = {ticket: left - 1 for ticket, left in self._releases.items()}
+        released = [ticket for ticket, left in self._releases.items() if left <= 0]
+        for ticket in released:
+            del self._releases[ticket]
+        return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
+
+    def close(self) -> None:
+        self._loads.clear()
+
+    def _copy_in(self, blocks: list[int], hashes: list[str]) -> None:
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            part = slice(block * self._block_size, (block + 1) * self._block_size)
+            for array, content in zip(self._arrays, self._store.blocks[block_hash], strict=True):
+                array[part] = content
+
+
+class ScriptedSpeculator(Speculator):
+    """Drafts what a function says, cut to what is allowed.
+
+    Args:
+        draft: From the known tokens of a sequence to draft tokens.
+    """
+
+    def __init__(self, draft: Callable[[Int32Array], Sequence[int]]) -> None:
+        self._draft = draft
+        self.num_drafted = 0
+        self.num_accepted = 0
+
+    def propose(self, view: DraftView) -> Drafts:
+        """Return the scripted drafts."""
+        runs = [
+            list(self._draft(tokens))[:most]
+            for tokens, most in zip(view.token_ids, view.max_draft_tokens.tolist(), strict=True)
+        ]
+        return Drafts(
+            num_drafts=np.array([len(run) for run in runs], np.int32),
+            token_ids=np.array([token for run in runs for token in run], np.int32),
+        )
+
+    def on_verified(self, *, slots: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+        """Count."""
+        self.num_drafted += int(num_drafts.sum())
+        self.num_accepted += int(num_accepted.sum())

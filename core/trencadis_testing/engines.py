@@ -1,0 +1,128 @@
+"""Whole engines in one call, on a fake backend and in this thread: what suites and tests run strategies in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from trencadis.clock import Clock, SimulatedClock
+from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
+from trencadis.records import Bucket, BucketLimits, ModelSource, Shape
+from trencadis_testing.fakes import FakeBackend, FakeExecutor
+
+if TYPE_CHECKING:
+    from trencadis.engine.engine import Engine
+    from trencadis.interfaces import Backend, ConnectorPair, Observer, Sampler, Speculator
+
+__all__ = ["ExactShapes", "OldestFirst", "ServeInOrder", "make_engine"]
+
+
+class ServeInOrder(SchedulingPolicy):
+    """The contract's defaults: first come, first served."""
+
+
+class OldestFirst(EvictionPolicy):
+    """The reference eviction: whoever became unreferenced first goes first."""
+
+    def __init__(self) -> None:
+        self._candidates: OrderedDict[int, None] = OrderedDict()
+
+    def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
+        """Append."""
+        self._candidates.update(dict.fromkeys(blocks))
+
+    def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
+        """Drop."""
+        for block in blocks:
+            del self._candidates[block]
+
+    def victims(self, num_blocks: int) -> list[int]:
+        """Pop from the head."""
+        return [self._candidates.popitem(last=False)[0] for _ in range(num_blocks)]
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Drop."""
+        for block in blocks:
+            self._candidates.pop(block, None)
+
+
+class ExactShapes(BucketingStrategy):
+    """Every shape is its own bucket."""
+
+    def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        """Nothing to prepare."""
+        return ()
+
+    def bucket_for(self, shape: Shape) -> Bucket:
+        """Return the shape itself."""
+        return Bucket.of(shape)
+
+
+def make_engine(
+    *,
+    policy: SchedulingPolicy | None = None,
+    eviction: EvictionPolicy | None = None,
+    bucketing: BucketingStrategy | None = None,
+    backend: Backend | None = None,
+    executor: FakeExecutor | None = None,
+    clock: Clock | None = None,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    observers: Sequence[tuple[str, Observer]] = (),
+    speculator: tuple[Speculator, int] | None = None,
+    connector: ConnectorPair | None = None,
+    fallback: bool = False,
+    prefix_caching: bool = True,
+    load_timeout_s: float = 30.0,
+    **options: Any,
+) -> Engine:
+    """Return an engine of the given strategies; the rest are references.
+
+    Args:
+        policy: Scheduling; first come, first served if none.
+        eviction: Oldest first if none.
+        bucketing: Exact shapes if none.
+        backend: A strict :class:`FakeBackend` if none.
+        executor: A :class:`FakeExecutor` over ``backend`` if none.
+        clock: A simulated clock if none.
+        num_blocks: KV blocks.
+        block_size: Tokens per block.
+        observers: Names and observers.
+        speculator: With the most drafts per step.
+        connector: A KV connector.
+        fallback: Give scheduling, eviction and bucketing their references as fallbacks.
+        prefix_caching: Keep blocks for reuse.
+        load_timeout_s: Of KV loads.
+        options: Fields of the table ``[engine]``.
+    """
+    from trencadis.config.schema import CacheConfig, Config, EngineConfig
+    from trencadis.engine.build import Parts, compose_engine
+
+    executor = executor or FakeExecutor(backend or FakeBackend(max_model_len=num_blocks * block_size))
+    facts = executor.start(make_backend=_no_backend, make_sampler=_no_sampler, source=ModelSource(path="fake"))
+    cache = CacheConfig(
+        num_blocks=num_blocks, block_size=block_size, prefix_caching=prefix_caching, load_timeout_s=load_timeout_s
+    )
+    config = Config(engine=attrs.evolve(EngineConfig(), **options), cache=cache)
+    parts = Parts(
+        executor=executor,
+        model=facts,
+        make_bucketing=lambda limits: ("bucketing", bucketing or ExactShapes(), ExactShapes if fallback else None),
+        scheduling=("scheduling", policy or ServeInOrder(), ServeInOrder if fallback else None),
+        eviction=("eviction", eviction or OldestFirst(), OldestFirst if fallback else None),
+        observers=tuple(observers),
+        speculator=speculator,
+        connector=connector,
+    )
+    return compose_engine(config, parts, clock=clock or SimulatedClock())
+
+
+def _no_backend(rank: int) -> Backend:
+    raise RuntimeError(f"rank {rank}: the executor was given a backend")
+
+
+def _no_sampler(rank: int) -> Sampler:
+    return None  # type: ignore[return-value] # a fake backend samples by itself
