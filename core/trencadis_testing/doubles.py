@@ -42,7 +42,7 @@ class LoopConnector:
         *,
         block_size: int = 4,
         delay: int = 1,
-        fail: Callable[[int], int | None] = lambda ticket: None,
+        fail: Callable[[int], int | None] = lambda _: None,
         pending: int = 0,
         holds: bool = False,
     ) -> None:
@@ -164,9 +164,11 @@ class ScriptedSpeculator(Speculator):
 
     Args:
         draft: From the known tokens of a sequence to draft tokens.
+        max_draft_tokens: The most drafts of one sequence in a step.
     """
 
-    def __init__(self, draft: Callable[[Int32Array], Sequence[int]]) -> None:
+    def __init__(self, draft: Callable[[Int32Array], Sequence[int]], *, max_draft_tokens: int = 3) -> None:
+        self.max_draft_tokens = max_draft_tokens
         self._draft = draft
         self.num_drafted = 0
         self.num_accepted = 0

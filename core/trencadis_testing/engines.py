@@ -72,7 +72,7 @@ def make_engine(
     num_blocks: int = 64,
     block_size: int = 4,
     observers: Sequence[tuple[str, Observer]] = (),
-    speculator: tuple[Speculator, int] | None = None,
+    speculator: Speculator | None = None,
     connector: ConnectorPair | None = None,
     fallback: bool = False,
     prefix_caching: bool = True,
@@ -91,7 +91,7 @@ def make_engine(
         num_blocks: KV blocks.
         block_size: Tokens per block.
         observers: Names and observers.
-        speculator: With the most drafts per step.
+        speculator: Who drafts.
         connector: A KV connector.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
         prefix_caching: Keep blocks for reuse.
@@ -99,7 +99,7 @@ def make_engine(
         options: Fields of the table ``[engine]``.
     """
     from trencadis.config.schema import CacheConfig, Config, EngineConfig
-    from trencadis.engine.build import Parts, compose_engine
+    from trencadis.engine.compose import Parts, compose_engine
 
     executor = executor or FakeExecutor(backend or FakeBackend(max_model_len=num_blocks * block_size))
     facts = executor.start(make_backend=_no_backend, make_sampler=_no_sampler, source=ModelSource(path="fake"))
@@ -110,7 +110,7 @@ def make_engine(
     parts = Parts(
         executor=executor,
         model=facts,
-        make_bucketing=lambda limits: ("bucketing", bucketing or ExactShapes(), ExactShapes if fallback else None),
+        make_bucketing=lambda _: ("bucketing", bucketing or ExactShapes(), ExactShapes if fallback else None),
         scheduling=("scheduling", policy or ServeInOrder(), ServeInOrder if fallback else None),
         eviction=("eviction", eviction or OldestFirst(), OldestFirst if fallback else None),
         observers=tuple(observers),

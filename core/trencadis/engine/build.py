@@ -1,238 +1,122 @@
 """The composition root: config and registry in, engine out.
 
-Live serving, replay and simulation differ only in what is handed in here: clock, backend, executor.
+Live serving, replay and simulation differ only in what is handed in: clock, backend, executor.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
-from trencadis.engine.batch_builder import BatchBuilder
-from trencadis.engine.block_manager import BlockManager
-from trencadis.engine.drafting import Drafting
+from trencadis.engine.compose import Parts, compose_engine
 from trencadis.engine.engine import Engine
-from trencadis.engine.guards import GuardedBucketing, GuardedEviction, GuardedScheduling
-from trencadis.engine.hashing import BlockHasher
-from trencadis.engine.observers import Observers
-from trencadis.engine.passes import PassPlanner
-from trencadis.engine.scheduler import Scheduler
-from trencadis.engine.state import EngineState
-from trencadis.engine.transfers import Transfers
-from trencadis.engine.warmup import warm_up
-from trencadis.errors import ConfigValueError, OutOfMemoryError
-from trencadis.interfaces import (
-    AllocationPlan,
-    BackendCapabilities,
-    BucketingStrategy,
-    ConnectorPair,
-    EvictionPolicy,
-    Executor,
-    Observer,
-    SchedulingPolicy,
-    Speculator,
-)
-from trencadis.records import BucketLimits, MemoryReport, ModelFacts
+from trencadis.interfaces import Backend, BucketingStrategy, ComponentContext, Executor, Sampler
+from trencadis.records import BucketLimits, ModelSource
+from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
+from trencadis.text import resolve_model_path
 
-__all__ = ["Parts", "compose_engine", "size_cache"]
-
-logger = logging.getLogger("trencadis.engine")
+__all__ = ["build_engine"]
 
 
-@attrs.frozen(kw_only=True)
-class Parts:
-    """Everything an engine is made of, built or ready to be built.
-
-    Attributes:
-        executor: Started: the model is loaded.
-        model: What was loaded.
-        make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
-        scheduling: Label, policy, and maker of its fallback (or None).
-        eviction: The same.
-        observers: Names and observers.
-        speculator: Who drafts, and how many tokens at most; or None.
-        connector: The KV connector, or None.
-        plan_hash: Of the resolved plugins.
-    """
-
-    executor: Executor
-    model: ModelFacts
-    make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
-    scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
-    eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
-    observers: tuple[tuple[str, Observer], ...] = ()
-    speculator: tuple[Speculator, int] | None = None
-    connector: ConnectorPair | None = None
-    plan_hash: str = ""
-
-
-def compose_engine(
+def build_engine(
     config: Config,
-    parts: Parts,
     *,
+    registry: Registry,
     clock: Clock | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
-    """Size the cache, allocate, warm up, and put the engine together.
+    """Resolve the configured components, load the model, and return an engine that is ready for requests.
 
     Args:
-        config: Tables ``engine``, ``cache`` and ``model`` are read.
-        parts: The strategies.
+        config: The configuration.
+        registry: The plugins.
         clock: The system's if none is given.
         progress: Called during warm-up with buckets done and all.
 
     Raises:
-        ConfigValueError: A size contradicts the model or another size.
-        OutOfMemoryError: The device has no room for a usable KV cache.
+        PluginError: A component cannot be chosen, built or combined with the others.
+        ModelLoadError: The model cannot be loaded.
+        ConfigValueError: A size contradicts the model.
+        OutOfMemoryError: No room for weights or KV cache.
     """
     clock = clock or SystemClock()
-    executor, capabilities = parts.executor, parts.executor.capabilities
-    block_size = config.cache.block_size or capabilities.default_block_size
-    max_drafts = parts.speculator[1] if parts.speculator else 0
-    max_model_len, num_blocks = size_cache(config, parts.model, executor, block_size=block_size)
-    limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
-    executor.allocate(
-        AllocationPlan(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_rows=config.engine.max_num_seqs,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=config.engine.max_num_batched_tokens,
-            connector=parts.connector.worker if parts.connector else None,
+    registry.configure(config)
+    plan = resolve_plan(config, registry)
+    builder = _Builder(registry, plan, ComponentContext(clock=clock, seed=config.engine.seed))
+    executor: Executor = builder.make(plan.choices["executor"])
+    try:
+        parts = builder.parts(executor, _source(config))
+        engine = compose_engine(config, parts, clock=clock, progress=progress)
+    except BaseException:
+        executor.close()
+        raise
+    registry.ready(parts.model, parts.plan_hash)
+    return engine
+
+
+def _source(config: Config) -> ModelSource:
+    model = config.model
+    return ModelSource(
+        path=str(resolve_model_path(model.path)),
+        dtype=model.dtype,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+class _Builder:
+    """Calls the factories of one plan, each with what is known when its turn comes."""
+
+    def __init__(self, registry: Registry, plan: ResolvedPlan, context: ComponentContext) -> None:
+        self._registry = registry
+        self._plan = plan
+        self._context = context
+
+    def make(self, choice: Choice) -> Any:
+        return self._registry.build(choice.component, choice.options, self._context)
+
+    def parts(self, executor: Executor, source: ModelSource) -> Parts:
+        """Load the model and build every strategy that does not need the cache's size."""
+        choices = self._plan.choices
+        model = executor.start(make_backend=self._backend, make_sampler=self._sampler, source=source)
+        self._plan = self._plan.resolve_bucketing(executor.capabilities.layout)
+        self._context = ComponentContext(clock=self._context.clock, seed=self._context.seed, model=model)
+        return Parts(
+            executor=executor,
+            model=model,
+            make_bucketing=self._bucketing,
+            scheduling=self._guarded("scheduling"),
+            eviction=self._guarded("eviction"),
+            observers=tuple((str(choice.component), self.make(choice)) for choice in self._plan.observers),
+            speculator=self.make(choices["speculation"]) if "speculation" in choices else None,
+            connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
+            plan_hash=self._plan.plan_hash,
+            on_close=self._registry.closing,
         )
-    )
-    bucketing = GuardedBucketing(*parts.make_bucketing(limits))
-    eviction = GuardedEviction(*parts.eviction)
-    state = EngineState(
-        clock=clock,
-        blocks=BlockManager(num_blocks=num_blocks, eviction=eviction),
-        hasher=BlockHasher(
-            key=config.cache.key, compatibility=_compatibility(config, parts.model, block_size), block_size=block_size
-        ),
-        transfers=Transfers(
-            parts.connector.scheduler if parts.connector else None, load_timeout_s=config.cache.load_timeout_s
-        ),
-        num_rows=config.engine.max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        eos_token_ids=parts.model.eos_token_ids,
-        seed=config.engine.seed,
-        prefix_caching=config.cache.prefix_caching,
-    )
-    passes = PassPlanner(
-        bucketing,
-        capabilities=capabilities,
-        table=state.table,
-        block_size=block_size,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-    )
-    if config.engine.warmup and capabilities.layout != "ragged":
-        buckets = bucketing.strategy.buckets(limits)
-        warm_up(executor, buckets, clock=clock, progress=progress)
-        passes.prepared(buckets)
-    policy = GuardedScheduling(*parts.scheduling)
-    scheduler = Scheduler(
-        state,
-        policy,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        max_preemptions=config.engine.max_preemptions,
-        max_wait_s=config.engine.max_wait_s,
-    )
-    return Engine(
-        state=state,
-        policy=policy,
-        scheduler=scheduler,
-        builder=BatchBuilder(state, passes),
-        executor=executor,
-        observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
-        drafting=Drafting(state, parts.speculator[0] if parts.speculator else None, max_draft_tokens=max_drafts),
-        model=parts.model,
-        # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
-        depth=2 if config.engine.async_scheduling and parts.speculator is None else 1,
-        plan_hash=parts.plan_hash,
-    )
 
+    def _backend(self, rank: int) -> Backend:
+        backend: Backend = self.make(self._plan.choices["backend"])
+        return backend
 
-def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_size: int) -> tuple[int, int]:
-    """Return the longest sequence in tokens and the number of KV blocks.
+    def _sampler(self, rank: int) -> Sampler:
+        sampler: Sampler = self.make(self._plan.choices["sampling"])
+        return sampler
 
-    Raises:
-        ConfigValueError: ``model.max_model_len`` exceeds the model's own, or asked-for blocks cannot hold it.
-        OutOfMemoryError: There is no room for one sequence of a useful length.
-    """
-    asked = config.model.max_model_len
-    if asked > model.max_model_len:
-        raise ConfigValueError(
-            f"[model] max_model_len = {asked}: {model.architecture} was made for {model.max_model_len} tokens.",
-            hint="Lower it, or leave it at 0 for the model's own.",
+    def _guarded(self, noun: str) -> tuple[str, Any, Callable[[], Any] | None]:
+        """Return label, strategy, and maker of the fallback: none if the fallback is the strategy itself."""
+        chosen, fallback = self._plan.choices[noun], self._plan.fallbacks.get(noun)
+        if fallback is not None and fallback.component == chosen.component:
+            fallback = None
+        return (
+            str(chosen.component),
+            self.make(chosen),
+            (lambda: self.make(fallback)) if fallback is not None else None,
         )
-    max_model_len = asked or model.max_model_len
-    num_blocks = config.cache.num_blocks
-    if not num_blocks:
-        engine = config.engine
-        report = executor.memory(
-            max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs
+
+    def _bucketing(self, limits: BucketLimits) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
+        self._context = ComponentContext(
+            clock=self._context.clock, seed=self._context.seed, model=self._context.model, limits=limits
         )
-        num_blocks = _affordable_blocks(config, model, report, max_model_len, block_size)
-    capacity = num_blocks * block_size
-    if capacity < max_model_len:
-        if asked:
-            raise ConfigValueError(
-                f"[model] max_model_len = {asked}: the KV cache of {num_blocks} blocks holds {capacity} tokens.",
-                hint="Lower it, or raise cache.num_blocks or cache.memory_fraction.",
-            )
-        logger.warning("The KV cache holds %d tokens: max_model_len is cut from %d.", capacity, max_model_len)
-        max_model_len = capacity
-    return max_model_len, num_blocks
-
-
-def _affordable_blocks(
-    config: Config, model: ModelFacts, report: MemoryReport, max_model_len: int, block_size: int
-) -> int:
-    cache = config.cache
-    usable = int((report.free_bytes - report.activation_bytes) * cache.memory_fraction)
-    if cache.max_bytes:
-        usable = min(usable, cache.max_bytes)
-    num_blocks = usable // max(1, model.kv_bytes_per_token * block_size)
-    # More than every sequence at full length can never be used.
-    num_blocks = min(num_blocks, config.engine.max_num_seqs * -(-max_model_len // block_size))
-    if num_blocks < 2:
-        raise OutOfMemoryError(
-            f"{usable / 2**20:.0f} MiB for the KV cache pay for {num_blocks} blocks of "
-            f"{model.kv_bytes_per_token * block_size / 2**20:.2f} MiB.",
-            hint="Raise cache.memory_fraction, or free memory on the device.",
-        )
-    return int(num_blocks)
-
-
-def _limits(
-    config: Config,
-    capabilities: BackendCapabilities,
-    block_size: int,
-    max_model_len: int,
-    num_blocks: int,
-    max_drafts: int,
-) -> BucketLimits:
-    max_num_seqs = config.engine.max_num_seqs
-    return BucketLimits(
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        max_prefill_batch_size=min(capabilities.max_prefill_batch_size or max_num_seqs, max_num_seqs),
-        num_blocks=num_blocks,
-        contiguous=capabilities.contiguous,
-        prefix_caching=config.cache.prefix_caching,
-        max_draft_tokens=max_drafts,
-    )
-
-
-def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:
-    """Return everything that changes the bytes of a KV block or their meaning."""
-    parts: tuple[Any, ...] = (config.model.path, config.model.revision, model.architecture, model.dtype, block_size)
-    return "\0".join(map(str, parts))
+        return self._guarded("bucketing")

@@ -98,9 +98,10 @@ class Committer:
         ended = self._ended(slots, last)
         if not ended.any():
             return []
-        return [self._finish(table.sequence(slot), int(token)) for slot, token in zip(
-            slots[ended].tolist(), last[ended].tolist(), strict=True
-        )]
+        return [
+            self._finish(table.sequence(slot), int(token))
+            for slot, token in zip(slots[ended].tolist(), last[ended].tolist(), strict=True)
+        ]
 
     def _ended(self, slots: Int32Array, last: Int32Array) -> BoolArray:
         """True where the newest token ends the sequence."""
@@ -111,7 +112,9 @@ class Committer:
         if own.any():
             for i in np.flatnonzero(own).tolist():
                 at_stop[i] |= int(last[i]) in table.sequence(int(slots[i])).stop_token_ids
-        ended: BoolArray = (known >= table.max_total_tokens[slots]) | (at_stop & (known >= table.min_total_tokens[slots]))
+        ended: BoolArray = (known >= table.max_total_tokens[slots]) | (
+            at_stop & (known >= table.min_total_tokens[slots])
+        )
         return ended
 
     def _is_eos(self, token_ids: Int32Array) -> BoolArray:

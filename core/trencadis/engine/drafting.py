@@ -52,7 +52,9 @@ class Drafting:
         try:
             drafts = self._speculator.propose(view)
         except Exception as error:
-            raise StepFailedError(f"{type(self._speculator).__name__} raised {type(error).__name__}: {error}.") from error
+            raise StepFailedError(
+                f"{type(self._speculator).__name__} raised {type(error).__name__}: {error}."
+            ) from error
         if (drafts.num_drafts > most).any() or len(drafts.token_ids) != int(drafts.num_drafts.sum()):
             raise StepFailedError(
                 f"{type(self._speculator).__name__} drafted {drafts.num_drafts.tolist()}, allowed are {most.tolist()}."

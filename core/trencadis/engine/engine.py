@@ -10,10 +10,12 @@ With ``depth`` 2 step n+1 is planned and submitted while step n runs; with depth
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
 from trencadis.clock import Clock
+from trencadis.engine.accounting import Accounting, SubmittedStep
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.committer import Committer
 from trencadis.engine.drafting import Drafting
@@ -22,17 +24,14 @@ from trencadis.engine.observers import Observers
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
-from trencadis.engine.totals import EngineTotals
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
-from trencadis.interfaces import Executor, PendingStep
+from trencadis.interfaces import Executor
 from trencadis.records import (
     FinishedSequence,
     FinishReason,
     ModelFacts,
     Plan,
     Request,
-    StepOutput,
-    StepStats,
     TokenDeltas,
 )
 
@@ -66,10 +65,12 @@ class Engine:
         model: ModelFacts,
         depth: int,
         plan_hash: str,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
         self.plan_hash = plan_hash
-        self.totals = EngineTotals()
+        self._accounting = Accounting(state, observers)
+        self.totals = self._accounting.totals
         self.max_model_len = state.max_model_len
         self._state = state
         self._policy = policy
@@ -82,9 +83,10 @@ class Engine:
         self._recovery = Recovery(state, scheduler)
         self._depth = depth
         self._clock: Clock = state.clock
-        self._in_flight: deque[tuple[Plan, PendingStep, float]] = deque()
+        self._in_flight: deque[SubmittedStep] = deque()
         self._ended: list[FinishedSequence] = []
         self._closed = False
+        self._on_close = on_close
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -149,9 +151,10 @@ class Engine:
             pass
         if not self._in_flight:
             return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
-        plan, pending, plan_s = self._in_flight.popleft()
+        step = self._in_flight.popleft()
+        plan = step.plan
         try:
-            output = pending.wait()
+            output = step.pending.wait()
         except Exception as error:
             self._fail(plan, error)
             return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
@@ -160,7 +163,8 @@ class Engine:
         self._recovery.step_done(plan)
         self._drafting.verified(plan, output)
         deltas = self._with_ended(deltas)
-        self._count(plan, output, deltas, plan_s=plan_s, commit_s=self._clock.now_s() - start_s)
+        commit_s = self._clock.now_s() - start_s
+        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
         return deltas
 
     def close(self) -> None:
@@ -173,7 +177,10 @@ class Engine:
         while self._in_flight:
             self._drain_one()
         self._observers.close()
-        self._executor.close()
+        try:
+            self._on_close()
+        finally:
+            self._executor.close()
 
     # ------------------------------------------------------------------------------------------------- innards
 
@@ -199,13 +206,17 @@ class Engine:
             self._fail_everything(error)
             return False
         pending = self._executor.submit(batch)
-        plan_s = self._clock.now_s() - start_s
-        totals, admission = self.totals, self._scheduler.admission
-        totals.num_prompt_tokens_admitted += admission.num_prompt_tokens
-        totals.num_prompt_tokens_cached += admission.num_cached_tokens
-        totals.num_recomputed_tokens += self._scheduler.num_recomputed_tokens
-        totals.num_preempted += len(plan.preempted)
-        self._in_flight.append((plan, pending, plan_s))
+        admission = self._scheduler.admission
+        self._in_flight.append(
+            SubmittedStep(
+                plan=plan,
+                pending=pending,
+                plan_s=self._clock.now_s() - start_s,
+                num_prompt_tokens_admitted=admission.num_prompt_tokens,
+                num_prompt_tokens_cached=admission.num_cached_tokens,
+                num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
+            )
+        )
         return True
 
     def _check(self, request: Request) -> None:
@@ -266,9 +277,7 @@ class Engine:
         self._recovery.left(finished.slot)
         self._drafting.finished(finished.slot)
         try:
-            self._policy.on_finished(
-                slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids)
-            )
+            self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
         except StepFailedError as error:
             self._fail_everything(error)
         if self._observers:
@@ -294,53 +303,10 @@ class Engine:
         state.row_starts.clear()
 
     def _drain_one(self) -> Plan:
-        plan, pending, _ = self._in_flight.popleft()
+        step = self._in_flight.popleft()
         try:
-            output = pending.wait()
+            output = step.pending.wait()
         except Exception:  # the first failure is the one that is reported
-            return plan
+            return step.plan
         self._state.transfers.apply(output.connector_report, self._state)
-        return plan
-
-    def _count(self, plan: Plan, output: StepOutput, deltas: TokenDeltas, *, plan_s: float, commit_s: float) -> None:
-        totals, state = self.totals, self._state
-        num_tokens = plan.num_tokens
-        num_drafts = 0 if plan.drafts is None else int(plan.drafts.num_drafts.sum())
-        totals.num_steps += 1
-        totals.num_scheduled_tokens += num_tokens
-        totals.num_padded_tokens += output.num_padded_tokens
-        totals.num_emitted_tokens += len(deltas.token_ids)
-        totals.num_draft_tokens += num_drafts
-        totals.num_accepted_tokens += self._committer.num_accepted
-        totals.plan_s += plan_s
-        totals.commit_s += commit_s
-        totals.device_s += output.device_s
-        totals.num_observer_failures = self._observers.num_failures
-        if not self._observers:
-            return
-        admission, blocks = self._scheduler.admission, state.blocks
-        self._observers.on_step(
-            StepStats(
-                step=plan.step,
-                now_s=self._clock.now_s(),
-                num_running=len(state.running),
-                num_waiting=self.num_waiting,
-                num_sequences=plan.num_sequences,
-                num_scheduled_tokens=num_tokens,
-                num_padded_tokens=output.num_padded_tokens,
-                num_emitted_tokens=len(deltas.token_ids),
-                num_preempted=len(plan.preempted),
-                num_finished=len(deltas.finished),
-                num_prompt_tokens_cached=admission.num_cached_tokens,
-                num_prompt_tokens_admitted=admission.num_prompt_tokens,
-                num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
-                num_draft_tokens=num_drafts,
-                num_accepted_tokens=self._committer.num_accepted,
-                num_free_blocks=blocks.num_free,
-                num_cached_blocks=blocks.num_cached,
-                num_used_blocks=blocks.num_used,
-                plan_s=plan_s,
-                device_s=output.device_s,
-                commit_s=commit_s,
-            )
-        )
+        return step.plan

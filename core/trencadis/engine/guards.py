@@ -50,7 +50,9 @@ class Guarded(Generic[S]):
                 f"{self.label} raised {type(cause).__name__}: {cause}.",
                 hint="Mend or replace the component, or name a fallback in its config table.",
             ) from cause
-        logger.error("%s raised %s: %s; its fallback takes over.", self.label, type(cause).__name__, cause, exc_info=cause)
+        logger.error(
+            "%s raised %s: %s; its fallback takes over.", self.label, type(cause).__name__, cause, exc_info=cause
+        )
         self.strategy = self._make_fallback()
         self.label = f"fallback of {self.label}"
         self._make_fallback = None
@@ -121,9 +123,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
         """Tell the policy that a sequence left."""
-        self.guarded(
-            lambda policy: policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
-        )
+        self.guarded(lambda policy: policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens))
 
 
 class GuardedEviction(Guarded[EvictionPolicy]):

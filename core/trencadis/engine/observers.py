@@ -67,7 +67,9 @@ class Observers:
             self.num_failures += 1
             if not watched.warned:
                 watched.warned = True
-                logger.exception("Observer %s raised; the run goes on, further failures are only counted.", watched.name)
+                logger.exception(
+                    "Observer %s raised; the run goes on, further failures are only counted.", watched.name
+                )
         watched.num_calls += 1
         watched.spent_s += self._clock.now_s() - start_s
         if watched.num_calls == _WINDOW:

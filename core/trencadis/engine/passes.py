@@ -129,9 +129,7 @@ class PassPlanner:
                 )
         return Shape(len(lengths), int(lengths.max()), num_blocks, phase)
 
-    def _prompt_logits(
-        self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array
-    ) -> Int32Array:
+    def _prompt_logits(self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array) -> Int32Array:
         """How many query tokens of each sequence are followed by a prompt token whose logprob was asked for."""
         counts = np.zeros(len(indices), np.int32)
         if not self._table.num_prompt_logprobs:

@@ -11,11 +11,12 @@ import numpy as np
 
 from trencadis.engine.admission import Admission
 from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.sequence import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.engine.views import ViewMaker
 from trencadis.errors import InternalError
 from trencadis.interfaces import SchedulerView
-from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Plan
+from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Int64Array, Plan
 
 __all__ = ["Scheduler"]
 
@@ -108,9 +109,7 @@ class Scheduler:
         fits = np.cumsum(lengths) <= token_budget
         return decodes[fits], lengths[fits]
 
-    def _allocate(
-        self, view: SchedulerView, decodes: Int32Array, lengths: Int32Array
-    ) -> tuple[Int32Array, Int32Array]:
+    def _allocate(self, view: SchedulerView, decodes: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Give every decode the blocks for its new tokens; preempt until the rest fit."""
         state, table = self._state, self._state.table
         size = state.block_size
@@ -131,10 +130,11 @@ class Scheduler:
         blocks = state.blocks.allocate(needed)
         rows, firsts = table.row[slots], table.num_blocks[slots]
         if needed == len(slots):
-            state.rows.write_blocks(rows, firsts, blocks)
+            state.rows.write_blocks(rows.astype(np.int32), firsts.astype(np.int32), blocks)
         else:
             offsets = np.arange(needed) - np.repeat(np.cumsum(extra) - extra, extra)
-            state.rows.write_blocks(np.repeat(rows, extra), np.repeat(firsts, extra) + offsets, blocks)
+            columns = np.repeat(firsts, extra) + offsets
+            state.rows.write_blocks(np.repeat(rows, extra).astype(np.int32), columns.astype(np.int32), blocks)
         table.num_blocks[slots] += extra
         return decodes, lengths
 
@@ -184,6 +184,8 @@ class Scheduler:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
         slot = self.solo[0]
+        if table.sequence(slot).state is SequenceState.PARKED:
+            return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
         if table.row[slot] < 0:
             slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
             while not slots.size and state.running.size and self._make_room(self._views.view()):
@@ -247,6 +249,6 @@ class Scheduler:
             return None
         return Drafts(num_drafts=counts, token_ids=np.concatenate(parts).astype(np.int32))
 
-    def _count_recomputed(self, slots: Int32Array, starts: Int32Array, ends: Int32Array) -> None:
+    def _count_recomputed(self, slots: Int32Array, starts: Int64Array, ends: Int64Array) -> None:
         again = np.minimum(self._state.table.high_water[slots], ends) - starts
         self.num_recomputed_tokens = int(again[again > 0].sum())

@@ -16,6 +16,7 @@ from trencadis.engine.queues import SlotQueue
 from trencadis.engine.sequence import Sequence, SequenceState
 from trencadis.engine.table import Rows, SequenceTable
 from trencadis.engine.transfers import Transfers
+from trencadis.errors import InternalError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart
 
 __all__ = ["EngineState"]
@@ -221,7 +222,8 @@ class EngineState:
         (self.waiting.push_front if front else self.waiting.append)(sequence.slot)
 
     def _unwait(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
-        self.waiting.remove(sequence.slot)
+        if not self.waiting.remove(sequence.slot):
+            raise InternalError(f"slot {sequence.slot} is {sequence.state.name}, not waiting")
         if not keep_blocks:
             self.drop_loaded(sequence)
 

@@ -160,6 +160,4 @@ class Rows:
             rows, columns, block_ids = writes[0]
         else:
             rows, columns, block_ids = (np.concatenate(part) for part in zip(*writes, strict=True))
-        return TableWrites(
-            rows=rows.astype(np.int32), columns=columns.astype(np.int32), block_ids=block_ids.astype(np.int32)
-        )
+        return TableWrites(rows=rows, columns=columns, block_ids=block_ids)

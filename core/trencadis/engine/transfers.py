@@ -69,7 +69,9 @@ class Transfers:
         sequence.looked_up = not found.pending
         return found
 
-    def park(self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, num_local_blocks: int, now_s: float) -> None:
+    def park(
+        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, num_local_blocks: int, now_s: float
+    ) -> None:
         """Note a load into ``blocks[num_local_blocks:]``; the first blocks are a local prefix hit."""
         assert self._connector is not None, "only a connector's hit parks a sequence"
         sequence.ticket, sequence.park_deadline_s = found.ticket, now_s + self._load_timeout_s
@@ -133,7 +135,9 @@ class Transfers:
         now_s = state.clock.now_s()
         for sequence in [s for s in self._parked.values() if now_s >= s.park_deadline_s]:
             self.num_failed_loads += 1
-            logger.warning("KV load %d took over %g s; its tokens are computed here.", sequence.ticket, self._load_timeout_s)
+            logger.warning(
+                "KV load %d took over %g s; its tokens are computed here.", sequence.ticket, self._load_timeout_s
+            )
             self.cancel(sequence, state.blocks)
             state.unpark(sequence)
 

@@ -39,7 +39,13 @@ class DraftView:
 
 
 class Speculator(ABC):
-    """Proposes tokens. Engine thread; only committed tokens are shown to it."""
+    """Proposes tokens. Engine thread; only committed tokens are shown to it.
+
+    Attributes:
+        max_draft_tokens: The most drafts it proposes for one sequence in a step; constant.
+    """
+
+    max_draft_tokens: int
 
     @abstractmethod
     def propose(self, view: DraftView) -> Drafts:

@@ -55,7 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
         # Without a prefix cache every hit comes from the connector.
         options: dict[str, Any] = {"prefix_caching": feature not in {"no cache", "slow connector"}}
         if feature == "drafts":
-            options["speculator"] = (ScriptedSpeculator(self.draft), 3)
+            options["speculator"] = ScriptedSpeculator(self.draft)
         if "connector" in feature:
             slow = feature == "slow connector"
             options["connector"] = LoopConnector(
@@ -223,5 +223,7 @@ TestEngineMachine.settings = settings(
     max_examples=50,
     stateful_step_count=25,
     phases=[Phase.explicit, Phase.generate],
-    deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )

@@ -1,0 +1,236 @@
+"""An engine from its parts: sizes the KV cache, allocates, warms up, and wires everything together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from trencadis.clock import Clock, SystemClock
+from trencadis.config.schema import Config
+from trencadis.engine.batch_builder import BatchBuilder
+from trencadis.engine.block_manager import BlockManager
+from trencadis.engine.drafting import Drafting
+from trencadis.engine.engine import Engine
+from trencadis.engine.guards import GuardedBucketing, GuardedEviction, GuardedScheduling
+from trencadis.engine.hashing import BlockHasher
+from trencadis.engine.observers import Observers
+from trencadis.engine.passes import PassPlanner
+from trencadis.engine.scheduler import Scheduler
+from trencadis.engine.state import EngineState
+from trencadis.engine.transfers import Transfers
+from trencadis.engine.warmup import warm_up
+from trencadis.errors import ConfigValueError, OutOfMemoryError
+from trencadis.interfaces import (
+    AllocationPlan,
+    BackendCapabilities,
+    BucketingStrategy,
+    ConnectorPair,
+    EvictionPolicy,
+    Executor,
+    Observer,
+    SchedulingPolicy,
+    Speculator,
+)
+from trencadis.records import BucketLimits, MemoryReport, ModelFacts
+
+__all__ = ["Parts", "compose_engine", "size_cache"]
+
+logger = logging.getLogger("trencadis.engine")
+
+
+@attrs.frozen(kw_only=True)
+class Parts:
+    """Everything an engine is made of, built or ready to be built.
+
+    Attributes:
+        executor: Started: the model is loaded.
+        model: What was loaded.
+        make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
+        scheduling: Label, policy, and maker of its fallback (or None).
+        eviction: The same.
+        observers: Names and observers.
+        speculator: Who drafts, or None.
+        connector: The KV connector, or None.
+        plan_hash: Of the resolved plugins.
+        on_close: Called once when the engine closes, before the executor does.
+    """
+
+    executor: Executor
+    model: ModelFacts
+    make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
+    scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
+    eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
+    observers: tuple[tuple[str, Observer], ...] = ()
+    speculator: Speculator | None = None
+    connector: ConnectorPair | None = None
+    plan_hash: str = ""
+    on_close: Callable[[], None] = lambda: None
+
+
+def compose_engine(
+    config: Config,
+    parts: Parts,
+    *,
+    clock: Clock | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Engine:
+    """Size the cache, allocate, warm up, and put the engine together.
+
+    Args:
+        config: Tables ``engine``, ``cache`` and ``model`` are read.
+        parts: The strategies.
+        clock: The system's if none is given.
+        progress: Called during warm-up with buckets done and all.
+
+    Raises:
+        ConfigValueError: A size contradicts the model or another size.
+        OutOfMemoryError: The device has no room for a usable KV cache.
+    """
+    clock = clock or SystemClock()
+    executor, capabilities = parts.executor, parts.executor.capabilities
+    block_size = config.cache.block_size or capabilities.default_block_size
+    max_drafts = parts.speculator.max_draft_tokens if parts.speculator else 0
+    max_model_len, num_blocks = size_cache(config, parts.model, executor, block_size=block_size)
+    limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
+    executor.allocate(
+        AllocationPlan(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_rows=config.engine.max_num_seqs,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=config.engine.max_num_batched_tokens,
+            connector=parts.connector.worker if parts.connector else None,
+        )
+    )
+    bucketing = GuardedBucketing(*parts.make_bucketing(limits))
+    eviction = GuardedEviction(*parts.eviction)
+    state = EngineState(
+        clock=clock,
+        blocks=BlockManager(num_blocks=num_blocks, eviction=eviction),
+        hasher=BlockHasher(
+            key=config.cache.key, compatibility=_compatibility(config, parts.model, block_size), block_size=block_size
+        ),
+        transfers=Transfers(
+            parts.connector.scheduler if parts.connector else None, load_timeout_s=config.cache.load_timeout_s
+        ),
+        num_rows=config.engine.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        eos_token_ids=parts.model.eos_token_ids,
+        seed=config.engine.seed,
+        prefix_caching=config.cache.prefix_caching,
+    )
+    passes = PassPlanner(
+        bucketing,
+        capabilities=capabilities,
+        table=state.table,
+        block_size=block_size,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+    )
+    if config.engine.warmup and capabilities.layout != "ragged":
+        buckets = bucketing.strategy.buckets(limits)
+        warm_up(executor, buckets, clock=clock, progress=progress)
+        passes.prepared(buckets)
+    policy = GuardedScheduling(*parts.scheduling)
+    scheduler = Scheduler(
+        state,
+        policy,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_preemptions=config.engine.max_preemptions,
+        max_wait_s=config.engine.max_wait_s,
+    )
+    return Engine(
+        state=state,
+        policy=policy,
+        scheduler=scheduler,
+        builder=BatchBuilder(state, passes),
+        executor=executor,
+        observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
+        drafting=Drafting(state, parts.speculator, max_draft_tokens=max_drafts),
+        model=parts.model,
+        # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
+        depth=2 if config.engine.async_scheduling and parts.speculator is None else 1,
+        plan_hash=parts.plan_hash,
+        on_close=parts.on_close,
+    )
+
+
+def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_size: int) -> tuple[int, int]:
+    """Return the longest sequence in tokens and the number of KV blocks.
+
+    Raises:
+        ConfigValueError: ``model.max_model_len`` exceeds the model's own, or asked-for blocks cannot hold it.
+        OutOfMemoryError: There is no room for one sequence of a useful length.
+    """
+    asked = config.model.max_model_len
+    if asked > model.max_model_len:
+        raise ConfigValueError(
+            f"[model] max_model_len = {asked}: {model.architecture} was made for {model.max_model_len} tokens.",
+            hint="Lower it, or leave it at 0 for the model's own.",
+        )
+    max_model_len = asked or model.max_model_len
+    num_blocks = config.cache.num_blocks
+    if not num_blocks:
+        engine = config.engine
+        report = executor.memory(max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs)
+        num_blocks = _affordable_blocks(config, model, report, max_model_len, block_size)
+    capacity = num_blocks * block_size
+    if capacity < max_model_len:
+        if asked:
+            raise ConfigValueError(
+                f"[model] max_model_len = {asked}: the KV cache of {num_blocks} blocks holds {capacity} tokens.",
+                hint="Lower it, or raise cache.num_blocks or cache.memory_fraction.",
+            )
+        logger.warning("The KV cache holds %d tokens: max_model_len is cut from %d.", capacity, max_model_len)
+        max_model_len = capacity
+    return max_model_len, num_blocks
+
+
+def _affordable_blocks(
+    config: Config, model: ModelFacts, report: MemoryReport, max_model_len: int, block_size: int
+) -> int:
+    cache = config.cache
+    usable = int((report.free_bytes - report.activation_bytes) * cache.memory_fraction)
+    if cache.max_bytes:
+        usable = min(usable, cache.max_bytes)
+    num_blocks = usable // max(1, model.kv_bytes_per_token * block_size)
+    # More than every sequence at full length can never be used.
+    num_blocks = min(num_blocks, config.engine.max_num_seqs * -(-max_model_len // block_size))
+    if num_blocks < 2:
+        raise OutOfMemoryError(
+            f"{usable / 2**20:.0f} MiB for the KV cache pay for {num_blocks} blocks of "
+            f"{model.kv_bytes_per_token * block_size / 2**20:.2f} MiB.",
+            hint="Raise cache.memory_fraction, or free memory on the device.",
+        )
+    return int(num_blocks)
+
+
+def _limits(
+    config: Config,
+    capabilities: BackendCapabilities,
+    block_size: int,
+    max_model_len: int,
+    num_blocks: int,
+    max_drafts: int,
+) -> BucketLimits:
+    max_num_seqs = config.engine.max_num_seqs
+    return BucketLimits(
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_prefill_batch_size=min(capabilities.max_prefill_batch_size or max_num_seqs, max_num_seqs),
+        num_blocks=num_blocks,
+        contiguous=capabilities.contiguous,
+        prefix_caching=config.cache.prefix_caching,
+        max_draft_tokens=max_drafts,
+    )
+
+
+def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:
+    """Return everything that changes the bytes of a KV block or their meaning."""
+    parts: tuple[Any, ...] = (config.model.path, config.model.revision, model.architecture, model.dtype, block_size)
+    return "\0".join(map(str, parts))

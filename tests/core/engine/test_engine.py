@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
+from trencadis.interfaces import BucketingStrategy, Observer, SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.records import Batch, Bucket, BucketLimits, FinishReason, Pass, Request, SamplingParams, Shape, StepStats
+from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator
+from trencadis_testing.engines import ExactShapes, OldestFirst, make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+
+PROMPT = tuple(range(1, 11))
+
+
+def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: object) -> Request:
+    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**{"max_tokens": 8, **params}))
+
+
+def drain(engine, limit: int = 500):
+    finished = {}
+    for _ in range(limit):
+        if not engine.has_work:
+            return finished
+        for end in engine.step().finished:
+            finished[end.request_id] = end
+    raise AssertionError("the engine does not come to rest")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("token_budget", [1, 3, 4, 64])
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+def test_text_does_not_depend_on_chunks_overlap_or_layout(overlap: bool, token_budget: int, layout: str) -> None:
+    engine = make_engine(
+        backend=FakeBackend(layout=layout, max_model_len=256),
+        max_num_batched_tokens=token_budget,
+        async_scheduling=overlap,
+        warmup=False,
+    )
+    prompts = {str(n): tuple((n * 7 + i) % 97 for i in range(n)) for n in (1, 2, 9, 20)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    assert {name: end.token_ids.tolist() for name, end in drain(engine).items()} == {
+        name: fake_text(prompt, 8) for name, prompt in prompts.items()
+    }
+
+
+def test_next_step_is_submitted_before_the_first_is_waited_for() -> None:
+    backend = FakeBackend(eos=-1)
+    engine = make_engine(backend=backend)
+    engine.add(request())
+    engine.step()
+    assert backend.num_batches == 2
+    backend = FakeBackend(eos=-1)
+    engine = make_engine(backend=backend, async_scheduling=False)
+    engine.add(request())
+    engine.step()
+    assert backend.num_batches == 1
+
+
+def test_prompt_over_the_limit_is_refused_at_once_and_others_go_on() -> None:
+    engine = make_engine(num_blocks=8)
+    engine.add(request("good"))
+    with pytest.raises(PromptTooLongError, match=r"has 32 tokens; .* the limit is 31"):
+        engine.add(request("long", tuple(range(32))))
+    assert drain(engine)["good"].token_ids.tolist() == fake_text(PROMPT, 8)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (request("x", ()), "empty prompt"),
+        (request("x", (1, 97)), "token id 97 in the prompt is outside the vocabulary, 0 to 96"),
+        (request("x", (-1,)), "token id -1"),
+        (request("x", stop_token_ids=(500,)), "token id 500 in the sampling parameters"),
+        (request("live"), "is live already"),
+    ],
+)
+def test_impossible_request_is_refused_in_words(bad: Request, message: str) -> None:
+    engine = make_engine()
+    engine.add(request("live"))
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.add(bad)
+    assert set(drain(engine)) == {"live"}
+
+
+def test_second_prompt_with_the_same_start_takes_it_from_the_cache() -> None:
+    engine = make_engine()
+    engine.add(request("a"))
+    assert drain(engine)["a"].num_cached_tokens == 0
+    engine.add(request("b"))
+    end = drain(engine)["b"]
+    assert end.num_cached_tokens == 8  # two full blocks of four; the last token is always computed
+    assert end.token_ids.tolist() == fake_text(PROMPT, 8)
+
+
+def test_prompt_that_ends_with_a_block_still_computes_its_last_token() -> None:
+    engine = make_engine()
+    for name in "ab":
+        engine.add(request(name, PROMPT[:8]))
+        end = drain(engine)[name]
+    assert end.num_cached_tokens == 4
+    assert end.token_ids.tolist() == fake_text(PROMPT[:8], 8)
+
+
+def test_generated_blocks_are_reused_by_a_follow_up_prompt() -> None:
+    engine = make_engine(backend=FakeBackend(eos=-1))
+    engine.add(request("turn 1", max_tokens=12))
+    reply = tuple(drain(engine)["turn 1"].token_ids.tolist())
+    engine.add(request("turn 2", PROMPT + reply + (5, 6)))
+    assert drain(engine)["turn 2"].num_cached_tokens == 20  # 21 tokens have KV: the last sampled one has none
+
+
+def test_tenants_do_not_share_blocks() -> None:
+    engine = make_engine()
+    for tenant in ("a", "b", "a"):
+        engine.add(Request(request_id="r", prompt_token_ids=PROMPT, tenant=tenant))
+        last = drain(engine)["r"].num_cached_tokens
+        assert last == (0 if tenant == "b" else last)
+    assert last == 8
+
+
+def test_prompt_logprobs_bypass_the_cache() -> None:
+    engine = make_engine()
+    engine.add(request("a"))
+    drain(engine)
+    engine.add(request("b", prompt_logprobs=0))
+    positions = []
+    while engine.has_work:
+        positions += [entry.position for entry in engine.step().prompt_logprobs]
+    assert positions == list(range(1, 10))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_preempted_sequences_are_recomputed_to_the_same_text(overlap: bool) -> None:
+    engine = make_engine(num_blocks=10, backend=FakeBackend(eos=-1, max_model_len=40), async_scheduling=overlap)
+    prompts = {str(i): tuple((i * 11 + j) % 97 for j in range(6)) for i in range(4)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, max_tokens=20))
+    ends = drain(engine)
+    assert engine.totals.num_preempted > 0
+    assert engine.totals.num_recomputed_tokens > 0
+    for name, prompt in prompts.items():
+        assert ends[name].token_ids.tolist() == fake_text(prompt, 20, eos=-1)
+
+
+def test_abort_works_in_every_state_and_twice() -> None:
+    engine = make_engine(max_num_seqs=1)
+    engine.add(request("running", max_tokens=100))
+    engine.add(request("waiting"))
+    engine.step()
+    for name in ("waiting", "running"):
+        end = engine.abort(name)
+        assert end is not None
+        assert end.finish_reason is FinishReason.ABORT
+        assert engine.abort(name) is None
+    drain(engine)
+    assert engine._state.blocks.num_used == 0
+
+
+def test_min_tokens_outlasts_eos_and_ignore_eos_ignores_it() -> None:
+    first = fake_text(PROMPT, 30, eos=-1)
+    eos = first[2]
+    for params, length in (({}, 3), ({"ignore_eos": True}, 30)):
+        engine = make_engine(backend=FakeBackend(eos=eos))
+        engine.add(request("r", max_tokens=30, **params))
+        assert len(drain(engine)["r"].token_ids) == length
+    engine = make_engine(backend=FakeBackend(eos=eos))
+    engine.add(request("r", max_tokens=30, min_tokens=4))
+    assert len(drain(engine)["r"].token_ids) > 3
+
+
+def test_stop_token_ends_the_sequence_and_is_named() -> None:
+    stop = fake_text(PROMPT, 5, eos=-1)[4]
+    engine = make_engine(backend=FakeBackend(eos=-1))
+    engine.add(request("r", max_tokens=30, stop_token_ids=(stop,)))
+    end = drain(engine)["r"]
+    assert (end.finish_reason, end.stop_token_id) == (FinishReason.STOP, stop)
+    assert end.token_ids[-1] == stop
+
+
+def test_drafts_that_are_right_save_steps_and_never_change_the_text() -> None:
+    def steps(draft) -> tuple[int, list[int]]:
+        engine = make_engine(backend=FakeBackend(eos=-1), speculator=ScriptedSpeculator(draft))
+        engine.add(request("r", max_tokens=24))
+        return engine, drain(engine)["r"].token_ids.tolist()
+
+    plain = fake_text(PROMPT, 24, eos=-1)
+    right, text = steps(lambda tokens: fake_text(tokens.tolist(), 3, eos=-1))
+    assert text == plain
+    assert right.totals.num_accepted_tokens == right.totals.num_draft_tokens > 0
+    wrong, text = steps(lambda tokens: [96 - fake_text(tokens.tolist(), 1, eos=-1)[0]] * 3)
+    assert text == plain
+    assert wrong.totals.num_accepted_tokens < wrong.totals.num_draft_tokens
+    assert right.totals.num_steps < wrong.totals.num_steps
+
+
+def test_speculator_that_drafts_too_much_fails_the_step_by_name() -> None:
+    speculator = ScriptedSpeculator(lambda tokens: [1, 2])
+    speculator.propose = lambda view: (_ for _ in ()).throw(RuntimeError("boom"))  # type: ignore[method-assign]
+    engine = make_engine(speculator=speculator)
+    engine.add(request("r"))
+    assert "ScriptedSpeculator raised RuntimeError: boom" in drain(engine)["r"].error
+
+
+def test_connector_hit_parks_the_sequence_and_its_blocks_are_used() -> None:
+    loop = LoopConnector(delay=2)
+    first = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
+    first.add(request("a"))
+    drain(first)
+    first.add(request("kick"))  # content is offered at a commit and saved with the next step
+    drain(first)
+    other = LoopConnector(delay=2)
+    other.store.blocks.update(loop.store.blocks)
+    second = make_engine(connector=other.pair(), backend=FakeBackend(eos=-1))
+    second.add(request("b"))
+    second.step()
+    assert second.num_running == 0
+    assert second.num_waiting == 1
+    end = drain(second)["b"]
+    assert end.num_cached_tokens == 8
+    assert end.token_ids.tolist() == fake_text(PROMPT, 8, eos=-1)
+    assert other.scheduler.num_loaded == 1
+
+
+def test_failed_load_is_recomputed_and_lost_load_times_out() -> None:
+    loop = LoopConnector()
+    engine = make_engine(connector=loop.pair())
+    for name in "ab":
+        engine.add(request(name))
+        drain(engine)
+    for delay, fail in ((1, 4), (10_000, None)):
+        clock = SimulatedClock()
+        other = LoopConnector(delay=delay, fail=lambda ticket, fail=fail: fail)
+        other.store.blocks.update(loop.store.blocks)
+        engine = make_engine(connector=other.pair(), clock=clock, load_timeout_s=5.0)
+        engine.add(request("c"))
+        for _ in range(40):
+            clock.advance(1.0)
+            for end in engine.step().finished:
+                assert end.token_ids.tolist() == fake_text(PROMPT, 8)
+        assert not engine._state.slot_of
+        assert engine._state.transfers.num_failed_loads == 1
+
+
+def test_blocks_of_a_finished_sequence_stay_held_until_released() -> None:
+    engine = make_engine(connector=LoopConnector(delay=3, holds=True).pair())
+    engine.add(request("a", max_tokens=1))
+    while engine._state.slot_of:
+        engine.step()
+    assert engine._state.blocks.num_used > 0
+    drain(engine)
+    assert engine._state.blocks.num_used == 0
+
+
+def test_only_the_sequence_at_fault_ends_with_the_error() -> None:
+    def fails(batch: Batch, one: Pass) -> None:
+        if (one.rows == engine._state.table.row[bad]).any():
+            raise RuntimeError("a bad logits processor")
+
+    engine = make_engine(backend=FakeBackend(fails=fails))
+    bad = -1
+    for name in ("a", "bad", "c"):
+        slot = engine.add(request(name, PROMPT[: 3 + len(name)]))
+        bad = slot if name == "bad" else bad
+    ends = drain(engine)
+    assert ends["bad"].finish_reason is FinishReason.ERROR
+    assert "a bad logits processor" in ends["bad"].error
+    for name in ("a", "c"):
+        assert ends[name].token_ids.tolist() == fake_text(PROMPT[:4], 8)
+
+
+class Raises(SchedulingPolicy):
+    def order(self, view: SchedulerView):
+        raise KeyError("a bug in a plugin")
+
+
+class Permutes(SchedulingPolicy):
+    def order(self, view: SchedulerView):
+        return view.waiting[:-1]
+
+
+class Greedy(SchedulingPolicy):
+    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
+        return token_budget + 1
+
+
+class Negative(SchedulingPolicy):
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        return TokenSplit(-1, 5)
+
+
+@pytest.mark.parametrize("policy", [Raises, Permutes, Greedy, Negative])
+def test_faulty_policy_is_replaced_by_its_fallback_and_no_request_suffers(policy: type[SchedulingPolicy]) -> None:
+    engine = make_engine(policy=policy(), fallback=True)
+    engine.add(request("a"))
+    engine.add(request("b", PROMPT[:5]))
+    assert drain(engine)["b"].token_ids.tolist() == fake_text(PROMPT[:5], 8)
+
+
+@pytest.mark.parametrize("policy", [Raises, Permutes, Greedy, Negative])
+def test_faulty_policy_without_fallback_ends_requests_with_its_name(policy: type[SchedulingPolicy]) -> None:
+    engine = make_engine(policy=policy())
+    engine.add(request("a"))
+    end = drain(engine)["a"]
+    assert end.finish_reason is FinishReason.ERROR
+    assert end.error.startswith("scheduling raised ")
+    assert engine._state.blocks.num_used == 0
+
+
+def test_policy_can_refuse_a_request() -> None:
+    class Full(SchedulingPolicy):
+        def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+            return f"{num_waiting_tokens} tokens wait" if num_waiting else ""
+
+    engine = make_engine(policy=Full())
+    engine.add(request("a"))
+    with pytest.raises(RequestRefusedError, match="10 tokens wait"):
+        engine.add(request("b"))
+
+
+class TooSmall(ExactShapes):
+    def bucket_for(self, shape: Shape) -> Bucket:
+        return Bucket(shape.batch_size, max(1, shape.query_len - 1), 0, shape.phase)
+
+
+def test_bucket_that_does_not_cover_is_never_used() -> None:
+    engine = make_engine(bucketing=TooSmall(), fallback=True)
+    engine.add(request("a"))
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
+    engine = make_engine(bucketing=TooSmall())
+    engine.add(request("a"))
+    assert "does not cover" in drain(engine)["a"].error
+
+
+def test_victim_that_is_no_candidate_is_never_evicted() -> None:
+    class Wrong(OldestFirst):
+        def victims(self, num_blocks: int) -> list[int]:
+            return [0] * num_blocks
+
+    engine = make_engine(eviction=Wrong(), num_blocks=12, fallback=True, backend=FakeBackend(max_model_len=48))
+    for i in range(8):
+        prompt = tuple((i * 13 + j) % 97 for j in range(20))
+        engine.add(request(str(i), prompt))
+        assert drain(engine)[str(i)].token_ids.tolist() == fake_text(prompt, 8)
+    assert engine._state.blocks._eviction.num_quarantined == 1
+
+
+def test_observer_that_raises_is_contained_and_counted() -> None:
+    seen: list[StepStats] = []
+
+    class Bad(Observer):
+        def on_step(self, stats: StepStats) -> None:
+            raise ValueError("no")
+
+    class Good(Observer):
+        def on_step(self, stats: StepStats) -> None:
+            seen.append(stats)
+
+    engine = make_engine(observers=[("bad", Bad()), ("good", Good())])
+    engine.add(request("a"))
+    drain(engine)
+    assert engine.totals.num_observer_failures == len(seen) > 0
+    assert sum(stats.num_emitted_tokens for stats in seen) == 8
+    assert all(s.num_free_blocks + s.num_cached_blocks + s.num_used_blocks == 64 for s in seen)
+
+
+def test_slow_observer_is_switched_off() -> None:
+    clock = SimulatedClock()
+    calls = []
+
+    class Slow(Observer):
+        def on_step(self, stats: StepStats) -> None:
+            calls.append(stats.step)
+            clock.advance(1.0)
+
+    engine = make_engine(observers=[("slow", Slow())], clock=clock, backend=FakeBackend(eos=-1, max_model_len=256))
+    engine.add(request("a", max_tokens=200))
+    drain(engine)
+    assert len(calls) == 100
+
+
+def test_close_ends_requests_and_may_be_called_twice() -> None:
+    backend = FakeBackend()
+    engine = make_engine(backend=backend)
+    engine.add(request("a"))
+    engine.step()
+    engine.close()
+    engine.close()
+    assert backend.is_closed
+    assert engine._state.blocks.num_used == 0
+
+
+def test_warm_up_prepares_every_bucket_of_a_padded_backend_largest_first() -> None:
+    class Two(BucketingStrategy):
+        def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+            return (Bucket(1, 64, 64), Bucket(8, 64, 64))
+
+        def bucket_for(self, shape: Shape) -> Bucket:
+            return Bucket(8, 64, 256, shape.phase)
+
+    backend = FakeBackend(layout="padded")
+    make_engine(backend=backend, bucketing=Two())
+    assert backend.prepared == [Bucket(8, 64, 64), Bucket(1, 64, 64)]
+
+
+def test_starved_sequence_is_admitted_before_all_others() -> None:
+    class Youngest(SchedulingPolicy):
+        def order(self, view: SchedulerView):
+            return view.waiting[np.argsort(-view.arrival_s[view.waiting], kind="stable")]
+
+    clock = SimulatedClock()
+    engine = make_engine(policy=Youngest(), clock=clock, max_num_seqs=1, max_wait_s=5.0, async_scheduling=False)
+    order = []
+    engine.add(request("old", max_tokens=2))
+    for i in range(12):
+        clock.advance(1.0)
+        engine.add(request(f"new {i}", max_tokens=2))
+        order += [end.request_id for end in engine.step().finished]
+    assert "old" not in order[:2]
+    assert "old" in order
+
+
+def test_error_of_a_step_names_the_cause() -> None:
+    def fails(batch: Batch, one: Pass) -> None:
+        raise StepFailedError("sampler standard raised ValueError: NaN logits in row 0.")
+
+    engine = make_engine(backend=FakeBackend(fails=fails))
+    engine.add(request("a"))
+    assert "NaN logits in row 0" in drain(engine)["a"].error
+    assert engine.totals.num_failed_steps >= 1
