@@ -12,7 +12,7 @@ import numpy as np
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.sequence import Sequence
 from trencadis.engine.state import EngineState
-from trencadis.interfaces import Lookup, SchedulerView
+from trencadis.interfaces import SchedulerView
 from trencadis.records import Int32Array
 
 __all__ = ["Admission"]
@@ -62,6 +62,9 @@ class Admission:
             if token_budget <= 0 or not state.rows.num_free:
                 break
             outcome = self._try(state.table.sequence(slot), view, token_budget)
+            while outcome is _Outcome.FULL and not state.running.size and self.reclaim():
+                # Nothing runs that could free blocks: those that wait or load must not keep them all.
+                outcome = self._try(state.table.sequence(slot), view, token_budget)
             if outcome is _Outcome.FULL:
                 break
             if outcome is _Outcome.ADMITTED:
@@ -89,7 +92,7 @@ class Admission:
         if parked is None:
             return False
         available = state.blocks.num_available
-        state.transfers.cancel(parked, state.blocks)
+        state.transfers.cancel(parked, state.blocks, now_s=state.clock.now_s())
         state.unpark(parked)
         return state.blocks.num_available > available
 
@@ -107,18 +110,17 @@ class Admission:
         num_tokens = int(table.num_tokens[slot])
         if num_tokens > table.num_known_tokens[slot]:
             return _Outcome.SKIPPED  # its last token is still in flight
-        hit = self._hit(sequence, num_tokens)
-        if sequence.loaded_blocks is None and sequence.block_hashes:
-            found = state.transfers.lookup(sequence, num_local_tokens=len(hit) * state.block_size)
-            if found.pending:
-                return _Outcome.SKIPPED
-            num_found = min(found.num_tokens // state.block_size, len(sequence.block_hashes))
-            if num_found > len(hit):
-                return self._park(sequence, found, hit, num_found)
         num_blocks = -(-num_tokens // state.block_size)
-        if not self._fits(num_blocks - len(hit), hit if sequence.loaded_blocks is None else []):
-            return _Outcome.FULL
-        num_computed = len(hit) * state.block_size
+        if sequence.loaded_blocks is not None:
+            hit, num_computed = sequence.loaded_blocks.tolist(), sequence.num_loaded_tokens
+        else:
+            hit = self._local_hit(sequence, num_tokens)
+            num_computed = len(hit) * state.block_size
+            outcome = self._load(sequence, hit, num_computed, num_blocks)
+            if outcome is not None:
+                return outcome
+            if not self._fits(num_blocks - len(hit), hit):
+                return _Outcome.FULL
         remaining = num_tokens - num_computed
         self._chunk = (
             min(remaining, token_budget)
@@ -142,11 +144,9 @@ class Admission:
         state.admit(sequence, blocks=blocks, num_computed=num_computed)
         self.admitted.append(sequence.slot)
 
-    def _hit(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Return the blocks whose content need not be computed; at least one token always is."""
+    def _local_hit(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        """Return cached blocks that hold the start of the sequence; at least one token is left to compute."""
         state = self._state
-        if sequence.loaded_blocks is not None:
-            return [int(block) for block in sequence.loaded_blocks]
         if sequence.request.params.prompt_logprobs is not None:
             return []  # every prompt token needs its logits
         if state.prefix_caching or state.transfers.has_connector:
@@ -157,13 +157,20 @@ class Admission:
                 return state.blocks.longest_hit(sequence.block_hashes[:most])
         return []
 
-    def _fits(self, num_new: int, hit: list[int]) -> bool:
-        state = self._state
-        reserve = self._watermark if state.running.size else 0
-        return num_new + state.blocks.num_unreferenced(hit) + reserve <= state.blocks.num_available
+    def _load(self, sequence: Sequence, hit: list[int], num_local_tokens: int, num_blocks: int) -> _Outcome | None:
+        """Park the sequence if the connector has more of it than the local cache; None if it has not.
 
-    def _park(self, sequence: Sequence, found: Lookup, hit: list[int], num_blocks: int) -> _Outcome:
+        A parked sequence holds blocks for all its tokens, so that it can run as soon as it is loaded.
+        """
         state = self._state
+        if not sequence.block_hashes:
+            return None
+        found = state.transfers.lookup(sequence, num_local_tokens=num_local_tokens)
+        if found.pending:
+            return _Outcome.SKIPPED
+        num_found = min(found.num_tokens // state.block_size, len(sequence.block_hashes))
+        if num_found <= len(hit):
+            return None
         if not self._fits(num_blocks - len(hit), hit):
             sequence.looked_up = False
             return _Outcome.FULL
@@ -172,5 +179,10 @@ class Admission:
         if hit:
             state.blocks.acquire(hit, now_s=now_s)
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
-        state.transfers.park(sequence, found, blocks=blocks, num_local_blocks=len(hit), now_s=now_s)
+        state.transfers.park(sequence, found.ticket, blocks=blocks, span=(len(hit), num_found), now_s=now_s)
         return _Outcome.SKIPPED
+
+    def _fits(self, num_new: int, hit: list[int]) -> bool:
+        state = self._state
+        reserve = self._watermark if state.running.size else 0
+        return num_new + state.blocks.num_unreferenced(hit) + reserve <= state.blocks.num_available

@@ -113,7 +113,8 @@ class Scheduler:
         """Give every decode the blocks for its new tokens; preempt until the rest fit."""
         state, table = self._state, self._state.table
         size = state.block_size
-        missing = -(-(table.num_computed_tokens[decodes] + lengths) // size) - table.num_blocks[decodes]
+        ends = table.num_computed_tokens[decodes] + lengths
+        missing = np.maximum(-(-ends // size) - table.num_blocks[decodes], 0)  # a chunk may end before its blocks do
         needed = int(missing.sum())
         if not needed:
             return decodes, lengths

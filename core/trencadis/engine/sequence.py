@@ -39,8 +39,8 @@ class Sequence:
         stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
         tokens: Known tokens while it holds no row, int32; stale while it runs.
         block_hashes: Chained hashes of its full blocks so far, head first.
-        loaded_blocks: Blocks filled by a KV load, held until it is admitted.
-        num_loaded_tokens: Verified tokens in them.
+        loaded_blocks: Blocks for all its tokens, some filled by a KV load; held until it is admitted.
+        num_loaded_tokens: Leading tokens whose KV is in them, verified.
         ticket: Of the load it is parked for, or -1.
         park_deadline_s: When that load is given up.
         orphan_epoch: Residency whose token is still in flight after a preemption, or -1.

@@ -106,7 +106,7 @@ class EngineState:
         if sequence.state is SequenceState.RUNNING:
             self._leave_row(sequence, finished=True)
         elif sequence.state is SequenceState.PARKED:
-            self.transfers.cancel(sequence, self.blocks)
+            self.transfers.cancel(sequence, self.blocks, now_s=now_s)
         else:
             self._unwait(sequence)
         num_prompt = int(table.num_prompt_tokens[slot])

@@ -38,7 +38,7 @@ class Transfers:
         self._parked: dict[int, Sequence] = {}
         self._parked_blocks: dict[int, Int32Array] = {}
         self._held: dict[int, Int32Array] = {}
-        self._num_local: dict[int, int] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
         self.num_failed_loads = 0
 
     @property
@@ -69,31 +69,27 @@ class Transfers:
         sequence.looked_up = not found.pending
         return found
 
-    def park(
-        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, num_local_blocks: int, now_s: float
-    ) -> None:
-        """Note a load into ``blocks[num_local_blocks:]``; the first blocks are a local prefix hit."""
+    def park(self, sequence: Sequence, ticket: int, *, blocks: Int32Array, span: tuple[int, int], now_s: float) -> None:
+        """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those behind will be computed."""
         assert self._connector is not None, "only a connector's hit parks a sequence"
-        sequence.ticket, sequence.park_deadline_s = found.ticket, now_s + self._load_timeout_s
-        self._parked[found.ticket] = sequence
-        self._parked_blocks[found.ticket] = blocks
-        self._num_local[found.ticket] = num_local_blocks
+        first, last = span
+        sequence.ticket, sequence.park_deadline_s = ticket, now_s + self._load_timeout_s
+        self._parked[ticket] = sequence
+        self._parked_blocks[ticket] = blocks
+        self._spans[ticket] = span
         self._connector.on_allocated(
-            found.ticket,
-            blocks=blocks[num_local_blocks:].tolist(),
-            block_hashes=sequence.block_hashes[num_local_blocks : len(blocks)],
+            ticket, blocks=blocks[first:last].tolist(), block_hashes=sequence.block_hashes[first:last]
         )
 
-    def cancel(self, sequence: Sequence, blocks: BlockManager) -> None:
+    def cancel(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
         """Give up a parked load; blocks it may still write to stay held."""
         assert self._connector is not None, "only a connector's hit parks a sequence"
         ticket, sequence.ticket = sequence.ticket, -1
         mine = self._parked_blocks.pop(ticket)
-        num_local = self._num_local.pop(ticket)
+        first, last = self._spans.pop(ticket)
         del self._parked[ticket]
-        self._held[ticket] = mine[num_local:]
-        if num_local:
-            blocks.release(mine[:num_local], now_s=0.0)
+        self._held[ticket] = mine[first:last]
+        blocks.release(np.concatenate([mine[:first], mine[last:]]), now_s=now_s)
         self._connector.on_cancelled(ticket)
 
     def computed(self, blocks: list[int], hashes: list[bytes]) -> None:
@@ -138,7 +134,7 @@ class Transfers:
             logger.warning(
                 "KV load %d took over %g s; its tokens are computed here.", sequence.ticket, self._load_timeout_s
             )
-            self.cancel(sequence, state.blocks)
+            self.cancel(sequence, state.blocks, now_s=now_s)
             state.unpark(sequence)
 
     def youngest_parked(self) -> Sequence | None:
@@ -148,18 +144,15 @@ class Transfers:
     def _unpark(self, ticket: int, state: EngineState, *, num_valid_tokens: int | None) -> None:
         sequence = self._parked.pop(ticket)
         blocks = self._parked_blocks.pop(ticket)
-        num_local = self._num_local.pop(ticket)
-        num_valid = len(blocks)
+        first, last = self._spans.pop(ticket)
+        num_valid = last
         if num_valid_tokens is not None:
-            num_valid = min(num_valid, num_local + num_valid_tokens // state.block_size)
+            num_valid = min(last, first + num_valid_tokens // state.block_size)
         sequence.ticket = -1
-        if num_valid < len(blocks):
-            state.blocks.release(blocks[num_valid:], now_s=state.clock.now_s())
         for depth in range(num_valid):
             state.blocks.register(int(blocks[depth]), sequence.block_hashes[depth], depth=depth)
-        if num_valid:
-            sequence.loaded_blocks = np.array(blocks[:num_valid], np.int32)
-            sequence.num_loaded_tokens = num_valid * state.block_size
+        sequence.loaded_blocks = blocks
+        sequence.num_loaded_tokens = num_valid * state.block_size
         state.unpark(sequence)
 
     def _guarded_lookup(self, sequence: Sequence, num_local_tokens: int) -> Lookup:
