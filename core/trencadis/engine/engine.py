@@ -24,7 +24,7 @@ from trencadis.engine.observers import Observers
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
-from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
+from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
 from trencadis.interfaces import Executor
 from trencadis.records import (
     FinishedSequence,
@@ -86,6 +86,7 @@ class Engine:
         self._in_flight: deque[SubmittedStep] = deque()
         self._ended: list[FinishedSequence] = []
         self._closed = False
+        self._num_idle_steps = 0
         self._on_close = on_close
 
     # ------------------------------------------------------------------------------------------------ requests
@@ -150,6 +151,7 @@ class Engine:
         while len(self._in_flight) < self._depth and self._submit_next():
             pass
         if not self._in_flight:
+            self._watch_progress()
             return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
         step = self._in_flight.popleft()
         plan = step.plan
@@ -284,6 +286,24 @@ class Engine:
             self._observers.on_request(finished)
 
     # ------------------------------------------------------------------------------------------------ failures
+
+    def _watch_progress(self) -> None:
+        """Quarantine a policy that twice in a row schedules nothing although something could run."""
+        state = self._state
+        could_run = state.running.size or (len(state.waiting) and not state.blocks.num_used)
+        self._num_idle_steps = self._num_idle_steps + 1 if could_run and not self._ended else 0
+        if self._num_idle_steps < 2:
+            return
+        self._num_idle_steps = 0
+        try:
+            self._policy.quarantine(
+                ContractError(
+                    f"it scheduled nothing twice in a row with {len(state.running)} sequences running "
+                    f"and {len(state.waiting)} waiting"
+                )
+            )
+        except StepFailedError as error:
+            self._fail_everything(error)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         self.totals.num_failed_steps += 1

@@ -1,0 +1,42 @@
+"""Runs a conformance suite on a strategy without pytest, to show that the suite notices a broken one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def failures_of() -> Callable[[type[Any], Callable[..., Any]], set[str]]:
+    """``failures_of(Suite, make)`` returns the names of the suite's tests that a strategy made by ``make`` fails."""
+    return _failures_of
+
+
+def _failures_of(suite: type[Any], make: Callable[..., Any]) -> set[str]:
+    candidate = type("TestCandidate", (suite,), {"make": staticmethod(make)})
+    return {name for name in dir(suite) if name.startswith("test_") and any(map(_fails, _cases(candidate, name)))}
+
+
+def _cases(suite: type[Any], name: str) -> Iterator[Callable[[], None]]:
+    """Yield one call of the test for each combination of its class's and its own parameters."""
+    test = getattr(suite, name)
+    marks = [*getattr(suite, "pytestmark", []), *getattr(test, "pytestmark", [])]
+    axes = []
+    for mark in marks:
+        if mark.name == "parametrize":
+            names, values = mark.args[0].split(","), list(mark.args[1])
+            axes.append([dict(zip(names, value if len(names) > 1 else [value], strict=True)) for value in values])
+    for combination in itertools.product(*axes):
+        arguments = {key: value for part in combination for key, value in part.items()}
+        yield lambda arguments=arguments: test(suite(), **arguments)
+
+
+def _fails(case: Callable[[], None]) -> bool:
+    try:
+        case()
+    except Exception:  # a broken strategy may break anywhere; to the suite's user each error is a failed test
+        return True
+    return False
