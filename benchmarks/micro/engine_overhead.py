@@ -123,7 +123,11 @@ def main() -> None:
         print(json.dumps(result, indent=2))
         return
     for row in result["overhead"]:
-        print("{num_sequences:5} sequences  {us_per_step:8} us/step  {us_per_sequence_and_step:6} us/sequence".format(**row))
+        print(
+            "{num_sequences:5} sequences  {us_per_step:8} us/step  {us_per_sequence_and_step:6} us/sequence".format(
+                **row
+            )
+        )
     print("seams {seams_ratio} (A/A {aa_ratio} +- {aa_spread})".format(**result["seams"]))
 
 

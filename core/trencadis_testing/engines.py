@@ -11,7 +11,8 @@ import attrs
 from trencadis.clock import Clock, SimulatedClock
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
 from trencadis.records import Bucket, BucketLimits, ModelSource, Shape
-from trencadis_testing.fakes import FakeBackend, FakeExecutor
+from trencadis_testing.fake_executor import FakeExecutor
+from trencadis_testing.fakes import FakeBackend
 
 if TYPE_CHECKING:
     from trencadis.engine.engine import Engine

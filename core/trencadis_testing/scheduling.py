@@ -20,7 +20,8 @@ from trencadis.errors import RequestRefusedError
 from trencadis.interfaces import PendingStep, SchedulingPolicy
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_testing.engines import make_engine
-from trencadis_testing.fakes import FakeBackend, FakeExecutor, fake_text
+from trencadis_testing.fake_executor import FakeExecutor
+from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants, broken_plan_rules
 
 if TYPE_CHECKING:

@@ -106,23 +106,7 @@ def compose_engine(
         )
     )
     bucketing = GuardedBucketing(*parts.make_bucketing(limits))
-    eviction = GuardedEviction(*parts.eviction)
-    state = EngineState(
-        clock=clock,
-        blocks=BlockManager(num_blocks=num_blocks, eviction=eviction),
-        hasher=BlockHasher(
-            key=config.cache.key, compatibility=_compatibility(config, parts.model, block_size), block_size=block_size
-        ),
-        transfers=Transfers(
-            parts.connector.scheduler if parts.connector else None, load_timeout_s=config.cache.load_timeout_s
-        ),
-        num_rows=config.engine.max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        eos_token_ids=parts.model.eos_token_ids,
-        seed=config.engine.seed,
-        prefix_caching=config.cache.prefix_caching,
-    )
+    state = _state(config, parts, clock, num_blocks=num_blocks, max_model_len=max_model_len, block_size=block_size)
     passes = PassPlanner(
         bucketing,
         capabilities=capabilities,
@@ -155,6 +139,26 @@ def compose_engine(
         depth=2 if config.engine.async_scheduling and parts.speculator is None else 1,
         plan_hash=parts.plan_hash,
         on_close=parts.on_close,
+    )
+
+
+def _state(
+    config: Config, parts: Parts, clock: Clock, *, num_blocks: int, max_model_len: int, block_size: int
+) -> EngineState:
+    connector = parts.connector.scheduler if parts.connector else None
+    return EngineState(
+        clock=clock,
+        blocks=BlockManager(num_blocks=num_blocks, eviction=GuardedEviction(*parts.eviction)),
+        hasher=BlockHasher(
+            key=config.cache.key, compatibility=_compatibility(config, parts.model, block_size), block_size=block_size
+        ),
+        transfers=Transfers(connector, load_timeout_s=config.cache.load_timeout_s),
+        num_rows=config.engine.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        eos_token_ids=parts.model.eos_token_ids,
+        seed=config.engine.seed,
+        prefix_caching=config.cache.prefix_caching,
     )
 
 

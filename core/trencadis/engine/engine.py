@@ -24,7 +24,13 @@ from trencadis.engine.observers import Observers
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
-from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
+from trencadis.errors import (
+    ContractError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestRefusedError,
+    StepFailedError,
+)
 from trencadis.interfaces import Executor
 from trencadis.records import (
     FinishedSequence,

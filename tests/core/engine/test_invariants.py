@@ -14,7 +14,8 @@ from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishReason, Request, SamplingParams
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator
 from trencadis_testing.engines import make_engine
-from trencadis_testing.fakes import FakeBackend, FakeExecutor, fake_text
+from trencadis_testing.fake_executor import FakeExecutor
+from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants, broken_plan_rules
 
 BLOCK_SIZE = 4

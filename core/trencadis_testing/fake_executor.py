@@ -1,0 +1,91 @@
+"""An executor in this thread, with the KV connector's calls around every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from trencadis.interfaces import AllocationPlan, Backend, BackendCapabilities, Executor, PendingStep, Sampler
+from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
+
+__all__ = ["FakeExecutor"]
+
+
+class FakeExecutor(Executor):
+    """One backend in this thread; what it is told to do, it does at once.
+
+    Args:
+        backend: Used instead of what ``make_backend`` makes, if given.
+    """
+
+    def __init__(self, backend: Backend | None = None) -> None:
+        self._given = backend
+
+    def start(
+        self,
+        *,
+        make_backend: Callable[[int], Backend],
+        make_sampler: Callable[[int], Sampler],
+        source: ModelSource,
+    ) -> ModelFacts:
+        """Make the backend and load the model."""
+        self.backend = self._given or make_backend(0)
+        return self.backend.load(source, sampler=make_sampler(0))
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """The backend's."""
+        return self.backend.capabilities
+
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        """The backend's."""
+        return self.backend.memory(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        """Allocate, and show the cache to the connector's worker side."""
+        self._connector = plan.connector
+        self.backend.allocate(plan)
+        if self._connector is not None:
+            self._connector.register(self.backend.kv_cache())
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Prepare at once."""
+        self.backend.prepare(bucket)
+
+    def submit(self, batch: Batch) -> PendingStep:
+        """Pass the batch on, between the two calls of the connector."""
+        if self._connector is None:
+            return self.backend.submit(batch)
+        return _ConnectedStep(self, batch)
+
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy at once."""
+        self.backend.copy_blocks(sources=sources, targets=targets)
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.backend.close()
+
+
+class _ConnectedStep:
+    """A step with a connector: its three calls frame the passes."""
+
+    def __init__(self, executor: FakeExecutor, batch: Batch) -> None:
+        connector = executor._connector  # noqa: SLF001 - one module, two halves
+        assert connector is not None, "made only with a connector"
+        connector.begin_step(batch.connector_message)
+        pending = executor.backend.submit(batch)
+        self._error: Exception | None = None
+        try:
+            output = pending.wait()
+        except Exception as error:
+            self._error = error
+        connector.end_step()
+        if self._error is None:
+            self._output = attrs.evolve(output, connector_report=connector.poll())
+
+    def wait(self) -> StepOutput:
+        if self._error is not None:
+            raise self._error
+        return self._output

@@ -1,0 +1,105 @@
+"""Greedy tokens equal transformers' own generate, however the engine is set up."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trencadis.engine.build import build_engine
+from trencadis.records import Request, SamplingParams
+from trencadis.registry.startup import load_with_plugins
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import tiny_models
+
+NUM_TOKENS = 20
+LENGTHS = (1, 5, 9, 16, 17, 33)
+"""Prompt lengths around the window (7 to 9) and the block size (8)."""
+
+BASE = {
+    "engine.max_num_seqs": 4,
+    "engine.max_num_batched_tokens": 64,
+    "cache.block_size": 8,
+    "cache.num_blocks": 128,
+    "model.max_model_len": 96,
+    "model.dtype": "float32",
+    "backend.torch.device": "cpu",
+    "observer.names": [],
+}
+SETUPS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tiny chunks": {"engine.max_num_batched_tokens": 5},
+    "one at a time, no overlap": {"engine.max_num_seqs": 1, "engine.async_scheduling": False},
+    "no prefix cache": {"cache.prefix_caching": False},
+    "preemption": {"cache.num_blocks": 12},
+    "padded exponential": {"backend.torch.layout": "padded", "bucketing.name": "exponential"},
+    "padded linear": {"backend.torch.layout": "padded", "bucketing.name": "linear", "engine.max_num_batched_tokens": 16},
+    "padded exact, preemption": {
+        "backend.torch.layout": "padded",
+        "bucketing.name": "exact",
+        "cache.num_blocks": 12,
+    },
+}
+REQUIRED = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "gpt2", "gpt_neox", "mixtral", "qwen3_moe")
+IN_FULL = ("llama", "gemma3")
+FEW = ("tiny chunks", "preemption", "padded exponential")
+CASES = [
+    pytest.param(kind, name, id=f"{kind}-{name}")
+    for kind in REQUIRED
+    for name in (SETUPS if kind in IN_FULL else FEW)
+]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {kind: tiny_models.save_model(kind, directory) for kind in REQUIRED}
+
+
+def make(path: Path, setup: dict[str, Any]) -> Any:
+    options = {**BASE, "model.path": str(path), "engine.warmup": False, **setup}
+    resolved, registry = load_with_plugins(environ={}, overrides=options)
+    return build_engine(resolved.config, registry=registry)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_greedy_tokens_equal_transformers(models: dict[str, Path], kind: str, name: str) -> None:
+    engine = make(models[kind], SETUPS[name])
+    prompts = {str(n): tiny_models.prompt(n, seed=n) for n in LENGTHS}
+    prompts["shares a prefix"] = prompts["33"][:20] + [7, 9]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    got: dict[str, list[int]] = {}
+    try:
+        for request_id, prompt in prompts.items():
+            engine.add(Request(request_id=request_id, prompt_token_ids=prompt, params=params))
+            if request_id == "9":
+                engine.step()  # later prompts join sequences that already run
+        while engine.has_work:
+            for end in engine.step().finished:
+                assert not end.error
+                got[end.request_id] = end.token_ids.tolist()
+        if "preemption" in name:
+            assert engine.totals.num_preempted > 0
+    finally:
+        engine.close()
+    for request_id, prompt in prompts.items():
+        assert got[request_id] == tiny_models.greedy_reference(models[kind], prompt, NUM_TOKENS), request_id
+
+
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+def test_seeded_text_is_independent_of_its_batch(models: dict[str, Path], layout: str) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=10, ignore_eos=True)
+    texts = set()
+    for neighbours in (0, 3):
+        engine = make(models["llama"], {"backend.torch.layout": layout})
+        engine.add(Request(request_id="seeded", prompt_token_ids=tiny_models.prompt(9), params=params))
+        for i in range(neighbours):
+            other = SamplingParams(temperature=1.3, seed=i, max_tokens=6 + i, repetition_penalty=1.2)
+            engine.add(Request(request_id=str(i), prompt_token_ids=tiny_models.prompt(4 + i, seed=i), params=other))
+        ends = [end for _ in range(60) if engine.has_work for end in engine.step().finished]
+        texts.add(next(tuple(end.token_ids.tolist()) for end in ends if end.request_id == "seeded"))
+        engine.close()
+    assert len(texts) == 1
