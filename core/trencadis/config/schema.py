@@ -13,6 +13,8 @@ import attrs
 from attrs.validators import ge, gt, in_, le
 
 __all__ = [
+    "BUCKETING_BY_LAYOUT",
+    "DEFAULT_BACKEND",
     "CacheConfig",
     "Config",
     "EngineConfig",
@@ -24,8 +26,22 @@ __all__ = [
     "setting",
 ]
 
+DEFAULT_BACKEND = "torch"
+"""What ``[backend] name = "auto"`` becomes if no plugin answers ``trencadis_select_backend``."""
 
-def setting(default: Any, help: str, *, unit: str = "", validator: Any = None, factory: Any = None) -> Any:  # noqa: A002
+BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponential"}
+"""What ``[bucketing] name = "auto"`` becomes, by the backend's batch layout: padding is paid only where graphs pay it back."""
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002 - the name argparse and click use too
+    *,
+    unit: str = "",
+    validator: Any = None,
+    factory: Any = None,
+    secret: bool = False,
+) -> Any:
     """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
 
     Args:
@@ -34,8 +50,9 @@ def setting(default: Any, help: str, *, unit: str = "", validator: Any = None, f
         unit: Such as ``tokens`` or ``s``; empty for none.
         validator: An attrs validator.
         factory: Makes a mutable default.
+        secret: The value is never printed.
     """
-    metadata = {"help": help, "unit": unit}
+    metadata = {"help": help, "unit": unit, "secret": secret}
     if factory is not None:
         return attrs.field(factory=factory, validator=validator, metadata=metadata)
     return attrs.field(default=default, validator=validator, metadata=metadata)
@@ -95,12 +112,23 @@ class CacheConfig:
         validator=ge(0),
     )
     prefix_caching: bool = setting(True, "Keep full blocks of finished prompts and outputs for reuse.")
-    key: str = setting("", "Secret mixed into block hashes, so that nobody can compute them from a prompt.")
+    load_timeout_s: float = setting(
+        30.0, "A KV load that takes longer is given up; its tokens are computed.", unit="s", validator=gt(0)
+    )
+    key: str = setting(
+        "", "Secret mixed into block hashes, so that nobody can compute them from a prompt.", secret=True
+    )
 
 
 @attrs.frozen(kw_only=True)
 class NounConfig:
-    """Table of one noun: which component, and what to fall back to."""
+    """Table of one noun: which component, and what to fall back to.
+
+    Attributes:
+        components: Config object of every registered component by its name, defaults filled in; one with a required
+            value that nobody gave is left out unless it is named. Options of a component given by import path are a plain
+            mapping under that import path.
+    """
 
     name: str = setting("", 'The component, or "package.module:Class".')
     fallback: str = setting("", "Component to go on with if the chosen one raises in a step; empty: the step fails.")
@@ -126,12 +154,14 @@ class ObserverConfig:
 class PluginsConfig:
     """Table ``[plugins]``: what may be loaded."""
 
-    blocked: tuple[str, ...] = setting(None, "Entry-point names never loaded.", factory=tuple)
+    blocked: tuple[str, ...] = setting(
+        None, "Plugins never loaded: entry-point names, or distribution:name where two share one.", factory=tuple
+    )
 
 
 @attrs.frozen(kw_only=True)
 class LogConfig:
-    """Table ``[log]``."""
+    """Table ``[log]``: what is printed."""
 
     level: str = setting(
         "warning", "Least severe messages shown.", validator=in_(["debug", "info", "warning", "error"])

@@ -1,0 +1,139 @@
+"""``trencadis generate``: prompts from the command line or standard input, texts on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
+from trencadis.config import Config
+from trencadis.errors import InvalidRequestError, StepFailedError
+from trencadis.llm import LLM
+from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.registry import Registry
+
+__all__ = ["DEFAULTS", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "Continue prompts and print the texts."
+
+DEFAULTS = {"max_tokens": 64, "temperature": 0.8, "seed": 0}
+"""Where the command differs from ``SamplingParams``; with a fixed seed the same command prints the same text."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own flags."""
+    parser.epilog = (
+        "The same command prints the same text: the seed is 0 unless --seed says otherwise (none: not seeded)."
+    )
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help='text to continue; "-": one from each line of stdin'
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="each prompt is a user's message, written by the chat template"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each completion")
+    parser.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="print text as it comes (default: on a terminal, with one completion for each prompt)",
+    )
+    add_sampling_flags(parser, defaults=DEFAULTS)
+
+
+def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
+    """Generate and print; returns 0.
+
+    Raises:
+        InvalidRequestError: No prompt, or impossible sampling parameters.
+        StepFailedError: A request failed while it ran; the others are printed first.
+        TrencadisError: The model cannot be loaded, or a prompt cannot be served.
+    """
+    params = sampling_params_of(args, defaults=DEFAULTS)
+    prompts = list(_prompts(args.prompts))
+    if not prompts:
+        raise InvalidRequestError(
+            "there is no prompt.",
+            hint='Write trencadis generate "Once upon a time", or pipe lines into trencadis generate -.',
+        )
+    streams = sys.stdout.isatty() if args.stream is None else args.stream
+    with LLM.from_config(config, registry) as llm:
+        if streams and params.n == 1 and not args.json:
+            outputs = _print_streams(llm, prompts, params, chat=args.chat)
+        else:
+            outputs = _generate(llm, prompts, params, chat=args.chat)
+            _print_outputs(outputs, prompts, as_json=args.json, several=params.n > 1)
+    failed = [output.error for output in outputs if output.error]
+    if failed:
+        raise StepFailedError(f"{len(failed)} of {len(outputs)} prompts failed: {failed[0]}")
+    return 0
+
+
+def _prompts(given: Sequence[str]) -> Iterator[str]:
+    for prompt in given:
+        if prompt == "-":
+            yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+        else:
+            yield prompt
+
+
+def _generate(llm: LLM, prompts: list[str], params: SamplingParams, *, chat: bool) -> list[RequestOutput]:
+    if chat:
+        return llm.chat([[_user_message(prompt)] for prompt in prompts], params)
+    return llm.generate(list(prompts), params)
+
+
+def _print_streams(llm: LLM, prompts: list[str], params: SamplingParams, *, chat: bool) -> list[RequestOutput]:
+    """Print texts as they come: all run together, and are printed one after the other."""
+    streams = [
+        llm.stream_chat([_user_message(prompt)], params) if chat else llm.stream(prompt, params) for prompt in prompts
+    ]
+    outputs = []
+    for index, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
+        if len(prompts) > 1:
+            print(_heading(index, prompt))
+        num_printed = 0
+        for output in stream:
+            text = output.outputs[0].text
+            print(text[num_printed:], end="", flush=True)
+            num_printed = len(text)
+        print()
+        outputs.append(output)
+    return outputs
+
+
+def _print_outputs(outputs: list[RequestOutput], prompts: list[str], *, as_json: bool, several: bool) -> None:
+    for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        if len(prompts) > 1 and not as_json:
+            print(_heading(index, prompt))
+        for completion in output.outputs:
+            if as_json:
+                print(json.dumps(_as_json(output, completion.index, several=several), ensure_ascii=False))
+            else:
+                print(f"({completion.index}) {completion.text}" if several else completion.text)
+
+
+def _as_json(output: RequestOutput, index: int, *, several: bool) -> dict[str, object]:
+    completion = output.outputs[index]
+    reason = completion.finish_reason
+    record: dict[str, object] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "finish_reason": None if reason is None else reason.value,
+    }
+    if several:
+        record["index"] = index
+    if reason is FinishReason.ERROR:
+        record["error"] = output.error
+    return record
+
+
+def _heading(index: int, prompt: str) -> str:
+    return f"[{index}] {prompt}"
+
+
+def _user_message(prompt: str) -> dict[str, str]:
+    return {"role": "user", "content": prompt}

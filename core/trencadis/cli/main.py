@@ -1,0 +1,115 @@
+"""From a command line to an exit code: choose the command, load plugins and configuration, run, print errors in words.
+
+argv ▶ command ▶ [plugins] blocked ▶ Registry ▶ config flags | the command's flags ▶ Config ▶ run
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import trencadis
+from trencadis.cli.flags import CommandParser, config_file
+from trencadis.config import Settings, blocked_plugins, load_config, settings_of
+from trencadis.config.sources import split_flags
+from trencadis.errors import ConfigError, PluginError, TrencadisError, did_you_mean
+from trencadis.registry import Registry
+
+__all__ = ["COMMANDS", "INTERRUPTED", "main"]
+
+COMMANDS: Mapping[str, str] = {
+    "generate": "trencadis.cli.generate_command",
+    "bench": "trencadis.cli.bench_command",
+    "plugins": "trencadis.cli.plugins_command",
+    "config": "trencadis.cli.config_command",
+}
+"""Module of each command, in the order of the help."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells do."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, an error's own (2 for a user's), or 130 after Ctrl-C.
+
+    Args:
+        argv: Arguments without the program's name; None: those of this process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except TrencadisError as error:
+        if "--traceback" in arguments:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader, such as `head`, has gone; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in {"-h", "--help"}:
+        print(_usage())
+        return 0 if arguments else 2
+    if command == "--version":
+        print(f"trencadis {trencadis.__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise ConfigError(
+            f'trencadis: no such command: "{command}". Choose one of: {", ".join(COMMANDS)}.{did_you_mean(command, COMMANDS)}'
+        )
+    return _run(command, arguments[1:])
+
+
+def _usage() -> str:
+    lines = ["usage: trencadis COMMAND [flags]", "", trencadis.__doc__.splitlines()[0] if trencadis.__doc__ else "", ""]
+    lines += [f"  {name:10} {importlib.import_module(module).SUMMARY}" for name, module in COMMANDS.items()]
+    return "\n".join(
+        [*lines, "", "trencadis COMMAND --help lists a command's flags; trencadis --version prints the version."]
+    )
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    module: Any = importlib.import_module(COMMANDS[command])
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "-h" in own or "--help" in own:
+        parser = _parser(command, module, lambda: _settings_for_help(arguments))
+        print(parser.format_help(), end="")
+        return 0
+    file = config_file(arguments)
+    registry = Registry.discover(blocked=blocked_plugins(file=file, flags=arguments))
+    components = registry.config_classes()
+    settings = settings_of(components)
+    flags, rest = split_flags(arguments, settings)
+    args = _parser(command, module, lambda: settings).parse(rest)
+    args.resolved = load_config(components=components, file=file, flags=flags)
+    registry.note_sources(args.resolved.sources)
+    code: int = module.run(args, args.resolved.config, registry)
+    return code
+
+
+def _parser(command: str, module: Any, settings: Callable[[], Settings]) -> CommandParser:
+    parser = CommandParser(command, module.SUMMARY, settings)
+    module.add_arguments(parser)
+    return parser
+
+
+def _settings_for_help(arguments: Sequence[str]) -> Settings:
+    """Return the settings to explain; without plugins' tables if a plugin is broken, since help must always come."""
+    try:
+        registry = Registry.discover(blocked=blocked_plugins(file=config_file(arguments), flags=arguments))
+    except (ConfigError, PluginError) as error:
+        print(f"warning: flags of plugins are left out: {error}", file=sys.stderr)
+        return settings_of()
+    return settings_of(registry.config_classes())

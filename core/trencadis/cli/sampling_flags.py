@@ -1,0 +1,121 @@
+"""Flags of the sampling parameters, derived from the fields of ``SamplingParams``: a new field is a new flag."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from trencadis.records import SamplingParams
+
+__all__ = ["add_sampling_flags", "sampling_params_of"]
+
+_LEFT_OUT = object()
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, *, defaults: Mapping[str, Any]) -> None:
+    """Add one flag for each sampling parameter.
+
+    Fields that hold several values become flags that may be repeated.
+
+    Args:
+        parser: Gets the flags.
+        defaults: Of the command, where they differ from the fields' own.
+    """
+    group = parser.add_argument_group("sampling")
+    hints = typing.get_type_hints(SamplingParams)
+    helps = _field_helps()
+    for field in attrs.fields(SamplingParams):
+        default = defaults.get(field.name, _default_of(field))
+        text = helps.get(field.name, "").replace("%", "%%")
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            dest=field.name,
+            default=_LEFT_OUT,
+            help=f"{text} (default: {_show(default)})",
+            **_argument(hints[field.name]),
+        )
+
+
+def sampling_params_of(args: argparse.Namespace, *, defaults: Mapping[str, Any]) -> SamplingParams:
+    """Return what the flags say; ``defaults`` and then the fields' own where they say nothing. Pure.
+
+    Raises:
+        InvalidRequestError: A value is out of range.
+    """
+    given = {field.name: getattr(args, field.name) for field in attrs.fields(SamplingParams)}
+    given = {name: value for name, value in given.items() if value is not _LEFT_OUT}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return SamplingParams(**{**defaults, **given})
+
+
+def _argument(hint: Any) -> dict[str, Any]:
+    """Return how argparse reads a value of this type. Pure."""
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in {types.UnionType, typing.Union}:
+        plain = next(member for member in inner if member is not type(None))
+        if typing.get_origin(plain) is None:
+            return {"type": _or_none(plain), "metavar": _metavar(plain)}
+        return _argument(plain)
+    if origin is tuple:
+        return {"action": _Collect, "type": inner[0], "metavar": _metavar(inner[0])}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"action": _Collect, "type": _pair, "metavar": "TOKEN=BIAS"}
+    return {"type": hint, "metavar": _metavar(hint)}
+
+
+class _Collect(argparse.Action):
+    """Collects the values of a repeated flag; the first one replaces the default."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*([] if before is _LEFT_OUT else before), values])
+
+
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read_or_none(text: str) -> Any:
+        return None if text.lower() == "none" else read(text)
+
+    read_or_none.__name__ = f"{getattr(read, '__name__', 'value')} or none"
+    return read_or_none
+
+
+def _pair(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    return int(token), float(bias)
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "N", float: "X", str: "TEXT"}.get(kind, "VALUE")
+
+
+def _default_of(field: attrs.Attribute[Any]) -> Any:
+    factory = getattr(field.default, "factory", None)
+    return field.default if factory is None else factory()
+
+
+def _show(value: Any) -> str:
+    return (
+        "none" if value is None or value in ((), {}) else str(value).lower() if isinstance(value, bool) else str(value)
+    )
+
+
+def _field_helps() -> dict[str, str]:
+    """Return the description of each field from the class's docstring; nothing if Python dropped it. Pure."""
+    text = inspect.cleandoc(SamplingParams.__doc__ or "")
+    section = re.search(r"^Attributes:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section.group(1), re.MULTILINE)
+    return {name: " ".join(description.split()) for name, description in entries}

@@ -1,0 +1,18 @@
+"""Configuration: a frozen tree of tables, loaded from a file, the environment, flags and Python, in that order."""
+
+from __future__ import annotations
+
+from trencadis.config.load import ResolvedConfig, blocked_plugins, load_config
+from trencadis.config.schema import Config
+from trencadis.config.settings import ComponentClasses, Setting, Settings, settings_of
+
+__all__ = [
+    "ComponentClasses",
+    "Config",
+    "ResolvedConfig",
+    "Setting",
+    "Settings",
+    "blocked_plugins",
+    "load_config",
+    "settings_of",
+]

@@ -1,0 +1,178 @@
+"""Configuration loading: defaults < file < environment < flags < Python, each value with its source.
+
+file ┐
+env  ├▶ Given(path, raw, source) ▶ the last one of a path wins ▶ typed ▶ one frozen Config
+flags┘
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from trencadis.config.assemble import Assembly
+from trencadis.config.messages import DEFAULT
+from trencadis.config.schema import Config
+from trencadis.config.settings import ComponentClasses, Settings, settings_of
+from trencadis.config.sources import (
+    BLOCKED_VARIABLE,
+    FILE_VARIABLE,
+    Given,
+    from_environment,
+    from_flags,
+    from_tree,
+    nest,
+    read_file,
+)
+
+__all__ = ["ResolvedConfig", "blocked_plugins", "load_config"]
+
+_BLOCKED = "plugins.blocked"
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedConfig:
+    """A configuration and where it came from.
+
+    Attributes:
+        config: The frozen tree.
+        sources: By dotted path: ``default``, a file name, ``environment NAME``, ``flag --name`` or ``argument``.
+        values: The typed values by dotted path, options of import-path components included.
+        settings: The catalogue the configuration was loaded with.
+    """
+
+    config: Config
+    sources: Mapping[str, str]
+    values: Mapping[str, Any]
+    settings: Settings = attrs.field(repr=False, eq=False)
+
+
+def load_config(
+    *,
+    components: ComponentClasses | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> ResolvedConfig:
+    """Return the configuration that all sources make together. Reads the file; else pure.
+
+    Args:
+        components: Config classes of the registered components, by noun and name; none: no component tables.
+        file: A TOML or YAML file; none: the one that ``TRENCADIS_CONFIG`` names, if any.
+        environ: The environment; none: this process's own.
+        flags: Tokens ``["--engine.seed", "3"]``, or a mapping of flag to text.
+        overrides: Dotted path to value, from Python; wins over everything.
+
+    Raises:
+        UnknownKeyError: A table, key, variable or flag that does not exist.
+        ConfigValueError: A value of the wrong type or out of range, or a required one that is missing.
+        ConfigError: The file is missing or not well formed.
+    """
+    settings = settings_of(components)
+    environment = os.environ if environ is None else environ
+    given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {})}
+    _add_blocked(given, environment)
+    assembly = Assembly(settings, given)
+    config = assembly.config()
+    sources = {setting.path: DEFAULT for setting in settings} | {path: item.source for path, item in given.items()}
+    return ResolvedConfig(
+        config=config,
+        sources=MappingProxyType(sources),
+        values=MappingProxyType(assembly.values()),
+        settings=settings,
+    )
+
+
+def blocked_plugins(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """Return ``[plugins] blocked`` from all sources: what must be known before any plugin, and so any other key, is.
+
+    Args:
+        file: As of :func:`load_config`.
+        environ: As of :func:`load_config`.
+        flags: A whole command line; all but the flag of this setting is left alone.
+        overrides: As of :func:`load_config`.
+
+    Raises:
+        ConfigError: The file is missing or not well formed, or the value is no list of names.
+    """
+    environment = os.environ if environ is None else environ
+    settings = settings_of()
+    tree, name = _file_tree(file, environment)
+    variables = {key: text for key, text in environment.items() if key == _variable(settings)}
+    given = from_tree(_only_blocked(tree), settings, name)
+    given += from_environment(variables, settings)
+    given += from_flags(_flag_of_blocked(flags), settings)
+    given += from_tree(_only_blocked(nest(overrides or {})), settings, "argument")
+    last = {item.path: item for item in given}
+    _add_blocked(last, environment)
+    return Assembly(settings, last).config().plugins.blocked
+
+
+def _gather(
+    settings: Settings,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str] | Sequence[str],
+    overrides: Mapping[str, Any],
+) -> Iterable[Given]:
+    """Yield every given value, the weakest source first."""
+    tree, name = _file_tree(file, environ)
+    yield from from_tree(tree, settings, name)
+    yield from from_environment(environ, settings)
+    yield from from_flags(flags, settings)
+    yield from from_tree(nest(overrides), settings, "argument")
+
+
+def _file_tree(file: Path | None, environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    named = file or environ.get(FILE_VARIABLE)
+    return (read_file(Path(named)), Path(named).name) if named else ({}, "")
+
+
+def _variable(settings: Settings) -> str:
+    return next(setting.environment for setting in settings if setting.path == _BLOCKED)
+
+
+def _only_blocked(tree: Mapping[str, Any]) -> dict[str, Any]:
+    table = tree.get("plugins")
+    if not isinstance(table, Mapping) or "blocked" not in table:
+        return {}
+    return {"plugins": {"blocked": table["blocked"]}}
+
+
+def _flag_of_blocked(tokens: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for position, token in enumerate(tokens):
+        if token == "--":
+            break
+        if token.partition("=")[0] == f"--{_BLOCKED}":
+            found += [token] if "=" in token else list(tokens[position : position + 2])
+    return found
+
+
+def _add_blocked(given: dict[str, Given], environ: Mapping[str, str]) -> None:
+    """Add what ``TRENCADIS_BLOCKED_PLUGINS`` blocks to what the other sources block."""
+    added = [name.strip() for name in environ.get(BLOCKED_VARIABLE, "").split(",") if name.strip()]
+    if not added:
+        return
+    before = given.get(_BLOCKED)
+    names: Any = () if before is None else before.raw
+    if before is not None and before.is_text:
+        names = [name.strip() for name in names.split(",") if name.strip()]
+    if isinstance(names, list | tuple):
+        joined = tuple(dict.fromkeys([*names, *added]))
+        source = (
+            f"environment {BLOCKED_VARIABLE}" if before is None else f"{before.source}, environment {BLOCKED_VARIABLE}"
+        )
+        given[_BLOCKED] = Given(path=_BLOCKED, raw=joined, source=source)

@@ -1,0 +1,52 @@
+"""How config errors are worded: one place for the shape ``[table] key = value (from source): reason``."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trencadis.errors import ConfigValueError
+
+__all__ = ["DEFAULT", "origin", "show", "spot", "value_error"]
+
+DEFAULT = "default"
+"""The source of a value that nobody set."""
+
+
+def show(value: Any) -> str:
+    """Return a value as TOML would write it. Pure."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, enum.Enum):
+        return show(value.value)
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, set | frozenset):
+        return show(sorted(value, key=str))
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(show(item) for item in value) + "]"
+    return "none" if value is None else str(value)
+
+
+def origin(source: str) -> str:
+    """Return ``' (from serve.toml)'``, ``' (the default)'``, or nothing if the source is not known. Pure."""
+    if not source:
+        return ""
+    return " (the default)" if source == DEFAULT else f" (from {source})"
+
+
+def spot(path: str, value: Any, source: str, *, secret: bool = False) -> str:
+    """Return ``[table] key = value (from source)``. Pure."""
+    table, _, key = path.rpartition(".")
+    shown = "***" if secret else show(value)
+    return f"[{table}] {key} = {shown}{origin(source)}"
+
+
+def value_error(path: str, value: Any, source: str, reason: str, *, secret: bool = False) -> ConfigValueError:
+    """Return the error for a value of the wrong type or out of range. Pure."""
+    return ConfigValueError(f"{spot(path, value, source, secret=secret)}: {reason}")

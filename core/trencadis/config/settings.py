@@ -1,0 +1,158 @@
+"""The catalogue of settings: every value that can be configured, derived from the attrs classes.
+
+Nothing here is written by hand twice: a field of a config class gives the key, the flag, the environment name, the type,
+the default, the unit and the meaning. Values and their sources live in ``load.py``.
+
+    attrs class ▶ Setting("bucketing.exponential.limit") ─ key          [bucketing.exponential] limit
+                                                         ├ flag         --bucketing.exponential.limit
+                                                         └ environment  TRENCADIS_BUCKETING__EXPONENTIAL__LIMIT
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from trencadis.config.schema import Config, NounConfig, ObserverConfig
+
+__all__ = ["ENVIRONMENT_PREFIX", "NOUN_TABLES", "ComponentClasses", "Setting", "Settings", "settings_of"]
+
+ENVIRONMENT_PREFIX = "TRENCADIS_"
+
+ComponentClasses = Mapping[str, Mapping[str, type[Any]]]
+"""Config class of every registered component, by noun and component name."""
+
+NOUN_TABLES: tuple[str, ...] = tuple(
+    field.name
+    for field in attrs.fields(Config)
+    if isinstance(getattr(Config(), field.name), NounConfig | ObserverConfig)
+)
+"""Tables of nouns, in the schema's order."""
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """One value that can be configured.
+
+    Attributes:
+        path: Dotted path, such as ``engine.max_num_seqs``.
+        type: Resolved type annotation.
+        default: Value if nobody sets it; ``attrs.NOTHING`` if somebody must.
+        help: One sentence: what it means.
+        unit: Such as ``tokens``; empty for none.
+        secret: The value is never printed.
+        attribute: The attrs field behind it.
+    """
+
+    path: str
+    type: Any
+    default: Any
+    help: str
+    unit: str
+    secret: bool
+    attribute: Any
+
+    @property
+    def table(self) -> str:
+        """Dotted path of the table that holds the key."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def key(self) -> str:
+        """The key within its table."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def flag(self) -> str:
+        """Dots between tables, dashes in the key: ``--engine.max-num-seqs``."""
+        return f"--{self.table}.{self.key.replace('_', '-')}"
+
+    @property
+    def environment(self) -> str:
+        """Two underscores between tables: ``TRENCADIS_ENGINE__MAX_NUM_SEQS``."""
+        return ENVIRONMENT_PREFIX + self.path.upper().replace(".", "__")
+
+
+class Settings:
+    """All settings by path, and the tables they lie in. Read-only once made by :func:`settings_of`."""
+
+    def __init__(self, classes: Mapping[str, type[Any]], settings: Mapping[str, Setting]) -> None:
+        self._classes = classes
+        self._settings = settings
+
+    def __iter__(self) -> Iterator[Setting]:
+        """Yield settings, table by table."""
+        return iter(self._settings.values())
+
+    def get(self, path: str) -> Setting | None:
+        """Return the setting at a dotted path, or None. Pure."""
+        return self._settings.get(path)
+
+    def tables(self) -> Mapping[str, type[Any]]:
+        """Return the config class of each table by its dotted path, in order. Pure."""
+        return self._classes
+
+    def keys_of(self, table: str) -> list[str]:
+        """Return the keys of one table, in the order of its class. Pure."""
+        return [setting.key for setting in self if setting.table == table]
+
+    def components_of(self, noun: str) -> list[str]:
+        """Return the names of a noun's component tables, sorted. Pure."""
+        return sorted(
+            table.split(".")[1] for table in self._classes if table.startswith(f"{noun}.") and table.count(".") == 1
+        )
+
+
+def settings_of(components: ComponentClasses | None = None) -> Settings:
+    """Return the catalogue of the schema and of the given components' config classes. Pure.
+
+    Args:
+        components: Config classes by noun and component; none: the schema's own tables only.
+
+    Raises:
+        NameError: An annotation of a config class cannot be resolved.
+    """
+    classes: dict[str, type[Any]] = {}
+    settings: dict[str, Setting] = {}
+    root = Config()
+    for field in attrs.fields(Config):
+        table = getattr(root, field.name)
+        _add_table(field.name, type(table), table, classes, settings)
+        for name, config_class in sorted((components or {}).get(field.name, {}).items()):
+            _add_table(f"{field.name}.{name}", config_class, None, classes, settings)
+    return Settings(classes, settings)
+
+
+def _add_table(
+    table: str, config_class: type[Any], instance: Any, classes: dict[str, type[Any]], settings: dict[str, Setting]
+) -> None:
+    classes[table] = config_class
+    hints = typing.get_type_hints(config_class)
+    nested: list[tuple[str, type[Any]]] = []
+    for field in attrs.fields(config_class):
+        path = f"{table}.{field.name}"
+        if not field.init or (issubclass(config_class, NounConfig | ObserverConfig) and field.name == "components"):
+            continue
+        if attrs.has(hints[field.name]):
+            nested.append((path, hints[field.name]))
+            continue
+        settings[path] = Setting(
+            path=path,
+            type=hints[field.name],
+            default=_default(field) if instance is None else getattr(instance, field.name),
+            help=str(field.metadata.get("help", "")),
+            unit=str(field.metadata.get("unit", "")),
+            secret=bool(field.metadata.get("secret", False)),
+            attribute=field,
+        )
+    for path, nested_class in nested:
+        _add_table(path, nested_class, None, classes, settings)
+
+
+def _default(field: Any) -> Any:
+    if not isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # a class at run time, a function to mypy
+        return field.default
+    return attrs.NOTHING if field.default.takes_self else field.default.factory()

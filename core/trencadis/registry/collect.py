@@ -1,0 +1,103 @@
+"""Components out of register hooks: checked, each with its provenance, one per name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from trencadis.config import settings_of
+from trencadis.config.schema import Config
+from trencadis.errors import ComponentConflictError, ContractError, PluginLoadError
+from trencadis.hookspecs import NOUNS
+from trencadis.interfaces.component import Component
+from trencadis.registry.contracts import why_refused
+from trencadis.registry.manager import PluginLoader
+from trencadis.registry.provenance import Provenance
+
+__all__ = ["RegisteredComponent", "add_component", "components_of"]
+
+_RESERVED = frozenset({"auto", "components", "none", "options"})
+
+
+@attrs.frozen(kw_only=True)
+class RegisteredComponent:
+    """A component and where it comes from.
+
+    Attributes:
+        noun: Such as ``bucketing``.
+        name: What the config calls it: the component's name, or its import path.
+        component: What the plugin yielded.
+        provenance: Which plugin did.
+    """
+
+    noun: str
+    name: str
+    component: Component
+    provenance: Provenance
+
+    def __str__(self) -> str:
+        """Return ``bucketing component "fibonacci" of fibonacci-buckets 0.2.0 (plugin "fibonacci")``."""
+        return f'{self.noun} component "{self.name}" of {self.provenance}'
+
+
+def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredComponent]:
+    """Yield one plugin's components, checked, noun by noun.
+
+    Raises:
+        PluginLoadError: A register hook raised, or a component was written for another interface version.
+        ContractError: A hook yielded what is no usable component.
+    """
+    provenance = loader.plugins[plugin]
+    for noun, hook in NOUNS.items():
+        if not loader.has_hook(plugin, hook):
+            continue
+        try:
+            found = [item for items in loader.hooks_of(plugin, hook)() for item in items]
+        except Exception as error:
+            raise PluginLoadError(
+                f"{provenance} raised in {hook}: {type(error).__name__}: {error}.", hint=provenance.remedy
+            ) from error
+        for item in found:
+            _check(noun, hook, item, provenance)
+            yield RegisteredComponent(noun=noun, name=item.name, component=item, provenance=provenance)
+
+
+def add_component(table: dict[str, RegisteredComponent], new: RegisteredComponent) -> None:
+    """Add a component to its noun's table.
+
+    Raises:
+        ComponentConflictError: The name is taken.
+    """
+    old = table.setdefault(new.name, new)
+    if old is new:
+        return
+    raise ComponentConflictError(
+        f'Two plugins offer a {new.noun} component "{new.name}": {old.provenance} and {new.provenance}.',
+        hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{new.provenance.plugin}"].',
+    )
+
+
+def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
+    if not isinstance(item, Component):
+        raise ContractError(
+            f"{provenance} yielded {item!r} from {hook}, where a trencadis.Component is expected.",
+            hint=provenance.remedy,
+        )
+    owner = f'{noun} component "{item.name}" of {provenance}'
+    refused = why_refused(noun, item.interface_version)
+    if refused:
+        raise PluginLoadError(f"{owner} is refused: {refused}.", hint=provenance.remedy)
+    reserved = _RESERVED | {field.name for field in attrs.fields(type(getattr(Config(), noun)))}
+    if item.name in reserved:
+        raise ContractError(f"{owner}: the name is reserved.", hint=f"Not allowed: {', '.join(sorted(reserved))}.")
+    if not attrs.has(item.config):
+        raise ContractError(f"{owner}: config = {item.config!r} is no attrs class.", hint=provenance.remedy)
+    try:
+        settings_of({noun: {item.name: item.config}})
+    except Exception as error:
+        raise ContractError(
+            f"{owner}: the fields of {item.config.__qualname__} cannot be read: {type(error).__name__}: {error}.",
+            hint="Annotate them with types that are imported at run time.",
+        ) from error

@@ -1,0 +1,59 @@
+"""What each noun's factory must return, and which interface versions are accepted."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from trencadis.interfaces import (
+    Backend,
+    BucketingStrategy,
+    ConnectorPair,
+    EvictionPolicy,
+    Executor,
+    Observer,
+    Sampler,
+    SchedulingPolicy,
+    Speculator,
+)
+
+__all__ = ["CONTRACTS", "interface_version", "why_refused"]
+
+CONTRACTS: Mapping[str, type[Any]] = {
+    "bucketing": BucketingStrategy,
+    "scheduling": SchedulingPolicy,
+    "eviction": EvictionPolicy,
+    "sampling": Sampler,
+    "speculation": Speculator,
+    "kv_connector": ConnectorPair,
+    "backend": Backend,
+    "executor": Executor,
+    "observer": Observer,
+}
+"""Class of what a factory returns, by noun."""
+
+
+def interface_version(noun: str) -> int:
+    """Return the current version of a noun's interface, 1 or more. Pure."""
+    version: int = importlib.import_module(f"trencadis.interfaces.{noun}").INTERFACE_VERSION
+    return version
+
+
+def why_refused(noun: str, version: Any) -> str:
+    """Return why a component for this interface version cannot be used, or an empty string. Pure.
+
+    The current version N and N - 1 are accepted.
+
+    Args:
+        noun: The component's noun.
+        version: What the component states.
+    """
+    current = interface_version(noun)
+    accepted = [str(number) for number in (current - 1, current) if number >= 1]
+    if str(version) in accepted and type(version) is int:
+        return ""
+    stated = f"it was written for version {version!r} of the {noun} interface, and this Trencadís accepts {' and '.join(accepted)}"
+    if type(version) is not int or version < 1:
+        return f"{stated}: state the INTERFACE_VERSION of trencadis.interfaces.{noun} it was written for"
+    return f"{stated}: upgrade {'Trencadís' if version > current else 'the plugin'}"

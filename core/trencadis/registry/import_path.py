@@ -1,0 +1,91 @@
+"""Components by import path, ``name = "my_package.module:Policy"``: for a strategy that is in no plugin yet.
+
+The attribute is a class of the noun's contract, or a callable that returns an instance. It is called with what
+``[noun.options]`` holds as keyword arguments; a parameter named ``context`` receives the ``ComponentContext``. Such a
+component states neither requirements nor an interface version: those take a plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trencadis.config.messages import spot
+from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
+from trencadis.interfaces.component import Component, ComponentContext
+from trencadis.registry.collect import RegisteredComponent
+from trencadis.registry.contracts import CONTRACTS, interface_version
+from trencadis.registry.provenance import of_import_path
+
+__all__ = ["import_component"]
+
+
+def import_component(noun: str, path: str, *, key: str, source: str) -> RegisteredComponent:
+    """Import ``package.module:Attribute`` and return it as a component of a noun.
+
+    Args:
+        noun: Such as ``scheduling``.
+        path: The import path.
+        key: Dotted path of the setting that holds it, for messages.
+        source: Who set it, for messages.
+
+    Raises:
+        PluginLoadError: The module cannot be imported, or has no such attribute.
+        ContractError: The attribute is neither a class of the noun's contract nor a callable.
+    """
+    where = spot(key, path, source)
+    made = _attribute(path, where)
+    contract = CONTRACTS[noun]
+    fits = issubclass(made, contract) if isinstance(made, type) else callable(made)
+    if not fits:
+        raise ContractError(
+            f"{where}: is no subclass of {contract.__name__}.",
+            hint=f"Derive it from trencadis.interfaces.{contract.__name__}, or name a function that returns one.",
+        )
+    component = Component(
+        name="by_import_path",
+        factory=_factory(made, noun),
+        config=dict,
+        summary=_summary(made),
+        interface_version=interface_version(noun),
+    )
+    return RegisteredComponent(noun=noun, name=path, component=component, provenance=of_import_path(path))
+
+
+def _attribute(path: str, where: str) -> Any:
+    module_name, _, names = path.partition(":")
+    hint = "Correct the import path: package.module:Class, importable where trencadis runs."
+    if not module_name or not names:
+        raise ConfigValueError(f"{where}: is no import path.", hint=hint)
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise PluginLoadError(f"{where}: cannot be imported: {type(error).__name__}: {error}.", hint=hint) from error
+    return found
+
+
+def _factory(made: Callable[..., Any], noun: str) -> Callable[[Any, ComponentContext], Any]:
+    def factory(options: Mapping[str, Any], context: ComponentContext) -> Any:
+        parameters = inspect.signature(made).parameters
+        extra = {"context": context} if "context" in parameters else {}
+        try:
+            inspect.signature(made).bind(**options, **extra)
+        except TypeError as error:
+            known = ", ".join(name for name in parameters if name != "context") or "none"
+            given = ", ".join(options) or "none"
+            raise ConfigValueError(
+                f"[{noun}.options]: {getattr(made, '__qualname__', made)} cannot be called with them: {error}.",
+                hint=f"Given: {given}. It takes: {known}.",
+            ) from error
+        return made(**options, **extra)
+
+    return factory
+
+
+def _summary(made: Any) -> str:
+    text = inspect.getdoc(made) or ""
+    return text.splitlines()[0] if text else "By import path."

@@ -1,0 +1,138 @@
+"""Loading plugins through pluggy: entry points, blocked names, misspelt hooks. Components are collected elsewhere.
+
+blocked ▶ entry points, by name ▶ plugins given in code ▶ misspelt hooks are fatal
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pluggy
+
+from trencadis import hookspecs
+from trencadis.errors import PluginLoadError, did_you_mean
+from trencadis.hookspecs import PROJECT_NAME
+from trencadis.registry.provenance import Provenance, of_entry_point, of_object
+
+__all__ = ["PluginLoader"]
+
+
+class PluginLoader:
+    """A pluggy manager that knows where each plugin comes from and speaks in :class:`PluginLoadError`.
+
+    Args:
+        blocked: Plugin names, or ``distribution:name``, that are never imported.
+    """
+
+    def __init__(self, blocked: Iterable[str] = ()) -> None:
+        self._manager = pluggy.PluginManager(PROJECT_NAME)
+        self._manager.add_hookspecs(hookspecs)
+        self._blocked = frozenset(blocked)
+        self._provenance: dict[str, Provenance] = {}
+
+    @property
+    def hooks(self) -> pluggy.HookRelay:
+        """The hooks of all plugins."""
+        return self._manager.hook
+
+    @property
+    def plugins(self) -> Mapping[str, Provenance]:
+        """Provenance of every loaded plugin by its name, in the order of loading."""
+        return self._provenance
+
+    def hooks_of(self, plugin: str, hook: str) -> Any:
+        """Return a caller of one hook that reaches one plugin only."""
+        others = [item for name, item in self._manager.list_name_plugin() if name != plugin]
+        return self._manager.subset_hook_caller(hook, others)
+
+    def has_hook(self, plugin: str, hook: str) -> bool:
+        """True if the plugin implements the hook. Pure."""
+        return any(item.plugin_name == plugin for item in getattr(self.hooks, hook).get_hookimpls())
+
+    def load_entry_points(self, entry_points: Iterable[EntryPoint] | None) -> None:
+        """Import and register entry points, sorted by name, without the blocked ones.
+
+        Args:
+            entry_points: None: those installed in the group ``trencadis``.
+
+        Raises:
+            PluginLoadError: One raised while it was imported or registered.
+        """
+        found = list(importlib.metadata.entry_points(group=PROJECT_NAME) if entry_points is None else entry_points)
+        found.sort(key=lambda item: (item.name, _owner(item)))
+        counts = Counter(item.name for item in found)
+        for item in found:
+            full_name = f"{_owner(item)}:{item.name}"
+            if self._blocked & {item.name, full_name}:
+                continue
+            provenance = of_entry_point(item, plugin=item.name if counts[item.name] == 1 else full_name)
+            try:
+                plugin = item.load()
+            except (Exception, SystemExit) as error:
+                raise _broken(provenance, "could not be imported", error) from error
+            self._register(plugin, provenance)
+
+    def load_object(self, plugin: Any) -> str:
+        """Register a module or object given in code; returns its name, or an empty string if that is blocked.
+
+        Raises:
+            PluginLoadError: It cannot be registered.
+        """
+        provenance = of_object(plugin)
+        if provenance.plugin in self._blocked:
+            return ""
+        self._register(plugin, provenance)
+        return provenance.plugin
+
+    def check_hooks(self) -> None:
+        """Refuse misspelt hooks.
+
+        Raises:
+            PluginLoadError: A plugin implements a hook that does not exist.
+        """
+        callers: Collection[Any] = list(vars(self.hooks).values())
+        known = [caller.name for caller in callers if isinstance(caller, pluggy.HookCaller) and caller.has_spec()]
+        for caller in callers:
+            if not isinstance(caller, pluggy.HookCaller) or caller.has_spec():
+                continue
+            for item in caller.get_hookimpls():
+                if not item.optionalhook:
+                    provenance = self._provenance[item.plugin_name]
+                    raise PluginLoadError(
+                        f'{provenance} implements "{caller.name}": no such hook.{did_you_mean(caller.name, known)}',
+                        hint=provenance.remedy,
+                    )
+
+    def _register(self, plugin: Any, provenance: Provenance) -> None:
+        unmarked = [name for name in _hook_names() if _is_unmarked(plugin, name)]
+        if unmarked:
+            raise PluginLoadError(
+                f"{provenance} defines {unmarked[0]} without @hookimpl, so it would never be called.",
+                hint=provenance.remedy,
+            )
+        try:
+            self._manager.register(plugin, provenance.plugin)
+        except Exception as error:
+            raise _broken(provenance, "could not be registered", error) from error
+        self._provenance[provenance.plugin] = provenance
+
+
+def _owner(entry_point: EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist else ""
+
+
+def _broken(provenance: Provenance, what: str, error: BaseException) -> PluginLoadError:
+    return PluginLoadError(f"{provenance} {what}: {type(error).__name__}: {error}.", hint=provenance.remedy)
+
+
+def _hook_names() -> list[str]:
+    return [name for name, item in vars(hookspecs).items() if name.startswith("trencadis_") and callable(item)]
+
+
+def _is_unmarked(plugin: Any, name: str) -> bool:
+    item = getattr(plugin, name, None)
+    return callable(item) and getattr(hookspecs, name) is not item and not hasattr(item, f"{PROJECT_NAME}_impl")

@@ -1,0 +1,234 @@
+"""The resolved plan: which component serves each noun, with which options, and the hash of it all.
+
+config + registry ▶ resolve_plan ▶ ResolvedPlan ─ (the backend's layout is known) ▶ resolve_bucketing ▶ ResolvedPlan
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from trencadis.config import Config
+from trencadis.config.messages import DEFAULT, spot
+from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
+from trencadis.errors import ConfigValueError, ContractError, UnknownComponentError
+from trencadis.hookspecs import NOUNS
+from trencadis.registry.capabilities import negotiate
+from trencadis.registry.collect import RegisteredComponent
+from trencadis.registry.registry import Registry
+
+__all__ = ["AUTO", "NOTHING_CHOSEN", "Choice", "ResolvedPlan", "resolve_plan"]
+
+AUTO = "auto"
+"""Name in ``[backend]`` and ``[bucketing]`` that leaves the choice to plugins and to the backend's layout."""
+
+NOTHING_CHOSEN = frozenset({"", "none"})
+"""Names that stand for no component."""
+
+
+@attrs.frozen(kw_only=True)
+class Choice:
+    """A chosen component and its options.
+
+    Attributes:
+        component: Which.
+        options: Instance of its config class; a mapping for one given by import path.
+    """
+
+    component: RegisteredComponent
+    options: Any
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedPlan:
+    """Which component serves each noun.
+
+    Attributes:
+        choices: By noun; a noun without a component, such as ``speculation`` with the name ``none``, is absent. ``bucketing``
+            is absent while it waits for the backend's layout.
+        fallbacks: What to go on with if the chosen one raises in a step, by noun; absent: the step fails.
+        observers: Active observers, in the order of the config.
+        by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty once
+            it is chosen.
+        sources: Who named each component, by dotted path; for messages.
+    """
+
+    choices: Mapping[str, Choice]
+    fallbacks: Mapping[str, Choice]
+    observers: tuple[Choice, ...]
+    by_layout: Mapping[str, Choice] = attrs.field(factory=dict)
+    sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
+
+    def resolve_bucketing(self, layout: str) -> ResolvedPlan:
+        """Return the plan with its bucketing chosen; itself if the config named one. Pure.
+
+        Args:
+            layout: Of the backend's capabilities: ``ragged`` or ``padded``.
+
+        Raises:
+            ContractError: The backend states another layout.
+            UnknownComponentError: No plugin offers the bucketing of that layout.
+            CapabilityError: The bucketing requires what no chosen component provides.
+        """
+        if "bucketing" in self.choices:
+            return self
+        name = BUCKETING_BY_LAYOUT.get(layout)
+        if name is None:
+            backend = self.choices["backend"].component
+            raise ContractError(f"{backend} states layout = {layout!r}; there are: {', '.join(BUCKETING_BY_LAYOUT)}.")
+        if layout not in self.by_layout:
+            where = spot("bucketing.name", AUTO, self.sources.get("bucketing.name", ""))
+            raise UnknownComponentError(
+                f'{where}: a {layout} backend takes "{name}", which no plugin offers.',
+                hint="Name a bucketing, or install or unblock the package that offers it.",
+            )
+        resolved = attrs.evolve(self, choices={**self.choices, "bucketing": self.by_layout[layout]}, by_layout={})
+        resolved.check()
+        return resolved
+
+    def check(self, registry: Registry | None = None) -> None:
+        """Negotiate capabilities. Pure.
+
+        Args:
+            registry: To say which installed component would provide what is missing.
+
+        Raises:
+            CapabilityError: A component requires what no chosen one provides.
+        """
+        offers = [item for noun in NOUNS for item in registry.components(noun).values()] if registry else []
+        negotiate(_named(self), offers=offers, sources=self.sources)
+
+    @functools.cached_property
+    def plan_hash(self) -> str:
+        """BLAKE2b-128 of nouns, components, distributions, versions and options, 32 hexadecimal digits."""
+        facts = {
+            "choices": {noun: _facts(choice) for noun, choice in self.choices.items()},
+            "fallbacks": {noun: _facts(choice) for noun, choice in self.fallbacks.items()},
+            "observers": [_facts(choice) for choice in self.observers],
+            "by_layout": {layout: _facts(choice) for layout, choice in self.by_layout.items()},
+        }
+        canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+        return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, str] | None = None) -> ResolvedPlan:
+    """Return which component serves each noun. Builds nothing; imports only components given by import path.
+
+    Args:
+        config: The configuration, loaded with the registry's config classes.
+        registry: The registry.
+        sources: Of ``ResolvedConfig``, for messages; None: those the registry was told.
+
+    Raises:
+        UnknownComponentError: A name that no plugin offers.
+        CapabilityError: A component requires what no chosen one provides.
+        PluginLoadError: An import path cannot be imported.
+        ContractError: An import path leads to something else than the noun's contract.
+    """
+    sources = registry.sources if sources is None else sources
+    resolver = _Resolver(config, registry, sources)
+    plan = ResolvedPlan(
+        choices=resolver.choices(),
+        fallbacks=resolver.fallbacks(),
+        observers=tuple(resolver.choice("observer", name, "names") for name in config.observer.names),
+        by_layout=resolver.by_layout(),
+        sources=dict(sources),
+    )
+    plan.check(registry)
+    return plan
+
+
+class _Resolver:
+    """Looks names up, one noun after the other."""
+
+    def __init__(self, config: Config, registry: Registry, sources: Mapping[str, str]) -> None:
+        self._config = config
+        self._registry = registry
+        self._sources = sources
+        self._nouns = [noun for noun in NOUNS if noun != "observer"]
+
+    def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:
+        source = source or self._sources.get(f"{noun}.{key}", "")
+        component = self._registry.select(noun, name, source=source, key=key)
+        objects = getattr(self._config, noun).components
+        return Choice(component=component, options=objects[name] if name in objects else _defaults(component))
+
+    def choices(self) -> dict[str, Choice]:
+        found = {}
+        for noun in self._nouns:
+            name = getattr(self._config, noun).name
+            if noun == "backend" and name == AUTO:
+                found[noun] = self._backend()
+            elif name not in NOTHING_CHOSEN and not (noun == "bucketing" and name == AUTO):
+                found[noun] = self.choice(noun, name, "name")
+        return found
+
+    def _backend(self) -> Choice:
+        return self.choice(
+            "backend", self._registry.select_backend(DEFAULT_BACKEND), "name", "trencadis_select_backend"
+        )
+
+    def fallbacks(self) -> dict[str, Choice]:
+        named = {noun: getattr(self._config, noun).fallback for noun in self._nouns}
+        return {noun: self.choice(noun, name, "fallback") for noun, name in named.items() if name not in NOTHING_CHOSEN}
+
+    def by_layout(self) -> dict[str, Choice]:
+        if self._config.bucketing.name != AUTO:
+            return {}
+        offered = self._registry.components("bucketing")
+        return {
+            layout: self.choice("bucketing", name, "name", DEFAULT)
+            for layout, name in BUCKETING_BY_LAYOUT.items()
+            if name in offered
+        }
+
+
+def _named(plan: ResolvedPlan) -> Iterator[tuple[str, RegisteredComponent]]:
+    """Yield every chosen component with the path of the setting that names it."""
+    for noun, choice in plan.choices.items():
+        yield f"{noun}.name", choice.component
+    for choice in plan.observers:
+        yield "observer.names", choice.component
+    for noun, choice in plan.fallbacks.items():
+        yield f"{noun}.fallback", choice.component
+
+
+def _defaults(component: RegisteredComponent) -> Any:
+    """Return a component's options where the config has none: it was not named when the config was loaded."""
+    try:
+        return component.component.config()
+    except TypeError as error:
+        raise ConfigValueError(
+            f"[{component.noun}.{component.name}]: a value that {component} needs is missing: {error}.",
+            hint=f"Write the table [{component.noun}.{component.name}].",
+        ) from error
+
+
+def _facts(choice: Choice) -> dict[str, Any]:
+    component = choice.component
+    return {
+        "noun": component.noun,
+        "component": component.name,
+        "distribution": component.provenance.distribution,
+        "version": component.provenance.version,
+        "options": attrs.asdict(choice.options) if attrs.has(type(choice.options)) else dict(choice.options),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold for a value that it cannot."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return dict(value)
+    text = str(value)
+    # An object without a text of its own shows its address, which differs in every process.
+    return type(value).__qualname__ if f"0x{id(value):x}" in text.lower() else text

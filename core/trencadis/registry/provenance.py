@@ -1,0 +1,74 @@
+"""Where a plugin comes from: its distribution, version, entry point and module. Every plugin error names it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import attrs
+
+__all__ = ["Provenance", "of_entry_point", "of_import_path", "of_object"]
+
+
+@attrs.frozen(kw_only=True)
+class Provenance:
+    """Where a plugin comes from.
+
+    Attributes:
+        plugin: Name under which it is registered and can be blocked.
+        module: Module that holds it.
+        distribution: Installed distribution; empty for a plugin given in code.
+        version: Of the distribution; empty if there is none.
+    """
+
+    plugin: str
+    module: str
+    distribution: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        """Return ``fibonacci-buckets 0.2.0 (plugin "fibonacci")``, or the module for a plugin given in code."""
+        owner = f"{self.distribution} {self.version}" if self.distribution else f"{self.module}, given in code"
+        return f'{owner} (plugin "{self.plugin}")'
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the plugin cannot be used."""
+        if not self.distribution:
+            return "Correct it, or do not pass it."
+        return f'Upgrade or uninstall {self.distribution}, or block it: [plugins] blocked = ["{self.plugin}"].'
+
+
+def of_entry_point(entry_point: EntryPoint, *, plugin: str) -> Provenance:
+    """Return an entry point's provenance. Pure.
+
+    Args:
+        entry_point: The entry point; one made in code has no distribution.
+        plugin: The name to register it under.
+    """
+    distribution = entry_point.dist
+    return Provenance(
+        plugin=plugin,
+        module=entry_point.module,
+        distribution=distribution.name if distribution else "",
+        version=distribution.version if distribution else "",
+    )
+
+
+def of_object(plugin: Any) -> Provenance:
+    """Return the provenance of a module or object given in code; its name is the module's or the class's. Pure."""
+    if isinstance(plugin, ModuleType):
+        return Provenance(plugin=plugin.__name__, module=plugin.__name__)
+    kind = plugin if isinstance(plugin, type) else type(plugin)
+    return Provenance(plugin=kind.__qualname__, module=kind.__module__)
+
+
+def of_import_path(path: str) -> Provenance:
+    """Return the provenance of ``package.module:Attribute``; looks through all installed distributions, some 100 ms."""
+    module = path.partition(":")[0]
+    owners = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
+    distribution = owners[0] if owners else ""
+    version = importlib.metadata.version(distribution) if distribution else ""
+    return Provenance(plugin=path, module=module, distribution=distribution, version=version)

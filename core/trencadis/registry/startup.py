@@ -1,0 +1,48 @@
+"""Configuration and plugins together: what may be loaded is itself configured, so neither comes first.
+
+[plugins] blocked ▶ Registry.discover ▶ config classes ▶ load_config ▶ Registry.configure
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+from trencadis.config import ResolvedConfig, blocked_plugins, load_config
+from trencadis.registry.registry import Registry
+
+__all__ = ["load_with_plugins"]
+
+
+def load_with_plugins(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    extra_plugins: Iterable[Any] = (),
+    entry_points: Iterable[EntryPoint] | None = None,
+) -> tuple[ResolvedConfig, Registry]:
+    """Discover plugins and load the configuration with their tables. The way in for Python callers.
+
+    Args:
+        file: As of ``load_config``.
+        environ: As of ``load_config``.
+        flags: As of ``load_config``.
+        overrides: As of ``load_config``.
+        extra_plugins: As of ``Registry.discover``.
+        entry_points: As of ``Registry.discover``.
+
+    Raises:
+        ConfigError: As of ``load_config``.
+        PluginError: As of ``Registry.discover``.
+    """
+    blocked = blocked_plugins(file=file, environ=environ, flags=flags, overrides=overrides)
+    registry = Registry.discover(blocked=blocked, extra_plugins=extra_plugins, entry_points=entry_points)
+    resolved = load_config(
+        components=registry.config_classes(), file=file, environ=environ, flags=flags, overrides=overrides
+    )
+    registry.note_sources(resolved.sources)
+    return resolved, registry

@@ -1,0 +1,73 @@
+"""A command line over plugins of the test, whatever is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import types
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+
+import attrs
+import pytest
+
+from trencadis.hookspecs import NOUNS, hookimpl
+from trencadis.interfaces import Component
+
+NAMES = {
+    "bucketing": ("exact", "exponential"),
+    "scheduling": ("fcfs", "other"),
+    "eviction": ("lru",),
+    "sampling": ("standard",),
+    "backend": ("torch",),
+    "executor": ("inline",),
+    "observer": ("log",),
+}
+
+
+@attrs.frozen(kw_only=True)
+class ExponentialConfig:
+    """Table ``[bucketing.exponential]``: sizes that double."""
+
+    limit: int = attrs.field(default=0, metadata={"help": "Most sizes.", "unit": "sizes"})
+    max_batch_size: int = 8
+    exact: bool = False
+
+
+def _component(noun: str, name: str) -> Component:
+    config = {"config": ExponentialConfig} if name == "exponential" else {}
+    provides = {"backend.graphs"} if noun == "backend" else set()
+    return Component(
+        name=name,
+        factory=lambda config, context: None,
+        summary=f"The {name} one.",
+        interface_version=1,
+        provides=provides,
+        **config,
+    )
+
+
+@pytest.fixture
+def plugin() -> types.ModuleType:
+    """A plugin with what the default configuration names."""
+    module = types.ModuleType("cli_test_plugin")
+    for noun, names in NAMES.items():
+        found = [_component(noun, name) for name in names]
+        setattr(module, NOUNS[noun], hookimpl(specname=NOUNS[noun])(lambda found=found: found))
+    return module
+
+
+@pytest.fixture
+def installed(plugin: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[types.ModuleType], None]:
+    """The plugin is the only one installed; the value installs another module under its name."""
+    points = [EntryPoint(name="house", value=plugin.__name__, group="trencadis")]
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(points))
+    for name in ("TRENCADIS_CONFIG", "TRENCADIS_BLOCKED_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def add(module: types.ModuleType) -> None:
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        points.append(EntryPoint(name=module.__name__, value=module.__name__, group="trencadis"))
+
+    return add

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trencadis.cli.flags import CommandParser, config_file, config_flags_help
+from trencadis.config import settings_of
+from trencadis.errors import ConfigError
+
+
+@pytest.fixture
+def parser():
+    parser = CommandParser("make", "Makes.", settings_of)
+    parser.add_argument("--num-tiles", type=int, default=1)
+    return parser
+
+
+def _said(call, *arguments):
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_a_commands_own_flags_are_parsed(parser):
+    args = parser.parse(["--num-tiles", "3", "--config", "a.toml"])
+    assert (args.num_tiles, args.config, args.traceback) == (3, Path("a.toml"), False)
+
+
+def test_an_unknown_flag_is_refused_with_a_suggestion(parser):
+    assert _said(parser.parse, ["--num-tile", "3"]) == (
+        'trencadis make: unknown argument --num-tile. Did you mean "--num-tiles"? trencadis make --help lists the flags.'
+    )
+
+
+def test_a_wrong_value_is_an_error_in_words_and_no_exit(parser):
+    assert "argument --num-tiles: invalid int value: 'many'" in _said(parser.parse, ["--num-tiles", "many"])
+
+
+def test_help_lists_every_config_flag(parser):
+    text = parser.format_help()
+    assert all(setting.flag in text for setting in settings_of())
+    assert "--num-tiles" in text
+
+
+def test_help_says_what_a_flag_takes():
+    text = " ".join(config_flags_help(settings_of()).split())
+    assert (
+        "--engine.max-num-seqs Most sequences running at once. (a whole number >= 1, sequences; default: 256)" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        (["--config", "a.toml", "--engine.seed", "3"], Path("a.toml")),
+        (["hello", "--config=a.toml"], Path("a.toml")),
+        (["--", "--config", "a.toml"], None),
+        (["--conf", "a.toml"], None),
+        ([], None),
+    ],
+)
+def test_the_config_file_is_known_before_all_other_flags(line, file):
+    assert config_file(line) == file
+
+
+def test_a_config_flag_without_a_file_is_refused():
+    assert _said(config_file, ["--config"]).endswith("Write --config FILE.")

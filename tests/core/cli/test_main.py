@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+import trencadis
+from trencadis.cli import main as run_main
+from trencadis.cli.main import COMMANDS
+from trencadis.errors import ConfigError, InternalError, TrencadisError
+
+
+@pytest.fixture
+def command(monkeypatch, installed):
+    """A command of the test, ``trencadis try``; returns what its ``run`` was called with."""
+    calls: list[tuple[object, object, object]] = []
+
+    def run(args, config, registry):
+        calls.append((args, config, registry))
+        if args.fail:
+            raise {
+                "config": ConfigError,
+                "internal": InternalError,
+                "ctrl-c": KeyboardInterrupt,
+                "pipe": BrokenPipeError,
+            }[args.fail]("it broke.")
+        return 7
+
+    def add_arguments(parser):
+        parser.add_argument("words", nargs="*")
+        parser.add_argument("--fail", default="")
+
+    module = types.ModuleType("try_command")
+    module.SUMMARY, module.add_arguments, module.run = "Tries.", add_arguments, run
+    monkeypatch.setitem(sys.modules, "try_command", module)
+    monkeypatch.setattr(sys.modules["trencadis.cli.main"], "COMMANDS", {"try": "try_command"})
+    return calls
+
+
+def test_a_command_is_run_with_its_arguments_config_and_registry(command):
+    assert (
+        run_main(
+            ["try", "one", "--engine.seed", "3", "two", "--engine.warmup", "--bucketing.exponential.exact", "--", "--x"]
+        )
+        == 7
+    )
+    ((args, config, registry),) = command
+    assert args.words == ["one", "two", "--x"]
+    assert config.engine.seed == 3
+    assert config.bucketing.components["exponential"].exact is True
+    assert args.resolved.config is config
+    assert args.resolved.sources["engine.seed"] == "flag --engine.seed" == registry.sources["engine.seed"]
+
+
+def test_an_error_is_printed_in_words_with_its_exit_code(command, capsys):
+    assert run_main(["try", "--fail", "config"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: it broke.\n")
+
+
+def test_an_internal_error_has_an_exit_code_of_its_own(command):
+    assert run_main(["try", "--fail", "internal"]) == InternalError.exit_code != 2
+
+
+def test_a_traceback_is_shown_on_demand(command):
+    with pytest.raises(TrencadisError, match=r"it broke\."):
+        run_main(["try", "--fail", "config", "--traceback"])
+
+
+def test_ctrl_c_ends_with_130(command):
+    assert run_main(["try", "--fail", "ctrl-c"]) == 130
+
+
+def test_the_version_is_printed(capsys):
+    assert run_main(["--version"]) == 0
+    assert capsys.readouterr().out == f"trencadis {trencadis.__version__}\n"
+
+
+def test_help_lists_the_commands_with_their_summaries(command, capsys):
+    assert run_main(["--help"]) == 0
+    assert "  try        Tries." in capsys.readouterr().out
+
+
+def test_without_a_command_help_is_shown_and_the_exit_code_is_2(command, capsys):
+    assert run_main([]) == 2
+    assert "usage: trencadis COMMAND" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_with_a_suggestion(capsys):
+    assert run_main(["plugin"]) == 2
+    assert capsys.readouterr().err == (
+        'error: trencadis: no such command: "plugin". Choose one of: generate, bench, plugins, config. Did you mean "plugins"?\n'
+    )
+
+
+def test_help_of_a_command_lists_its_flags_and_those_of_plugins(command, capsys):
+    assert run_main(["try", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--fail" in out
+    assert "--bucketing.exponential.limit" in out
+    assert command == []
+
+
+def test_help_comes_even_if_a_plugin_is_broken(command, installed, capsys):
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)
+    assert run_main(["try", "--help"]) == 0
+    captured = capsys.readouterr()
+    assert "--engine.seed" in captured.out
+    assert "--bucketing.exponential.limit" not in captured.out
+    assert captured.err.startswith("warning: flags of plugins are left out: ")
+
+
+def test_help_after_two_dashes_is_a_word(command):
+    assert run_main(["try", "--", "--help"]) == 7
+
+
+def test_a_flag_blocks_a_broken_plugin(command, installed, capsys):
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)
+    assert run_main(["try"]) == 2
+    assert 'plugin "broken"' in capsys.readouterr().err
+    assert run_main(["try", "--plugins.blocked", "broken"]) == 7
+
+
+def test_every_command_is_registered_under_the_name_of_its_module():
+    assert all(module == f"trencadis.cli.{name}_command" for name, module in COMMANDS.items())
+
+
+@pytest.mark.parametrize("arguments", [["plugins"], ["config"], ["--version"]])
+def test_looking_around_imports_no_tensor_library(arguments):
+    code = f"""
+import sys
+from trencadis.cli import main
+assert main({arguments!r}) == 0
+sys.exit(3 if {{"torch", "transformers"}} & set(sys.modules) else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+
+
+@pytest.mark.parametrize("argument", ["config", "--version"])
+def test_a_reader_that_goes_away_is_no_error(argument):
+    line = [sys.executable, "-m", "trencadis", argument]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trencadis.cli import main
+
+pytestmark = pytest.mark.usefixtures("installed")
+
+
+def _components(capsys, *flags):
+    assert main(["plugins", "--json", *flags]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    return {(row["noun"], row["name"]): row for row in listed["components"]}, listed["plan_hash"]
+
+
+def test_every_component_is_listed_with_its_role(capsys):
+    rows, _ = _components(capsys)
+    assert {key: row["role"] for key, row in rows.items()} == {
+        ("bucketing", "exact"): "by layout",
+        ("bucketing", "exponential"): "by layout",
+        ("scheduling", "fcfs"): "active",
+        ("scheduling", "other"): "",
+        ("eviction", "lru"): "active",
+        ("sampling", "standard"): "active",
+        ("backend", "torch"): "active",
+        ("executor", "inline"): "active",
+        ("observer", "log"): "active",
+    }
+    assert [key for key, row in rows.items() if row["active"]] == [
+        key for key, row in rows.items() if row["role"] == "active"
+    ]
+
+
+def test_the_configuration_decides_what_is_active(capsys):
+    rows, _ = _components(capsys, "--scheduling.name", "other", "--bucketing.name=exponential", "--observer.names=")
+    assert rows["scheduling", "other"]["active"]
+    assert rows["scheduling", "fcfs"]["role"] == "fallback"
+    assert rows["bucketing", "exact"]["role"] == "fallback"
+    assert rows["observer", "log"]["role"] == ""
+
+
+def test_defaults_are_marked_whatever_is_configured(capsys):
+    rows, _ = _components(capsys, "--scheduling.name", "other")
+    assert {name for (_, name), row in rows.items() if not row["default"]} == {"other"}
+
+
+def test_capabilities_and_provenance_are_shown(capsys):
+    row = _components(capsys)[0]["backend", "torch"]
+    assert (row["provides"], row["requires"]) == (["backend.graphs"], [])
+    assert (row["distribution"], row["version"], row["plugin"]) == ("", "", "house")
+    assert row["summary"] == "The torch one."
+
+
+def test_a_component_by_import_path_is_listed_too(capsys):
+    rows, _ = _components(capsys, "--scheduling.name", "trencadis.interfaces:SchedulingPolicy")
+    row = rows["scheduling", "trencadis.interfaces:SchedulingPolicy"]
+    assert row["active"]
+    assert not row["default"]
+
+
+def test_the_plan_hash_changes_with_an_option(capsys):
+    plain = _components(capsys, "--bucketing.name=exponential")[1]
+    changed = _components(capsys, "--bucketing.name=exponential", "--bucketing.exponential.limit=3")[1]
+    assert len(plain) == len(changed) == 32
+    assert plain != changed
+
+
+def test_the_table_has_one_line_for_each_component(capsys):
+    assert main(["plugins"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == [
+        "noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary",
+    ]  # fmt: skip
+    assert lines[0].split() == ["bucketing", "exact", "by", "layout", "yes", "(in", "code)", "The", "exact", "one."]
+    assert len(lines) == 9
+
+
+def test_a_wrong_name_ends_with_the_choices_and_exit_code_2(capsys):
+    assert main(["plugins", "--bucketing.name", "exponentail"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(
+        'error: [bucketing] name = "exponentail" (from flag --bucketing.name): no such component. '
+    )
+    assert 'Did you mean "exponential"?' in captured.err

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import enum
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trencadis.config.messages import origin, show, spot, value_error
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, 3, -1.5, 'say "hello"', "Trencadís", ["a", "b"], {"a": 1, "b": [True]}, []], ids=repr
+)
+def test_a_value_is_shown_as_toml_would_write_it(value):
+    assert tomllib.loads(f"value = {show(value)}")["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Colour.RED, '"red"'),
+        (Path("a/b"), '"a/b"'),
+        (None, "none"),
+        (frozenset({"b", "a"}), '["a", "b"]'),
+        ((1, 2), "[1, 2]"),
+    ],
+)
+def test_python_values_are_shown_as_the_toml_they_came_from(value, text):
+    assert show(value) == text
+
+
+def test_a_source_is_named_and_a_default_called_so():
+    assert origin("serve.toml") == " (from serve.toml)"
+    assert origin("default") == " (the default)"
+    assert origin("") == ""
+
+
+def test_an_error_names_table_key_value_source_and_reason():
+    error = value_error("bucketing.tiles.limit", -1, "serve.toml", "must be >= 0.")
+    assert str(error) == "[bucketing.tiles] limit = -1 (from serve.toml): must be >= 0."
+
+
+def test_a_secret_is_never_shown():
+    assert spot("cache.key", "hunter2", "flag --cache.key", secret=True) == "[cache] key = *** (from flag --cache.key)"

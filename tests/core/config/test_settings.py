@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import attrs
+
+from trencadis.config import settings_of
+from trencadis.config.settings import NOUN_TABLES
+from trencadis.hookspecs import NOUNS
+
+
+def test_every_noun_has_a_table():
+    assert set(NOUN_TABLES) == set(NOUNS)
+
+
+def test_a_field_gives_key_flag_and_environment_name(components):
+    setting = settings_of(components).get("bucketing.tiles.limit")
+    assert setting is not None
+    assert (setting.table, setting.key) == ("bucketing.tiles", "limit")
+    assert (setting.unit, setting.help) == ("tiles", "Most tiles.")
+
+
+def test_flags_have_dots_between_tables_and_dashes_in_keys():
+    setting = settings_of().get("kv_connector.fallback")
+    assert setting is not None
+    assert setting.flag == "--kv_connector.fallback"
+    longer = settings_of().get("engine.max_num_seqs")
+    assert longer is not None
+    assert longer.flag == "--engine.max-num-seqs"
+    assert longer.environment == "TRENCADIS_ENGINE__MAX_NUM_SEQS"
+
+
+def test_no_two_settings_share_a_flag_or_a_variable(components):
+    settings = list(settings_of(components))
+    assert len({setting.flag for setting in settings}) == len(settings)
+    assert len({setting.environment for setting in settings}) == len(settings)
+
+
+def test_a_nested_config_class_is_a_table_of_its_own(components):
+    setting = settings_of(components).get("bucketing.tiles.inner.depth")
+    assert setting is not None
+    assert setting.default == 1
+    assert settings_of(components).get("bucketing.tiles.inner") is None
+
+
+def test_defaults_of_nouns_are_the_roots_own():
+    settings = settings_of()
+    assert {noun: settings.get(f"{noun}.name").default for noun in ("bucketing", "scheduling", "executor")} == {
+        "bucketing": "auto",
+        "scheduling": "fcfs",
+        "executor": "inline",
+    }
+
+
+def test_a_field_without_default_is_required(components):
+    assert settings_of(components).get("kv_connector.store.url").default is attrs.NOTHING
+
+
+def test_component_objects_are_no_setting(components):
+    assert not [setting for setting in settings_of(components) if setting.key == "components"]
+
+
+def test_components_are_listed_without_their_nested_tables(components):
+    assert settings_of(components).components_of("bucketing") == ["tiles"]
+
+
+def test_every_setting_of_the_schema_says_what_it_means():
+    assert [setting.path for setting in settings_of() if not setting.help] == []

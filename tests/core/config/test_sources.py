@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from trencadis.config import settings_of
+from trencadis.config.sources import (
+    from_environment,
+    from_flags,
+    from_tree,
+    is_config_flag,
+    nest,
+    read_file,
+    split_flags,
+)
+from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError
+
+
+@pytest.fixture
+def settings(components):
+    return settings_of(components)
+
+
+def _said(error_type, call, *arguments):
+    with pytest.raises(error_type) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_missing_file_is_named_with_what_to_do(tmp_path):
+    file = tmp_path / "nope.toml"
+    assert _said(ConfigError, read_file, file) == f"{file}: no such config file. Correct --config or TRENCADIS_CONFIG."
+
+
+def test_bad_toml_names_file_line_and_column(tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text('[engine]\nseed = "open\n')
+    said = _said(ConfigError, read_file, file)
+    assert said.startswith(f"{file}: not valid TOML: ")
+    assert "line 2, column" in said
+
+
+def test_a_folder_is_no_config_file(tmp_path):
+    assert _said(ConfigError, read_file, tmp_path).startswith(f"{tmp_path}: cannot be read: ")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in _said(ConfigError, read_file, file)
+
+
+def test_yaml_gives_the_same_tables_as_toml(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / "a.yaml").write_text("bucketing:\n  name: tiles\n  tiles: {limit: 3, colours: [red]}\n")
+    (tmp_path / "a.toml").write_text('[bucketing]\nname = "tiles"\n[bucketing.tiles]\nlimit = 3\ncolours = ["red"]\n')
+    assert read_file(tmp_path / "a.yaml") == read_file(tmp_path / "a.toml")
+
+
+def test_an_empty_yaml_file_holds_nothing(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / "a.yml").write_text("")
+    assert read_file(tmp_path / "a.yml") == {}
+
+
+def test_bad_yaml_names_file_line_and_column(tmp_path):
+    pytest.importorskip("yaml")
+    file = tmp_path / "a.yaml"
+    file.write_text("engine:\n  seed: [1\n")
+    said = _said(ConfigError, read_file, file)
+    assert said.startswith(f"{file}: not valid YAML: ")
+    assert "(at line 3, column 1)" in said
+
+
+def test_yaml_without_tables_is_refused(tmp_path):
+    pytest.importorskip("yaml")
+    file = tmp_path / "a.yaml"
+    file.write_text("- 1\n- 2\n")
+    assert "holds no tables" in _said(ConfigError, read_file, file)
+
+
+def test_yaml_without_pyyaml_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    file = tmp_path / "a.yaml"
+    file.write_text("")
+    assert "pip install pyyaml" in _said(ConfigError, read_file, file)
+
+
+# ------------------------------------------------------------------------------------------------------- trees
+
+
+def test_tables_become_dotted_paths(settings):
+    given = from_tree({"engine": {"seed": 1}, "bucketing": {"tiles": {"inner": {"depth": 2}}}}, settings, "serve.toml")
+    assert {item.path: (item.raw, item.source) for item in given} == {
+        "engine.seed": (1, "serve.toml"),
+        "bucketing.tiles.inner.depth": (2, "serve.toml"),
+    }
+
+
+def test_a_value_that_is_a_table_stays_whole(settings):
+    (given,) = from_tree({"bucketing": {"tiles": {"weights": {"a": 1}}}}, settings, "serve.toml")
+    assert (given.path, given.raw) == ("bucketing.tiles.weights", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (
+            {"engine": {"max_num_seq": 3}},
+            "[engine] max_num_seq (from serve.toml): no such key. The table has: max_num_seqs, max_num_batched_tokens, "
+            'async_scheduling, seed, max_wait_s, max_preemptions, warmup. Did you mean "max_num_seqs"?',
+        ),
+        (
+            {"plugins": {"x": 1}},
+            "[plugins] x (from serve.toml): no such key. The table has: blocked.",
+        ),
+        (
+            {"bucketing": {"tiels": {"limit": 1}}},
+            '[bucketing.tiels] (from serve.toml): no such component. Choose one of: tiles. Did you mean "tiles"?',
+        ),
+        (
+            {"eviction": {"lru": {"a": 1}}},
+            "[eviction.lru] (from serve.toml): no such component. No plugin offers any.",
+        ),
+        (
+            {"bucketing": {"tiles": {"limt": 1}}},
+            "[bucketing.tiles] limt (from serve.toml): no such key. The table has: limit, ratio, shape, mode, colours, file, "
+            'weights. Did you mean "limit"?',
+        ),
+    ],
+)
+def test_an_unknown_key_names_file_and_table_and_suggests(settings, tree, message):
+    assert _said(UnknownKeyError, from_tree, tree, settings, "serve.toml") == message
+
+
+def test_an_unknown_table_lists_the_tables(settings):
+    said = _said(UnknownKeyError, from_tree, {"enigne": {"seed": 1}}, settings, "serve.toml")
+    assert said.startswith("[enigne] (from serve.toml): no such table. The tables are: model, engine, ")
+    assert said.endswith('Did you mean "engine"?')
+
+
+def test_a_key_outside_all_tables_is_no_table(settings):
+    assert _said(UnknownKeyError, from_tree, {"seed": 1}, settings, "serve.toml").startswith(
+        "seed (from serve.toml): no such key."
+    )
+
+
+def test_a_value_where_a_table_belongs_is_refused(settings):
+    assert _said(ConfigValueError, from_tree, {"bucketing": {"tiles": 3}}, settings, "serve.toml") == (
+        "[bucketing] tiles = 3 (from serve.toml): must be a table: write [bucketing.tiles] and its keys below."
+    )
+
+
+def test_options_of_a_component_by_import_path_are_taken_key_by_key(settings):
+    given = from_tree({"scheduling": {"options": {"limit": 3}}}, settings, "serve.toml")
+    assert [(item.path, item.raw) for item in given] == [("scheduling.options.limit", 3)]
+
+
+# ------------------------------------------------------------------------------------------------- environment
+
+
+def test_two_underscores_lie_between_tables(settings):
+    (given,) = from_environment({"TRENCADIS_BUCKETING__TILES__LIMIT": "12", "HOME": "/root"}, settings)
+    assert (given.path, given.raw, given.is_text) == ("bucketing.tiles.limit", "12", True)
+    assert given.source == "environment TRENCADIS_BUCKETING__TILES__LIMIT"
+
+
+def test_variables_of_other_programs_are_left_alone(settings):
+    ours = {"TRENCADIS_CONFIG": "x.toml", "TRENCADIS_BLOCKED_PLUGINS": "a", "TRENCADIS_HOME": "/opt", "PATH": "/bin"}
+    assert from_environment(ours, settings) == []
+
+
+def test_options_can_come_from_the_environment(settings):
+    (given,) = from_environment({"TRENCADIS_SCHEDULING__OPTIONS__LIMIT": "12"}, settings)
+    assert given.path == "scheduling.options.limit"
+
+
+def test_an_unknown_variable_is_refused_with_a_suggestion(settings):
+    said = _said(UnknownKeyError, from_environment, {"TRENCADIS_ENGINE__SEDE": "1"}, settings)
+    assert said == (
+        'environment TRENCADIS_ENGINE__SEDE: no such setting. Did you mean "TRENCADIS_ENGINE__SEED"? '
+        "trencadis config --explain lists every setting."
+    )
+
+
+def test_one_underscore_too_few_is_noticed(settings):
+    said = _said(UnknownKeyError, from_environment, {"TRENCADIS_ENGINE_MAX_NUM_SEQS": "1"}, settings)
+    assert said == (
+        'environment TRENCADIS_ENGINE_MAX_NUM_SEQS: no such setting. Did you mean "TRENCADIS_ENGINE__MAX_NUM_SEQS"?'
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("token", "is_one"),
+    [("--engine.seed", True), ("--engine.seed=3", True), ("--prompt=a.b", False), ("--json", False), ("a.b", False)],
+)
+def test_a_config_flag_has_a_dot_in_its_name(token, is_one):
+    assert is_config_flag(token) is is_one
+
+
+def test_config_flags_are_split_from_the_rest(settings):
+    line = ["hello", "--engine.seed", "3", "--json", "--log.level=info", "--engine.max-wait-s", "-1", "world"]
+    assert split_flags(line, settings) == (
+        ["--engine.seed=3", "--log.level=info", "--engine.max-wait-s=-1"],
+        ["hello", "--json", "world"],
+    )
+
+
+def test_a_boolean_flag_may_stand_alone(settings):
+    line = [
+        "--engine.warmup",
+        "hello",
+        "--model.trust-remote-code",
+        "--cache.prefix-caching",
+        "false",
+        "--engine.warmup",
+    ]
+    assert split_flags(line, settings) == (
+        [
+            "--engine.warmup=true",
+            "--model.trust-remote-code=true",
+            "--cache.prefix-caching=false",
+            "--engine.warmup=true",
+        ],
+        ["hello"],
+    )
+
+
+def test_what_follows_two_dashes_is_no_flag(settings):
+    assert split_flags(["--", "--engine.seed", "3"], settings) == ([], ["--", "--engine.seed", "3"])
+
+
+@pytest.mark.parametrize("line", [["--engine.seed"], ["--engine.seed", "--json"]])
+def test_a_flag_without_its_value_is_refused(settings, line):
+    assert _said(ConfigError, split_flags, line, settings) == "flag --engine.seed: no value. Write --engine.seed=VALUE."
+
+
+@pytest.mark.parametrize("line", [["--engine.sede", "3"], ["--engine.sede=3"]])
+def test_an_unknown_flag_is_refused_with_a_suggestion(settings, line):
+    assert _said(UnknownKeyError, from_flags, line, settings) == (
+        'flag --engine.sede: no such flag. Did you mean "--engine.seed"? trencadis config --flags lists all of them.'
+    )
+
+
+def test_flags_may_be_a_mapping(settings):
+    assert from_flags({"--engine.seed": "3", "log.level": "info"}, settings) == from_flags(
+        ["--engine.seed", "3", "--log.level=info"], settings
+    )
+
+
+def test_a_value_may_hold_an_equals_sign(settings):
+    (given,) = from_flags(["--model.path=a=b"], settings)
+    assert given.raw == "a=b"
+
+
+def test_dashes_and_underscores_of_a_flag_are_the_same(settings):
+    (given,) = from_flags(["--kv-connector.store.tries=2"], settings)
+    assert (given.path, given.source) == ("kv_connector.store.tries", "flag --kv_connector.store.tries")
+
+
+def test_options_can_be_flags(settings):
+    (given,) = from_flags(["--scheduling.options.max-age", "12"], settings)
+    assert (given.path, given.raw) == ("scheduling.options.max_age", "12")
+
+
+def test_only_config_flags_are_taken_for_them(settings):
+    assert "'hello' is no config flag" in _said(ConfigError, from_flags, ["hello"], settings)
+
+
+# ------------------------------------------------------------------------------------------------------ Python
+
+
+def test_dotted_paths_and_nested_tables_mix():
+    assert nest({"engine.seed": 1, "engine": {"warmup": False}, "bucketing.tiles.limit": 2}) == {
+        "engine": {"seed": 1, "warmup": False},
+        "bucketing": {"tiles": {"limit": 2}},
+    }
+
+
+def test_keys_of_a_mapping_that_is_a_value_are_no_paths():
+    assert nest({"bucketing.tiles.weights": {"a.b": 1}}) == {"bucketing": {"tiles": {"weights": {"a.b": 1}}}}
+
+
+def test_the_callers_mappings_are_left_alone():
+    table = {"seed": 1}
+    nest({"engine": table, "engine.warmup": False})
+    assert table == {"seed": 1}
+
+
+@pytest.mark.parametrize("overrides", [{"engine": 3, "engine.seed": 1}, {"engine.seed": 1, "engine": 3}])
+def test_a_path_through_a_value_is_refused(overrides):
+    with pytest.raises(ConfigError, match="leads through engine"):
+        nest(overrides)

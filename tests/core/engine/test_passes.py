@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from trencadis.engine.guards import GuardedBucketing
+from trencadis.engine.passes import PassPlanner
+from trencadis.engine.table import SequenceTable
+from trencadis.interfaces import BackendCapabilities
+from trencadis.records import Bucket, Drafts, Phase, Plan
+from trencadis_testing.engines import ExactShapes
+
+
+def planner(layout: str = "padded", *, contiguous: bool = False, max_prefills: int = 2) -> PassPlanner:
+    return PassPlanner(
+        GuardedBucketing("bucketing", ExactShapes()),
+        capabilities=BackendCapabilities(
+            layout=layout, default_block_size=4, max_prefill_batch_size=max_prefills, contiguous=contiguous
+        ),
+        table=SequenceTable(),
+        block_size=4,
+        max_num_batched_tokens=32,
+    )
+
+
+def plan(starts: list[int], lengths: list[int], drafts: list[int] | None = None) -> Plan:
+    n = len(starts)
+    return Plan(
+        step=0,
+        slots=np.arange(n, dtype=np.int32),
+        rows=np.arange(n, dtype=np.int32),
+        epochs=np.zeros(n, np.int64),
+        starts=np.array(starts, np.int32),
+        num_scheduled=np.array(lengths, np.int32),
+        samples=np.ones(n, np.bool_),
+        drafts=None
+        if drafts is None
+        else Drafts(num_drafts=np.array(drafts, np.int32), token_ids=np.zeros(sum(drafts), np.int32)),
+    )
+
+
+TABLES = np.arange(8 * 40, dtype=np.int32).reshape(8, 40) % 37
+
+
+def test_ragged_plan_is_one_exact_pass() -> None:
+    (one,) = planner("ragged").passes(plan([0, 9, 5], [7, 1, 3]), TABLES)
+    assert one.bucket == Bucket(3, 7, 3, Phase.PREFILL)  # context of 9 tokens is three blocks
+    assert one.query_lens.tolist() == [7, 1, 3]
+
+
+def test_padded_prefills_run_in_groups_before_one_decode_pass() -> None:
+    passes = planner().passes(plan([0, 9, 0, 4, 30], [7, 1, 12, 5, 1]), TABLES)
+    assert [one.indices.tolist() for one in passes] == [[0, 2], [3], [1, 4]]
+    assert [one.bucket.phase for one in passes] == [Phase.PREFILL, Phase.PREFILL, Phase.DECODE]
+    assert passes[2].bucket == Bucket(2, 1, 3 + 8, Phase.DECODE)
+
+
+def test_prefill_rectangle_stays_within_the_token_budget() -> None:
+    passes = planner(max_prefills=8).passes(plan([0] * 4, [20, 12, 12, 2]), TABLES)
+    for one in passes:
+        assert len(one.rows) == 1 or len(one.rows) * int(one.query_lens.max()) <= 32
+    assert sorted(index for one in passes for index in one.indices.tolist()) == [0, 1, 2, 3]
+
+
+def test_drafted_decodes_are_no_prefills() -> None:
+    (one,) = planner().passes(plan([9, 30], [3, 1], [2, 0]), TABLES)
+    assert one.bucket.phase is Phase.DECODE
+    assert one.num_logits.tolist() == [3, 1]
+
+
+def test_contiguous_decode_counts_up_to_the_highest_block_in_use() -> None:
+    (one,) = planner(contiguous=True).passes(plan([9, 30], [1, 1]), TABLES)
+    used = [*TABLES[0, :3].tolist(), *TABLES[1, :8].tolist()]
+    assert one.bucket.num_blocks == max(used) + 1
+
+
+def test_bucket_that_was_not_prepared_is_counted_and_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    passes = planner()
+    passes.prepared((Bucket(1, 1, 1, Phase.DECODE),))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            passes.passes(plan([9], [1]), TABLES)
+    assert passes.num_unprepared == 1
+    assert [record.message for record in caplog.records].count(caplog.messages[0]) == 1
+    assert "was not prepared" in caplog.messages[0]

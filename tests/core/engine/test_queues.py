@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trencadis.engine.queues import SlotQueue
+
+
+@given(st.lists(st.tuples(st.sampled_from(["append", "push_front", "remove"]), st.integers(0, 12)), max_size=300))
+def test_queue_behaves_like_a_deque(operations: list[tuple[str, int]]) -> None:
+    queue, model = SlotQueue(4), deque()
+    for operation, slot in operations:
+        if operation == "remove":
+            assert queue.remove(slot) == (slot in model)
+            if slot in model:
+                model.remove(slot)
+        else:
+            getattr(queue, operation)(slot)
+            (model.append if operation == "append" else model.appendleft)(slot)
+        assert queue.slots.tolist() == list(model)
+        assert len(queue) == len(model)
+
+
+def test_view_cannot_be_written() -> None:
+    queue = SlotQueue()
+    queue.append(1)
+    assert not queue.slots.flags.writeable

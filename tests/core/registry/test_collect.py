@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import types
+
+import attrs
+import pytest
+
+from trencadis.errors import ComponentConflictError, ContractError, PluginLoadError
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import bucketing
+from trencadis.registry import Registry
+
+
+def _said(error_type, **arguments):
+    with pytest.raises(error_type) as caught:
+        Registry.discover(**({"entry_points": ()} | arguments))
+    return str(caught.value)
+
+
+def test_a_component_keeps_its_provenance(install, plugin_source):
+    registry = Registry.discover(entry_points=install("fibonacci-tiles", "0.2.0", plugin_source("fibonacci")))
+    found = registry.components("bucketing")["fibonacci"]
+    assert (found.noun, found.name, found.provenance.version) == ("bucketing", "fibonacci", "0.2.0")
+    assert str(found) == 'bucketing component "fibonacci" of fibonacci-tiles 0.2.0 (plugin "tiles")'
+
+
+def test_two_packages_with_one_name_are_both_named(install, plugin_source):
+    first = install("a-package", "1.0", plugin_source("fibonacci"), name="a")
+    second = install("b-package", "2.0", plugin_source("fibonacci"), name="b")
+    assert _said(ComponentConflictError, entry_points=[*first, *second]) == (
+        'Two plugins offer a bucketing component "fibonacci": a-package 1.0 (plugin "a") and b-package 2.0 (plugin "b"). '
+        'Uninstall one of them, or block one: [plugins] blocked = ["b"].'
+    )
+
+
+def test_a_conflict_ends_when_one_side_is_blocked(install, plugin_source):
+    first = install("a-package", "1.0", plugin_source("fibonacci"), name="a")
+    second = install("b-package", "2.0", plugin_source("fibonacci"), name="b")
+    registry = Registry.discover(entry_points=[*first, *second], blocked=["b"])
+    assert registry.components("bucketing")["fibonacci"].provenance.distribution == "a-package"
+
+
+def test_one_name_in_two_nouns_is_no_conflict(make_plugin):
+    registry = Registry.discover(entry_points=(), extra_plugins=[make_plugin(bucketing=["x"], eviction=["x"])])
+    assert set(registry.components("bucketing")) == set(registry.components("eviction")) == {"x"}
+
+
+def test_a_register_hook_that_raises_names_plugin_and_hook(install):
+    source = (
+        "from trencadis.hookspecs import hookimpl\n@hookimpl\ndef trencadis_bucketings():\n    yield from [1 / 0]\n"
+    )
+    assert _said(PluginLoadError, entry_points=install("bad-package", "1.5", source)) == (
+        'bad-package 1.5 (plugin "tiles") raised in trencadis_bucketings: ZeroDivisionError: division by zero. '
+        'Upgrade or uninstall bad-package, or block it: [plugins] blocked = ["tiles"].'
+    )
+
+
+def test_what_is_no_component_is_refused():
+    plugin = types.ModuleType("odd")
+    plugin.trencadis_bucketings = hookimpl(specname="trencadis_bucketings")(lambda: ["exponential"])
+    assert "yielded 'exponential' from trencadis_bucketings" in _said(ContractError, extra_plugins=[plugin])
+
+
+@pytest.mark.parametrize(("version", "accepted"), [(1, False), (2, True), (3, True), (4, False)])
+def test_interface_versions_n_and_n_minus_one_are_accepted(monkeypatch, make_plugin, component, version, accepted):
+    monkeypatch.setattr(bucketing, "INTERFACE_VERSION", 3)
+    plugin = make_plugin(bucketing=[component("x", interface_version=version)])
+    if accepted:
+        assert "x" in Registry.discover(entry_points=(), extra_plugins=[plugin]).components("bucketing")
+    else:
+        said = _said(PluginLoadError, extra_plugins=[plugin])
+        assert said.startswith(
+            'bucketing component "x" of test_plugin, given in code (plugin "test_plugin") is refused: '
+        )
+        assert f"written for version {version}" in said
+
+
+@pytest.mark.parametrize("name", ["auto", "none", "options", "name", "fallback", "components"])
+def test_a_name_that_means_something_else_in_the_table_is_refused(make_plugin, name):
+    assert "the name is reserved" in _said(ContractError, extra_plugins=[make_plugin(bucketing=[name])])
+
+
+def test_a_config_that_is_no_attrs_class_is_refused(make_plugin, component):
+    plugin = make_plugin(bucketing=[component("x", config=dict)])
+    assert "is no attrs class" in _said(ContractError, extra_plugins=[plugin])
+
+
+def test_a_config_whose_types_cannot_be_found_is_refused(make_plugin, component):
+    @attrs.frozen
+    class Lost:
+        where: NoSuchType = None  # type: ignore[name-defined]  # noqa: F821
+
+    said = _said(ContractError, extra_plugins=[make_plugin(bucketing=[component("x", config=Lost)])])
+    assert "the fields of" in said
+    assert "NoSuchType" in said

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
+from trencadis.interfaces import ComponentContext, SchedulingPolicy
+from trencadis.registry import Registry
+from trencadis.registry.import_path import import_component
+
+SOURCE = '''
+from trencadis.interfaces import SchedulingPolicy
+
+class Plain(SchedulingPolicy):
+    """Nothing changed.
+
+    More.
+    """
+
+class Outer:
+    class Tuned(SchedulingPolicy):
+        def __init__(self, limit, *, context):
+            self.limit, self.context = limit, context
+
+def make(limit=3):
+    policy = Plain()
+    policy.limit = limit
+    return policy
+
+def wrong():
+    return "no policy"
+
+number = 3
+'''
+
+
+@pytest.fixture
+def module(install):
+    install("loose-parts", "0.3", SOURCE)
+    return "loose_parts"
+
+
+def _import(path):
+    return import_component("scheduling", path, key="scheduling.name", source="serve.toml")
+
+
+def _build(path, options):
+    return Registry.discover(entry_points=()).build(
+        _import(path), options, ComponentContext(clock=SimulatedClock(), seed=7)
+    )
+
+
+def _said(error_type, call, *arguments):
+    with pytest.raises(error_type) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_a_class_by_import_path_is_a_component(module):
+    found = _import(f"{module}:Plain")
+    assert (found.noun, found.name, found.component.summary) == ("scheduling", f"{module}:Plain", "Nothing changed.")
+    assert (found.provenance.distribution, found.provenance.version) == ("loose-parts", "0.3")
+    assert isinstance(_build(f"{module}:Plain", {}), SchedulingPolicy)
+
+
+def test_options_are_keyword_arguments_and_the_context_is_handed_in(module):
+    made = _build(f"{module}:Outer.Tuned", {"limit": 12})
+    assert (made.limit, made.context.seed) == (12, 7)
+
+
+def test_a_function_may_stand_for_the_class(module):
+    assert _build(f"{module}:make", {"limit": 5}).limit == 5
+
+
+def test_options_that_it_does_not_take_are_refused_with_those_it_takes(module):
+    said = _said(ConfigValueError, _build, f"{module}:Outer.Tuned", {"limti": 3})
+    assert said.startswith("[scheduling.options]: Outer.Tuned cannot be called with them: ")
+    assert said.endswith("Given: limti. It takes: limit.")
+
+
+def test_a_class_of_another_kind_breaks_the_contract():
+    assert _said(ContractError, _import, "json:JSONEncoder") == (
+        '[scheduling] name = "json:JSONEncoder" (from serve.toml): is no subclass of SchedulingPolicy. '
+        "Derive it from trencadis.interfaces.SchedulingPolicy, or name a function that returns one."
+    )
+
+
+def test_what_cannot_be_called_breaks_the_contract(module):
+    assert "is no subclass of SchedulingPolicy" in _said(ContractError, _import, f"{module}:number")
+
+
+def test_a_function_that_returns_something_else_breaks_the_contract(module):
+    assert "built a str, which is no SchedulingPolicy" in _said(ContractError, _build, f"{module}:wrong", {})
+
+
+@pytest.mark.parametrize(
+    ("path", "cause"),
+    [("no_such_module_anywhere:X", "ModuleNotFoundError"), ("json:NoSuchName", "AttributeError")],
+)
+def test_an_import_that_fails_names_setting_source_and_cause(path, cause):
+    said = _said(PluginLoadError, _import, path)
+    assert said.startswith(f'[scheduling] name = "{path}" (from serve.toml): cannot be imported: {cause}: ')
+
+
+@pytest.mark.parametrize("path", [":X", "json:"])
+def test_half_an_import_path_is_refused(path):
+    assert "is no import path" in _said(ConfigValueError, _import, path)

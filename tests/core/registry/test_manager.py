@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from trencadis.errors import PluginLoadError
+from trencadis.hookspecs import hookimpl
+from trencadis.registry.manager import PluginLoader
+
+
+def _said(call, *arguments):
+    with pytest.raises(PluginLoadError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_entry_points_are_loaded_by_name(install, plugin_source):
+    later = install("a-package", "1.0", plugin_source("x"), name="zebra")
+    first = install("b-package", "1.0", plugin_source("y"), name="ant")
+    loader = PluginLoader()
+    loader.load_entry_points([*later, *first])
+    assert list(loader.plugins) == ["ant", "zebra"]
+
+
+def test_a_blocked_plugin_is_not_even_imported(install):
+    loader = PluginLoader(blocked=["tiles"])
+    loader.load_entry_points(install("bad-package", "1.0", "raise RuntimeError('imported')"))
+    assert dict(loader.plugins) == {}
+
+
+def test_a_plugin_that_raises_at_import_is_named_with_version_cause_and_remedy(install):
+    broken = install("bad-package", "1.5", "import no_such_module_anywhere")
+    assert _said(PluginLoader().load_entry_points, broken) == (
+        'bad-package 1.5 (plugin "tiles") could not be imported: ModuleNotFoundError: No module named '
+        "'no_such_module_anywhere'. Upgrade or uninstall bad-package, or block it: [plugins] blocked = [\"tiles\"]."
+    )
+
+
+def test_a_plugin_that_exits_at_import_ends_nothing(install):
+    assert "SystemExit: 3" in _said(
+        PluginLoader().load_entry_points, install("rude-package", "1.0", "raise SystemExit(3)")
+    )
+
+
+def test_a_hook_with_an_unknown_argument_fails_at_registration(install):
+    source = "from trencadis.hookspecs import hookimpl\n@hookimpl\ndef trencadis_bucketings(colour): return []\n"
+    said = _said(PluginLoader().load_entry_points, install("bad-package", "1.5", source))
+    assert said.startswith('bad-package 1.5 (plugin "tiles") could not be registered: PluginValidationError')
+    assert "colour" in said
+
+
+def test_two_entry_points_of_one_name_are_told_apart_and_blocked_apart(install, plugin_source):
+    both = install("a-package", "1.0", plugin_source("x")) + install("b-package", "1.0", plugin_source("y"))
+    loader = PluginLoader()
+    loader.load_entry_points(both)
+    assert list(loader.plugins) == ["a-package:tiles", "b-package:tiles"]
+    fewer = PluginLoader(blocked=["a-package:tiles"])
+    fewer.load_entry_points(both)
+    assert list(fewer.plugins) == ["b-package:tiles"]
+
+
+def test_a_misspelt_hook_is_fatal_and_suggests(install):
+    source = "from trencadis.hookspecs import hookimpl\n@hookimpl\ndef trencadis_bucketing(): return []\n"
+    loader = PluginLoader()
+    loader.load_entry_points(install("bad-package", "1.5", source))
+    assert _said(loader.check_hooks) == (
+        'bad-package 1.5 (plugin "tiles") implements "trencadis_bucketing": no such hook. Did you mean "trencadis_bucketings"? '
+        'Upgrade or uninstall bad-package, or block it: [plugins] blocked = ["tiles"].'
+    )
+
+
+def test_an_optional_hook_of_another_version_is_allowed():
+    plugin = types.ModuleType("early")
+    plugin.trencadis_future = hookimpl(optionalhook=True)(lambda: None)
+    loader = PluginLoader()
+    loader.load_object(plugin)
+    loader.check_hooks()
+
+
+def test_a_hook_without_its_mark_is_noticed():
+    plugin = types.ModuleType("forgetful")
+    plugin.trencadis_bucketings = list
+    assert "defines trencadis_bucketings without @hookimpl" in _said(PluginLoader().load_object, plugin)
+
+
+def test_a_plugin_given_in_code_can_be_blocked(make_plugin):
+    loader = PluginLoader(blocked=["mine"])
+    assert loader.load_object(make_plugin("mine", bucketing=["x"])) == ""
+    assert dict(loader.plugins) == {}
+
+
+def test_the_same_plugin_twice_is_refused(make_plugin):
+    loader = PluginLoader()
+    plugin = make_plugin("mine", bucketing=["x"])
+    loader.load_object(plugin)
+    assert "could not be registered" in _said(loader.load_object, plugin)
+
+
+def test_a_hook_can_be_called_for_one_plugin(make_plugin):
+    loader = PluginLoader()
+    loader.load_object(make_plugin("a", bucketing=["x"]))
+    loader.load_object(make_plugin("b", bucketing=["y"]))
+    (items,) = loader.hooks_of("b", "trencadis_bucketings")()
+    assert [item.name for item in items] == ["y"]
+    assert loader.has_hook("b", "trencadis_bucketings")
+    assert not loader.has_hook("b", "trencadis_observers")
+
+
+def test_installed_plugins_are_found_without_being_named():
+    loader = PluginLoader(blocked=[])
+    loader.load_entry_points(None)
+    assert all(provenance.plugin == name for name, provenance in loader.plugins.items())
+    assert "bucketing" in loader.plugins

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import enum
+import types
+from pathlib import Path
+
+import attrs
+import pytest
+
+from trencadis.config import Config, load_config
+from trencadis.errors import (
+    CapabilityError,
+    ConfigValueError,
+    ContractError,
+    PluginLoadError,
+    UnknownComponentError,
+)
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import NoConfig
+from trencadis.registry import Registry, resolve_plan
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@attrs.frozen(kw_only=True)
+class TunedConfig:
+    limit: int = 1
+    tags: frozenset[str] = frozenset({"b", "a"})
+    colour: Colour = Colour.RED
+    file: Path = Path("x")
+
+
+@attrs.frozen(kw_only=True)
+class NeedyConfig:
+    url: str
+
+
+class SelectsGaudi:
+    @hookimpl
+    def trencadis_select_backend(self, candidates):
+        return "gaudi"
+
+
+def _resolve(registry, **overrides):
+    tables = {path.replace("__", "."): value for path, value in overrides.items()}
+    resolved = load_config(components=registry.config_classes(), environ={}, overrides=tables)
+    return resolve_plan(resolved.config, registry, sources=resolved.sources)
+
+
+@pytest.fixture
+def registry(house, make_plugin, component):
+    extra = make_plugin("extra", scheduling=[component("tuned", config=TunedConfig)], backend=["gaudi"])
+    return Registry.discover(entry_points=(), extra_plugins=[house, extra])
+
+
+def _names(choices):
+    return {key: choice.component.name for key, choice in choices.items()}
+
+
+# ------------------------------------------------------------------------------------------------------ choices
+
+
+def test_the_default_plan_has_one_component_for_each_noun_that_needs_one(registry):
+    plan = _resolve(registry)
+    assert _names(plan.choices) == {
+        "scheduling": "fcfs",
+        "eviction": "lru",
+        "sampling": "standard",
+        "backend": "torch",
+        "executor": "inline",
+    }
+    assert _names(plan.fallbacks) == {"bucketing": "exact", "scheduling": "fcfs", "eviction": "lru"}
+    assert [choice.component.name for choice in plan.observers] == ["log"]
+
+
+def test_none_chooses_nothing(registry):
+    plan = _resolve(registry, speculation__name="none", kv_connector__name="none", scheduling__fallback="")
+    assert not {"speculation", "kv_connector"} & set(plan.choices)
+    assert "scheduling" not in plan.fallbacks
+
+
+def test_a_choice_carries_its_own_options(registry):
+    choice = _resolve(registry, scheduling__name="tuned", scheduling__tuned__limit=7).choices["scheduling"]
+    assert (choice.component.name, choice.options.limit) == ("tuned", 7)
+
+
+def test_observers_keep_the_order_of_the_config(house, make_plugin):
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, make_plugin("extra", observer=["a", "b"])])
+    plan = _resolve(registry, observer__names=["b", "log", "a"])
+    assert [choice.component.name for choice in plan.observers] == ["b", "log", "a"]
+
+
+def test_an_import_path_is_chosen_with_its_options(registry):
+    plan = _resolve(registry, scheduling={"name": "trencadis.interfaces:SchedulingPolicy", "options": {}})
+    choice = plan.choices["scheduling"]
+    assert (choice.component.name, choice.options) == ("trencadis.interfaces:SchedulingPolicy", {})
+
+
+def test_an_unknown_name_says_who_set_it(registry):
+    with pytest.raises(
+        UnknownComponentError, match=r'\[scheduling\] name = "fcsf" \(from argument\).*Did you mean "fcfs"'
+    ):
+        _resolve(registry, scheduling__name="fcsf")
+
+
+def test_an_unknown_fallback_and_an_unknown_observer_are_named_by_their_keys(registry):
+    with pytest.raises(UnknownComponentError, match=r'\[scheduling\] fallback = "x"'):
+        _resolve(registry, scheduling__fallback="x")
+    with pytest.raises(UnknownComponentError, match=r'\[observer\] names = "x"'):
+        _resolve(registry, observer__names=["x"])
+
+
+def test_the_registry_remembers_sources_for_callers_that_have_none(registry):
+    resolved = load_config(components=registry.config_classes(), environ={}, overrides={"eviction.name": "lur"})
+    registry.note_sources(resolved.sources)
+    with pytest.raises(UnknownComponentError, match=r'"lur" \(from argument\)'):
+        resolve_plan(resolved.config, registry)
+
+
+def test_a_config_loaded_without_plugins_gets_their_defaults(registry):
+    assert resolve_plan(Config(), registry).choices["scheduling"].options == NoConfig()
+
+
+def test_a_required_value_that_a_config_without_plugins_cannot_have_is_asked_for(house, make_plugin, component):
+    needy = make_plugin("extra", backend=[component("gaudi", config=NeedyConfig)])
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, needy, SelectsGaudi()])
+    with pytest.raises(ConfigValueError, match=r"\[backend\.gaudi\]: a value that .* needs is missing"):
+        _resolve(registry)
+
+
+# ---------------------------------------------------------------------------------------------------- automatic
+
+
+def test_a_plugin_can_select_the_backend(house, make_plugin):
+    plugins = [house, make_plugin("extra", backend=["gaudi"]), SelectsGaudi()]
+    registry = Registry.discover(entry_points=(), extra_plugins=plugins)
+    assert _resolve(registry).choices["backend"].component.name == "gaudi"
+    assert _resolve(registry, backend__name="torch").choices["backend"].component.name == "torch"
+
+
+def test_a_selected_backend_that_does_not_exist_is_traced_to_the_hook(house):
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, SelectsGaudi()])
+    with pytest.raises(UnknownComponentError, match=r'"gaudi" \(from trencadis_select_backend\)'):
+        _resolve(registry)
+
+
+def test_a_backend_selection_that_raises_is_a_plugin_error(house):
+    class Broken:
+        @hookimpl
+        def trencadis_select_backend(self, candidates):
+            raise OSError("no driver")
+
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, Broken()])
+    with pytest.raises(PluginLoadError, match="no driver"):
+        _resolve(registry)
+
+
+@pytest.mark.parametrize(("layout", "name"), [("ragged", "exact"), ("padded", "exponential")])
+def test_the_layout_chooses_the_bucketing_that_the_config_leaves_open(registry, layout, name):
+    plan = _resolve(registry)
+    assert "bucketing" not in plan.choices
+    resolved = plan.resolve_bucketing(layout)
+    assert resolved.choices["bucketing"].component.name == name
+    assert resolved.resolve_bucketing("padded") is resolved
+
+
+def test_a_named_bucketing_is_left_alone(registry):
+    plan = _resolve(registry, bucketing__name="exact")
+    assert plan.resolve_bucketing("padded") is plan
+
+
+def test_a_layout_that_does_not_exist_breaks_the_contract(registry):
+    with pytest.raises(ContractError, match="states layout = 'round'; there are: ragged, padded"):
+        _resolve(registry).resolve_bucketing("round")
+
+
+def test_a_layout_whose_bucketing_is_not_installed_says_so(make_plugin, house, component):
+    house.trencadis_bucketings = make_plugin(bucketing=["exact"]).trencadis_bucketings
+    plan = _resolve(Registry.discover(entry_points=(), extra_plugins=[house]))
+    assert plan.resolve_bucketing("ragged").choices["bucketing"].component.name == "exact"
+    with pytest.raises(UnknownComponentError, match='a padded backend takes "exponential", which no plugin offers'):
+        plan.resolve_bucketing("padded")
+
+
+def test_a_bucketing_chosen_late_is_negotiated_too(make_plugin, house, component):
+    picky = component("exponential", requires={"backend.graphs"})
+    house.trencadis_bucketings = make_plugin(bucketing=["exact", picky]).trencadis_bucketings
+    plan = _resolve(Registry.discover(entry_points=(), extra_plugins=[house]))
+    with pytest.raises(CapabilityError, match=r"backend\.graphs"):
+        plan.resolve_bucketing("padded")
+
+
+# --------------------------------------------------------------------------------------------------------- hash
+
+
+def test_the_hash_is_the_same_for_the_same_plan(registry):
+    first, second = _resolve(registry, scheduling__name="tuned"), _resolve(registry, scheduling__name="tuned")
+    assert first.plan_hash == second.plan_hash
+    assert len(bytes.fromhex(first.plan_hash)) == 16
+
+
+def test_the_hash_does_not_depend_on_the_process(registry):
+    """The value is frozen: a change means that no earlier result can be matched with its plan any more."""
+    assert _resolve(registry, scheduling__name="tuned").plan_hash == "b8766711e08d1bba3db97e86512575d4"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"scheduling__name": "fcfs"},
+        {"scheduling__tuned__limit": 2},
+        {"scheduling__tuned__tags": ["c"]},
+        {"backend__name": "gaudi"},
+        {"speculation__name": "none", "bucketing__name": "exact"},
+        {"observer__names": []},
+        {"scheduling__fallback": ""},
+    ],
+)
+def test_the_hash_changes_with_component_and_option(registry, overrides):
+    base = {"scheduling__name": "tuned"}
+    assert _resolve(registry, **(base | overrides)).plan_hash != _resolve(registry, **base).plan_hash
+
+
+def test_the_hash_ignores_options_of_components_that_are_not_chosen(registry):
+    assert _resolve(registry, scheduling__tuned__limit=2).plan_hash == _resolve(registry).plan_hash
+
+
+def test_the_hash_changes_with_a_version_and_with_a_distribution(house, install, plugin_source):
+    hashes = set()
+    for distribution, version in [("a-tiles", "1.0"), ("b-tiles", "1.0"), ("c-tiles", "2.0")]:
+        points = install(distribution, version, plugin_source("fibonacci"))
+        registry = Registry.discover(entry_points=points, extra_plugins=[house])
+        plan = _resolve(registry, bucketing__name="fibonacci")
+        hashes.add(plan.plan_hash)
+        provenance = attrs.evolve(plan.choices["bucketing"].component.provenance, version="9")
+        newer = attrs.evolve(plan.choices["bucketing"].component, provenance=provenance)
+        choices = {**plan.choices, "bucketing": attrs.evolve(plan.choices["bucketing"], component=newer)}
+        hashes.add(attrs.evolve(plan, choices=choices).plan_hash)
+    assert len(hashes) == 6
+
+
+def test_the_hash_changes_when_the_bucketing_is_chosen(registry):
+    plan = _resolve(registry)
+    assert len({plan.plan_hash, *(plan.resolve_bucketing(layout).plan_hash for layout in ("ragged", "padded"))}) == 3
+
+
+def test_the_hash_of_an_option_without_a_text_of_its_own_is_stable(registry):
+    def hash_of(value):
+        scheduling = {"name": "trencadis.interfaces:SchedulingPolicy", "options": {"x": value}}
+        return _resolve(registry, scheduling=scheduling).plan_hash
+
+    assert hash_of(object()) == hash_of(object())
+    assert hash_of({1: "a"}) != hash_of({2: "a"})
+    assert hash_of(types.MappingProxyType({"a": 1})) == hash_of({"a": 1})

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.config import Config
+from trencadis.errors import ConfigError, ContractError, PluginLoadError, TrencadisError, UnknownComponentError
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import ComponentContext, NoConfig, SchedulingPolicy
+from trencadis.interfaces.kv_connector import ConnectorPair
+from trencadis.registry import Registry
+
+CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0)
+
+
+class Listener:
+    """A plugin that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    @hookimpl
+    def trencadis_configure(self, config):
+        self.heard.append(config)
+
+    @hookimpl
+    def trencadis_engine_ready(self, model, plan_hash):
+        self.heard.append((model, plan_hash))
+
+    @hookimpl
+    def trencadis_engine_closing(self):
+        self.heard.append("closing")
+
+
+class LateListener(Listener):
+    pass
+
+
+class Grumpy:
+    @hookimpl
+    def trencadis_configure(self, config):
+        raise OSError("no licence")
+
+    @hookimpl
+    def trencadis_engine_ready(self):
+        raise ConfigError("refused in words")
+
+
+@pytest.fixture
+def registry(house):
+    return Registry.discover(entry_points=(), extra_plugins=[house])
+
+
+def _said(error_type, call, *arguments, **named):
+    with pytest.raises(error_type) as caught:
+        call(*arguments, **named)
+    return str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------- components
+
+
+def test_components_are_sorted_by_name(registry):
+    assert list(registry.components("bucketing")) == ["exact", "exponential"]
+
+
+def test_a_caller_cannot_change_the_registry(registry):
+    registry.components("bucketing").clear()
+    assert registry.components("bucketing")
+
+
+def test_config_classes_are_those_of_the_components(registry):
+    classes = registry.config_classes()
+    assert classes["bucketing"] == {"exact": NoConfig, "exponential": NoConfig}
+    assert classes["kv_connector"] == {}
+
+
+def test_a_component_is_selected_by_name(registry):
+    assert registry.select("eviction", "lru").name == "lru"
+
+
+def test_an_unknown_name_lists_the_choices_and_suggests(registry):
+    assert _said(UnknownComponentError, registry.select, "bucketing", "exponentail", source="serve.toml") == (
+        '[bucketing] name = "exponentail" (from serve.toml): no such component. Choose one of: exact, exponential. '
+        'Did you mean "exponential"? Another takes its package installed, or an import path "package.module:Class".'
+    )
+
+
+def test_an_unknown_name_of_a_noun_without_components_says_so(registry):
+    said = _said(UnknownComponentError, registry.select, "kv_connector", "redis", key="fallback")
+    assert said.startswith(
+        '[kv_connector] fallback = "redis": no such component. No plugin offers any kv_connector component.'
+    )
+
+
+def test_an_unknown_component_is_a_config_error_too(registry):
+    assert _said(ConfigError, registry.select, "bucketing", "x")
+
+
+# ------------------------------------------------------------------------------------------------------- build
+
+
+def test_a_factory_is_given_config_and_context(make_plugin, component):
+    seen = []
+
+    def factory(config, context):
+        seen.append((config, context))
+        return SchedulingPolicy()
+
+    registry = Registry.discover(
+        entry_points=(), extra_plugins=[make_plugin(scheduling=[component("x", factory=factory)])]
+    )
+    config = NoConfig()
+    assert isinstance(registry.build(registry.select("scheduling", "x"), config, CONTEXT), SchedulingPolicy)
+    assert seen == [(config, CONTEXT)]
+
+
+def test_a_factory_that_raises_names_component_and_cause(make_plugin, component):
+    def factory(config, context):
+        raise ImportError("no module named redis")
+
+    registry = Registry.discover(
+        entry_points=(), extra_plugins=[make_plugin(scheduling=[component("x", factory=factory)])]
+    )
+    assert _said(PluginLoadError, registry.build, registry.select("scheduling", "x"), NoConfig(), CONTEXT) == (
+        'scheduling component "x" of test_plugin, given in code (plugin "test_plugin") could not be built: '
+        "ImportError: no module named redis. Correct it, or do not pass it."
+    )
+
+
+def test_an_error_in_our_words_passes_a_factory_unchanged(make_plugin, component):
+    def factory(config, context):
+        raise ConfigError("said in words")
+
+    registry = Registry.discover(
+        entry_points=(), extra_plugins=[make_plugin(scheduling=[component("x", factory=factory)])]
+    )
+    assert (
+        _said(TrencadisError, registry.build, registry.select("scheduling", "x"), NoConfig(), CONTEXT)
+        == "said in words"
+    )
+
+
+def test_a_factory_that_returns_another_type_breaks_the_contract(make_plugin, component):
+    plugin = make_plugin(kv_connector=[component("x", factory=lambda config, context: "pair")])
+    registry = Registry.discover(entry_points=(), extra_plugins=[plugin])
+    said = _said(ContractError, registry.build, registry.select("kv_connector", "x"), NoConfig(), CONTEXT)
+    assert f"built a str, which is no {ConnectorPair.__name__}" in said
+
+
+# ------------------------------------------------------------------------------------------------------- hooks
+
+
+def test_a_plugin_registered_late_still_sees_the_configuration():
+    first, late, config = Listener(), LateListener(), Config()
+    registry = Registry.discover(entry_points=(), extra_plugins=[first])
+    registry.configure(config)
+    registry.register(late)
+    assert first.heard == [config] == late.heard
+
+
+def test_an_equal_configuration_is_shown_once():
+    listener = Listener()
+    registry = Registry.discover(entry_points=(), extra_plugins=[listener])
+    registry.configure(Config())
+    registry.configure(Config())
+    assert len(listener.heard) == 1
+
+
+def test_a_plugin_registered_late_brings_its_components(registry, make_plugin):
+    registry.register(make_plugin("late", kv_connector=["redis"]))
+    assert "redis" in registry.components("kv_connector")
+    assert "late" in registry.plugins
+
+
+def test_a_late_plugin_with_a_misspelt_hook_is_refused(registry):
+    plugin = types.ModuleType("late")
+    plugin.trencadis_observer = hookimpl(lambda: ())
+    assert 'Did you mean "trencadis_observers"?' in _said(PluginLoadError, registry.register, plugin)
+
+
+def test_a_blocked_plugin_cannot_come_late(make_plugin):
+    registry = Registry.discover(entry_points=(), blocked=["late"])
+    registry.register(make_plugin("late", kv_connector=["redis"]))
+    assert registry.components("kv_connector") == {}
+
+
+def test_plugins_are_told_of_ready_and_closing():
+    listener = Listener()
+    registry = Registry.discover(entry_points=(), extra_plugins=[listener])
+    registry.ready("facts", "hash")
+    registry.closing()
+    assert listener.heard == [("facts", "hash"), "closing"]
+
+
+def test_a_life_cycle_hook_that_raises_names_hook_cause_and_plugins():
+    registry = Registry.discover(entry_points=(), extra_plugins=[Grumpy()])
+    said = _said(PluginLoadError, registry.configure, Config())
+    assert said.startswith("A plugin raised in trencadis_configure: OSError: no licence. Plugins with this hook: ")
+    assert 'plugin "Grumpy"' in said
+
+
+def test_a_life_cycle_hook_may_raise_in_our_words():
+    registry = Registry.discover(entry_points=(), extra_plugins=[Grumpy()])
+    assert _said(ConfigError, registry.ready, None, "") == "refused in words"
+
+
+def test_the_first_plugin_that_answers_selects_the_backend(make_plugin):
+    class Silent:
+        @hookimpl(tryfirst=True)
+        def trencadis_select_backend(self, candidates):
+            return None
+
+    class Gaudi:
+        @hookimpl
+        def trencadis_select_backend(self, candidates):
+            return next((name for name in candidates if name == "gaudi"), None)
+
+    plugins = [Silent(), Gaudi(), make_plugin(backend=["gaudi", "torch"])]
+    assert Registry.discover(entry_points=(), extra_plugins=plugins).select_backend("torch") == "gaudi"
+    assert Registry.discover(entry_points=(), extra_plugins=plugins[:2]).select_backend("torch") == "torch"
+
+
+def test_sources_are_remembered_for_messages(registry):
+    assert registry.sources == {}
+    registry.note_sources({"bucketing.name": "serve.toml"})
+    assert registry.sources == {"bucketing.name": "serve.toml"}

@@ -1,0 +1,93 @@
+"""Frozen plugins of earlier interface versions still load, build and answer."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.hookspecs import NOUNS
+from trencadis.interfaces import ComponentContext, DraftView
+from trencadis.records import BucketLimits, Shape
+from trencadis.registry import CONTRACTS, load_with_plugins, resolve_plan
+
+VERSIONS = sorted(Path(__file__).parent.glob("version_*.py"))
+CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0)
+ALL = {f"{noun}.name": "canary" for noun in NOUNS if noun != "observer"} | {
+    "observer.names": ["canary"],
+    **{f"{noun}.fallback": "" for noun in ("bucketing", "scheduling", "eviction")},
+}
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda path: path.stem)
+def plan_and_registry(request):
+    spec = importlib.util.spec_from_file_location(request.param.stem, request.param)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    resolved, registry = load_with_plugins(environ={}, overrides=ALL, extra_plugins=[module], entry_points=())
+    registry.configure(resolved.config)
+    return resolve_plan(resolved.config, registry), registry
+
+
+def _build(plan_and_registry, noun):
+    plan, registry = plan_and_registry
+    choice = plan.observers[0] if noun == "observer" else plan.choices[noun]
+    return registry.build(choice.component, choice.options, CONTEXT)
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_a_canary_of_every_noun_is_built(plan_and_registry, noun):
+    assert isinstance(_build(plan_and_registry, noun), CONTRACTS[noun])
+
+
+def test_a_canary_hears_the_life_cycle_and_selects_its_backend(plan_and_registry):
+    _, registry = plan_and_registry
+    registry.ready(None, "")
+    registry.closing()
+    assert registry.select_backend("torch") == "canary"
+
+
+def test_a_canarys_bucketing_covers_and_has_its_options(plan_and_registry):
+    bucketing = _build(plan_and_registry, "bucketing")
+    shape = Shape(2, 3, 4)
+    limits = BucketLimits(
+        block_size=16,
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_prefill_batch_size=4,
+        num_blocks=16,
+        contiguous=False,
+        prefix_caching=True,
+        max_draft_tokens=0,
+    )
+    assert bucketing.buckets(limits) == ()
+    assert bucketing.bucket_for(shape).covers(shape)
+    assert bucketing.limit == 3
+
+
+def test_a_canarys_eviction_returns_what_it_was_given(plan_and_registry):
+    eviction = _build(plan_and_registry, "eviction")
+    eviction.on_free([3, 2, 1], depths=[2, 1, 0], now_s=0.0)
+    eviction.on_hit([2], now_s=1.0)
+    assert sorted(eviction.victims(2)) == [1, 3]
+
+
+def test_a_canarys_speculator_drafts_within_its_limits(plan_and_registry):
+    view = DraftView(
+        slots=np.array([0, 1], np.int32),
+        epochs=np.zeros(2, np.int64),
+        token_ids=(np.array([1], np.int32), np.array([2], np.int32)),
+        max_draft_tokens=np.array([2, 0], np.int32),
+    )
+    drafts = _build(plan_and_registry, "speculation").propose(view)
+    assert (drafts.num_drafts <= view.max_draft_tokens).all()
+
+
+def test_a_canarys_connector_misses(plan_and_registry):
+    pair = _build(plan_and_registry, "kv_connector")
+    assert pair.scheduler.lookup(None, block_hashes=[], num_local_tokens=0).num_tokens == 0
+    assert pair.worker.poll().loaded == ()
