@@ -57,10 +57,13 @@ def _optional_ids(value: Any) -> Any:
 
 def _bias(value: Mapping[Any, Any] | None) -> dict[int, float]:
     try:
-        return {int(token): float(bias) for token, bias in (value or {}).items()}
+        biases = {int(token): float(bias) for token, bias in (value or {}).items()}
     except (TypeError, ValueError, AttributeError):
         _refuse("logit_bias", value, "a mapping of token ids to numbers")
         raise
+    if not all(token >= 0 and math.isfinite(bias) for token, bias in biases.items()):
+        _refuse("logit_bias", value, "a mapping of token ids from 0 to finite numbers")
+    return biases
 
 
 def _check_ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:

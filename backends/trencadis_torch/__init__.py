@@ -1,0 +1,29 @@
+"""The backend ``torch``: CPU and CUDA, on transformers models. The hook alone; torch is imported by the factory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Backend, Component, ComponentContext
+from trencadis_torch.config import TorchConfig
+
+__all__ = ["trencadis_backends"]
+
+
+@hookimpl
+def trencadis_backends() -> Iterable[Component]:
+    """Yield ``torch``."""
+    yield Component(
+        name="torch",
+        factory=_make_torch,
+        config=TorchConfig,
+        summary="CPU and CUDA through PyTorch; runs any decoder of transformers with a paged KV cache.",
+        interface_version=1,
+    )
+
+
+def _make_torch(config: TorchConfig, context: ComponentContext) -> Backend:
+    from trencadis_torch.backend import TorchBackend
+
+    return TorchBackend(config, clock=context.clock)

@@ -1,0 +1,214 @@
+"""The backend ``torch``: one process, one device, eager PyTorch.
+
+    submit:  row starts, table writes, drafts ─▶ rows
+             pass by pass: rows ─▶ model ─▶ logits ─▶ sampler ─▶ rows
+    wait:    tokens, on their way to the host since submit ─▶ StepOutput
+
+On the CPU ``submit`` runs the batch before it returns (an executor gives it a thread of its own); on CUDA it only launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from trencadis.clock import Clock
+from trencadis.errors import BackendError, OutOfMemoryError
+from trencadis.interfaces import AcceptanceRule, AllocationPlan, Backend, BackendCapabilities, PendingStep, Sampler
+from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, Pass
+from trencadis_torch import bridge
+from trencadis_torch.config import TorchConfig
+from trencadis_torch.device import choose_device, to_device
+from trencadis_torch.inspection import attention_layers, model_facts
+from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.loader import load_model
+from trencadis_torch.pending import StepTimer, TorchStep
+from trencadis_torch.ragged import Workspace
+from trencadis_torch.rows import Rows
+from trencadis_torch.runner import PassRunner
+from trencadis_torch.self_check import check_model
+from trencadis_torch.trial import measure_memory
+from trencadis_torch.verify import MatchingPrefix
+
+__all__ = ["TorchBackend"]
+
+logger = logging.getLogger("trencadis.torch")
+
+SINGLE_THREAD_PARAMETERS = 20_000_000
+"""Parameters below which one CPU thread is used: waiting for the others then costs more than they save."""
+
+BLOCK_SIZE = 16
+
+
+class TorchBackend(Backend):
+    """Runs a transformers model on a CPU or a CUDA device.
+
+    Args:
+        config: Table ``[backend.torch]``.
+        clock: Times steps on the CPU.
+
+    Raises:
+        BackendError: The device is not there.
+    """
+
+    def __init__(self, config: TorchConfig, *, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._device = choose_device(config.device)
+        self._model: Any = None
+        self._layers: tuple[AttentionLayer, ...] = ()
+        self._runner: PassRunner | None = None
+        self._capabilities = BackendCapabilities(
+            layout=config.layout,
+            default_block_size=BLOCK_SIZE,
+            max_prefill_batch_size=config.max_prefill_batch_size if config.layout == "padded" else 0,
+        )
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """As configured."""
+        return self._capabilities
+
+    def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
+        """Load, inspect and check the model.
+
+        Raises:
+            ModelLoadError: Files are missing, or the paged forward would not compute what the model computes.
+            OutOfMemoryError: No room for the weights.
+        """
+        self._sampler = sampler
+        bridge.register()
+        with self._on_device():
+            self._model = load_model(source, self._device)
+            self._set_threads()
+            self._layers = attention_layers(self._model)
+            if self._config.check_model:
+                check_model(self._model, self._layers, layout=self._config.layout)
+            bridge.switch(self._model, bridge.PAGED)
+        self._facts = model_facts(self._model, self._layers)
+        logger.info(
+            "%s: %.1f M parameters, %s, on %s.",
+            self._facts.architecture,
+            self._facts.num_parameters / 1e6,
+            self._facts.dtype,
+            self._device,
+        )
+        return self._facts
+
+    def _set_threads(self) -> None:
+        """Choose the threads of one operation: a small model's are over before a second thread has begun."""
+        if self._device.type == "cpu":
+            is_small = sum(parameter.numel() for parameter in self._model.parameters()) < SINGLE_THREAD_PARAMETERS
+            num_threads = self._config.num_threads or (1 if is_small else 0)
+            if num_threads:
+                torch.set_num_threads(num_threads)
+
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        """Try the largest step; on the CPU at most 2048 tokens and about a second, scaled up.
+
+        Raises:
+            OutOfMemoryError: The step alone does not fit.
+        """
+        with self._on_device(), _named_memory_errors(f"a step of {max_num_batched_tokens} tokens"):
+            return measure_memory(
+                self._model,
+                self._layers,
+                self._facts,
+                layout=self._config.layout,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_num_seqs=max_num_seqs,
+            )
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        """Allocate the KV cache, the rows and the sampler's state.
+
+        Raises:
+            OutOfMemoryError: No room.
+        """
+        self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
+        self._cache = PagedKVCache(
+            self._layers, num_blocks=plan.num_blocks, block_size=plan.block_size, device=self._device
+        )
+        with self._on_device(), _named_memory_errors("the rows' state"):
+            self._rows = Rows(plan, self._device)
+            self._sampler.allocate(num_rows=plan.num_rows, vocab_size=self._facts.vocab_size, device=self._device)
+        self._runner = PassRunner(
+            self._model, rows=self._rows, cache=self._cache, layout=self._config.layout, workspace=Workspace()
+        )
+
+    @torch.inference_mode()
+    def prepare(self, bucket: Bucket) -> None:
+        """Run a bucket on padding alone in the padded layout; nothing is compiled in the ragged one."""
+        if self._config.layout == "ragged":
+            return
+        none = np.empty(0, np.int32)
+        one = Pass(
+            bucket=bucket,
+            indices=none,
+            rows=none,
+            starts=none,
+            query_lens=none,
+            num_logits=none,
+            num_prompt_logits=none,
+        )
+        with self._on_device():
+            self._run(one, None)
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> PendingStep:
+        """Run a batch (CPU), or launch it (CUDA)."""
+        with self._on_device():
+            timer = StepTimer(self._device, self._clock)
+            self._rows.apply(batch, self._sampler)
+            results = [self._run(one, batch) for one in batch.passes]
+            return TorchStep(
+                num_sequences=batch.num_sequences,
+                emitted=[result.emitted for result in results if result.emitted is not None],
+                prompts=[result.prompt for result in results if result.prompt is not None],
+                num_padded_tokens=sum(result.num_padded_tokens for result in results),
+                timer=timer,
+            )
+
+    def _run(self, one: Pass, batch: Batch | None) -> Any:
+        if self._runner is None:
+            raise BackendError("backend torch: a batch came before allocate, or after close.")
+        return self._runner.run(
+            one,
+            drafts=None if batch is None else batch.drafts,
+            sampler=self._sampler,
+            acceptance=self._acceptance,
+        )
+
+    @torch.inference_mode()
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy whole KV blocks, all layers."""
+        if len(sources):
+            pairs = to_device(np.stack([sources, targets]).astype(np.int64), self._device)
+            self._cache.copy_blocks(pairs[0], pairs[1])
+
+    def close(self) -> None:
+        """Let go of model and cache; may be called twice."""
+        self._model = self._runner = None
+        self.__dict__.pop("_cache", None)
+        self.__dict__.pop("_rows", None)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def kv_cache(self) -> PagedKVCache:
+        """Return the cache: per layer keys and values by block; see :class:`PagedKVCache`."""
+        return self._cache
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _named_memory_errors(what: str) -> Any:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"The device has no room for {what}: {error}") from error

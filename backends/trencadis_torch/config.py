@@ -1,0 +1,44 @@
+"""Config table of the backend ``torch``; no torch here, the command line reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs.validators import ge, in_, matches_re
+
+__all__ = ["LAYOUTS", "TorchConfig"]
+
+LAYOUTS = ("ragged", "padded")
+"""``ragged``: flat tokens, nothing padded. ``padded``: static shapes, one per bucket."""
+
+
+def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None) -> Any:  # noqa: A002
+    return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit})
+
+
+@attrs.frozen(kw_only=True)
+class TorchConfig:
+    """Table ``[backend.torch]``.
+
+    Attributes:
+        device: ``auto`` (the first CUDA device, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``.
+        layout: ``ragged`` or ``padded``.
+        max_prefill_batch_size: Most sequences in one padded prefill pass.
+        num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.
+        check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ.
+    """
+
+    device: str = _setting(
+        "auto",
+        "auto (the first CUDA device, else the CPU), cpu, cuda or cuda:N.",
+        validator=matches_re(r"auto|cpu|cuda(:\d+)?"),
+    )
+    layout: str = _setting("ragged", "ragged: nothing padded; padded: static shapes.", validator=in_(LAYOUTS))
+    max_prefill_batch_size: int = _setting(
+        1, "Most sequences in one padded prefill pass.", unit="sequences", validator=ge(1)
+    )
+    num_threads: int = _setting(
+        0, "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.", unit="threads", validator=ge(0)
+    )
+    check_model: bool = _setting(True, "Compare the paged forward with the model's own after loading.")

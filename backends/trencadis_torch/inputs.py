@@ -1,0 +1,121 @@
+"""From a pass to the model's inputs: token ids, positions, where keys go, and which positions need logits.
+
+Shapes: T token positions of the pass, padding included; L logits rows; B sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trencadis.records import Bucket, Pass, Phase
+from trencadis_torch.device import to_device
+from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.padded import PaddedDecode, PaddedPrefill
+from trencadis_torch.ragged import RaggedPass, Workspace
+from trencadis_torch.rows import Rows
+
+__all__ = ["AttentionPass", "ModelInputs", "padded_inputs", "ragged_inputs"]
+
+
+class AttentionPass(Protocol):
+    """What every attention layer of a model calls during a pass."""
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class ModelInputs:
+    """One forward.
+
+    Attributes:
+        token_ids: int64 ``[1, T]``: all sequences in one run, whatever the layout.
+        positions: int64 ``[1, T]``.
+        attention: Keeps them apart.
+        firsts: Index of each sequence's first token among the T, on the host.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionPass
+    firsts: npt.NDArray[np.int64]
+
+
+def ragged_inputs(one: Pass, rows: Rows, cache: PagedKVCache, workspace: Workspace) -> ModelInputs:
+    """Return the inputs of a pass without padding; reads the rows' tokens on the device."""
+    lengths = one.query_lens
+    firsts = (np.cumsum(lengths) - lengths).astype(np.int64)
+    total = int(lengths.sum())
+    host = np.empty((2, total), np.int64)
+    host[0] = np.repeat(one.rows, lengths)
+    host[1] = np.arange(total) + np.repeat(one.starts - firsts, lengths)
+    row, positions = to_device(host, rows.tokens.device)
+    size = cache.block_size
+    slots = rows.tables[row, positions // size].long() * size + positions % size
+    attention = RaggedPass(
+        cache,
+        tables=rows.tables,
+        slots=slots,
+        rows=one.rows,
+        starts=one.starts,
+        query_lens=lengths,
+        workspace=workspace,
+    )
+    token_ids = rows.tokens[row, positions].long()
+    return ModelInputs(token_ids=token_ids[None], positions=positions[None], attention=attention, firsts=firsts)
+
+
+def padded_inputs(one: Pass, rows: Rows, cache: PagedKVCache) -> ModelInputs:
+    """Return the inputs of a pass padded to its bucket; every shape follows from the bucket."""
+    bucket, device, size = one.bucket, rows.tokens.device, cache.block_size
+    host = np.zeros((3, bucket.batch_size), np.int64)
+    host[:, : len(one.rows)] = one.rows, one.starts, one.query_lens
+    row, starts, lengths = to_device(host, device)[:, :, None]
+    steps = torch.arange(bucket.query_len, device=device)
+    real = steps < lengths
+    positions = torch.where(real, starts + steps, 0)
+    token_ids = torch.where(real, rows.tokens[row, positions], 0).long()
+    padding = cache.padding_block * size + torch.arange(real.numel(), device=device).view_as(real) % size
+    slots = torch.where(real, rows.tables[row, positions // size].long() * size + positions % size, padding)
+    return ModelInputs(
+        token_ids=token_ids.view(1, -1),
+        positions=positions.view(1, -1),
+        attention=_padded_attention(one, rows, cache, slots.flatten(), host),
+        firsts=np.arange(bucket.batch_size, dtype=np.int64) * bucket.query_len,
+    )
+
+
+def _padded_attention(
+    one: Pass, rows: Rows, cache: PagedKVCache, slots: torch.Tensor, host: npt.NDArray[np.int64]
+) -> AttentionPass:
+    bucket: Bucket = one.bucket
+    if bucket.phase is Phase.DECODE:
+        return PaddedDecode(
+            cache,
+            tables=rows.tables,
+            slots=slots,
+            rows=one.rows,
+            starts=one.starts,
+            query_lens=one.query_lens,
+            bucket=bucket,
+        )
+    row, starts, lengths = to_device(host, rows.tokens.device)
+    return PaddedPrefill(
+        cache, tables=rows.tables, slots=slots, rows=row, starts=starts, query_lens=lengths, bucket=bucket
+    )

@@ -1,0 +1,120 @@
+"""The paged KV cache.
+
+Shapes: N blocks, S tokens per block, KV heads, head dimension; a slot is block × S + offset. One block more than asked for,
+the last, takes what padding writes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+import torch
+
+from trencadis.errors import OutOfMemoryError
+
+__all__ = ["AttentionLayer", "PagedKVCache"]
+
+
+@attrs.frozen(kw_only=True)
+class AttentionLayer:
+    """What one attention layer of a model needs, found by a probe (see ``inspection.py``).
+
+    Attributes:
+        index: The module's ``layer_idx``.
+        num_kv_heads: Heads of keys and values.
+        key_dim: Of one head.
+        value_dim: Of one head; differs from ``key_dim`` in latent attention.
+        window: A query sees this many tokens, itself included; 0 sees all.
+        dtype: Of keys and values.
+    """
+
+    index: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV cache of one token, bytes."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+class PagedKVCache:
+    """Keys and values of every layer, by slot.
+
+    Worker sides of KV connectors get this object: ``keys`` and ``values`` are tuples over layers of tensors
+    ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``; a block's bytes are one contiguous range of each. They may read and
+    write blocks in place between steps.
+
+    Args:
+        layers: The attention layers.
+        num_blocks: Usable blocks; block ``num_blocks`` is the padding block.
+        block_size: Tokens per block.
+        device: Where.
+
+    Raises:
+        OutOfMemoryError: No room.
+    """
+
+    def __init__(
+        self, layers: tuple[AttentionLayer, ...], *, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        self.layers = layers
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.device = device
+        self._at = {layer.index: i for i, layer in enumerate(layers)}
+        try:
+            self.keys = tuple(self._empty(layer, layer.key_dim) for layer in layers)
+            self.values = tuple(self._empty(layer, layer.value_dim) for layer in layers)
+        except (RuntimeError, MemoryError) as error:
+            size = (num_blocks + 1) * block_size * sum(layer.bytes_per_token for layer in layers)
+            raise OutOfMemoryError(
+                f"{device} has no room for a KV cache of {num_blocks} blocks, {size / 2**20:.0f} MiB: {error}.",
+                hint="Lower cache.num_blocks, cache.memory_fraction or model.max_model_len.",
+            ) from error
+
+    @property
+    def padding_block(self) -> int:
+        """The block that padding reads and writes."""
+        return self.num_blocks
+
+    def _empty(self, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
+        # Zeros, not whatever is there: a masked slot still enters products, and 0 × NaN is NaN.
+        shape = (self.num_blocks + 1, self.block_size, layer.num_kv_heads, head_dim)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=layer.dtype, device=self.device)
+        # calloc gives zero pages that the system makes only when they are touched; torch.zeros would touch gigabytes now.
+        flat = torch.from_numpy(np.zeros(math.prod(shape) * layer.dtype.itemsize, np.uint8))
+        return flat.view(layer.dtype).view(shape)
+
+    def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of a layer, each ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``."""
+        at = self._at[layer_index]
+        return self.keys[at], self.values[at]
+
+    def write(self, layer_index: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store new keys and values in place.
+
+        Args:
+            layer_index: The module's ``layer_idx``.
+            slots: int64 ``[T]``.
+            keys: ``[T, num_kv_heads, key_dim]``.
+            values: ``[T, num_kv_heads, value_dim]``.
+        """
+        for cache, new in zip(self.layer(layer_index), (keys, values), strict=True):
+            cache.flatten(0, 1).index_copy_(0, slots, new)
+
+    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy blocks in place, all layers; every source is read before any target is written.
+
+        Args:
+            sources: int64 ``[n]``.
+            targets: int64 ``[n]``, no block twice.
+        """
+        for cache in (*self.keys, *self.values):
+            cache.index_copy_(0, targets, cache.index_select(0, sources))

@@ -1,0 +1,170 @@
+"""From a directory, a hub id or a .gguf file to a model of transformers, in words when it cannot be.
+
+Nothing is made up: weights that the files lack are an error here, where transformers would draw them at random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trencadis.errors import ModelLoadError, OutOfMemoryError
+from trencadis.records import ModelSource
+from trencadis_torch.device import choose_dtype
+
+__all__ = ["load_model"]
+
+_RECURRENT = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
+
+
+def load_model(source: ModelSource, device: torch.device) -> Any:
+    """Return the model of a source on a device, in evaluation mode, with its own eager attention.
+
+    Args:
+        source: Where it comes from and how it is to be held.
+        device: Where it goes.
+
+    Raises:
+        ModelLoadError: Files are missing, or the architecture cannot be served; the message names which.
+        OutOfMemoryError: No room for the weights.
+    """
+    name, options = _locate(source)
+    config = _load_config(name, options, source)
+    _check_architecture(config)
+    model = _load_weights(name, options, config, source)
+    dtype = choose_dtype(
+        source.dtype, stored=_stored_dtype(model), device=device, num_parameters=model.num_parameters()
+    )
+    try:
+        return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{device} has no room for the weights of {source.path}: {error}") from error
+
+
+def _locate(source: ModelSource) -> tuple[str, dict[str, Any]]:
+    """Return what to hand to transformers: a name and the options that go with it."""
+    path = Path(source.path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelLoadError(f"{path}: no such file.")
+        _need_gguf(path)
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        _check_directory(path)
+        return str(path), {}
+    if path.is_absolute() or source.path.startswith((".", "~")) or source.path.count("/") != 1:
+        raise ModelLoadError(
+            f"{source.path}: no such directory.",
+            hint="Give a directory with config.json, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B.",
+        )
+    return source.path, {"revision": source.revision or "main"}
+
+
+def _need_gguf(path: Path) -> None:
+    # transformers reads .gguf files with these two.
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModelLoadError(
+            f"{path}: reading .gguf files needs the packages gguf and accelerate; not installed: {', '.join(missing)}.",
+            hint="pip install gguf accelerate",
+        )
+
+
+def _check_directory(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(
+            f"{path}: no config.json there.", hint="A model directory has config.json and *.safetensors."
+        )
+    if any(path.glob("*.safetensors")):
+        return
+    others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in path.glob(pattern))
+    found = f" Found {', '.join(others[:3])}." if others else ""
+    raise ModelLoadError(
+        f"{path}: no *.safetensors file there.{found}",
+        hint="Weights are read from safetensors (pickled files can run code); give a .gguf file by its own path.",
+    )
+
+
+def _load_config(name: str, options: dict[str, Any], source: ModelSource) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=source.trust_remote_code, **options)
+    except Exception as error:
+        raise ModelLoadError(f"{source.path}: its config cannot be read: {_first_line(error)}") from error
+
+
+def _check_architecture(config: Any) -> None:
+    """Refuse what no paged KV cache can serve, before any weight is read.
+
+    Raises:
+        ModelLoadError: With the reason.
+    """
+    kind, text = config.model_type, config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        raise ModelLoadError(f"{kind} is an encoder-decoder model; only decoders are served.")
+    if getattr(text, "add_cross_attention", False):
+        raise ModelLoadError(f"{kind} has cross attention; only self-attention is served.")
+    known = {"full_attention", "sliding_attention", "attention"}
+    for layer, layer_type in enumerate(getattr(text, "layer_types", None) or ()):
+        if any(word in layer_type for word in _RECURRENT):
+            raise ModelLoadError(f"{kind}: layer {layer} is {layer_type}; recurrent state cannot be paged.")
+        if layer_type not in known:
+            raise ModelLoadError(f"{kind}: layer {layer} is {layer_type}, which is not supported.")
+
+
+def _load_weights(name: str, options: dict[str, Any], config: Any, source: ModelSource) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if "gguf_file" not in options:
+        options = {**options, "use_safetensors": True}
+    try:
+        with _no_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                name,
+                config=config,
+                dtype="auto" if source.dtype == "auto" else source.dtype,
+                attn_implementation="eager",
+                output_loading_info=True,
+                trust_remote_code=source.trust_remote_code,
+                **options,
+            )
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"No room for the weights of {source.path}: {error}") from error
+    except Exception as error:
+        raise ModelLoadError(f"{source.path} ({config.model_type}) cannot be loaded: {_first_line(error)}") from error
+    missing = sorted(map(str, [*report["missing_keys"], *report.get("mismatched_keys", ())]))
+    if missing:
+        raise ModelLoadError(
+            f"{source.path}: {len(missing)} weights are missing or of another shape, {missing[0]} for one.",
+            hint="The files are incomplete, or config.json is of another model.",
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def _stored_dtype(model: Any) -> torch.dtype:
+    dtype: torch.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return dtype
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,142 @@
+"""A submitted step: what it emitted is on its way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trencadis.clock import Clock
+from trencadis.errors import StepFailedError
+from trencadis.records import Int32Array, StepOutput, TokenLogprobs
+from trencadis_torch.prompt_logprobs import PromptLogprobs
+from trencadis_torch.verify import Emitted
+
+__all__ = ["StepTimer", "TorchStep"]
+
+
+class StepTimer:
+    """Measures a step where it runs: with events on CUDA, with the clock on the CPU, which works inline.
+
+    Args:
+        device: Of the step.
+        clock: Read on the CPU.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock) -> None:
+        self._clock = clock
+        self._events: tuple[Any, Any] | None = None
+        if device.type == "cuda":
+            event: Any = torch.cuda.Event
+            self._events = (event(enable_timing=True), event(enable_timing=True))
+            self._events[0].record()
+        self._start_s = clock.now_s()
+        self._seconds = 0.0
+
+    def stop(self) -> None:
+        """Mark the end of what was launched."""
+        if self._events is not None:
+            self._events[1].record()
+        self._seconds = self._clock.now_s() - self._start_s
+
+    def wait(self) -> float:
+        """Block until the end was reached and return the duration, s."""
+        if self._events is None:
+            return self._seconds
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+
+
+class TorchStep:
+    """Implements ``PendingStep``.
+
+    Args:
+        num_sequences: Of the plan.
+        emitted: Of each pass.
+        prompts: Prompt scores of passes that have some.
+        num_padded_tokens: Token positions computed.
+        timer: Running; stopped here, behind the copies to the host.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_sequences: int,
+        emitted: Sequence[Emitted],
+        prompts: Sequence[PromptLogprobs],
+        num_padded_tokens: int,
+        timer: StepTimer,
+    ) -> None:
+        self._num_sequences = num_sequences
+        self._emitted = emitted
+        self._prompts = prompts
+        self._num_padded_tokens = num_padded_tokens
+        self._on_host = [(_to_host(one.token_ids), _to_host(one.num_emitted)) for one in emitted]
+        self._timer = timer
+        timer.stop()
+
+    def wait(self) -> StepOutput:
+        """Block until the step is done and return its result; may be called from another thread.
+
+        Raises:
+            StepFailedError: The device reported an error.
+        """
+        try:
+            device_s = self._timer.wait()
+            counts = np.zeros(self._num_sequences, np.int32)
+            tokens: dict[int, Int32Array] = {}
+            for one, (ids, numbers) in zip(self._emitted, self._on_host, strict=True):
+                self._collect(one, ids, numbers, counts, tokens)
+            prompt_logprobs = [record for prompt in self._prompts for record in prompt.records()]
+        except RuntimeError as error:
+            raise StepFailedError(f"backend torch: {error}") from error
+        runs = [tokens[index] for index in sorted(tokens)]
+        prompt_logprobs.sort(key=lambda record: (record.index, record.position))
+        return StepOutput(
+            token_ids=np.concatenate(runs) if runs else np.empty(0, np.int32),
+            num_emitted=counts,
+            logprobs=self._logprobs(counts),
+            prompt_logprobs=tuple(prompt_logprobs),
+            num_padded_tokens=self._num_padded_tokens,
+            device_s=device_s,
+        )
+
+    @staticmethod
+    def _collect(
+        one: Emitted,
+        ids: torch.Tensor | None,
+        numbers: torch.Tensor | None,
+        counts: Int32Array,
+        tokens: dict[int, Int32Array],
+    ) -> None:
+        table = np.empty((0, 1), np.int32) if ids is None else ids.numpy().astype(np.int32)
+        counts[one.indices] = 1 if numbers is None else numbers.numpy()
+        for index, row in zip(one.indices.tolist(), table, strict=True):
+            tokens[index] = row[: counts[index]]
+
+    def _logprobs(self, counts: Int32Array) -> tuple[TokenLogprobs, ...]:
+        records = [
+            TokenLogprobs(
+                index=index,
+                position=position,
+                token_id=entry.token_id,
+                logprob=entry.logprob,
+                rank=entry.rank,
+                top_token_ids=entry.top_token_ids,
+                top_logprobs=entry.top_logprobs,
+            )
+            for one in self._emitted
+            for index, step, position, entry in one.logprobs
+            if step < counts[index]
+        ]
+        return tuple(sorted(records, key=lambda record: (record.index, record.position)))
+
+
+def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Start a copy to pinned memory; on the CPU the tensor is already there."""
+    if tensor is None or tensor.device.type == "cpu":
+        return tensor
+    target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return target.copy_(tensor, non_blocking=True)

@@ -1,0 +1,270 @@
+"""Attention of a ragged pass: flat tokens, sequences of any length, nothing padded but a few keys inside a group.
+
+    new keys and values ─▶ cache slots
+    whole prompts         attend to their own new keys: causal, nothing gathered
+    everything else       is cut into pieces; alike pieces form a group: gather blocks ─▶ one fused attention
+
+Shapes: T tokens of the pass, S block size, H query heads, KV key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trencadis.records import Int32Array
+from trencadis_torch.attention import attend
+from trencadis_torch.device import to_device
+from trencadis_torch.kv_cache import PagedKVCache
+
+__all__ = ["RaggedPass", "Workspace"]
+
+MAX_PIECE = 256
+"""Queries of one piece: bounds the mask, [queries, keys]."""
+
+MAX_SHARED = 8
+"""Pieces of at most this many queries share a group; longer ones keep the device busy alone."""
+
+MAX_GATHERED = 16384
+"""Keys gathered for one group of several pieces, tokens: larger temporaries cost more in page faults than they save."""
+
+SLACK = 1.25
+"""Pieces share a group if none has more than this many times the blocks of the smallest, plus one."""
+
+
+class Workspace:
+    """Buffers that grow and are used again: a fresh large temporary costs page faults in every layer."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def gather(self, name: str, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return ``source[index]`` along the first axis, valid until the next call with this name."""
+        shape = (len(index), *source.shape[1:])
+        size = int(np.prod(shape))
+        buffer = self._buffers.get((name, source.dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = torch.empty(size, dtype=source.dtype, device=source.device)
+            self._buffers[name, source.dtype] = buffer
+        target = buffer[:size].view(shape)
+        torch.index_select(source, 0, index, out=target)
+        return target
+
+
+@attrs.frozen(kw_only=True)
+class _Group:
+    """Pieces with equally many queries, attended to in one call.
+
+    Attributes:
+        tokens: Their tokens in the pass, ``[num_pieces × query_len]``; a slice where they are consecutive.
+        query_len: Queries of each.
+        num_pieces: How many they are.
+        blocks: Blocks to gather, int64 ``[num_pieces × num_blocks]``; None: the new keys are all there is to see.
+        num_keys: Of the gathered keys, those that any query sees are the first ones.
+        mask: bool ``[num_pieces, 1, query_len, num_keys]``, or None.
+    """
+
+    tokens: slice | torch.Tensor
+    query_len: int
+    num_pieces: int = 1
+    blocks: torch.Tensor | None = None
+    num_keys: int = 0
+    mask: torch.Tensor | None = None
+
+
+class RaggedPass:
+    """Where the keys and values of one pass go, and what each query sees. Made per pass, read by every layer.
+
+    Args:
+        cache: Written to.
+        tables: Block tables of all rows, int32 ``[num_rows, max_blocks]`` on the device.
+        slots: Where new keys go, int64 ``[T]``.
+        rows: Row of each sequence, on the host.
+        starts: First query position of each.
+        query_lens: Queries of each; their tokens follow each other in the pass.
+        workspace: Buffers to use again.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: Int32Array,
+        starts: Int32Array,
+        query_lens: Int32Array,
+        workspace: Workspace,
+    ) -> None:
+        self._cache = cache
+        self._slots = slots
+        self._workspace = workspace
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        self._groups = {
+            window: _plan(cache.block_size, tables, rows, starts, query_lens, window)
+            for window in set(self._windows.values())
+        }
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``.
+
+        Args:
+            layer_index: The module's ``layer_idx``.
+            query: ``[T, H, D]``.
+            keys: ``[T, KV, D]``.
+            values: ``[T, KV, Dv]``.
+            scale: As in :func:`~trencadis_torch.attention.attend`.
+            softcap: The same.
+            sinks: The same.
+        """
+        self._cache.write(layer_index, self._slots, keys, values)
+        output = query.new_empty(*query.shape[:2], values.shape[-1])
+        for group in self._groups[self._windows[layer_index]]:
+            seen_keys, seen_values = self._seen(layer_index, group, keys, values)
+            part = torch.unflatten(query[group.tokens], 0, (-1, group.query_len)).transpose(1, 2)
+            result = attend(part, seen_keys, seen_values, mask=group.mask, scale=scale, softcap=softcap, sinks=sinks)
+            output[group.tokens] = result.transpose(1, 2).flatten(0, 1)
+        return output
+
+    def _seen(
+        self, layer_index: int, group: _Group, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if group.blocks is None:
+            return keys[group.tokens].transpose(0, 1)[None], values[group.tokens].transpose(0, 1)[None]
+        cached_keys, cached_values = self._cache.layer(layer_index)
+        gathered = (
+            self._workspace.gather("keys", cached_keys, group.blocks),
+            self._workspace.gather("values", cached_values, group.blocks),
+        )
+        first, second = (
+            part.view(group.num_pieces, -1, *part.shape[2:])[:, : group.num_keys].transpose(1, 2) for part in gathered
+        )
+        return first, second
+
+
+def _plan(
+    block_size: int,
+    tables: torch.Tensor,
+    rows: Int32Array,
+    starts: Int32Array,
+    query_lens: Int32Array,
+    window: int,
+) -> tuple[_Group, ...]:
+    """Split a pass into groups for layers of one window. Pure."""
+    firsts = np.cumsum(query_lens) - query_lens
+    whole = (starts == 0) & (query_lens > 1)
+    if window:
+        whole &= query_lens <= window
+    groups = [
+        _Group(tokens=slice(first, first + size), query_len=size)
+        for first, size in zip(firsts[whole].tolist(), query_lens[whole].tolist(), strict=True)
+    ]
+    rest = ~whole
+    if rest.any():
+        pieces = _Pieces(block_size, rows[rest], starts[rest], query_lens[rest], firsts[rest], window)
+        groups.extend(pieces.group(tables, chosen) for chosen in pieces.alike())
+    return tuple(groups)
+
+
+class _Pieces:
+    """Runs of at most ``MAX_PIECE`` queries of one sequence each, as parallel host arrays."""
+
+    def __init__(
+        self,
+        block_size: int,
+        rows: Int32Array,
+        starts: Int32Array,
+        query_lens: Int32Array,
+        firsts: npt.NDArray[np.int64],
+        window: int,
+    ) -> None:
+        counts = -(-query_lens // MAX_PIECE)
+        of = np.repeat(np.arange(len(rows)), counts)
+        offsets = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_PIECE
+        self.rows = rows[of]
+        self.positions = starts[of] + offsets
+        self.sizes = np.minimum(MAX_PIECE, query_lens[of] - offsets)
+        self.tokens = firsts[of] + offsets
+        ends = self.positions + self.sizes
+        self.first_blocks = np.maximum(0, self.positions - window + 1) // block_size if window else 0 * ends
+        self.num_blocks = -(-ends // block_size) - self.first_blocks
+        self._block_size = block_size
+        self._window = window
+
+    def alike(self) -> list[npt.NDArray[np.int64]]:
+        """Return indices of pieces, group by group."""
+        if self._fit_together():
+            return [np.arange(len(self.rows))]
+        order = np.lexsort((self.num_blocks, self.sizes))
+        sizes, blocks = self.sizes[order], self.num_blocks[order]
+        groups, first = [], 0
+        while first < len(order):
+            last = first + 1
+            if sizes[first] <= MAX_SHARED:
+                same = int(np.searchsorted(sizes, sizes[first], side="right"))
+                last = first + int(np.searchsorted(blocks[first:same], blocks[first] * SLACK + 1, side="right"))
+                most = MAX_GATHERED // (int(blocks[last - 1]) * self._block_size)
+                last = min(last, first + max(1, most))
+            groups.append(order[first:last])
+            first = last
+        return groups
+
+    def _fit_together(self) -> bool:
+        most = int(self.num_blocks.max())
+        return bool(
+            self.sizes.max() <= MAX_SHARED
+            and (self.sizes == self.sizes[0]).all()
+            and most <= self.num_blocks.min() * SLACK + 1
+            and most * self._block_size * len(self.rows) <= MAX_GATHERED
+        )
+
+    def group(self, tables: torch.Tensor, chosen: npt.NDArray[np.int64]) -> _Group:
+        """Return the pieces of one group with their blocks and mask."""
+        size, most = int(self.sizes[chosen[0]]), int(self.num_blocks[chosen].max())
+        first_blocks = self.first_blocks[chosen]
+        bases = self.positions[chosen] - first_blocks * self._block_size
+        num_keys = int(bases.max()) + size
+        facts = np.stack([self.rows[chosen], first_blocks, self.num_blocks[chosen] - 1, bases]).astype(np.int64)
+        rows, firsts, lasts, offsets = to_device(facts, tables.device).unsqueeze(-1)
+        # A shorter piece gathers its last block again: finite, and masked.
+        columns = torch.arange(most, device=tables.device).minimum(lasts) + firsts
+        mask = None
+        cut = self._window and int(bases.max()) >= self._window
+        if size > 1 or cut or int(bases.min()) != int(bases.max()):
+            mask = _mask(offsets, size, num_keys, self._window)
+        return _Group(
+            tokens=_tokens(self.tokens[chosen], size, tables.device),
+            query_len=size,
+            num_pieces=len(chosen),
+            blocks=tables[rows, columns].flatten().long(),
+            num_keys=num_keys,
+            mask=mask,
+        )
+
+
+def _mask(offsets: torch.Tensor, size: int, num_keys: int, window: int) -> torch.Tensor:
+    """Return what queries see, bool ``[n, 1, size, num_keys]``, from each first query's index among its keys ``[n, 1]``."""
+    queries = (offsets + torch.arange(size, device=offsets.device))[:, None, :, None]
+    keys = torch.arange(num_keys, device=offsets.device)
+    mask = keys <= queries
+    if window:
+        mask &= keys > queries - window
+    return mask
+
+
+def _tokens(firsts: npt.NDArray[np.int64], size: int, device: torch.device) -> slice | torch.Tensor:
+    if len(firsts) == 1 or (np.diff(firsts) == size).all():
+        return slice(int(firsts[0]), int(firsts[-1]) + size)
+    return to_device((firsts[:, None] + np.arange(size)).ravel().astype(np.int64), device)

@@ -1,0 +1,131 @@
+"""Runs passes: inputs ▶ the model's forward ▶ logits of the asked positions ▶ sampling."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trencadis.interfaces import AcceptanceRule, Sampler
+from trencadis.records import Drafts, Pass, Phase
+from trencadis_torch.bridge import PASS_ARGUMENT
+from trencadis_torch.device import to_device
+from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
+from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
+from trencadis_torch.ragged import Workspace
+from trencadis_torch.rows import Rows
+from trencadis_torch.verify import Emitted, SamplePlan, emit
+
+__all__ = ["PassResult", "PassRunner"]
+
+
+@attrs.frozen(kw_only=True)
+class PassResult:
+    """What one pass yields, on the device.
+
+    Attributes:
+        emitted: Tokens, or None if no sequence of the pass emits.
+        prompt: Scores of prompt tokens, or None.
+        num_padded_tokens: Token positions computed.
+    """
+
+    emitted: Emitted | None
+    prompt: PromptLogprobs | None
+    num_padded_tokens: int
+
+
+class PassRunner:
+    """A model with rows and a cache, one pass at a time.
+
+    Args:
+        model: Of transformers, with the paged attention switched on.
+        rows: Tokens and block tables.
+        cache: Keys and values.
+        layout: ``ragged`` or ``padded``.
+        workspace: Buffers to use again.
+    """
+
+    def __init__(self, model: Any, *, rows: Rows, cache: PagedKVCache, layout: str, workspace: Workspace) -> None:
+        self._model = model
+        self._rows = rows
+        self._cache = cache
+        self._padded = layout == "padded"
+        self._workspace = workspace
+        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(self, one: Pass, *, drafts: Drafts | None, sampler: Sampler, acceptance: AcceptanceRule) -> PassResult:
+        """Run a pass and write what it emits behind the rows' tokens.
+
+        Args:
+            one: The pass; without sequences only padding is computed, which leaves no trace.
+            drafts: Of the whole plan.
+            sampler: Chooses tokens.
+            acceptance: Says how many drafts stand.
+        """
+        inputs = self.inputs(one)
+        samples = SamplePlan.of(one, inputs.firsts, self._rows.history, padded=self._padded)
+        prompts = PromptPlan.of(one, inputs.firsts, self._rows)
+        logits, sample_rows, prompt_rows = self._logits(one, inputs, samples, prompts)
+        emitted = prompt = None
+        if prompts is not None:
+            prompt = score_prompt(logits[prompt_rows], prompts, self._rows)
+        if samples is not None:
+            emitted = emit(
+                logits[sample_rows],
+                samples,
+                one,
+                drafts=drafts,
+                rows=self._rows,
+                sampler=sampler,
+                acceptance=acceptance,
+            )
+        return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.token_ids.numel())
+
+    def inputs(self, one: Pass) -> ModelInputs:
+        """Return the model's inputs for a pass."""
+        if self._padded:
+            return padded_inputs(one, self._rows, self._cache)
+        return ragged_inputs(one, self._rows, self._cache, self._workspace)
+
+    def forward(self, inputs: ModelInputs, tokens: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the logits ``[L, V]`` at some tokens of the pass, and write keys and values.
+
+        The model's own ``forward`` computes them, with whatever it does behind its output projection. A model that cannot
+        select positions computes the logits of all.
+
+        Args:
+            inputs: Of the pass.
+            tokens: Indices into the pass, ``[L]``.
+        """
+        keep = to_device(tokens, inputs.token_ids.device)
+        options: dict[str, Any] = {PASS_ARGUMENT: inputs.attention}
+        if self._selects:
+            options["logits_to_keep"] = keep
+        result = self._model(input_ids=inputs.token_ids, position_ids=inputs.positions, use_cache=False, **options)
+        logits: torch.Tensor = result.logits[0]
+        return logits if self._selects else logits.index_select(0, keep)
+
+    def _logits(
+        self, one: Pass, inputs: ModelInputs, samples: SamplePlan | None, prompts: PromptPlan | None
+    ) -> tuple[torch.Tensor, slice | torch.Tensor, slice | torch.Tensor]:
+        """Return logits, and which of their rows are to be sampled and scored."""
+        nothing: slice = slice(0, 0)
+        if samples is None and prompts is None:
+            decodes = one.bucket.phase is Phase.DECODE
+            count = one.bucket.batch_size * (one.bucket.query_len if decodes else 1) if self._padded else 1
+            return self.forward(inputs, np.zeros(count, np.int64)), nothing, nothing
+        if prompts is None and samples is not None:
+            return self.forward(inputs, samples.tokens), slice(None), nothing
+        scored = prompts.tokens if prompts is not None else np.empty(0, np.int64)
+        sampled = samples.tokens if samples is not None else np.empty(0, np.int64)
+        if self._padded:
+            device = inputs.token_ids.device
+            everything = np.arange(inputs.token_ids.numel())
+            return self.forward(inputs, everything), to_device(sampled, device), to_device(scored, device)
+        count = len(scored)
+        return self.forward(inputs, np.concatenate([scored, sampled])), slice(count, None), slice(0, count)

@@ -1,0 +1,288 @@
+"""Drives a backend by hand: one call is one batch. What suites use in place of an engine.
+
+The driver keeps what an engine would: each row's known tokens, how many are computed, and its blocks. Blocks are given out in a
+scattered order, so nothing works by lying in order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Drafts,
+    Int32Array,
+    Pass,
+    Phase,
+    RowStart,
+    SamplingParams,
+    Shape,
+    StepOutput,
+    TableWrites,
+)
+
+if TYPE_CHECKING:
+    from trencadis.interfaces import AllocationPlan, Backend, PendingStep
+
+__all__ = ["BackendDriver", "Work"]
+
+
+@attrs.frozen
+class Work:
+    """What one row computes in a step.
+
+    Attributes:
+        row: Which.
+        num_tokens: Known tokens to compute; 0 stands for all that are not computed yet.
+        drafts: Draft tokens to verify behind them.
+    """
+
+    row: int
+    num_tokens: int = 0
+    drafts: tuple[int, ...] = ()
+
+
+@attrs.define
+class _Row:
+    tokens: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    num_computed: int = 0
+    num_pending: int = 0
+    blocks: list[int] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class _Submitted:
+    pending: PendingStep
+    rows: tuple[int, ...]
+
+
+class BackendDriver:
+    """Builds batches for one loaded and allocated backend.
+
+    Args:
+        backend: Driven.
+        plan: What it was allocated with.
+        seed: Of the order in which blocks are given out.
+        bucket: From the shape of a padded pass to its bucket; None: exactly the shape.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: AllocationPlan,
+        *,
+        seed: int = 0,
+        bucket: Callable[[Shape], Bucket] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._plan = plan
+        self._bucket = bucket or Bucket.of
+        self._free = list(range(plan.num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._rows: dict[int, _Row] = {}
+        self._starts: list[RowStart] = []
+        self._writes: list[tuple[int, int, int]] = []
+        self._steps = 0
+        self._queue: list[_Submitted] = []
+
+    def start(
+        self, row: int, tokens: Sequence[int], *, params: SamplingParams | None = None, num_prompt_tokens: int = 0
+    ) -> None:
+        """Give a row to a sequence, with the next step; what held it before gives its blocks back.
+
+        Args:
+            row: Which.
+            tokens: Known tokens.
+            params: Greedy if None.
+            num_prompt_tokens: How many of them are the prompt; 0: all.
+        """
+        if row in self._rows:
+            self._free.extend(self._rows[row].blocks)
+        params = params or SamplingParams(temperature=0.0)
+        num_prompt_tokens = num_prompt_tokens or len(tokens)
+        self._rows[row] = _Row(list(tokens), num_prompt_tokens, params)
+        self._starts.append(
+            RowStart(
+                row=row,
+                token_ids=np.array(tokens, np.int32),
+                num_prompt_tokens=num_prompt_tokens,
+                params=params,
+                seed=17,
+            )
+        )
+
+    def blocks(self, row: int) -> list[int]:
+        """Return the blocks of a row, in order."""
+        return list(self._rows[row].blocks)
+
+    def move(self, row: int) -> None:
+        """Copy a row's blocks to free ones and let it go on there."""
+        old = self._rows[row].blocks
+        new = [self._free.pop() for _ in old]
+        self._backend.copy_blocks(sources=np.array(old, np.int32), targets=np.array(new, np.int32))
+        self._writes.extend((row, column, block) for column, block in enumerate(new))
+        self._rows[row].blocks = new
+        self._free.extend(old)
+
+    def step(self, works: Sequence[Work]) -> StepOutput:
+        """Run one step and take its tokens."""
+        self.submit(works)
+        return self.wait()
+
+    def submit(self, works: Sequence[Work]) -> None:
+        """Submit one step; a row that emits in a step not waited for has one token the driver does not know yet."""
+        num_sequences = len(works)
+        lengths, starts, samples = np.zeros((3, num_sequences), np.int32)
+        for i, work in enumerate(works):
+            row = self._rows[work.row]
+            starts[i] = row.num_computed
+            known = len(row.tokens) + row.num_pending - row.num_computed
+            lengths[i] = (work.num_tokens or known) + len(work.drafts)
+            samples[i] = (work.num_tokens or known) == known
+            self._grow(work.row, int(starts[i] + lengths[i]))
+            row.num_computed += int(lengths[i])
+            row.num_pending += int(samples[i])
+        drafts = self._drafts(works)
+        batch = Batch(
+            step=self._steps,
+            num_sequences=num_sequences,
+            row_starts=tuple(self._starts),
+            table_writes=self._table_writes(),
+            passes=self._passes(works, starts, lengths, samples),
+            drafts=drafts,
+        )
+        self._steps += 1
+        self._starts, self._writes = [], []
+        self._queue.append(_Submitted(self._backend.submit(batch), tuple(work.row for work in works)))
+
+    def wait(self) -> StepOutput:
+        """Wait for the oldest step and take its tokens; drafts that did not stand are computed no more."""
+        submitted = self._queue.pop(0)
+        output = submitted.pending.wait()
+        first = 0
+        for row_index, count in zip(submitted.rows, output.num_emitted.tolist(), strict=True):
+            row = self._rows[row_index]
+            if not count:
+                continue
+            row.tokens.extend(output.token_ids[first : first + count].tolist())
+            row.num_pending -= 1
+            row.num_computed = min(row.num_computed, len(row.tokens) - 1 + row.num_pending)
+            first += count
+        return output
+
+    def tokens(self, row: int) -> list[int]:
+        """Return the known tokens of a row."""
+        return list(self._rows[row].tokens)
+
+    def output(self, row: int) -> list[int]:
+        """Return the tokens a row was emitted."""
+        return self._rows[row].tokens[self._rows[row].num_prompt_tokens :]
+
+    def generate(
+        self, prompts: Mapping[int, Sequence[int]], num_tokens: int, *, chunk: int = 0
+    ) -> dict[int, list[int]]:
+        """Run prompts by row until each emitted ``num_tokens``; return what was emitted.
+
+        Args:
+            prompts: Tokens by row.
+            num_tokens: Of each.
+            chunk: Most tokens of a row in a step; 0: no limit.
+        """
+        for row, tokens in prompts.items():
+            self.start(row, tokens)
+        while any(len(self.output(row)) < num_tokens for row in prompts):
+            works = []
+            for row in prompts:
+                left = len(self.tokens(row)) - self._rows[row].num_computed
+                if len(self.output(row)) < num_tokens:
+                    works.append(Work(row, min(left, chunk or left)))
+            self.step(works)
+        return {row: self.output(row) for row in prompts}
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _grow(self, row_index: int, num_tokens: int) -> None:
+        row = self._rows[row_index]
+        while len(row.blocks) * self._plan.block_size < num_tokens:
+            block = self._free.pop()
+            self._writes.append((row_index, len(row.blocks), block))
+            row.blocks.append(block)
+
+    def _table_writes(self) -> TableWrites:
+        columns = np.array(self._writes, np.int32).reshape(-1, 3)
+        return TableWrites(rows=columns[:, 0].copy(), columns=columns[:, 1].copy(), block_ids=columns[:, 2].copy())
+
+    @staticmethod
+    def _drafts(works: Sequence[Work]) -> Drafts | None:
+        if not any(work.drafts for work in works):
+            return None
+        return Drafts(
+            num_drafts=np.array([len(work.drafts) for work in works], np.int32),
+            token_ids=np.array([token for work in works for token in work.drafts], np.int32),
+        )
+
+    def _passes(
+        self, works: Sequence[Work], starts: Int32Array, lengths: Int32Array, samples: Int32Array
+    ) -> tuple[Pass, ...]:
+        capabilities = self._backend.capabilities
+        num_drafts = np.array([len(work.drafts) for work in works], np.int32)
+        everything = np.arange(len(works), dtype=np.int32)
+        is_prefill = lengths > 1 + num_drafts
+        if not len(works):
+            return ()
+        if capabilities.layout == "ragged":
+            phase = Phase.PREFILL if is_prefill.any() else Phase.DECODE
+            return (self._pass(works, everything, starts, lengths, samples, phase),)
+        size = capabilities.max_prefill_batch_size or len(works)
+        prefills, decodes = everything[is_prefill], everything[~is_prefill]
+        groups = [(prefills[i : i + size], Phase.PREFILL) for i in range(0, len(prefills), size)]
+        if len(decodes):
+            groups.append((decodes, Phase.DECODE))
+        return tuple(self._pass(works, group, starts, lengths, samples, phase) for group, phase in groups)
+
+    def _pass(
+        self,
+        works: Sequence[Work],
+        indices: Int32Array,
+        starts: Int32Array,
+        lengths: Int32Array,
+        samples: Int32Array,
+        phase: Phase,
+    ) -> Pass:
+        size = self._plan.block_size
+        chosen = [works[i] for i in indices.tolist()]
+        if phase is Phase.PREFILL:
+            num_blocks = -(-int(starts[indices].max()) // size)
+        else:
+            num_blocks = int((-(-(starts + lengths)[indices] // size)).sum())
+        extra = np.array([len(work.drafts) for work in chosen], np.int32)
+        shape = Shape(len(indices), int(lengths[indices].max()), num_blocks, phase)
+        return Pass(
+            bucket=self._bucket(shape),
+            indices=indices,
+            rows=np.array([work.row for work in chosen], np.int32),
+            starts=starts[indices],
+            query_lens=lengths[indices],
+            num_logits=samples[indices] * (1 + extra),
+            num_prompt_logits=np.array(
+                [
+                    self._prompt_logits(work.row, int(starts[i]), int(lengths[i]))
+                    for work, i in zip(chosen, indices.tolist(), strict=True)
+                ],
+                np.int32,
+            ),
+        )
+
+    def _prompt_logits(self, row_index: int, start: int, length: int) -> int:
+        row = self._rows[row_index]
+        if row.params.prompt_logprobs is None:
+            return 0
+        return max(0, min(length, row.num_prompt_tokens - 1 - start))

@@ -1,0 +1,168 @@
+"""Conformance suite of the noun ``eviction``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from trencadis.interfaces import EvictionPolicy
+
+__all__ = ["EvictionConformance"]
+
+_NUM_BLOCKS = 48
+_SEEDS = range(8)
+
+
+class EvictionConformance:
+    """What every eviction policy must do; inherit from it, and set ``make``.
+
+    Random but repeatable histories of an engine's calls run beside the set of blocks that are candidates at each
+    moment. Which candidate goes first is the policy's own affair. Example::
+
+        class TestLfu(EvictionConformance):
+            make = Lfu
+    """
+
+    def make(self) -> EvictionPolicy:
+        """Return a new policy without candidates."""
+        raise NotImplementedError(f"{type(self).__name__} needs make = YourPolicy, or a method make(self)")
+
+    @pytest.mark.parametrize("seed", _SEEDS)
+    def test_victims_are_as_many_candidates_as_asked_for_and_each_once(self, seed: int) -> None:
+        """A block that a sequence reads, or that is free already, must never be evicted."""
+        run = _Run(self.make(), seed)
+        for done in run.operations(200):
+            assert len(done.victims) == done.num_wanted, f"victims({done.num_wanted}) returned {done.victims}"
+            assert len(set(done.victims)) == len(done.victims), f"evicted twice: {done.victims}"
+            wrong = set(done.victims) - done.candidates
+            assert not wrong, f"no candidates, but evicted: {sorted(wrong)}"
+
+    @pytest.mark.parametrize("seed", _SEEDS)
+    def test_every_candidate_is_evicted_in_the_end(self, seed: int) -> None:
+        """A candidate that is lost is memory that is lost."""
+        run = _Run(self.make(), seed)
+        for _ in run.operations(60):
+            pass
+        remaining = run.policy.victims(len(run.candidates)) if run.candidates else []
+        assert set(remaining) == run.candidates, f"never evicted: {sorted(run.candidates - set(remaining))}"
+
+    @pytest.mark.parametrize("kept", [1, 2, 3])
+    def test_hit_blocks_are_no_candidates_until_they_are_freed_again(self, kept: int) -> None:
+        """A hit means that a sequence reads the block."""
+        policy = self.make()
+        policy.on_free([3, 2, 1], depths=[2, 1, 0], now_s=0.0)
+        hit = sorted({1, 2, 3} - {kept})
+        policy.on_hit(hit, now_s=1.0)
+        assert policy.victims(1) == [kept], "a hit block was evicted while it was in use"
+        policy.on_free(hit[::-1], depths=[1, 0], now_s=2.0)
+        assert sorted(policy.victims(2)) == hit, "a block that was freed again is no candidate"
+
+    @pytest.mark.parametrize("kept", [1, 2, 3])
+    def test_forgotten_blocks_are_no_candidates(self, kept: int) -> None:
+        """The core took them away, and may have given them to a sequence."""
+        policy = self.make()
+        policy.on_free([3, 2, 1], depths=[2, 1, 0], now_s=0.0)
+        policy.forget(sorted({1, 2, 3} - {kept}))
+        assert policy.victims(1) == [kept], "a forgotten block was evicted"
+
+    def test_evicted_blocks_may_become_candidates_again(self) -> None:
+        """Block ids are few and live many lives."""
+        policy = self.make()
+        for life in range(3):
+            policy.on_free([7], depths=[0], now_s=float(life))
+            assert policy.victims(1) == [7], f"block 7 was not evicted in its life number {life + 1}"
+
+    def test_blocks_of_equal_depth_and_time_are_all_candidates(self) -> None:
+        """Many sequences end in one step, and all have a block at depth 0."""
+        policy = self.make()
+        for block in (4, 2, 9):
+            policy.on_free([block], depths=[0], now_s=1.0)
+        assert sorted(policy.victims(3)) == [2, 4, 9]
+
+    @pytest.mark.parametrize("seed", _SEEDS)
+    def test_same_calls_give_the_same_victims(self, seed: int) -> None:
+        """Replay and ranks must agree: no wall clock, no global random source, no order of hashes."""
+        first, second = _Run(self.make(), seed), _Run(self.make(), seed)
+        for one, other in zip(first.operations(80), second.operations(80), strict=True):
+            assert one.victims == other.victims, f"two policies, one history: {one.victims} and {other.victims}"
+
+    def test_empty_calls_are_harmless(self) -> None:
+        """A sequence without full blocks frees nothing."""
+        policy = self.make()
+        policy.on_free([], depths=[], now_s=0.0)
+        policy.on_hit([], now_s=0.0)
+        policy.forget([])
+        policy.on_free([4], depths=[0], now_s=0.0)
+        assert policy.victims(1) == [4]
+
+    def test_arguments_are_neither_kept_nor_changed(self) -> None:
+        """The caller reuses its lists."""
+        policy = self.make()
+        blocks, depths = [9, 8], [1, 0]
+        policy.on_free(blocks, depths=depths, now_s=0.0)
+        assert (blocks, depths) == ([9, 8], [1, 0]), "on_free() changed its arguments"
+        blocks[:], depths[:] = [1, 2], [7, 6]
+        hit = [8]
+        policy.on_hit(hit, now_s=0.0)
+        assert hit == [8], "on_hit() changed its argument"
+        hit[:] = [9]
+        victims = policy.victims(1)
+        assert victims == [9], f"candidates changed with the caller's lists: {victims}"
+        victims.append(8)
+        policy.on_free([8], depths=[0], now_s=1.0)
+        assert policy.victims(1) == [8]
+
+
+class _Done:
+    """One call of ``victims`` and what was right at that moment."""
+
+    def __init__(self, victims: list[int], num_wanted: int, candidates: set[int]) -> None:
+        self.victims = victims
+        self.num_wanted = num_wanted
+        self.candidates = candidates
+
+
+class _Run:
+    """A random history, and the model: the set of candidates."""
+
+    def __init__(self, policy: EvictionPolicy, seed: int) -> None:
+        self.policy = policy
+        self.candidates: set[int] = set()
+        self._rng = random.Random(seed)
+        self._now_s = 0.0
+
+    def operations(self, count: int) -> Iterator[_Done]:
+        """Make ``count`` random calls; yields after each call of ``victims``."""
+        for _ in range(count):
+            self._now_s += self._rng.choice([0.0, 0.0, 0.5])
+            choice = self._rng.random()
+            if choice < 0.45:
+                self._free()
+            elif choice < 0.6:
+                self._drop(hit=True)
+            elif choice < 0.65:
+                self._drop(hit=False)
+            elif self.candidates:
+                yield self._evict()
+
+    def _free(self) -> None:
+        others = sorted(set(range(_NUM_BLOCKS)) - self.candidates)
+        blocks = self._rng.sample(others, min(len(others), self._rng.randint(1, 6)))
+        self.policy.on_free(blocks, depths=list(range(len(blocks)))[::-1], now_s=self._now_s)
+        self.candidates |= set(blocks)
+
+    def _drop(self, *, hit: bool) -> None:
+        chosen = self._rng.sample(sorted(self.candidates), min(len(self.candidates), self._rng.randint(0, 4)))
+        if hit:
+            self.policy.on_hit(chosen, now_s=self._now_s)
+        else:
+            self.policy.forget(chosen)
+        self.candidates -= set(chosen)
+
+    def _evict(self) -> _Done:
+        num_wanted = self._rng.randint(1, min(5, len(self.candidates)))
+        done = _Done(self.policy.victims(num_wanted), num_wanted, set(self.candidates))
+        self.candidates -= set(done.victims)
+        return done

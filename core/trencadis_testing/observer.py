@@ -1,0 +1,180 @@
+"""Conformance suite of the noun ``observer``."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import pytest
+
+from trencadis.interfaces import Observer
+from trencadis.records import FinishedSequence, FinishReason, StepStats
+
+__all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "ObserverConformance", "finished_sequence", "step_stats"]
+
+
+def step_stats(**values: float) -> StepStats:
+    """Return a step in which nothing happened, but for ``values``. Pure."""
+    zeros = {field.name: 0.0 if field.name.endswith("_s") else 0 for field in attrs.fields(StepStats)}
+    return StepStats(**(zeros | values))  # type: ignore[arg-type]  # each value has its field's type
+
+
+def finished_sequence(*, num_output_tokens: int = 0, reason: FinishReason = FinishReason.STOP) -> FinishedSequence:
+    """Return a sequence that ended before it was scheduled. Pure; ``attrs.evolve`` changes more."""
+    return FinishedSequence(
+        request_id="request-0",
+        slot=0,
+        token_ids=np.arange(num_output_tokens, dtype=np.int32),
+        finish_reason=reason,
+        num_prompt_tokens=1,
+    )
+
+
+_BUSY = step_stats(
+    step=1,
+    now_s=0.5,
+    num_running=3,
+    num_waiting=2,
+    num_sequences=3,
+    num_scheduled_tokens=70,
+    num_padded_tokens=96,
+    num_emitted_tokens=3,
+    num_preempted=1,
+    num_finished=1,
+    num_prompt_tokens_cached=32,
+    num_prompt_tokens_admitted=100,
+    num_recomputed_tokens=10,
+    num_draft_tokens=4,
+    num_accepted_tokens=2,
+    num_free_blocks=5,
+    num_cached_blocks=7,
+    num_used_blocks=11,
+    plan_s=0.001,
+    device_s=0.02,
+    commit_s=0.0005,
+)
+_HUGE = step_stats(
+    **{field.name: 1e12 if field.name.endswith("_s") else 2**62 for field in attrs.fields(StepStats)},
+)
+
+SAMPLE_STEPS = {
+    "nothing": step_stats(),
+    "busy": _BUSY,
+    "same_moment": attrs.evolve(_BUSY, step=2),
+    "only_free_blocks": step_stats(step=3, now_s=1.0, num_free_blocks=10),
+    "much_later": attrs.evolve(_BUSY, step=4, now_s=1e6),
+    "huge": _HUGE,
+}
+"""Steps that every observer must cope with, in this order, by name."""
+
+SAMPLE_REQUESTS = {
+    "never_scheduled": finished_sequence(reason=FinishReason.ABORT),
+    "failed": attrs.evolve(finished_sequence(reason=FinishReason.ERROR), error="device lost", first_scheduled_s=0.5),
+    "no_output": attrs.evolve(finished_sequence(reason=FinishReason.LENGTH), first_scheduled_s=0.5, finish_s=1.0),
+    "one_token": attrs.evolve(
+        finished_sequence(num_output_tokens=1), first_scheduled_s=0.5, first_token_s=1.0, finish_s=1.0, stop_token_id=0
+    ),
+    "many_tokens": attrs.evolve(
+        finished_sequence(num_output_tokens=1000),
+        num_prompt_tokens=2**31,
+        num_cached_tokens=2**30,
+        num_preemptions=7,
+        first_scheduled_s=1.0,
+        first_token_s=2.0,
+        finish_s=1e9,
+    ),
+}
+"""Finished sequences that every observer must cope with, by name."""
+
+
+class ObserverConformance:
+    """What every observer must do; inherit from it, and set ``make``.
+
+    The engine contains what an observer raises, but counts it and warns: none of these records may make it raise.
+    Example::
+
+        class TestPager(ObserverConformance):
+            make = Pager
+    """
+
+    def make(self) -> Observer:
+        """Return a new observer that has seen nothing."""
+        raise NotImplementedError(f"{type(self).__name__} needs make = YourObserver, or a method make(self)")
+
+    @pytest.mark.parametrize("name", SAMPLE_STEPS)
+    def test_any_step_may_come_first(self, name: str) -> None:
+        """Zeros, equal times and huge counts are all legal."""
+        observer = self.make()
+        observer.on_step(SAMPLE_STEPS[name])
+        observer.close()
+
+    @pytest.mark.parametrize("name", SAMPLE_REQUESTS)
+    def test_any_finished_sequence_may_come_first(self, name: str) -> None:
+        """Times that never happened are None, and there may be no output."""
+        observer = self.make()
+        observer.on_request(_copy(SAMPLE_REQUESTS[name]))
+        observer.close()
+
+    def test_steps_and_sequences_may_come_mixed(self) -> None:
+        """As in an engine's life: sequences end between steps."""
+        observer = self.make()
+        for step in SAMPLE_STEPS.values():
+            observer.on_step(step)
+            for finished in SAMPLE_REQUESTS.values():
+                observer.on_request(_copy(finished))
+        observer.close()
+
+    def test_close_may_come_twice_and_without_a_step(self) -> None:
+        """An engine that fails to start closes what it has; one that fails to close tries again."""
+        unused, used = self.make(), self.make()
+        used.on_step(SAMPLE_STEPS["busy"])
+        for observer in (unused, used):
+            observer.close()
+            observer.close()
+
+    def test_records_are_not_changed(self) -> None:
+        """The token ids are the ones that the client is given."""
+        observer = self.make()
+        for name, before in SAMPLE_REQUESTS.items():
+            finished = _copy(before)
+            observer.on_request(finished)
+            assert finished == before, f"the sequence {name} was changed: {finished}"
+        observer.close()
+
+    def test_records_are_not_kept(self) -> None:
+        """All but the last one may be freed: an engine runs for months."""
+        observer = self.make()
+        steps = [attrs.evolve(_BUSY, step=i, now_s=float(i)) for i in range(20)]
+        sequences = [finished_sequence(num_output_tokens=2) for _ in range(20)]
+        for step, finished in zip(steps, sequences, strict=True):
+            observer.on_step(step)
+            observer.on_request(finished)
+        kept_steps = _num_alive_after_clearing(steps)
+        kept_sequences = _num_alive_after_clearing(sequences)
+        assert kept_steps <= 1, f"{kept_steps} of 20 StepStats are still referenced"
+        assert kept_sequences <= 1, f"{kept_sequences} of 20 FinishedSequence are still referenced"
+        observer.close()
+
+    def test_two_observers_live_side_by_side(self) -> None:
+        """Two engines in one process have one each: names must not collide in a global registry."""
+        first, second = self.make(), self.make()
+        for observer in (first, second):
+            observer.on_step(SAMPLE_STEPS["busy"])
+        first.close()
+        second.on_step(SAMPLE_STEPS["much_later"])
+        second.close()
+
+
+def _copy(finished: FinishedSequence) -> FinishedSequence:
+    """A sequence of its own for each test: its token ids can be written to, as the engine's can."""
+    return attrs.evolve(finished, token_ids=finished.token_ids.copy())
+
+
+def _num_alive_after_clearing(records: list[StepStats] | list[FinishedSequence]) -> int:
+    watched: Sequence[weakref.ref[StepStats | FinishedSequence]] = [weakref.ref(record) for record in records]
+    records.clear()
+    gc.collect()
+    return sum(reference() is not None for reference in watched)

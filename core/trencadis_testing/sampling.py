@@ -1,0 +1,396 @@
+"""Conformance suite of the noun ``sampling``.
+
+    import numpy, torch
+    from trencadis_testing.sampling import SamplingConformance
+
+    class TestMySampler(SamplingConformance):
+        def make(self):
+            return MySampler()
+
+        def tensor(self, array):
+            return torch.from_numpy(array)
+
+Statistics: laws are tested by chi-square over 2,048 draws at alpha = 1e-4 with fixed seeds, so that a sampler that passes
+once passes always. The suite needs no tensor library of its own: arrays go in through ``tensor``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from trencadis.errors import TrencadisError
+from trencadis.interfaces import Sampled, Sampler, SamplingContext
+from trencadis.records import RowStart, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ALPHA", "SamplingConformance", "assert_law"]
+
+ALPHA = 1e-4
+"""Chance that a correct sampler with seeds of its own choice would fail one statistical test."""
+
+_NUM_ROWS = 256
+_MAX_MODEL_LEN = 2048
+_EOS = 3
+_LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -2.0], dtype=np.float32)
+
+
+def assert_law(tokens: Sequence[int], law: np.ndarray) -> None:
+    """Fail if tokens were not drawn from a law: an impossible one occurred, or chi-square rejects it at ``ALPHA``.
+
+    Args:
+        tokens: Independent draws; expect at least five of each possible token.
+        law: Probability of each token, ``[V]``.
+
+    Source: critical value after Wilson and Hilferty, "The distribution of chi-square", 1931.
+    """
+    counts = np.bincount(tokens, minlength=len(law))
+    possible = law > 0
+    assert not counts[~possible].any(), f"impossible tokens were drawn: {np.flatnonzero(counts * ~possible).tolist()}"
+    expected = law[possible] * len(tokens)
+    statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
+    freedom = int(possible.sum()) - 1
+    if freedom:
+        spread = 2 / (9 * freedom)
+        critical = freedom * (1 - spread + NormalDist().inv_cdf(1 - ALPHA) * math.sqrt(spread)) ** 3
+        assert statistic < critical, f"chi-square {statistic:.1f} >= {critical:.1f}; drawn {counts}, law {law.round(4)}"
+
+
+def _softmax(logits: Sequence[float] | np.ndarray) -> np.ndarray:
+    weights = np.exp(np.asarray(logits, dtype=np.float64) - np.max(logits))
+    return np.asarray(weights / weights.sum())
+
+
+class _Desk:
+    """A sampler with its rows, and the tokens that a backend would keep for them."""
+
+    def __init__(self, suite: SamplingConformance, vocab_size: int = len(_LOGITS)) -> None:
+        self._tensor = suite.tensor
+        self._sampler = suite.make()
+        self._tokens = np.full((_NUM_ROWS, _MAX_MODEL_LEN + 1), vocab_size - 1, dtype=np.int32)
+        device = self._tensor(np.zeros(1, dtype=np.float32)).device
+        self._sampler.allocate(num_rows=_NUM_ROWS, vocab_size=vocab_size, device=device)
+
+    def start(
+        self, row: int, prompt: Sequence[int] = (1,), output: Sequence[int] = (), *, seed: int = 0, **params: Any
+    ) -> None:
+        tokens = np.array([*prompt, *output], dtype=np.int32)
+        self._tokens[row, : len(tokens)] = tokens
+        self._sampler.start_row(
+            RowStart(
+                row=row,
+                token_ids=tokens,
+                num_prompt_tokens=len(prompt),
+                params=SamplingParams(**params),
+                seed=seed,
+                eos_token_ids=(_EOS,),
+            )
+        )
+
+    def write(self, row: int, position: int, token: int) -> None:
+        self._tokens[row, position] = token
+
+    def sampled(self, logits: np.ndarray, rows: Sequence[int], positions: Sequence[int]) -> Sampled:
+        context = SamplingContext(
+            rows=tuple(rows), positions=tuple(positions), tokens=self._tensor(self._tokens.copy())
+        )
+        return self._sampler.sample(self._tensor(np.array(logits, dtype=np.float32)), context)
+
+    def tokens(self, logits: np.ndarray, rows: Sequence[int], positions: Sequence[int]) -> list[int]:
+        return [int(token) for token in self.sampled(logits, rows, positions).token_ids.tolist()]
+
+    def one(self, logits: Sequence[float] | np.ndarray, row: int = 0, position: int = 0) -> int:
+        return self.tokens(np.array([logits]), [row], [position])[0]
+
+    def refusal(self, logits: Sequence[float] | np.ndarray, row: int) -> str:
+        """Return the message of the refusal; empty if a token was chosen."""
+        try:
+            self.one(logits, row)
+        except (ValueError, TrencadisError) as error:
+            return str(error)
+        return ""
+
+
+class SamplingConformance:
+    """What every sampler promises. Subclass it, name the class ``Test...``, and say how to make one.
+
+    Attributes:
+        honours: Which parameters have an effect; tests of others are skipped, and its documentation must say so.
+    """
+
+    honours: frozenset[str] = frozenset(
+        {"temperature", "truncation", "masks", "logit_bias", "min_tokens", "penalties", "logprobs"}
+    )
+
+    def make(self) -> Sampler:
+        """Return a new sampler."""
+        raise NotImplementedError
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """Return an array of float32 or int32 as a tensor on the device to test."""
+        raise NotImplementedError
+
+    def _needs(self, *parameters: str) -> None:
+        missing = set(parameters) - self.honours
+        if missing:
+            pytest.skip(f"this sampler does not honour {', '.join(sorted(missing))}")
+
+    def _draws(
+        self, logits: Sequence[float], prompt: Sequence[int] = (1,), output: Sequence[int] = (), **params: Any
+    ) -> list[int]:
+        """Return one draw for each of 2,048 seeds, from the same logits and history."""
+        desk = _Desk(self, len(logits))
+        batch = np.tile(np.array(logits, dtype=np.float32), (_NUM_ROWS, 1))
+        position = len(prompt) + len(output) - 1
+        tokens: list[int] = []
+        for part in range(8):
+            for row in range(_NUM_ROWS):
+                desk.start(row, prompt, output, seed=part * _NUM_ROWS + row, **params)
+            tokens += desk.tokens(batch, range(_NUM_ROWS), [position] * _NUM_ROWS)
+        return tokens
+
+    # ------------------------------------------------------------------------------------------------- greedy
+
+    def test_it_returns_one_int64_token_for_each_logits_row(self) -> None:
+        """Shape, type and device of the answer."""
+        desk = _Desk(self)
+        for row in range(3):
+            desk.start(row)
+        logits = np.tile(_LOGITS, (3, 1))
+        token_ids = desk.sampled(logits, [0, 1, 2], [0, 0, 0]).token_ids
+        assert tuple(token_ids.shape) == (3,)
+        assert str(token_ids.dtype).endswith("int64")
+        assert token_ids.device == self.tensor(logits).device
+
+    def test_greedy_takes_the_largest_logit_and_the_lowest_id_among_equals(self) -> None:
+        """Exact, also below the temperature that counts as greedy, and beside a row that is not greedy."""
+        desk = _Desk(self)
+        desk.start(0, temperature=0)
+        desk.start(1, temperature=1e-6, top_p=0.5, seed=5)
+        desk.start(2, temperature=1.0, logit_bias={0: 1.0})
+        rng = np.random.default_rng(0)
+        for _ in range(50):
+            logits = rng.integers(-3, 4, (3, 6)).astype(np.float32)
+            assert desk.tokens(logits, [0, 1, 2], [0, 0, 0])[:2] == logits[:2].argmax(-1).tolist()
+
+    def test_logits_that_are_not_numbers_are_refused_in_words_that_name_the_row(self) -> None:
+        """NaN must not become a token, whether the row is greedy or not."""
+        desk = _Desk(self)
+        for row, temperature in ((6, 0.0), (7, 1.0)):
+            desk.start(row, temperature=temperature)
+            for place in (0, 5):
+                logits = _LOGITS.copy()
+                logits[place] = math.nan
+                assert f"row {row} " in desk.refusal(logits, row)
+
+    def test_a_row_without_any_possible_token_is_refused(self) -> None:
+        """Nothing but -inf: there is no right answer."""
+        desk = _Desk(self)
+        desk.start(4, temperature=1.0)
+        assert "row 4 " in desk.refusal(np.full(6, -np.inf), row=4)
+
+    # -------------------------------------------------------------------------------------------------- laws
+
+    def test_draws_follow_the_softmax_of_the_logits_over_the_temperature(self) -> None:
+        """Three temperatures, each against the exact law."""
+        self._needs("temperature")
+        for temperature in (0.7, 1.0, 1.5):
+            assert_law(self._draws(_LOGITS.tolist(), temperature=temperature), _softmax(_LOGITS / temperature))
+
+    def test_draws_of_one_seed_at_many_positions_follow_the_law_and_do_not_depend_on_each_other(self) -> None:
+        """Marginals and pairs of neighbours; a sequence's numbers come from its positions."""
+        self._needs("temperature")
+        desk = _Desk(self, vocab_size=3)
+        desk.start(0, seed=2**64 - 1)
+        logits = np.array([1.0, 0.0, 0.5])
+        tokens = desk.tokens(np.tile(logits, (2048, 1)), [0] * 2048, range(2048))
+        law = _softmax(logits)
+        assert_law(tokens, law)
+        pairs = [3 * first + second for first, second in zip(tokens[::2], tokens[1::2], strict=True)]
+        assert_law(pairs, np.outer(law, law).ravel())
+
+    def test_top_k_keeps_the_k_most_likely_and_all_that_tie_with_the_last(self) -> None:
+        """Two of four would be kept, and three are equal."""
+        self._needs("temperature", "truncation")
+        assert_law(self._draws([1.0, 1.0, 1.0, 0.0], top_k=2), np.array([1, 1, 1, 0]) / 3)
+        assert_law(self._draws(_LOGITS.tolist(), top_k=3), np.append(_softmax(_LOGITS[:3]), [0, 0, 0]))
+
+    def test_top_p_keeps_the_smallest_set_that_reaches_p(self) -> None:
+        """Between two sums, and exactly at one: two of four equal tokens have mass one half."""
+        self._needs("temperature", "truncation")
+        logits = np.log([0.5, 0.3, 0.15, 0.05]).tolist()
+        assert_law(self._draws(logits, top_p=0.7), np.array([0.625, 0.375, 0, 0]))
+        assert_law(self._draws(logits, top_p=0.01), np.array([1.0, 0, 0, 0]))
+        tied = self._draws([0.0, 0.0, 0.0, 0.0], top_p=0.5)
+        kept = sorted(set(tied))
+        assert len(kept) == 2
+        assert_law(tied, np.isin(range(4), kept) / 2)
+
+    def test_min_p_drops_what_is_far_less_likely_than_the_most_likely(self) -> None:
+        """A share of the largest probability."""
+        self._needs("temperature", "truncation")
+        logits = np.log([0.5, 0.3, 0.15, 0.05]).tolist()
+        assert_law(self._draws(logits, min_p=0.5), np.array([0.625, 0.375, 0, 0]))
+
+    # ----------------------------------------------------------------------------------- masks, bias, penalties
+
+    def test_masked_tokens_are_never_chosen(self) -> None:
+        """Allowed and bad tokens, drawn and greedy."""
+        self._needs("temperature", "masks")
+        law = _softmax(_LOGITS[1:4])
+        choices: list[dict[str, Any]] = [{"allowed_token_ids": (1, 2, 3)}, {"bad_token_ids": (0, 4, 5)}]
+        for masks in choices:
+            assert_law(self._draws(_LOGITS.tolist(), **masks), np.array([0, *law, 0, 0]))
+            assert set(self._draws(_LOGITS.tolist(), temperature=0, **masks)) == {1}
+
+    def test_logit_bias_is_added(self) -> None:
+        """To the named tokens only, drawn and greedy."""
+        self._needs("temperature", "logit_bias")
+        law = _softmax(_LOGITS + np.array([0, 0, 0, 1.5, 0, 0]))
+        assert_law(self._draws(_LOGITS.tolist(), logit_bias={3: 1.5}), law)
+        assert set(self._draws(_LOGITS.tolist(), temperature=0, logit_bias={3: 2.5})) == {3}
+
+    def test_a_sequence_does_not_end_before_min_tokens(self) -> None:
+        """The end-of-sequence token is masked for exactly ``min_tokens`` output tokens."""
+        self._needs("min_tokens")
+        desk = _Desk(self)
+        desk.start(0, prompt=[1, 1, 1], temperature=0, min_tokens=2)
+        logits = np.eye(6)[_EOS] * 5 + np.eye(6)[4]
+        tokens = desk.tokens(np.tile(logits, (4, 1)), [0] * 4, [2, 3, 4, 5])
+        assert tokens == [4, 4, _EOS, _EOS]
+
+    def test_penalties_count_prompt_and_output_as_documented(self) -> None:
+        """Repetition: prompt and output; frequency and presence: output only, per occurrence and once."""
+        self._needs("temperature", "penalties")
+        penalties: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.6}
+        draws = self._draws([1.0, -1.0, 0.5, 0.0], prompt=[0, 1], output=[1, 2, 1], **penalties)
+        assert_law(draws, _softmax([1 / 1.3, -1.3 - 0.8 - 0.6, 0.5 / 1.3 - 0.4 - 0.6, 0.0]))
+        greedy: dict[str, Any] = {"temperature": 0.0, "prompt": [0]}
+        assert set(self._draws([1.0, 0.9], repetition_penalty=1.3, **greedy)) == {1}
+        assert set(self._draws([1.0, 0.9], frequency_penalty=1.0, presence_penalty=1.0, **greedy)) == {0}
+
+    # ------------------------------------------------------------------------------------------- independence
+
+    def _mixed_desk(self, order: Sequence[int]) -> _Desk:
+        """Return a desk where sequence i has row ``order[i]``, a history and parameters of its own."""
+        choices: list[dict[str, Any]] = [
+            {},
+            {"temperature": 0.0},
+            {"temperature": 0.5, "top_k": 7},
+            {"top_p": 0.8, "frequency_penalty": 2.0},
+            {"min_p": 0.05, "bad_token_ids": (0, 1, 2)},
+            {"temperature": 1.7, "repetition_penalty": 1.9, "min_tokens": 6},
+            {"temperature": 0.0, "logit_bias": {5: 4.0}, "presence_penalty": 2.0},
+            {"top_k": 4, "top_p": 0.9, "temperature": 3.0, "allowed_token_ids": tuple(range(9, 30))},
+        ]
+        desk = _Desk(self, vocab_size=40)
+        rng = np.random.default_rng(1)
+        for number, row in enumerate(order):
+            history = rng.integers(0, 40, 12).tolist()
+            desk.start(row, history[:4], history[4:], seed=1000 + number, **choices[number % len(choices)])
+        return desk
+
+    def test_a_token_depends_on_nothing_else_in_the_batch(self) -> None:
+        """The same from any row, in any order, alone or among others."""
+        logits = np.random.default_rng(2).normal(0, 2, (24, 40)).astype(np.float32)
+        rows = list(range(24))
+        expected = self._mixed_desk(rows).tokens(logits, rows, [11] * 24)
+        rng = np.random.default_rng(3)
+        for _ in range(3):
+            moved, order = rng.permutation(_NUM_ROWS)[:24], rng.permutation(24)
+            tokens = self._mixed_desk(moved.tolist()).tokens(logits[order], moved[order].tolist(), [11] * 24)
+            assert tokens == [expected[i] for i in order]
+        desk = self._mixed_desk(rows)
+        assert [desk.one(logits[i], i, 11) for i in rows] == expected
+
+    def test_the_seed_and_the_position_decide_the_draw(self) -> None:
+        """Equal for equal ones, whatever was drawn in between; different for others."""
+        self._needs("temperature")
+        desk = _Desk(self, vocab_size=40)
+        for row, seed in enumerate((7, 8, 7 + 2**32)):
+            desk.start(row, seed=seed)
+        flat, places = np.zeros((64, 40)), range(64)
+        first, other, high = (desk.tokens(flat, [row] * 64, places) for row in range(3))
+        assert desk.tokens(flat, [0] * 64, places) == first
+        assert sum(a == b for a, b in zip(first, other, strict=True)) < 16
+        assert sum(a == b for a, b in zip(first, high, strict=True)) < 16
+        assert len(set(first)) > 16
+
+    def test_the_rows_of_drafts_equal_one_token_at_a_time(self) -> None:
+        """Each logits row sees the history up to its own position."""
+        rows, positions = list(range(64)), [7, 8, 9, 10, 11]
+        logits = np.random.default_rng(4).normal(0, 1, (64, 5, 40)).astype(np.float32)
+        together = self._mixed_desk(rows).tokens(logits.reshape(-1, 40), np.repeat(rows, 5).tolist(), positions * 64)
+        desk = self._mixed_desk(rows)
+        apart = [desk.one(logits[row, i], row, position) for row in rows for i, position in enumerate(positions)]
+        assert together == apart
+
+    def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(self) -> None:
+        """It comes back in another row with its prompt, its output so far and its seed."""
+        params: dict[str, Any] = {"seed": 77, "frequency_penalty": 1.0, "repetition_penalty": 1.5, "min_tokens": 9}
+        logits = np.random.default_rng(5).normal(0, 1, (12, 40)).astype(np.float32)
+        outputs = []
+        for preempted_after in (12, 5):
+            desk, row, output = _Desk(self, vocab_size=40), 0, list[int]()
+            desk.start(row, [1, 2, 3], **params)
+            for i in range(12):
+                if i == preempted_after:
+                    row = 9
+                    desk.start(row, [1, 2, 3], output, **params)
+                output.append(desk.one(logits[i], row, 2 + i))
+                desk.write(row, 3 + i, output[-1])
+            outputs.append(output)
+        assert outputs[0] == outputs[1]
+
+    def test_a_row_forgets_the_sequence_that_held_it(self) -> None:
+        """Every parameter is set, then the row is given to a sequence that asks for nothing."""
+        desk, fresh = _Desk(self), _Desk(self)
+        logits = np.tile(_LOGITS, (64, 1))
+        every: dict[str, Any] = {
+            "temperature": 5.0,
+            "top_k": 2,
+            "top_p": 0.3,
+            "min_p": 0.5,
+            "repetition_penalty": 2.0,
+            "frequency_penalty": 2.0,
+            "presence_penalty": 2.0,
+            "logit_bias": {0: -9.0},
+            "allowed_token_ids": (4, 5),
+            "bad_token_ids": (0, 1),
+            "min_tokens": 15,
+            "logprobs": 2,
+        }
+        for plain in [dict[str, Any](), dict[str, Any](temperature=0.0)]:
+            desk.start(0, seed=1, **every)
+            for some in (desk, fresh):
+                some.start(0, seed=9, **plain)
+            answer = desk.sampled(logits, [0] * 64, range(64))
+            assert answer.token_ids.tolist() == fresh.tokens(logits, [0] * 64, range(64))
+            assert answer.logprobs == ()
+
+    # ----------------------------------------------------------------------------------------------- logprobs
+
+    def test_logprobs_are_those_of_the_raw_logits(self) -> None:
+        """Before temperature, masks and bias; rank counts strictly more likely tokens; only for rows that asked."""
+        self._needs("logprobs")
+        desk = _Desk(self)
+        desk.start(0, temperature=0.0, logprobs=3)
+        desk.start(1, temperature=0.0)
+        desk.start(2, temperature=2.0, bad_token_ids=(0,), logit_bias={4: 3.0}, logprobs=0)
+        answer = desk.sampled(np.tile(_LOGITS, (3, 1)), [0, 1, 2], [0, 0, 0])
+        expected = np.log(_softmax(_LOGITS))
+        greedy, drawn = answer.logprobs
+        assert (greedy.index, greedy.rank, greedy.top_token_ids) == (0, 1, (0, 1, 2))
+        assert greedy.top_logprobs == pytest.approx(expected[:3], abs=1e-5)
+        assert (drawn.index, drawn.top_token_ids, drawn.top_logprobs) == (2, (), ())
+        for entry in answer.logprobs:
+            assert entry.token_id == answer.token_ids.tolist()[entry.index]
+            assert entry.logprob == pytest.approx(expected[entry.token_id], abs=1e-5)
+            assert entry.rank == 1 + int((expected > expected[entry.token_id] + 1e-6).sum())

@@ -1,0 +1,157 @@
+"""Look-up shared by strategies: the cheapest prepared bucket that covers a shape, or a fallback that does.
+
+    distinct sizes of an axis     1   2   4        a shape of batch size 3 falls between 2 and 4: cell 2
+                                0 | 1 | 2 | 3      cell 3 holds None: nothing is that large
+
+One cell for each combination of axis intervals holds the answer for every shape that falls into it, so that a look-up
+is three bisections and one index.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+from trencadis.records import Bucket, BucketLimits, Phase, Shape
+
+__all__ = ["BucketTable", "fallback_bucket", "fallback_size", "padded_cost"]
+
+
+def padded_cost(bucket: Shape) -> int:
+    """Return the relative cost of a pass in ``bucket``. Pure; grows with every dimension.
+
+    Prefill: token positions × (128 + context blocks): a token costs its share of the matrix products and the attention
+    over its context, and 128 blocks of context about double it. Decode: KV blocks + 3 × token positions: a step reads
+    its blocks, and a row costs as much as about three of them.
+
+    Source: prefill, 24·L·h² matrix-product operations and 4·L·h operations a context token, which are equal at 6·h
+    tokens: 128 blocks of 128 tokens at h ≈ 2,700. Decode, a model of 20 µs a sequence and 7 µs a block; not measured.
+    """
+    if bucket.phase is Phase.PREFILL:
+        return bucket.num_tokens * (128 + bucket.num_blocks)
+    return bucket.num_blocks + 3 * bucket.num_tokens
+
+
+class BucketTable:
+    """Finds the cheapest bucket that covers a shape. Immutable.
+
+    Holds one cell for each combination of distinct sizes, so it is made for tables that are (nearly) grids.
+
+    Args:
+        buckets: Prepared buckets of both phases, in any order.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._prefill = _PhaseTable([bucket for bucket in buckets if bucket.phase is Phase.PREFILL])
+        self._decode = _PhaseTable([bucket for bucket in buckets if bucket.phase is Phase.DECODE])
+
+    def find(self, shape: Shape) -> Bucket | None:
+        """Return the bucket of least :func:`padded_cost` that covers ``shape``, or None if none does.
+
+        Among equal costs the smallest by fields wins. Pure; O(log n), about 1 µs.
+        """
+        return (self._prefill if shape.phase is Phase.PREFILL else self._decode).find(shape)
+
+
+class _PhaseTable:
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        ranked = sorted(set(buckets), key=lambda bucket: (padded_cost(bucket), bucket))
+        self._batch_sizes = sorted({bucket.batch_size for bucket in ranked})
+        self._query_lens = sorted({bucket.query_len for bucket in ranked})
+        self._num_blocks = sorted({bucket.num_blocks for bucket in ranked})
+        # One cell more on each axis, for shapes larger than any bucket.
+        best = np.full(
+            (len(self._batch_sizes) + 1, len(self._query_lens) + 1, len(self._num_blocks) + 1), len(ranked), np.int64
+        )
+        for rank, bucket in enumerate(ranked):
+            best[self._cell(bucket)] = rank
+        for axis in range(3):
+            # A bucket also serves every cell below its own: the best of a cell is the least rank above it.
+            best = np.flip(np.minimum.accumulate(np.flip(best, axis), axis), axis)
+        answers: list[Bucket | None] = [*ranked, None]
+        self._answers = [answers[rank] for rank in best.ravel().tolist()]
+        self._query_stride, self._block_stride = best.shape[1], best.shape[2]
+
+    def _cell(self, shape: Shape) -> tuple[int, int, int]:
+        return (
+            bisect_left(self._batch_sizes, shape.batch_size),
+            bisect_left(self._query_lens, shape.query_len),
+            bisect_left(self._num_blocks, shape.num_blocks),
+        )
+
+    def find(self, shape: Shape) -> Bucket | None:
+        batch, query, block = self._cell(shape)
+        return self._answers[(batch * self._query_stride + query) * self._block_stride + block]
+
+
+def fallback_bucket(shape: Shape, limits: BucketLimits) -> Bucket:
+    """Return a bucket that covers ``shape``, for when no prepared one does. Pure.
+
+    Sizes are rounded up with :func:`fallback_size`, so that a few buckets serve many shapes, and capped at the largest
+    legal size, but never below the request. Where rounding would exceed the token budget that memory was measured
+    for, and the request does not, the query length stays as asked for, or else the batch size, or else both.
+
+    Source: vllm-gaudi, extension/bucketing/common.py, without its two defects: it may return less than was asked for,
+    and more tokens than the budget.
+    """
+    if shape.phase is Phase.PREFILL:
+        max_batch_size = limits.max_prefill_batch_size
+        max_query_len = min(limits.max_num_batched_tokens, limits.max_model_len)
+        max_num_blocks = -(-(limits.max_model_len - 1) // limits.block_size)
+    else:
+        max_batch_size, max_query_len = limits.max_num_seqs, 1 + limits.max_draft_tokens
+        max_num_blocks = _max_decode_blocks(limits)
+    budget = max(limits.max_num_batched_tokens, shape.num_tokens)
+    batch_size = _capped(fallback_size(shape.batch_size, base=2), max_batch_size, least=shape.batch_size)
+    query_len = _capped(fallback_size(shape.query_len, base=32), max_query_len, least=shape.query_len)
+    num_blocks = _capped(fallback_size(shape.num_blocks, base=32), max_num_blocks, least=shape.num_blocks)
+    if batch_size * query_len > budget:
+        if batch_size * shape.query_len <= budget:
+            query_len = shape.query_len
+        else:
+            batch_size = shape.batch_size
+            query_len = query_len if batch_size * query_len <= budget else shape.query_len
+    return Bucket(batch_size, query_len, num_blocks, shape.phase)
+
+
+def fallback_size(size: int, *, base: int) -> int:
+    """Return ``size`` rounded up to a multiple of ``ceil(cbrt(size)) · base``: coarser as sizes grow. Pure.
+
+    0 and 1 stay. So does a size that is itself the result of rounding: else the bucket made for a shape would not serve
+    a shape of its own size.
+
+    Source: vllm-gaudi, extension/bucketing/common.py.
+    """
+    if size <= 1 or _is_fallback_size(size, base):
+        return size
+    step = _ceil_cbrt(size) * base
+    return -(-size // step) * step
+
+
+def _is_fallback_size(size: int, base: int) -> bool:
+    """Whether a size of root³ or less, but above ``size - root · base``, is rounded to ``size``, for any root."""
+    root = _ceil_cbrt(size)
+    while root > 1 and root**3 > size - root * base:
+        if size % (root * base) == 0:
+            return True
+        root -= 1
+    return False
+
+
+def _ceil_cbrt(size: int) -> int:
+    root = round(math.cbrt(size))
+    return root if root**3 >= size else root + 1
+
+
+def _capped(size: int, cap: int, *, least: int) -> int:
+    return max(least, min(size, cap))
+
+
+def _max_decode_blocks(limits: BucketLimits) -> int:
+    """Most blocks a legal decode pass reads: a range of the cache, or every sequence its own longest table."""
+    if limits.contiguous:
+        return limits.num_blocks
+    return limits.max_num_seqs * limits.max_blocks_per_sequence

@@ -1,0 +1,187 @@
+"""One backend in this process, on one worker thread: ``submit`` returns at once, the engine plans the next step meanwhile.
+
+engine thread   submit(n) ─▶ submit(n + 1) ─▶ wait(n) ...
+                   │            │
+worker thread      └▶ begin_step ▶ backend.submit ▶ end_step ▶ poll    one batch after the other
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import attrs
+
+from trencadis.errors import BackendError, StepFailedError
+from trencadis.interfaces import (
+    AllocationPlan,
+    Backend,
+    BackendCapabilities,
+    Executor,
+    KVWorkerSide,
+    PendingStep,
+    Sampler,
+)
+from trencadis.records import (
+    Batch,
+    Bucket,
+    ConnectorReport,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    StepOutput,
+)
+
+__all__ = ["InlineExecutor"]
+
+logger = logging.getLogger("trencadis.executor")
+
+T = TypeVar("T")
+
+
+class InlineExecutor(Executor):
+    """Hosts one backend; every call of it, and of the KV connector's worker side, comes from one thread.
+
+    A step that raises fails alone: the error comes from its ``wait`` as ``StepFailedError``, and later batches run. A connector
+    that raises costs a warning; what it was to load is recomputed once the load times out.
+    """
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="trencadis-backend")
+        self._backend: Backend | None = None
+        self._connector: KVWorkerSide | None = None
+        self._is_closed = False
+
+    def start(
+        self,
+        *,
+        make_backend: Callable[[int], Backend],
+        make_sampler: Callable[[int], Sampler],
+        source: ModelSource,
+    ) -> ModelFacts:
+        """Make backend and sampler on the worker thread, and load the model."""
+
+        def run() -> ModelFacts:
+            self._backend = make_backend(0)
+            return self._backend.load(source, sampler=make_sampler(0))
+
+        return self._call(run)
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """The backend's."""
+        return self._started().capabilities
+
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        """Return the backend's report."""
+        backend = self._started()
+        return self._call(
+            lambda: backend.memory(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+        )
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        """Allocate, and show the KV cache to the connector's worker side."""
+        backend = self._started()
+
+        def run() -> None:
+            backend.allocate(plan)
+            if plan.connector is not None:
+                plan.connector.register(backend.kv_cache())
+                self._connector = plan.connector
+
+        self._call(run)
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Prepare a bucket; returns when done."""
+        backend = self._started()
+        self._call(lambda: backend.prepare(bucket))
+
+    def submit(self, batch: Batch) -> PendingStep:
+        """Hand a batch to the worker thread."""
+        backend = self._started()
+        return _InlineStep(self._worker.submit(self._run, backend, batch), type(backend).__name__)
+
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy blocks behind every batch submitted so far."""
+        backend = self._started()
+        self._call(lambda: backend.copy_blocks(sources=sources, targets=targets))
+
+    def close(self) -> None:
+        """Finish what was submitted, close connector and backend, end the thread."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._worker.submit(self._close).result()
+        finally:
+            self._worker.shutdown()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _started(self) -> Backend:
+        if self._backend is None or self._is_closed:
+            raise BackendError("The executor inline was not started, or is closed.")
+        return self._backend
+
+    def _call(self, run: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise BackendError("The executor inline is closed.")
+        return self._worker.submit(run).result()
+
+    def _run(self, backend: Backend, batch: Batch) -> tuple[PendingStep, ConnectorReport | None]:
+        connector = self._connector
+        if connector is None:
+            return backend.submit(batch), None
+        _contained(lambda: connector.begin_step(batch.connector_message), None)
+        try:
+            pending = backend.submit(batch)
+        finally:
+            _contained(connector.end_step, None)
+        return pending, _contained(connector.poll, None)
+
+    def _close(self) -> None:
+        connector, backend = self._connector, self._backend
+        if connector is not None:
+            _contained(connector.close, None)
+        if backend is not None:
+            backend.close()
+
+
+def _contained(call: Callable[[], T], otherwise: T) -> T:
+    """Return what a call of the connector returns; its exceptions end here."""
+    try:
+        return call()
+    except Exception:
+        logger.warning("The KV connector's worker side raised; the step goes on without it.", exc_info=True)
+        return otherwise
+
+
+class _InlineStep:
+    """A batch on its way through the worker thread.
+
+    Args:
+        future: Of the submission.
+        name: Of the backend, for errors.
+    """
+
+    def __init__(self, future: Future[tuple[PendingStep, ConnectorReport | None]], name: str) -> None:
+        self._future = future
+        self._name = name
+
+    def wait(self) -> StepOutput:
+        """Block until the step is done.
+
+        Raises:
+            StepFailedError: It raised; the cause is chained.
+        """
+        try:
+            pending, report = self._future.result()
+            output = pending.wait()
+        except StepFailedError:
+            raise
+        except Exception as error:
+            raise StepFailedError(f"{self._name}: {type(error).__name__}: {error}") from error
+        return output if report is None else attrs.evolve(output, connector_report=report)

@@ -1,0 +1,92 @@
+"""A line in the log every few seconds."""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+
+from trencadis.interfaces import Observer
+from trencadis.records import StepStats
+from trencadis_plugins.observer.config import LogObserverConfig
+
+__all__ = ["LogObserver"]
+
+_log = logging.getLogger("trencadis.stats")
+
+
+@attrs.define
+class _Window:
+    """Sums over the steps since the last line."""
+
+    start_s: float
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_padded_tokens: int = 0
+    num_preemptions: int = 0
+
+    def add(self, stats: StepStats) -> None:
+        self.num_steps += 1
+        self.num_prompt_tokens += stats.num_prompt_tokens_admitted
+        self.num_cached_tokens += stats.num_prompt_tokens_cached
+        self.num_output_tokens += stats.num_emitted_tokens
+        self.num_scheduled_tokens += stats.num_scheduled_tokens
+        self.num_padded_tokens += stats.num_padded_tokens
+        self.num_preemptions += stats.num_preempted
+
+
+class LogObserver(Observer):
+    """Writes one INFO line to the logger ``trencadis.stats``, at most every ``interval_s`` of the engine's clock.
+
+    A line counts the steps since the line before; an idle engine makes no steps and writes none. ``close`` writes what
+    is left.
+
+    Args:
+        config: How often.
+    """
+
+    def __init__(self, config: LogObserverConfig | None = None) -> None:
+        self._interval_s = (config if config is not None else LogObserverConfig()).interval_s
+        self._window: _Window | None = None
+        self._last: StepStats | None = None
+
+    def on_step(self, stats: StepStats) -> None:
+        """Add the step, and write the line if it is due. The first step starts the clock."""
+        if self._window is None:
+            self._window = _Window(stats.now_s)
+        self._window.add(stats)
+        self._last = stats
+        if stats.now_s - self._window.start_s >= self._interval_s:
+            self._write(stats, self._window)
+            self._window = _Window(stats.now_s)
+
+    def close(self) -> None:
+        """Write the line of the steps since the last one, if there are any."""
+        if self._window is not None and self._window.num_steps and self._last is not None:
+            self._write(self._last, self._window)
+        self._window = self._last = None
+
+    def _write(self, stats: StepStats, window: _Window) -> None:
+        elapsed_s = stats.now_s - window.start_s
+        num_blocks = stats.num_used_blocks + stats.num_cached_blocks + stats.num_free_blocks
+        _log.info(
+            "running %d, waiting %d | prompt %.1f tok/s, output %.1f tok/s | cache used %.1f %%, prefix hits %.1f %% | "
+            "padding %.1f %% | preemptions %d | steps %d in %.1f s",
+            stats.num_running,
+            stats.num_waiting,
+            _ratio(window.num_prompt_tokens, elapsed_s),
+            _ratio(window.num_output_tokens, elapsed_s),
+            100 * _ratio(stats.num_used_blocks, num_blocks),
+            100 * _ratio(window.num_cached_tokens, window.num_prompt_tokens),
+            100 * _ratio(window.num_padded_tokens - window.num_scheduled_tokens, window.num_padded_tokens),
+            window.num_preemptions,
+            window.num_steps,
+            elapsed_s,
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

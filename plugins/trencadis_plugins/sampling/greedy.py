@@ -1,0 +1,44 @@
+"""The greedy sampler: argmax for every row."""
+
+from __future__ import annotations
+
+import torch
+
+from trencadis.interfaces import Sampled, Sampler, SamplingContext
+from trencadis.records import RowStart
+from trencadis_plugins.sampling.guard import check_logits
+from trencadis_plugins.sampling.logprobs import LogprobReporter
+
+__all__ = ["GreedySampler"]
+
+
+class GreedySampler(Sampler):
+    """Always chooses the most likely token, the lowest id among equals.
+
+    Temperature, truncation, masks, bias and penalties of a request have no effect; log-probabilities are reported. For
+    measurements in which sampling must cost nothing and every run must give the same text.
+    """
+
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences."""
+        self._reporter = LogprobReporter(num_rows)
+
+    def start_row(self, start: RowStart) -> None:
+        """Take whether log-probabilities are wanted, and nothing else."""
+        self._reporter.start_row(start)
+
+    @torch.no_grad()
+    def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
+        """Choose the most likely token of each logits row.
+
+        Args:
+            logits: ``[L, V]`` in the model's dtype; not changed.
+            context: Whose they are.
+
+        Raises:
+            ValueError: A row's logits hold NaN or infinity; names the row.
+        """
+        check_logits(logits, context)
+        token_ids = logits.argmax(-1)  # the lowest id among equals
+        raw = self._reporter.keep(logits, context)
+        return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))

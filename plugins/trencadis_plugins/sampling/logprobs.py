@@ -1,0 +1,113 @@
+"""Log-probabilities under the model's own logits, before anything changed them.
+
+Shapes: A logits rows that asked, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+
+from trencadis.interfaces import SampledLogprobs, SamplingContext
+from trencadis.records import RowStart
+from trencadis_plugins.sampling.row_processor import select
+
+__all__ = ["LogprobReporter", "RawLogits"]
+
+_OFF = -1
+
+
+@attrs.frozen(kw_only=True)
+class RawLogits:
+    """What is kept of logits rows that asked, until their tokens are known.
+
+    Attributes:
+        index: Which logits rows, ascending, length A.
+        num_top: How many alternatives each wants.
+        logits: float32 ``[A, V]``.
+        log_totals: Logarithm of the sum of the exponentials, float64 ``[A]``.
+    """
+
+    index: tuple[int, ...]
+    num_top: tuple[int, ...]
+    logits: torch.Tensor
+    log_totals: torch.Tensor
+
+
+class LogprobReporter:
+    """Knows which rows want log-probabilities, and reports them.
+
+    Args:
+        num_rows: Rows to make room for.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_top = np.full(num_rows, _OFF, dtype=np.int64)
+
+    def start_row(self, start: RowStart) -> None:
+        """Take what a sequence wants; forgets what the row held."""
+        self._num_top[start.row] = _OFF if start.params.logprobs is None else start.params.logprobs
+
+    def keep(self, logits: torch.Tensor, context: SamplingContext) -> RawLogits | None:
+        """Return a copy of what the report needs, or None if no row asked. Pure."""
+        num_top = self._num_top[np.asarray(context.rows, dtype=np.intp)]
+        index = np.flatnonzero(num_top != _OFF)
+        if not len(index):
+            return None
+        part = select(logits, context, index)[0].to(torch.float32, copy=True)
+        peaks = part.amax(-1, keepdim=True)
+        totals = (part - peaks).exp_().sum(-1, dtype=torch.float64)
+        return RawLogits(
+            index=tuple(index.tolist()),
+            num_top=tuple(num_top[index].tolist()),
+            logits=part,
+            log_totals=totals.log_() + peaks[:, 0],
+        )
+
+    def report(self, raw: RawLogits | None, token_ids: torch.Tensor) -> tuple[SampledLogprobs, ...]:
+        """Return the log-probabilities of the sampled tokens and of the most likely ones. Pure; waits for the device.
+
+        Args:
+            raw: What :meth:`keep` returned.
+            token_ids: The sampled tokens of all logits rows, int64 ``[L]``.
+        """
+        if raw is None:
+            return ()
+        tokens = token_ids[list(raw.index)]
+        chosen = raw.logits.gather(1, tokens[:, None])
+        ranks = 1 + (raw.logits > chosen).sum(-1)
+        logprobs = chosen[:, 0] - raw.log_totals
+        alternatives = (_most_likely(row, num_top) for row, num_top in zip(raw.logits, raw.num_top, strict=True))
+        return tuple(
+            SampledLogprobs(
+                index=index,
+                token_id=token,
+                logprob=logprob,
+                rank=rank,
+                top_token_ids=tuple(ids),
+                top_logprobs=tuple(value - total for value in values),
+            )
+            for index, token, logprob, rank, (ids, values), total in zip(
+                raw.index,
+                tokens.tolist(),
+                logprobs.tolist(),
+                ranks.tolist(),
+                alternatives,
+                raw.log_totals.tolist(),
+                strict=True,
+            )
+        )
+
+
+def _most_likely(logits: torch.Tensor, num_top: int) -> tuple[list[int], list[float]]:
+    """Return ids and logits of the largest, best first, the lower id first among equals. Pure.
+
+    ``topk`` alone would pick any of the tokens that tie for the last place.
+    """
+    if not num_top:
+        return [], []
+    lowest = logits.topk(min(num_top, len(logits))).values[-1]
+    ids = (logits >= lowest).nonzero()[:, 0]
+    values, order = logits[ids].sort(descending=True, stable=True)
+    return ids[order[:num_top]].tolist(), values[:num_top].tolist()

@@ -1,0 +1,74 @@
+"""What the processors of the standard chain share: which rows asked, and working on those alone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import attrs
+import numpy as np
+import torch
+
+from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis.records import RowStart
+
+__all__ = ["RowProcessor", "select"]
+
+
+def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) -> tuple[torch.Tensor, SamplingContext]:
+    """Return some of the logits rows, and whose they are. Pure; a copy unless ``index`` has every row.
+
+    Args:
+        logits: ``[L, V]``.
+        context: Of all L rows.
+        index: Ascending indices of logits rows, intp ``[n]``.
+    """
+    if len(index) == len(context.rows):
+        return logits, context
+    rows = tuple(context.rows[i] for i in index)
+    positions = tuple(context.positions[i] for i in index)
+    part = logits[torch.as_tensor(index, device=logits.device)]
+    return part, attrs.evolve(context, rows=rows, positions=positions)
+
+
+class RowProcessor(LogitsProcessor):
+    """A processor that only some rows ask for; a subclass sees logits of those rows only."""
+
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences."""
+        self._asked = np.zeros(num_rows, dtype=np.bool_)
+        self._vocab_size = vocab_size
+        self._device = device
+
+    @abstractmethod
+    def asks(self, start: RowStart) -> bool:
+        """Return whether the sequence's parameters ask for this processor. Pure."""
+
+    def start_row(self, start: RowStart) -> None:
+        """Take the parameters of a sequence; forgets what the row held."""
+        self._asked[start.row] = asked = self.asks(start)
+        if asked:
+            self._take(start)
+
+    def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        """Change the rows that asked, in place; no work if there are none."""
+        index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
+        if not len(index):
+            return logits
+        part, part_context = select(logits, context, index)
+        changed = self._change(part, part_context)
+        if len(index) == len(context.rows):
+            return changed
+        logits[torch.as_tensor(index, device=logits.device)] = changed
+        return logits
+
+    @abstractmethod
+    def _take(self, start: RowStart) -> None:
+        """Remember the parameters of a sequence that asks."""
+
+    @abstractmethod
+    def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        """Return changed logits of rows that all asked, float32 ``[R, V]``; may work in place."""
+
+    def _column(self, values: np.ndarray, context: SamplingContext) -> torch.Tensor:
+        """Return the rows' values as a column ``[R, 1]`` on the device."""
+        return torch.as_tensor(values[np.asarray(context.rows, dtype=np.intp)], device=self._device)[:, None]

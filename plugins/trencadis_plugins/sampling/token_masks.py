@@ -1,0 +1,56 @@
+"""Masks by token id: only these, or none of these."""
+
+from __future__ import annotations
+
+import torch
+
+from trencadis.interfaces import SamplingContext
+from trencadis.records import RowStart
+from trencadis_plugins.sampling.row_processor import RowProcessor
+
+__all__ = ["AllowedTokens", "BadTokens"]
+
+
+class AllowedTokens(RowProcessor):
+    """Masks every token but ``allowed_token_ids``."""
+
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences."""
+        super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
+        self._ids: dict[int, torch.Tensor] = {}
+
+    def asks(self, start: RowStart) -> bool:
+        """Return whether only some tokens are allowed. Pure."""
+        return start.params.allowed_token_ids is not None
+
+    def _take(self, start: RowStart) -> None:
+        self._ids[start.row] = torch.tensor(start.params.allowed_token_ids, dtype=torch.int64, device=self._device)
+
+    def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        for row_logits, row in zip(logits, context.rows, strict=True):
+            ids = self._ids[row]
+            kept = row_logits[ids]
+            row_logits.fill_(-torch.inf)
+            row_logits[ids] = kept
+        return logits
+
+
+class BadTokens(RowProcessor):
+    """Masks ``bad_token_ids``."""
+
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences."""
+        super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
+        self._ids: dict[int, torch.Tensor] = {}
+
+    def asks(self, start: RowStart) -> bool:
+        """Return whether some tokens are banned. Pure."""
+        return bool(start.params.bad_token_ids)
+
+    def _take(self, start: RowStart) -> None:
+        self._ids[start.row] = torch.tensor(start.params.bad_token_ids, dtype=torch.int64, device=self._device)
+
+    def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        for row_logits, row in zip(logits, context.rows, strict=True):
+            row_logits[self._ids[row]] = -torch.inf
+        return logits

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from trencadis.clock import SystemClock
+from trencadis.errors import BackendError, OutOfMemoryError
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import Batch, Bucket, ModelSource, Phase, TableWrites
+from trencadis_testing.backend import ArgmaxSampler, BackendConformance
+from trencadis_testing.driver import BackendDriver, Work
+from trencadis_torch.backend import TorchBackend
+from trencadis_torch.config import TorchConfig
+
+PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
+PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
+
+
+def make(layout="ragged", **options):
+    return TorchBackend(TorchConfig(device="cpu", layout=layout, **options), clock=SystemClock())
+
+
+class TestRagged(BackendConformance):
+    kind = "gemma3"
+
+    @pytest.fixture(autouse=True)
+    def _model(self, model_path):
+        self.source = ModelSource(path=str(model_path(self.kind)))
+        self.path = model_path(self.kind)
+
+    def make(self):
+        return make()
+
+    def reference(self, prompt, num_tokens):
+        return tiny_models.greedy_reference(self.path, prompt, num_tokens)
+
+
+class TestPadded(TestRagged):
+    def make(self):
+        return make("padded", max_prefill_batch_size=2)
+
+
+class TestPaddedAlone(TestRagged):
+    """One prompt a pass and another architecture."""
+
+    kind = "llama"
+
+    def make(self):
+        return make("padded")
+
+
+def loaded(path, layout="ragged", **options):
+    backend = make(layout, **options)
+    backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    backend.allocate(PLAN)
+    return backend
+
+
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+@pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
+def test_greedy_tokens_are_those_of_transformers(model_path, kind, layout):
+    path = model_path(kind)
+    expected = {row: tiny_models.greedy_reference(path, tokens, 12) for row, tokens in PROMPTS.items()}
+    backend = loaded(path, layout, max_prefill_batch_size=2)
+    for chunk in (0, 1, 7):
+        assert BackendDriver(backend, PLAN, seed=chunk).generate(PROMPTS, 12, chunk=chunk) == expected
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+def test_block_size_changes_nothing(model_path, block_size):
+    path = model_path("qwen3")
+    plan = AllocationPlan(
+        num_blocks=600 // block_size + 6,
+        block_size=block_size,
+        num_rows=4,
+        max_model_len=120,
+        max_num_batched_tokens=64,
+    )
+    backend = make()
+    backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
+    backend.allocate(plan)
+    expected = {row: tiny_models.greedy_reference(path, tokens, 12) for row, tokens in PROMPTS.items()}
+    assert BackendDriver(backend, plan).generate(PROMPTS, 12) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_model_runs_in_sixteen_bits(model_path, dtype):
+    backend = make()
+    facts = backend.load(ModelSource(path=str(model_path("llama")), dtype=dtype), sampler=ArgmaxSampler())
+    backend.allocate(PLAN)
+    assert facts.dtype == dtype
+    assert all(keys.dtype == getattr(torch, dtype) for keys in backend.kv_cache().keys)
+    assert len(BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 4)[0]) == 4
+
+
+def test_gguf_file_is_served(tmp_path, model_path):
+    pytest.importorskip("accelerate", reason="transformers reads .gguf files with the package accelerate")
+    backend = make()
+    backend.load(ModelSource(path=str(tiny_models.save_gguf(tmp_path))), sampler=ArgmaxSampler())
+    backend.allocate(PLAN)
+    expected = tiny_models.greedy_reference(model_path("llama"), PROMPTS[0], 6)
+    assert BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 6)[0] == expected
+
+
+def test_padded_positions_are_counted(model_path):
+    backend = loaded(model_path("llama"), "padded")
+    driver = BackendDriver(backend, PLAN, bucket=lambda shape: Bucket(4, 32, shape.num_blocks + 2, shape.phase))
+    driver.start(0, PROMPTS[0])
+    assert driver.step([Work(0)]).num_padded_tokens == 4 * 32
+
+
+def test_capabilities_follow_the_layout():
+    assert make().capabilities.layout == "ragged"
+    assert make().capabilities.max_prefill_batch_size == 0
+    padded = make("padded", max_prefill_batch_size=3).capabilities
+    assert (padded.layout, padded.max_prefill_batch_size, padded.default_block_size) == ("padded", 3, 16)
+
+
+def test_unchecked_model_runs_the_same(model_path):
+    backend = loaded(model_path("phi3"), check_model=False)
+    expected = tiny_models.greedy_reference(model_path("phi3"), PROMPTS[1], 12)
+    assert BackendDriver(backend, PLAN).generate({0: PROMPTS[1]}, 12)[0] == expected
+
+
+def test_number_of_threads_is_set(model_path):
+    try:
+        loaded(model_path("llama"), num_threads=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_cache_that_does_not_fit_is_refused(model_path):
+    backend = make()
+    backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+    with pytest.raises(OutOfMemoryError, match="blocks"):
+        backend.allocate(
+            AllocationPlan(num_blocks=1 << 45, block_size=16, num_rows=1, max_model_len=16, max_num_batched_tokens=16)
+        )
+
+
+def test_no_batch_runs_after_close(model_path):
+    backend = loaded(model_path("llama"), "padded")
+    backend.close()
+    with pytest.raises(BackendError, match="after close"):
+        backend.prepare(Bucket(1, 1, 1, Phase.DECODE))
+
+
+def test_step_that_fails_leaves_later_steps_alone(model_path):
+    backend = loaded(model_path("llama"))
+    driver = BackendDriver(backend, PLAN)
+    driver.start(0, PROMPTS[1])
+    driver.step([Work(0)])
+    outside = np.array([99], np.int32)
+    writes = TableWrites(rows=outside, columns=outside, block_ids=outside)
+    with pytest.raises(IndexError):
+        backend.submit(Batch(step=9, num_sequences=0, row_starts=(), table_writes=writes, passes=()))
+    while len(driver.output(0)) < 12:
+        driver.step([Work(0)])
+    assert driver.output(0) == tiny_models.greedy_reference(model_path("llama"), PROMPTS[1], 12)

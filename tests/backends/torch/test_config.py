@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis_torch.config import TorchConfig
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:12"])
+def test_known_devices_are_accepted(device):
+    assert TorchConfig(device=device).device == device
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"device": "hpu"}, {"device": "cuda:"}, {"layout": "flat"}, {"num_threads": -1}, {"max_prefill_batch_size": 0}],
+)
+def test_impossible_values_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TorchConfig(**wrong)
+
+
+def test_every_field_explains_itself():
+    assert all(field.metadata["help"].endswith(".") for field in attrs.fields(TorchConfig))

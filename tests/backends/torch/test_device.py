@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trencadis.errors import BackendError, ModelLoadError
+from trencadis_torch.device import SMALL_MODEL, choose_device, choose_dtype, host_memory, to_device
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+
+
+def dtype_of(stored, device=CPU, *, asked="auto", size=SMALL_MODEL, native=True):
+    return choose_dtype(asked, stored=stored, device=device, num_parameters=size, native_bfloat16=native)
+
+
+def test_asked_dtype_is_taken_whatever_is_stored():
+    assert dtype_of(torch.float32, asked="float16") is torch.float16
+    assert dtype_of(torch.float16, CUDA, asked="float32") is torch.float32
+
+
+def test_unknown_dtype_is_refused_with_the_choices():
+    with pytest.raises(ModelLoadError, match=r'"int8".*float32, bfloat16, float16'):
+        dtype_of(torch.float32, asked="int8")
+
+
+def test_accelerator_keeps_the_stored_dtype():
+    assert [dtype_of(d, CUDA) for d in (torch.float16, torch.bfloat16)] == [torch.float16, torch.bfloat16]
+
+
+def test_cpu_keeps_bfloat16_only_for_large_models_and_where_it_computes_in_it():
+    assert dtype_of(torch.bfloat16) is torch.bfloat16
+    assert dtype_of(torch.bfloat16, size=SMALL_MODEL - 1) is torch.float32
+    assert dtype_of(torch.bfloat16, native=False) is torch.float32
+    assert dtype_of(torch.float16) is torch.float32
+
+
+def test_other_stored_dtypes_become_float32():
+    assert dtype_of(torch.float64, CUDA) is torch.float32
+
+
+def test_cpu_is_asked_whether_it_computes_in_bfloat16():
+    assert dtype_of(torch.bfloat16, native=None) in (torch.bfloat16, torch.float32)
+
+
+def test_missing_cuda_device_is_refused_with_its_number():
+    with pytest.raises(BackendError, match="cuda:99"):
+        choose_device("cuda:99")
+    assert choose_device("cpu") == CPU
+    assert choose_device("auto").type in ("cpu", "cuda")
+
+
+def test_array_on_the_cpu_is_not_copied():
+    array = np.arange(3)
+    to_device(array, CPU)[0] = 7
+    assert array[0] == 7
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+MEMINFO = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\n"
+
+
+def test_memory_is_the_machines_without_limits(tmp_path):
+    write(tmp_path, {"proc/meminfo": MEMINFO, "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5"})
+    assert host_memory(tmp_path) == (1000 * 1024, 600 * 1024)
+
+
+def test_tightest_control_group_counts(tmp_path):
+    write(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/mine\n4:memory:/older\n",
+            "sys/fs/cgroup/mine/memory.max": "400000",
+            "sys/fs/cgroup/mine/memory.current": "100000",
+            "sys/fs/cgroup/memory/older/memory.limit_in_bytes": "500000",
+            "sys/fs/cgroup/memory/older/memory.usage_in_bytes": "250000",
+        },
+    )
+    assert host_memory(tmp_path) == (400_000, 250_000)
+
+
+def test_memory_of_this_machine_is_read():
+    total, free = host_memory()
+    assert 0 < free <= total

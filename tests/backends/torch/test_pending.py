@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trencadis.clock import SimulatedClock
+from trencadis.errors import StepFailedError
+from trencadis.interfaces import SampledLogprobs
+from trencadis_torch.pending import StepTimer, TorchStep
+from trencadis_torch.verify import Emitted
+
+CPU = torch.device("cpu")
+
+
+def emitted(indices, tokens, counts=None, logprobs=()):
+    return Emitted(
+        indices=np.array(indices, np.int32),
+        token_ids=torch.tensor(tokens),
+        num_emitted=None if counts is None else torch.tensor(counts),
+        logprobs=logprobs,
+    )
+
+
+def step(*passes, timer=None, num_sequences=5):
+    return TorchStep(
+        num_sequences=num_sequences,
+        emitted=passes,
+        prompts=(),
+        num_padded_tokens=9,
+        timer=timer or StepTimer(CPU, SimulatedClock()),
+    )
+
+
+def test_tokens_of_several_passes_come_in_the_order_of_the_plan():
+    output = step(emitted([1, 4], [[10, 11, 12], [40, 41, 42]], [2, 3]), emitted([3, 0], [[30], [1]])).wait()
+    assert output.token_ids.tolist() == [1, 10, 11, 30, 40, 41, 42]
+    assert output.num_emitted.tolist() == [1, 2, 0, 1, 3]
+    assert output.token_ids.dtype == output.num_emitted.dtype == np.int32
+    assert output.num_padded_tokens == 9
+
+
+def test_logprobs_of_tokens_that_did_not_stand_are_dropped():
+    entry = SampledLogprobs(index=0, token_id=7, logprob=-0.5, rank=1, top_token_ids=(7,), top_logprobs=(-0.5,))
+    asked = ((4, 0, 21, entry), (4, 1, 22, entry), (1, 1, 9, entry), (1, 0, 8, entry))
+    output = step(emitted([1, 4], [[10, 11], [40, 41]], [2, 1], asked)).wait()
+    assert [(record.index, record.position) for record in output.logprobs] == [(1, 8), (1, 9), (4, 21)]
+    assert output.logprobs[0].top_logprobs == (-0.5,)
+
+
+def test_step_without_passes_is_empty():
+    output = step(num_sequences=0).wait()
+    assert (output.token_ids.tolist(), output.num_emitted.tolist()) == ([], [])
+
+
+def test_duration_is_read_from_the_clock():
+    clock = SimulatedClock()
+    timer = StepTimer(CPU, clock)
+    clock.advance(0.25)
+    pending = step(timer=timer)
+    clock.advance(10)
+    assert pending.wait().device_s == 0.25
+
+
+def test_error_of_the_device_names_the_backend():
+    class Broken(StepTimer):
+        def wait(self):
+            raise RuntimeError("illegal memory access")
+
+    with pytest.raises(StepFailedError, match="torch: illegal memory access"):
+        step(timer=Broken(CPU, SimulatedClock())).wait()

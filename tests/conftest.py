@@ -1,0 +1,27 @@
+"""Fails early, in words, if the package under test is not the one in this tree."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+# Tiny tensors on a busy machine: a second thread only waits. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nothing is fetched: a test that asks a hub for files must fail here as it would offline.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).parents[1]
+EXPECTED = {"bucketing", "eviction", "executor", "observer", "sampling", "scheduling", "torch"}
+
+
+def pytest_sessionstart() -> None:
+    import trencadis
+
+    if ROOT not in Path(trencadis.__file__).parents:
+        pytest.exit(f"trencadis is imported from {trencadis.__file__}, not from {ROOT}: pip install -e '.[dev]'", 2)
+    missing = EXPECTED - {entry.name for entry in entry_points(group="trencadis")}
+    if missing:
+        pytest.exit(f"entry points {sorted(missing)} are not installed: pip install -e '.[dev]' again", 2)

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis_plugins.bucketing.config import ExponentialConfig
+from trencadis_plugins.bucketing.exponential import Exponential, exponential_range
+from trencadis_testing.bucketing import BucketingConformance
+
+SMALL = BucketLimits(
+    block_size=128,
+    max_model_len=1024,
+    max_num_seqs=4,
+    max_num_batched_tokens=1024,
+    max_prefill_batch_size=1,
+    num_blocks=5781,
+    contiguous=False,
+    prefix_caching=True,
+    max_draft_tokens=0,
+)
+
+
+class TestExponential(BucketingConformance):
+    make = Exponential
+
+
+class TestExponentialOfOneSize(BucketingConformance):
+    """The other end of the config: one size in each dimension."""
+
+    def make(self, limits):
+        return Exponential(limits, ExponentialConfig(limit=1))
+
+
+def limits(seqs, tokens, length, blocks, contiguous=False):
+    return attrs.evolve(
+        SMALL,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=length,
+        num_blocks=blocks,
+        contiguous=contiguous,
+    )
+
+
+def of_phase(buckets, phase):
+    return [bucket for bucket in buckets if bucket.phase is phase]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        ((128, 128, 2048, 10), [128, 256, 384, 512, 640, 896, 1152, 1536, 2048]),
+        ((128, 128, 4096, 13), [128, 256, 384, 512, 640, 768, 1024, 1408, 1792, 2304, 3072, 4096]),
+        ((128, 128, 1024, 10), [128, 256, 384, 512, 768, 896, 1024]),
+        ((128, 128, 2048, 11), [128, 256, 384, 512, 768, 896, 1280, 1664, 2048]),
+        ((128, 128, 8192, 13), [128, 256, 384, 512, 768, 1024, 1536, 2048, 2944, 4096, 5888, 8192]),
+        ((1, 2, 256, 9), [1, 2, 4, 8, 14, 24, 42, 78, 140, 256]),
+        ((1, 2, 138, 9), [1, 2, 4, 6, 10, 18, 30, 48, 82, 138]),
+        ((1, 2, 21, 6), [1, 2, 4, 6, 10, 14, 21]),
+        ((1, 2, 4, 3), [1, 2, 4]),
+        ((1, 2, 3, 3), [1, 2, 3]),
+        ((1, 2, 1, 1), [1]),
+        ((0, 1, 192, 9), [0, 1, 2, 4, 8, 14, 27, 52, 100, 192]),
+        ((0, 1, 7, 4), [0, 1, 2, 4, 7]),
+        ((1, 256, 4127, 14), [1, 256, 512, 768, 1024, 1280, 1536, 1792, 2304, 2816, 3584, 4127]),
+    ],
+)
+def test_range_equals_the_sizes_of_the_vendor(arguments, sizes):
+    assert exponential_range(*arguments) == sizes
+
+
+def test_range_of_one_size_is_the_largest_without_the_small_one():
+    assert exponential_range(0, 1, 7, 1) == [7]
+
+
+def test_range_whose_first_size_is_above_the_largest_is_the_largest():
+    assert exponential_range(128, 128, 64, 6) == [64]
+
+
+def test_range_of_no_size_is_refused():
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        exponential_range(1, 2, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("case", "num_prefill", "num_decode"),
+    [
+        (limits(4, 1024, 1024, 5781), 35, 13),
+        (limits(4, 1024, 1024, 5781, contiguous=True), 35, 24),
+        (limits(256, 8192, 32768, 4127), 120, 87),
+        (limits(256, 8192, 32768, 4127, contiguous=True), 120, 120),
+        (limits(128, 2048, 4352, 1519), 72, 47),
+        (limits(21, 8192, 131072, 3000), 144, 97),
+    ],
+)
+def test_table_is_as_large_as_the_vendors(case, num_prefill, num_decode):
+    table = Exponential(case).buckets(case)
+    assert len(of_phase(table, Phase.PREFILL)) == num_prefill
+    assert len(of_phase(table, Phase.DECODE)) == num_decode
+
+
+def test_decode_buckets_equal_the_vendors_list():
+    table = Exponential(SMALL).buckets(SMALL)
+    pairs = [(bucket.batch_size, bucket.num_blocks) for bucket in of_phase(table, Phase.DECODE)]
+    assert pairs == [
+        (1, 1), (1, 4), (1, 8),
+        (2, 4), (2, 8), (2, 12), (2, 16),
+        (4, 4), (4, 8), (4, 12), (4, 16), (4, 24), (4, 32),
+    ]  # fmt: skip
+
+
+def test_contiguous_decode_buckets_reach_over_the_whole_cache():
+    case = attrs.evolve(SMALL, contiguous=True)
+    sizes = {bucket.num_blocks for bucket in of_phase(Exponential(case).buckets(case), Phase.DECODE)}
+    assert sorted(sizes) == [1, 4, 8, 12, 16, 24, 32, 5781]
+
+
+def test_decode_blocks_end_with_the_longest_tables_of_all_sequences():
+    case = limits(128, 2048, 4352, 1519)
+    full = [bucket.num_blocks for bucket in Exponential(case).buckets(case) if bucket.batch_size == 128]
+    assert full == [128, 256, 384, 512, 768, 896, 1152, 1536, 2048, 2560, 3328, 4352]
+
+
+def test_decode_blocks_end_at_three_times_the_cache_where_tables_could_share_more():
+    case = limits(256, 8192, 32768, 4127)
+    assert max(bucket.num_blocks for bucket in Exponential(case).buckets(case)) == 3 * 4127
+
+
+def test_long_context_follows_the_query_length():
+    case = limits(256, 8192, 32768, 4127)
+    contexts = {}
+    for bucket in of_phase(Exponential(case).buckets(case), Phase.PREFILL):
+        contexts.setdefault(bucket.query_len, []).append(bucket.num_blocks)
+    assert contexts[128] == [0, 1, 2, 4, 8, 14, 27, 52, 100, 255]
+    assert contexts[8192][-1] == (32768 - 8192) // 128
+
+
+def test_context_of_a_model_of_8192_tokens_starts_behind_a_full_budget():
+    case = limits(4, 2048, 8192, 1000)
+    contexts = [bucket.num_blocks for bucket in Exponential(case).buckets(case) if bucket.query_len == 2048]
+    assert contexts == exponential_range(0, 1, (8192 - 2048) // 128, 7)
+
+
+def test_prefill_batches_grow_like_decode_batches():
+    case = attrs.evolve(limits(64, 8192, 1024, 1000), max_prefill_batch_size=21)
+    prefill = of_phase(Exponential(case).buckets(case), Phase.PREFILL)
+    assert sorted({bucket.batch_size for bucket in prefill}) == [1, 2, 4, 6, 10, 14, 21]
+    assert max(bucket.query_len for bucket in prefill if bucket.batch_size == 21) * 21 <= 8192
+
+
+@pytest.mark.parametrize(
+    ("case", "contexts"),
+    [(limits(4, 128, 200, 1000), [0, 1]), (limits(4, 8192, 8192, 1000), [0, 63])],
+)
+def test_range_of_one_context_block_keeps_the_pass_without_context(case, contexts):
+    buckets = Exponential(case).buckets(case)
+    assert [bucket.num_blocks for bucket in buckets if bucket.query_len == 128] == contexts
+
+
+def test_budget_of_two_tokens_has_one_query_length():
+    case = attrs.evolve(limits(1, 2, 8, 8), block_size=1)
+    assert {bucket.query_len for bucket in of_phase(Exponential(case).buckets(case), Phase.PREFILL)} == {2}
+
+
+def test_limit_sets_the_number_of_sizes_and_a_dimensions_own_limit_wins():
+    config = ExponentialConfig(limit=1, prompt_query_limit=4)
+    prefill = of_phase(Exponential(SMALL, config).buckets(SMALL), Phase.PREFILL)
+    decode = of_phase(Exponential(SMALL, config).buckets(SMALL), Phase.DECODE)
+    assert prefill == [Bucket(1, query_len, 7) for query_len in exponential_range(128, 128, 1024, 4)]
+    assert decode == [Bucket(4, 1, 32, Phase.DECODE)]
+
+
+@pytest.mark.parametrize(
+    ("field", "dimension", "phase"),
+    [
+        ("prompt_bs_limit", "batch_size", Phase.PREFILL),
+        ("prompt_query_limit", "query_len", Phase.PREFILL),
+        ("prompt_ctx_limit", "num_blocks", Phase.PREFILL),
+        ("decode_bs_limit", "batch_size", Phase.DECODE),
+        ("decode_block_limit", "num_blocks", Phase.DECODE),
+    ],
+)
+def test_each_limit_belongs_to_its_own_dimension(field, dimension, phase):
+    case = attrs.evolve(SMALL, max_prefill_batch_size=4, contiguous=True, num_blocks=32)
+    usual = Exponential(case).buckets(case)
+    limited = Exponential(case, ExponentialConfig(**{field: 1})).buckets(case)
+    for other_phase in Phase:
+        for name in ("batch_size", "query_len", "num_blocks"):
+            sizes = {getattr(bucket, name) for bucket in of_phase(limited, other_phase)}
+            before = {getattr(bucket, name) for bucket in of_phase(usual, other_phase)}
+            if (name, other_phase) == (dimension, phase):
+                assert len(sizes) == 1 < len(before)
+            elif phase is not other_phase:
+                assert sizes == before
+
+
+def test_drafts_double_the_decode_buckets():
+    case = attrs.evolve(SMALL, max_draft_tokens=3)
+    with_drafts = of_phase(Exponential(case).buckets(case), Phase.DECODE)
+    without = of_phase(Exponential(SMALL).buckets(SMALL), Phase.DECODE)
+    assert [bucket for bucket in with_drafts if bucket.query_len == 1] == without
+    assert [attrs.evolve(bucket, query_len=1) for bucket in with_drafts if bucket.query_len == 4] == without
+    assert Exponential(case).bucket_for(Shape(3, 2, 10, Phase.DECODE)) == Bucket(4, 4, 12, Phase.DECODE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bucket"),
+    [
+        (Shape(1, 100, 0), Bucket(1, 128, 0)),
+        (Shape(1, 100, 3), Bucket(1, 128, 4)),
+        (Shape(1, 129, 5), Bucket(1, 256, 7)),
+        (Shape(2, 1, 13, Phase.DECODE), Bucket(2, 1, 16, Phase.DECODE)),
+        (Shape(3, 1, 3, Phase.DECODE), Bucket(4, 1, 4, Phase.DECODE)),
+        (Shape(2, 1, 20, Phase.DECODE), Bucket(4, 1, 24, Phase.DECODE)),
+    ],
+)
+def test_prepared_bucket_is_the_next_larger_one(shape, bucket):
+    assert Exponential(SMALL).bucket_for(shape) == bucket
+
+
+def test_shape_beyond_the_table_gets_a_fallback_that_covers_it():
+    case = attrs.evolve(SMALL, num_blocks=5)
+    assert Exponential(case).bucket_for(Shape(4, 1, 31, Phase.DECODE)) == Bucket(4, 1, 32, Phase.DECODE)

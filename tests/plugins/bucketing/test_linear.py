@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.errors import ConfigValueError
+from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis_plugins.bucketing.config import LinearConfig
+from trencadis_plugins.bucketing.linear import Linear, linear_range
+from trencadis_testing.bucketing import BucketingConformance
+
+SMALL = BucketLimits(
+    block_size=128,
+    max_model_len=1024,
+    max_num_seqs=4,
+    max_num_batched_tokens=1024,
+    max_prefill_batch_size=1,
+    num_blocks=1519,
+    contiguous=False,
+    prefix_caching=True,
+    max_draft_tokens=0,
+)
+
+
+class TestLinear(BucketingConformance):
+    make = Linear
+
+
+class TestLinearWithMaximaByHand(BucketingConformance):
+    def make(self, limits):
+        return Linear(limits, LinearConfig(prompt_query_max=64, prompt_ctx_max=2, decode_block_max=40))
+
+
+def sizes(config, dimension, phase, limits=SMALL):
+    buckets = Linear(limits, config).buckets(limits)
+    return sorted({getattr(bucket, dimension) for bucket in buckets if bucket.phase is phase})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((2, 32, 64), [2, 4, 8, 16, 32, 64]),
+        ((128, 128, 512), [128, 256, 384, 512]),
+        ((1, 32, 4), [1, 2, 4]),
+        ((1, 128, 4), [1, 2, 4]),
+        ((1, 32, 256), [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256]),
+        ((3, 32, 100), [3, 6, 12, 24, 32, 64, 96]),
+        ((0, 1, 7), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ((0, 4, 10), [0, 4, 8]),
+        ((0, 1, 0), [0]),
+        ((200, 128, 400), [256, 384]),
+    ],
+)
+def test_range_equals_the_sizes_of_the_vendor(arguments, expected):
+    assert linear_range(*arguments) == expected
+
+
+@pytest.mark.parametrize("arguments", [(5, 1, 4), (200, 128, 250)])
+def test_range_without_a_size_is_refused(arguments):
+    with pytest.raises(ValueError, match="no size from"):
+        linear_range(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("case", "num_prefill", "num_decode"),
+    [
+        ({}, 64, 12),
+        ({"contiguous": True}, 64, 57),
+        (
+            {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 32768, "num_blocks": 4127},
+            16321,
+            2390,
+        ),
+    ],
+)
+def test_table_is_as_large_as_the_vendors(case, num_prefill, num_decode):
+    limits = attrs.evolve(SMALL, **case)
+    phases = [bucket.phase for bucket in Linear(SMALL).buckets(limits)]
+    assert phases.count(Phase.PREFILL) == num_prefill
+    assert phases.count(Phase.DECODE) == num_decode
+
+
+def test_contiguous_table_of_a_large_engine_is_as_large_as_the_vendors():
+    limits = attrs.evolve(
+        SMALL,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        max_model_len=32768,
+        num_blocks=4127,
+        contiguous=True,
+    )
+    phases = [bucket.phase for bucket in Linear(SMALL).buckets(limits)]
+    assert phases.count(Phase.DECODE) == 520
+
+
+@pytest.mark.parametrize(
+    ("config", "dimension", "phase", "expected"),
+    [
+        (LinearConfig(prompt_bs_min=2, prompt_bs_step=4, prompt_bs_max=8), "batch_size", Phase.PREFILL, [2, 4, 8]),
+        (LinearConfig(prompt_query_min=64, prompt_query_max=300), "query_len", Phase.PREFILL, [64, 128, 256]),
+        (LinearConfig(prompt_query_step=512), "query_len", Phase.PREFILL, [128, 256, 512, 1024]),
+        (LinearConfig(prompt_ctx_step=3), "num_blocks", Phase.PREFILL, [0, 3, 6]),
+        (LinearConfig(prompt_ctx_min=2, prompt_ctx_max=4), "num_blocks", Phase.PREFILL, [2, 3, 4]),
+        (LinearConfig(prompt_ctx_max=0), "num_blocks", Phase.PREFILL, [0]),
+        (LinearConfig(decode_bs_min=2, decode_bs_step=3), "batch_size", Phase.DECODE, [2, 3, 6]),
+        (LinearConfig(decode_bs_max=2), "batch_size", Phase.DECODE, [1, 2]),
+        (LinearConfig(decode_block_min=8, decode_block_step=16), "num_blocks", Phase.DECODE, [8, 16, 32, 48, 64]),
+        (LinearConfig(decode_block_max=16), "num_blocks", Phase.DECODE, [1, 2, 4, 8, 16]),
+    ],
+)
+def test_each_setting_shapes_its_own_dimension(config, dimension, phase, expected):
+    limits = attrs.evolve(SMALL, max_prefill_batch_size=8, max_num_seqs=8)
+    assert sizes(config, dimension, phase, limits) == expected
+
+
+def test_maximum_above_the_engines_limit_is_lowered_to_it():
+    config = LinearConfig(prompt_bs_max=64, prompt_query_max=10**6, prompt_ctx_max=10**6, decode_bs_max=64)
+    assert sizes(config, "batch_size", Phase.PREFILL) == [1]
+    assert max(sizes(config, "query_len", Phase.PREFILL)) == 1024
+    assert max(sizes(config, "num_blocks", Phase.PREFILL)) == 8
+    assert max(sizes(config, "batch_size", Phase.DECODE)) == 4
+
+
+def test_contiguous_maximum_above_the_cache_is_lowered_to_it():
+    limits = attrs.evolve(SMALL, contiguous=True, num_blocks=300)
+    assert sizes(LinearConfig(decode_block_max=5000), "num_blocks", Phase.DECODE, limits)[-2:] == [256, 300]
+
+
+def test_contiguous_minimum_above_the_cache_is_lowered_by_a_step():
+    limits = attrs.evolve(SMALL, contiguous=True, num_blocks=300)
+    config = LinearConfig(decode_block_min=5000, decode_block_step=100)
+    assert sizes(config, "num_blocks", Phase.DECODE, limits) == [200, 300]
+
+
+@pytest.mark.parametrize("dimension", ["prompt_bs", "prompt_query", "prompt_ctx", "decode_bs", "decode_block"])
+def test_minimum_above_the_maximum_names_the_setting(dimension):
+    config = LinearConfig(**{f"{dimension}_min": 9999})
+    with pytest.raises(ConfigValueError, match=rf"\[bucketing.linear\] {dimension}_min = 9999.*{dimension}_max"):
+        Linear(SMALL, config)
+
+
+def test_largest_context_follows_the_query_length_below_the_maximum_by_hand():
+    limits = attrs.evolve(SMALL, max_model_len=16384, max_num_batched_tokens=2048)
+    buckets = Linear(limits, LinearConfig(prompt_ctx_step=50, prompt_ctx_max=120)).buckets(limits)
+    longest = {
+        query_len: max(bucket.num_blocks for bucket in buckets if bucket.query_len == query_len)
+        for query_len in (128, 1024, 1152, 2048)
+    }
+    assert longest == {128: 100, 1024: 100, 1152: 119, 2048: 112}
+
+
+def test_prepared_bucket_is_the_next_larger_one():
+    assert Linear(SMALL).bucket_for(Shape(1, 300, 5)) == Bucket(1, 384, 5)
+    assert Linear(SMALL).bucket_for(Shape(3, 1, 9, Phase.DECODE)) == Bucket(4, 1, 16, Phase.DECODE)
+
+
+def test_shape_beyond_the_table_gets_a_fallback_that_covers_it():
+    limits = attrs.evolve(SMALL, max_num_seqs=3)
+    assert Linear(limits).bucket_for(Shape(3, 1, 24, Phase.DECODE)) == Bucket(3, 1, 24, Phase.DECODE)
+
+
+def test_model_shorter_than_a_block_keeps_a_bucket_for_its_second_chunk():
+    limits = attrs.evolve(SMALL, max_model_len=100, max_num_batched_tokens=50)
+    assert sizes(LinearConfig(), "num_blocks", Phase.PREFILL, limits) == [0, 1]
+    assert Linear(limits).bucket_for(Shape(1, 50, 1)) == Bucket(1, 50, 1)
+
+
+def test_contiguous_minimum_equal_to_the_cache_stays():
+    limits = attrs.evolve(SMALL, contiguous=True, num_blocks=256)
+    assert sizes(LinearConfig(decode_block_min=256), "num_blocks", Phase.DECODE, limits) == [256]
+
+
+def test_no_context_is_no_context_in_a_long_model_too():
+    limits = attrs.evolve(SMALL, max_model_len=16384)
+    assert sizes(LinearConfig(prompt_ctx_max=0), "num_blocks", Phase.PREFILL, limits) == [0]

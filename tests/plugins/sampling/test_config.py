@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from trencadis_plugins.sampling.config import ORDERS, StandardConfig
+
+
+def test_the_default_order_is_that_of_vllm():
+    assert StandardConfig().order == "vllm"
+
+
+def test_an_unknown_order_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match=ORDERS[-1]):
+        StandardConfig(order="alphabetical")

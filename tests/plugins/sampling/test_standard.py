@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis_plugins.sampling.chain import standard_chain
+from trencadis_plugins.sampling.config import ORDERS
+from trencadis_plugins.sampling.drawing import BLOCK_SIZE
+from trencadis_plugins.sampling.philox import Purpose
+from trencadis_plugins.sampling.standard import StandardSampler
+from trencadis_testing.sampling import SamplingConformance
+
+
+class TestStandardSampler(SamplingConformance):
+    def make(self) -> StandardSampler:
+        return StandardSampler(standard_chain("vllm"))
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array)
+
+
+def _sampler(starts, vocab_size, chain):
+    sampler = StandardSampler(chain)
+    sampler.allocate(num_rows=8, vocab_size=vocab_size, device=torch.device("cpu"))
+    for start in starts:
+        sampler.start_row(start)
+    return sampler
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_token_is_the_race_over_the_chains_law_with_the_rows_seed_and_next_position(
+    order, start, context_of, process, reference_draw
+):
+    logits = torch.randn((2, 700), generator=torch.Generator().manual_seed(0)) * 2
+    params = {"temperature": 0.8, "top_k": 60, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 0.5}
+    starts = [
+        start(1, [3, 4], [5], row_seed=2**64 - 9, **params),
+        start(6, [7], row_seed=12, temperature=1.3),
+    ]
+    law = process(standard_chain(order), logits, starts).numpy()
+    expected = [
+        reference_draw(law[0], 2**64 - 9, 3, int(Purpose.SAMPLE), BLOCK_SIZE),
+        reference_draw(law[1], 12, 1, int(Purpose.SAMPLE), BLOCK_SIZE),
+    ]
+    sampler = _sampler(starts, 700, standard_chain(order))
+    assert sampler.sample(logits.clone(), context_of(starts)).token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_of_every_dtype_give_the_token_of_their_float32_values(dtype, start, context_of):
+    starts = [start(row, row_seed=row, temperature=0.5 * row, top_k=9 * row) for row in range(4)]
+    logits = torch.randn((4, 300), generator=torch.Generator().manual_seed(1)).to(dtype)
+    sampler = _sampler(starts, 300, standard_chain("vllm"))
+    expected = sampler.sample(logits.float(), context_of(starts)).token_ids
+    assert torch.equal(sampler.sample(logits, context_of(starts)).token_ids, expected)
+
+
+class _Recorder(LogitsProcessor):
+    """Changes nothing; remembers the rows it was shown."""
+
+    def __init__(self, argmax_invariant: bool) -> None:
+        self.argmax_invariant = argmax_invariant
+        self.rows: list[int] = []
+
+    def allocate(self, *, num_rows, vocab_size, device):
+        pass
+
+    def start_row(self, start):
+        pass
+
+    def apply(self, logits, context):
+        assert len(logits) == len(context.rows) == len(context.positions)
+        self.rows += context.rows
+        return logits
+
+
+def test_greedy_rows_skip_the_processors_that_cannot_change_their_token(start, context_of):
+    invariant, mover = _Recorder(argmax_invariant=True), _Recorder(argmax_invariant=False)
+    starts = [start(0, temperature=0), start(3), start(5, temperature=0), start(2, temperature=0.5)]
+    sampler = _sampler(starts, 4, (invariant, mover))
+    sampler.sample(torch.zeros((4, 4)), context_of(starts))
+    assert sorted(mover.rows) == [0, 2, 3, 5]
+    assert invariant.rows == [3, 2]
+
+
+def test_a_call_of_plain_greedy_rows_takes_the_maximum_and_nothing_else(start, context_of, monkeypatch):
+    starts = [start(row, temperature=0, top_k=3, top_p=0.5) for row in range(3)]
+    sampler = _sampler(starts, 4, standard_chain("vllm"))
+    monkeypatch.setattr(StandardSampler, "_choose", None)
+    logits = torch.tensor([[0.0, 2, 2, 1], [3, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.bfloat16)
+    assert sampler.sample(logits, context_of(starts)).token_ids.tolist() == [1, 0, 3]
+
+
+def test_parameters_that_leave_no_token_are_refused_with_the_row(start, context_of):
+    for temperature in (0, 1):
+        starts = [start(0), start(4, temperature=temperature, allowed_token_ids=(2,), min_tokens=5, eos=(2,))]
+        sampler = _sampler(starts, 4, standard_chain("vllm"))
+        with pytest.raises(ValueError, match="min_tokens and logit_bias together leave row 4 at position 0"):
+            sampler.sample(torch.zeros((2, 4)), context_of(starts))
+
+
+def test_sampling_needs_no_gradients_and_works_on_a_models_output(start, context_of):
+    starts = [start(0, temperature=0.5, top_p=0.9, bad_token_ids=(1,))]
+    logits = torch.zeros((1, 4), requires_grad=True) * 2
+    token_ids = _sampler(starts, 4, standard_chain("vllm")).sample(logits, context_of(starts)).token_ids
+    assert not token_ids.requires_grad
+
+
+def test_long_positions_have_random_numbers_of_their_own(start, context_of):
+    starts = [start(0, row_seed=3)]
+    sampler = _sampler(starts, 1000, standard_chain("vllm"))
+    tokens = context_of(starts).tokens
+    drawn = [
+        sampler.sample(torch.zeros((1, 1000)), SamplingContext(rows=(0,), positions=(p,), tokens=tokens)).token_ids
+        for p in (0, 65_535, 1_000_000, 1_000_001)
+    ]
+    assert len({int(token) for token in drawn}) == 4

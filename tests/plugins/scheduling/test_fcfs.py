@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.records import Request
+from trencadis_plugins.scheduling.config import FcfsConfig
+from trencadis_plugins.scheduling.fcfs import Fcfs
+from trencadis_testing.scheduling import SchedulingConformance
+
+
+class TestFcfs(SchedulingConformance):
+    make = Fcfs
+
+
+class TestFcfsWithCaps(SchedulingConformance):
+    def make(self):
+        return Fcfs(FcfsConfig(max_prefill_tokens=20, long_prefill_threshold=7))
+
+
+@pytest.fixture
+def view():
+    column = np.zeros(8, np.int64)
+    return SchedulerView(
+        now_s=3.0,
+        waiting=np.array([5, 2, 7], np.int32),
+        running=np.array([4, 0, 6], np.int32),
+        arrival_s=np.array([1, 0, 0.5, 0, 0, 2, 0, 0.1]),
+        priority=column,
+        tenant=column,
+        num_prompt_tokens=column + 100,
+        num_tokens=column + 100,
+        num_computed_tokens=column,
+        max_total_tokens=column + 200,
+        num_preemptions=column,
+        num_blocks=column,
+        num_free_blocks=10,
+        num_total_blocks=20,
+        block_size=16,
+    )
+
+
+def test_everyone_is_admitted_in_the_order_of_the_queue(view):
+    """The queue itself holds preempted sequences first, then the others by arrival."""
+    request = Request(request_id="a", prompt_token_ids=(1,))
+    assert Fcfs().admit(request, num_waiting=10**6, num_waiting_tokens=10**9) == ""
+    assert Fcfs().order(view).tolist() == [5, 2, 7]
+
+
+def test_youngest_candidate_is_preempted(view):
+    assert Fcfs().victim(view, candidates=np.array([4, 0, 6], np.int32)) == 6
+
+
+def test_decodes_may_use_the_whole_budget_and_prefills_what_is_left(view):
+    assert Fcfs().split(view, token_budget=512) == TokenSplit(decode=512, prefill=512)
+
+
+@pytest.mark.parametrize(("cap", "prefill"), [(0, 512), (100, 100), (512, 512), (600, 512)])
+def test_prefill_tokens_of_a_step_are_capped(view, cap, prefill):
+    policy = Fcfs(FcfsConfig(max_prefill_tokens=cap))
+    assert policy.split(view, token_budget=512) == TokenSplit(decode=512, prefill=prefill)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "num_remaining", "token_budget", "chunk"),
+    [(0, 300, 512, 300), (0, 900, 512, 512), (64, 300, 512, 64), (64, 40, 512, 40), (64, 300, 20, 20)],
+)
+def test_prompt_is_cut_to_budget_and_threshold(view, threshold, num_remaining, token_budget, chunk):
+    policy = Fcfs(FcfsConfig(long_prefill_threshold=threshold))
+    assert policy.chunk(view, slot=5, num_remaining=num_remaining, token_budget=token_budget) == chunk

@@ -1,0 +1,171 @@
+"""The backend suite passes a correct fake in both layouts and fails every broken one, each for the right reason."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+
+from trencadis.records import Drafts, MemoryReport, TableWrites
+from trencadis_testing.backend import BackendConformance
+from trencadis_testing.fakes import FakeBackend, fake_text
+
+
+class TestRaggedFake(BackendConformance):
+    make = FakeBackend
+
+    def reference(self, prompt, num_tokens):
+        return fake_text(prompt, num_tokens, eos=-1)
+
+
+class TestPaddedFake(TestRaggedFake):
+    def make(self):
+        return FakeBackend(layout="padded", max_prefill_batch_size=2)
+
+
+class TestFakeAgainstItself(BackendConformance):
+    make = FakeBackend
+
+
+class ForgetsTableWrites(FakeBackend):
+    """Every sequence lives in the same blocks."""
+
+    def submit(self, batch):
+        writes = attrs.evolve(batch.table_writes, block_ids=batch.table_writes.columns)
+        return super().submit(attrs.evolve(batch, table_writes=writes))
+
+
+class TakesTheFirstOfTwoTableWrites(FakeBackend):
+    def submit(self, batch):
+        writes = batch.table_writes
+        backwards = TableWrites(
+            rows=writes.rows[::-1].copy(), columns=writes.columns[::-1].copy(), block_ids=writes.block_ids[::-1].copy()
+        )
+        return super().submit(attrs.evolve(batch, table_writes=backwards))
+
+
+class SortsRows(FakeBackend):
+    """Rows in ascending order, results in the order of the plan."""
+
+    def submit(self, batch):
+        passes = [attrs.evolve(one, rows=np.sort(one.rows)) for one in batch.passes]
+        return super().submit(attrs.evolve(batch, passes=tuple(passes)))
+
+
+class KeepsOldRows(FakeBackend):
+    """A row that was used before keeps its first token."""
+
+    def submit(self, batch):
+        starts = []
+        for start in batch.row_starts:
+            tokens = start.token_ids.copy()
+            if self._tokens[start.row, 0]:
+                tokens[0] = self._tokens[start.row, 0]
+            starts.append(attrs.evolve(start, token_ids=tokens))
+        return super().submit(attrs.evolve(batch, row_starts=tuple(starts)))
+
+
+class EmitsAtEveryChunk(FakeBackend):
+    def submit(self, batch):
+        passes = [attrs.evolve(one, num_logits=np.maximum(one.num_logits, 1)) for one in batch.passes]
+        return super().submit(attrs.evolve(batch, passes=tuple(passes)))
+
+
+class IgnoresDrafts(FakeBackend):
+    """Right text, no speed-up."""
+
+    def submit(self, batch):
+        if batch.drafts is None:
+            return super().submit(batch)
+        none = Drafts(num_drafts=0 * batch.drafts.num_drafts, token_ids=np.empty(0, np.int32))
+        lengths = [one.query_lens - np.maximum(one.num_logits - 1, 0) for one in batch.passes]
+        passes = [
+            attrs.evolve(one, query_lens=length, num_logits=np.minimum(one.num_logits, 1))
+            for one, length in zip(batch.passes, lengths, strict=True)
+        ]
+        return super().submit(attrs.evolve(batch, drafts=none, passes=tuple(passes)))
+
+
+class AcceptsEveryDraft(FakeBackend):
+    def _run_pass(self, batch, one, emitted, *rest):
+        super()._run_pass(batch, one, emitted, *rest)
+        for i, index in enumerate(one.indices.tolist()):
+            if one.num_logits[i] > 1:
+                end = int(batch.drafts.num_drafts[: index + 1].sum())
+                drafts = batch.drafts.token_ids[end - int(batch.drafts.num_drafts[index]) : end].tolist()
+                emitted[index] = [*drafts, emitted[index][-1]]
+
+
+class ForgetsSampledTokens(FakeBackend):
+    """The engine's next batch would have to bring them."""
+
+    def _run(self, batch):
+        output = super()._run(batch)
+        for one in batch.passes:
+            self._tokens[one.rows, one.starts + one.query_lens] = 0
+        return output
+
+
+class CopiesNothing(FakeBackend):
+    def copy_blocks(self, *, sources, targets):
+        pass
+
+
+class PreparesInTheCache(FakeBackend):
+    def prepare(self, bucket):
+        self.run_queued()
+        self._states[:] = 0
+
+
+class ScoresTheWrongPosition(FakeBackend):
+    def _run(self, batch):
+        output = super()._run(batch)
+        shifted = [attrs.evolve(entry, position=entry.position - 1) for entry in output.prompt_logprobs]
+        return attrs.evolve(output, prompt_logprobs=tuple(shifted))
+
+
+class NeedsPasses(FakeBackend):
+    def submit(self, batch):
+        batch.passes[0]
+        return super().submit(batch)
+
+
+class ClosesOnce(FakeBackend):
+    def close(self):
+        if self.is_closed:
+            raise RuntimeError("closed")
+        super().close()
+
+
+class ReportsMoreThanThereIs(FakeBackend):
+    def memory(self, **sizes):
+        return MemoryReport(total_bytes=1, free_bytes=2, activation_bytes=0)
+
+
+class HasNoLength(FakeBackend):
+    def __init__(self):
+        super().__init__(max_model_len=0)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "noticed_by"),
+    [
+        (ForgetsTableWrites, "test_tokens_do_not_depend_on_what_shares_the_batch"),
+        (TakesTheFirstOfTwoTableWrites, "test_copied_blocks_read_as_the_originals"),
+        (SortsRows, "test_rows_may_come_in_any_order"),
+        (KeepsOldRows, "test_row_forgets_the_sequence_before"),
+        (EmitsAtEveryChunk, "test_chunk_that_is_not_the_last_emits_nothing"),
+        (IgnoresDrafts, "test_right_drafts_are_accepted"),
+        (AcceptsEveryDraft, "test_wrong_drafts_are_not"),
+        (ForgetsSampledTokens, "test_step_may_be_submitted_before_the_last_one_is_known"),
+        (CopiesNothing, "test_copied_blocks_read_as_the_originals"),
+        (PreparesInTheCache, "test_prepare_leaves_no_trace"),
+        (ScoresTheWrongPosition, "test_prompt_logprobs_cover_every_prompt_token_but_the_first"),
+        (NeedsPasses, "test_step_without_passes_is_empty"),
+        (ClosesOnce, "test_close_may_be_called_twice"),
+        (ReportsMoreThanThereIs, "test_memory_report_adds_up"),
+        (HasNoLength, "test_facts_are_plausible"),
+    ],
+)
+def test_suite_notices_a_broken_backend(failures_of, mutant, noticed_by):
+    assert noticed_by in failures_of(TestRaggedFake, lambda: mutant())

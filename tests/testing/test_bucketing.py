@@ -1,0 +1,239 @@
+"""The bucketing suite passes a small correct strategy and fails every broken one, each for the right reason."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+import pytest
+
+from trencadis.interfaces import BucketingStrategy
+from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis_testing.bucketing import SAMPLE_LIMITS, BucketingConformance, legal_shapes
+
+
+class Powers(BucketingStrategy):
+    """Correct and slow: powers of two in both phases, the exact shape where they end. Each mutant breaks one thing."""
+
+    def __init__(self, limits: BucketLimits) -> None:
+        self.limits = limits
+        self.table = self.buckets(limits)
+
+    def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+        prefill = {Bucket(1, 2**i, 0) for i in range(longest.bit_length())}
+        prefill |= {Bucket(1, 2**i, 1) for i in range(longest.bit_length())}
+        decode = {
+            Bucket(2**i, 1, min(2**j, limits.num_blocks), Phase.DECODE)
+            for i in range(limits.max_num_seqs.bit_length())
+            for j in range(i, 6)
+            if 2**j <= limits.max_num_seqs * limits.max_blocks_per_sequence
+        }
+        return tuple(sorted(prefill)) + tuple(sorted(decode))
+
+    def fitting(self, shape: Shape) -> list[Bucket]:
+        return sorted((bucket for bucket in self.table if bucket.covers(shape)), key=self.cost)
+
+    def cost(self, bucket: Bucket) -> int:
+        if bucket.phase is Phase.PREFILL:
+            return bucket.num_tokens * (128 + bucket.num_blocks)
+        return bucket.num_blocks + 3 * bucket.num_tokens
+
+    def bucket_for(self, shape: Shape) -> Bucket:
+        fitting = self.fitting(shape)
+        return fitting[0] if fitting else self.fallback(shape)
+
+    def fallback(self, shape: Shape) -> Bucket:
+        return Bucket.of(shape)
+
+
+class TestPowers(BucketingConformance):
+    make = Powers
+
+
+class UnsortedTable(Powers):
+    def buckets(self, limits):
+        return super().buckets(limits)[::-1]
+
+
+class DuplicateInTable(Powers):
+    def buckets(self, limits):
+        table = super().buckets(limits)
+        return (table[0], *table)
+
+
+class ListAsTable(Powers):
+    def buckets(self, limits):
+        return list(super().buckets(limits))
+
+
+class ShapesInTable(Powers):
+    def buckets(self, limits):
+        return (Shape(1, 1, 0), *super().buckets(limits)[1:])
+
+
+class TableOfConstructorLimits(Powers):
+    def buckets(self, limits):
+        return super().buckets(self.limits)
+
+
+class TableGrowsWithUse(Powers):
+    def fallback(self, shape):
+        self.table = (*self.table, Bucket.of(shape))
+        return Bucket.of(shape)
+
+    def buckets(self, limits):
+        return getattr(self, "table", None) or super().buckets(limits)
+
+
+class TableBeyondLimits(Powers):
+    def buckets(self, limits):
+        return (*super().buckets(limits), Bucket(2 * limits.max_num_seqs, 1, 1, Phase.DECODE))
+
+
+class FallbackTooSmall(Powers):
+    """The defect of the original: what exceeds every prepared bucket is cut to the largest."""
+
+    def fallback(self, shape):
+        return [bucket for bucket in self.table if bucket.phase is shape.phase][-1]
+
+
+class WrongPhase(Powers):
+    def bucket_for(self, shape):
+        return attrs.evolve(super().bucket_for(shape), phase=Phase.PREFILL)
+
+
+class ShapeInsteadOfBucket(Powers):
+    def fallback(self, shape):
+        return shape
+
+
+class FallbackBeyondLimits(Powers):
+    def fallback(self, shape):
+        return Bucket(2 * self.limits.max_num_seqs + shape.batch_size, shape.query_len, shape.num_blocks, shape.phase)
+
+
+class NothingPreparedIsUsed(Powers):
+    def bucket_for(self, shape):
+        return Bucket.of(shape)
+
+
+class LargestFitting(Powers):
+    def bucket_for(self, shape):
+        fitting = self.fitting(shape)
+        return fitting[-1] if fitting else self.fallback(shape)
+
+
+class FirstFitting(Powers):
+    """The defect of the original: the first bucket in table order, here one of a batch of 1 that reads everything."""
+
+    def buckets(self, limits):
+        most = limits.num_blocks if limits.contiguous else limits.max_blocks_per_sequence
+        extra = {Bucket(1, 1, most, Phase.DECODE)}
+        table = super().buckets(limits)
+        prefill = tuple(bucket for bucket in table if bucket.phase is Phase.PREFILL)
+        decode = {bucket for bucket in table if bucket.phase is Phase.DECODE and bucket.batch_size > 1}
+        return prefill + tuple(sorted(decode | extra))
+
+    def bucket_for(self, shape):
+        return next((bucket for bucket in self.table if bucket.covers(shape)), None) or self.fallback(shape)
+
+
+class FallbackCreeps(Powers):
+    def fallback(self, shape):
+        more = min(shape.num_blocks + 1, self.limits.max_blocks_per_sequence)
+        return Bucket(shape.batch_size, shape.query_len, max(shape.num_blocks, more), shape.phase)
+
+
+class NeverShrinks(Powers):
+    """Keeps a fallback for all that fits into it, so that the answer depends on what came before."""
+
+    kept: Bucket | None = None
+
+    def fallback(self, shape):
+        if self.kept is None or not self.kept.covers(shape):
+            self.kept = Bucket.of(shape)
+        return self.kept
+
+
+class LearnsAtOnce(Powers):
+    def observe(self, shape, bucket):
+        if bucket not in self.table:
+            self.table = (*self.table, Bucket(*attrs.astuple(bucket)[:2], bucket.num_blocks + 1, bucket.phase))
+
+
+class TableLearns(Powers):
+    learnt: Bucket | None = None
+
+    def observe(self, shape, bucket):
+        self.learnt = Bucket.of(shape)
+
+    def buckets(self, limits):
+        table = super().buckets(limits)
+        return table if self.learnt is None else (self.learnt, *table)
+
+
+MUTANTS = {
+    UnsortedTable: "test_table_holds_buckets_sorted_without_duplicates",
+    DuplicateInTable: "test_table_holds_buckets_sorted_without_duplicates",
+    ListAsTable: "test_table_holds_buckets_sorted_without_duplicates",
+    ShapesInTable: "test_table_holds_buckets_sorted_without_duplicates",
+    TableOfConstructorLimits: "test_table_depends_on_the_limits_alone",
+    TableGrowsWithUse: "test_table_depends_on_the_limits_alone",
+    TableBeyondLimits: "test_table_lies_within_the_limits",
+    FallbackTooSmall: "test_bucket_covers_every_legal_shape",
+    WrongPhase: "test_bucket_covers_every_legal_shape",
+    ShapeInsteadOfBucket: "test_bucket_covers_every_legal_shape",
+    FallbackBeyondLimits: "test_bucket_stays_within_the_limits",
+    NothingPreparedIsUsed: "test_fallback_is_made_only_where_no_prepared_bucket_fits",
+    LargestFitting: "test_prepared_bucket_serves_its_own_shape",
+    FirstFitting: "test_no_cheaper_prepared_bucket_fits",
+    FallbackCreeps: "test_padding_a_padded_shape_changes_nothing",
+    NeverShrinks: "test_same_shape_gets_the_same_bucket_whatever_was_asked_before",
+    LearnsAtOnce: "test_observing_changes_no_answer",
+    TableLearns: "test_observing_changes_no_answer",
+}
+
+
+@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
+def test_suite_fails_a_broken_strategy(failures_of, mutant, test):
+    assert test in failures_of(BucketingConformance, mutant)
+
+
+def test_suite_passes_the_strategy_that_the_mutants_break(failures_of):
+    assert failures_of(BucketingConformance, Powers) == set()
+
+
+def test_every_test_of_the_suite_is_needed_by_a_mutant():
+    assert set(MUTANTS.values()) == {name for name in dir(BucketingConformance) if name.startswith("test_")}
+
+
+def test_suite_without_make_says_what_to_do():
+    with pytest.raises(NotImplementedError, match="make = YourStrategy"):
+        BucketingConformance().make(SAMPLE_LIMITS["tiny"])
+
+
+def test_failure_names_the_smallest_shape():
+    suite = type("Suite", (BucketingConformance,), {"make": FallbackTooSmall})()
+    limits = SAMPLE_LIMITS["uneven"]
+    strategy = FallbackTooSmall(limits)
+    smallest = min(shape for shape in legal_shapes(limits) if not strategy.bucket_for(shape).covers(shape))
+    with pytest.raises(AssertionError, match=re.escape(f"{smallest} does not fit into")):
+        suite.test_bucket_covers_every_legal_shape(limits)
+
+
+@pytest.mark.parametrize("limits", SAMPLE_LIMITS.values(), ids=SAMPLE_LIMITS.keys())
+def test_legal_shapes_hold_the_largest_of_each_phase(limits):
+    shapes = legal_shapes(limits)
+    prefill = [shape for shape in shapes if shape.phase is Phase.PREFILL]
+    decode = [shape for shape in shapes if shape.phase is Phase.DECODE]
+    assert max(shape.query_len for shape in prefill) == min(limits.max_num_batched_tokens, limits.max_model_len)
+    assert max(shape.batch_size for shape in decode) == min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    assert max(shape.batch_size - 1 + shape.query_len for shape in shapes) <= limits.max_num_batched_tokens
+    assert all(shape.num_blocks >= shape.batch_size for shape in decode)
+
+
+def test_legal_shapes_are_the_same_for_one_seed_and_differ_between_two():
+    limits = SAMPLE_LIMITS["long_context"]
+    assert legal_shapes(limits, seed=1) == legal_shapes(limits, seed=1)
+    assert legal_shapes(limits, seed=1) != legal_shapes(limits, seed=2)

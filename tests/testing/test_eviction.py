@@ -1,0 +1,154 @@
+"""The eviction suite passes a small correct policy and fails every broken one, each for the right reason."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from trencadis.interfaces import EvictionPolicy
+from trencadis_testing.eviction import EvictionConformance
+
+
+class Newest(EvictionPolicy):
+    """Correct: last freed, first evicted. Each mutant breaks one thing."""
+
+    def __init__(self):
+        self.blocks = []
+
+    def on_free(self, blocks, *, depths, now_s):
+        self.blocks.extend(blocks)
+
+    def on_hit(self, blocks, *, now_s):
+        self.blocks = [block for block in self.blocks if block not in set(blocks)]
+
+    def victims(self, num_blocks):
+        return [self.blocks.pop() for _ in range(num_blocks)]
+
+    def forget(self, blocks):
+        self.on_hit(blocks, now_s=0.0)
+
+
+class TestNewest(EvictionConformance):
+    make = Newest
+
+
+class KeepsHitBlocks(Newest):
+    def on_hit(self, blocks, *, now_s):
+        pass
+
+
+class KeepsForgottenBlocks(Newest):
+    def forget(self, blocks):
+        pass
+
+
+class LooksWithoutTaking(Newest):
+    def victims(self, num_blocks):
+        return self.blocks[:num_blocks]
+
+
+class OneTooFew(Newest):
+    def victims(self, num_blocks):
+        return super().victims(num_blocks)[: max(1, num_blocks - 1)]
+
+
+class SameBlockTwice(Newest):
+    def victims(self, num_blocks):
+        return [self.blocks.pop()] * num_blocks
+
+
+class LosesDeepBlocks(Newest):
+    def on_free(self, blocks, *, depths, now_s):
+        super().on_free([block for block, depth in zip(blocks, depths, strict=True) if depth < 4], depths=[], now_s=0.0)
+
+    def victims(self, num_blocks):
+        return [self.blocks.pop() for _ in range(min(num_blocks, len(self.blocks)))]
+
+
+class OnlyOneLife(Newest):
+    def __init__(self):
+        super().__init__()
+        self.evicted = set()
+
+    def victims(self, num_blocks):
+        chosen = [block for block in self.blocks if block not in self.evicted][:num_blocks]
+        self.evicted.update(chosen)
+        return chosen
+
+
+class LosesTies(Newest):
+    """Keeps one block for each depth and time."""
+
+    def __init__(self):
+        super().__init__()
+        self.by_key = {}
+
+    def on_free(self, blocks, *, depths, now_s):
+        for block, depth in zip(blocks, depths, strict=True):
+            self.by_key[now_s, depth] = block
+        self.blocks = list(self.by_key.values())
+
+
+class EveryOtherOneIsDifferent(Newest):
+    made = itertools.count()
+
+    def __init__(self):
+        super().__init__()
+        self.end = -1 if next(self.made) % 2 else 0
+
+    def victims(self, num_blocks):
+        return [self.blocks.pop(self.end) for _ in range(num_blocks)]
+
+
+class FailsOnNothing(Newest):
+    def on_free(self, blocks, *, depths, now_s):
+        super().on_free([blocks[0], *blocks[1:]], depths=depths, now_s=now_s)
+
+
+class KeepsTheCallersList(Newest):
+    def on_free(self, blocks, *, depths, now_s):
+        if self.blocks:
+            super().on_free(blocks, depths=depths, now_s=now_s)
+        else:
+            self.blocks = blocks
+
+
+class SortsTheCallersList(Newest):
+    def on_free(self, blocks, *, depths, now_s):
+        blocks.sort()
+        super().on_free(blocks, depths=depths, now_s=now_s)
+
+
+MUTANTS = {
+    KeepsHitBlocks: "test_hit_blocks_are_no_candidates_until_they_are_freed_again",
+    KeepsForgottenBlocks: "test_forgotten_blocks_are_no_candidates",
+    LooksWithoutTaking: "test_victims_are_as_many_candidates_as_asked_for_and_each_once",
+    OneTooFew: "test_victims_are_as_many_candidates_as_asked_for_and_each_once",
+    SameBlockTwice: "test_victims_are_as_many_candidates_as_asked_for_and_each_once",
+    LosesDeepBlocks: "test_every_candidate_is_evicted_in_the_end",
+    OnlyOneLife: "test_evicted_blocks_may_become_candidates_again",
+    LosesTies: "test_blocks_of_equal_depth_and_time_are_all_candidates",
+    EveryOtherOneIsDifferent: "test_same_calls_give_the_same_victims",
+    FailsOnNothing: "test_empty_calls_are_harmless",
+    KeepsTheCallersList: "test_arguments_are_neither_kept_nor_changed",
+    SortsTheCallersList: "test_arguments_are_neither_kept_nor_changed",
+}
+
+
+@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
+def test_suite_fails_a_broken_policy(failures_of, mutant, test):
+    assert test in failures_of(EvictionConformance, mutant)
+
+
+def test_suite_passes_the_policy_that_the_mutants_break(failures_of):
+    assert failures_of(EvictionConformance, Newest) == set()
+
+
+def test_every_test_of_the_suite_is_needed_by_a_mutant():
+    assert set(MUTANTS.values()) == {name for name in dir(EvictionConformance) if name.startswith("test_")}
+
+
+def test_suite_without_make_says_what_to_do():
+    with pytest.raises(NotImplementedError, match="make = YourPolicy"):
+        EvictionConformance().make()

@@ -1,0 +1,147 @@
+"""The observer suite passes a small correct observer and fails every broken one, each for the right reason."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.interfaces import Observer
+from trencadis.records import FinishReason, StepStats
+from trencadis_testing.observer import SAMPLE_STEPS, ObserverConformance, finished_sequence, step_stats
+
+
+class Totals(Observer):
+    """Correct: two sums. Each mutant breaks one thing."""
+
+    def __init__(self):
+        self.num_tokens = 0
+        self.waited_s = 0.0
+
+    def on_step(self, stats):
+        self.num_tokens += stats.num_scheduled_tokens
+
+    def on_request(self, finished):
+        if finished.first_token_s is not None:
+            self.waited_s += finished.first_token_s - finished.arrival_s
+
+
+class TestTotals(ObserverConformance):
+    make = Totals
+
+
+class DividesByPadding(Totals):
+    def on_step(self, stats):
+        self.padding_ratio = 1 - stats.num_scheduled_tokens / stats.num_padded_tokens
+
+
+class DividesByElapsedTime(Totals):
+    last_s = -1.0
+
+    def on_step(self, stats):
+        self.rate = stats.num_emitted_tokens / (stats.now_s - self.last_s)
+        self.last_s = stats.now_s
+
+
+class NeedsAFirstToken(Totals):
+    def on_request(self, finished):
+        self.waited_s += finished.first_token_s - finished.arrival_s
+
+
+class NeedsSmallNumbers(Totals):
+    def on_step(self, stats):
+        stats.num_scheduled_tokens.to_bytes(4, "big")
+
+
+class ClosesOnce(Totals):
+    closed = False
+
+    def close(self):
+        if self.closed:
+            raise RuntimeError("closed already")
+        self.closed = True
+
+
+class ChangesTokens(Totals):
+    def on_request(self, finished):
+        finished.token_ids[:] = -1
+
+
+class KeepsSteps(Totals):
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def on_step(self, stats):
+        self.steps.append(stats)
+
+
+class KeepsSequences(Totals):
+    def __init__(self):
+        super().__init__()
+        self.sequences = []
+
+    def on_request(self, finished):
+        self.sequences.append(finished)
+
+
+class TakesAGlobalName(Totals):
+    taken = None
+
+    def on_step(self, stats):
+        if type(self).taken not in (None, self):
+            type(self).taken = None
+            raise ValueError("the name is taken by another observer")
+        type(self).taken = self
+
+    def close(self):
+        type(self).taken = None
+
+
+MUTANTS = {
+    DividesByPadding: "test_any_step_may_come_first",
+    NeedsSmallNumbers: "test_any_step_may_come_first",
+    NeedsAFirstToken: "test_any_finished_sequence_may_come_first",
+    DividesByElapsedTime: "test_steps_and_sequences_may_come_mixed",
+    ClosesOnce: "test_close_may_come_twice_and_without_a_step",
+    ChangesTokens: "test_records_are_not_changed",
+    KeepsSteps: "test_records_are_not_kept",
+    KeepsSequences: "test_records_are_not_kept",
+    TakesAGlobalName: "test_two_observers_live_side_by_side",
+}
+
+
+@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
+def test_suite_fails_a_broken_observer(failures_of, mutant, test):
+    assert test in failures_of(ObserverConformance, mutant)
+
+
+def test_suite_passes_the_observer_that_the_mutants_break(failures_of):
+    assert failures_of(ObserverConformance, Totals) == set()
+
+
+def test_every_test_of_the_suite_is_needed_by_a_mutant():
+    assert set(MUTANTS.values()) == {name for name in dir(ObserverConformance) if name.startswith("test_")}
+
+
+def test_suite_without_make_says_what_to_do():
+    with pytest.raises(NotImplementedError, match="make = YourObserver"):
+        ObserverConformance().make()
+
+
+def test_step_stats_are_zero_but_for_what_is_given():
+    values = attrs.asdict(step_stats(step=4, device_s=0.5))
+    assert {name: value for name, value in values.items() if value} == {"step": 4, "device_s": 0.5}
+    assert all(type(value) is (float if name.endswith("_s") else int) for name, value in values.items())
+
+
+def test_finished_sequence_has_the_tokens_and_the_reason_asked_for():
+    finished = finished_sequence(num_output_tokens=3, reason=FinishReason.LENGTH)
+    assert finished.token_ids.tolist() == [0, 1, 2]
+    assert (finished.finish_reason, finished.first_token_s) == (FinishReason.LENGTH, None)
+
+
+def test_sample_steps_are_in_order_of_time_and_reach_every_field():
+    times = [step.now_s for step in SAMPLE_STEPS.values()]
+    assert times == sorted(times)
+    for field in attrs.fields(StepStats):
+        assert len({getattr(step, field.name) for step in SAMPLE_STEPS.values()}) > 1, field.name

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_simulated_clock_stands_at_zero_until_told(simulated_clock):
+    assert simulated_clock.now_s() == 0.0
+    simulated_clock.advance(1.5)
+    assert simulated_clock.now_s() == 1.5
+
+
+def test_simulated_clock_is_new_in_every_test(simulated_clock):
+    assert simulated_clock.now_s() == 0.0
+
+
+def test_fake_backend_is_a_backend(fake_backend):
+    from trencadis.interfaces import Backend
+
+    assert isinstance(fake_backend, Backend)
+
+
+def test_registry_holds_no_plugin_that_happens_to_be_installed(trencadis_registry):
+    from trencadis.hookspecs import NOUNS
+
+    assert dict(trencadis_registry.plugins) == {}
+    assert [name for noun in NOUNS for name in trencadis_registry.components(noun)] == []
+
+
+def test_registry_takes_a_plugin_given_in_code(trencadis_registry):
+    from trencadis import Component, hookimpl
+
+    class Plugin:
+        @hookimpl
+        def trencadis_observers(self):
+            yield Component(name="mine", factory=lambda config, context: None, summary="Mine.", interface_version=1)
+
+    trencadis_registry.register(Plugin())
+    assert list(trencadis_registry.components("observer")) == ["mine"]
+
+
+def test_plugin_loads_nothing_of_trencadis_at_start_up():
+    """pytest imports it in every run on the machine, and before coverage starts."""
+    code = (
+        "import sys, trencadis_testing.pytest_plugin\n"
+        "loaded = [m for m in sys.modules if m.split('.')[0] in ('trencadis', 'numpy', 'torch')]\n"
+        "sys.exit(', '.join(loaded) or 0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "core")}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_suite_runs_under_pytest_from_another_project(tmp_path):
+    """The whole of what an author writes: one test module, and no configuration."""
+    (tmp_path / "test_mine.py").write_text(
+        "from trencadis.interfaces import EvictionPolicy\n"
+        "from trencadis_testing import EvictionConformance\n"
+        "class Mine(EvictionPolicy):\n"
+        "    def __init__(self): self.blocks = {}\n"
+        "    def on_free(self, blocks, *, depths, now_s): self.blocks.update(dict.fromkeys(blocks))\n"
+        "    def on_hit(self, blocks, *, now_s): [self.blocks.pop(block) for block in blocks]\n"
+        "    def victims(self, num_blocks): return [self.blocks.popitem()[0] for _ in range(num_blocks)]\n"
+        "    def forget(self, blocks): pass\n"
+        "class TestMine(EvictionConformance):\n"
+        "    make = Mine\n"
+        "def test_fixture(simulated_clock): assert simulated_clock.now_s() == 0\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "core"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "trencadis_testing.pytest_plugin", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, "test_mine.py"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "FAILED test_mine.py::TestMine::test_forgotten_blocks_are_no_candidates[2]" in run.stdout
+    assert "AssertionError: a forgotten block was evicted" in run.stdout
+    passed = {"test_fixture", "test_hit_blocks_are", "test_empty_calls_are", "test_same_calls_give"}
+    assert not [name for name in passed if name in run.stdout]
