@@ -20,7 +20,7 @@ INTERFACE_VERSION = 1
 
 
 class TokenSplit(NamedTuple):
-    """How a step's token budget is shared; tokens. What decodes leave unused goes to prefills, never the reverse."""
+    """The most tokens decodes and prefills may use in a step; decodes are served first, both within the step's budget."""
 
     decode: int
     prefill: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import attrs
 
@@ -18,6 +19,10 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+def _token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(token_ids)
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +41,7 @@ class Request:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...] = attrs.field(converter=tuple, repr=False)
+    prompt_token_ids: tuple[int, ...] = attrs.field(converter=_token_ids, repr=False)
     params: SamplingParams = attrs.field(factory=SamplingParams)
     priority: int = 0
     tenant: str = ""
