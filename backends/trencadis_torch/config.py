@@ -39,6 +39,9 @@ class TorchConfig:
         1, "Most sequences in one padded prefill pass.", unit="sequences", validator=ge(1)
     )
     num_threads: int = _setting(
-        0, "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.", unit="threads", validator=ge(0)
+        0,
+        "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.",
+        unit="threads",
+        validator=ge(0),
     )
     check_model: bool = _setting(True, "Compare the paged forward with the model's own after loading.")

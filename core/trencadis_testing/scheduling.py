@@ -119,7 +119,11 @@ class SchedulingConformance:
 
     def test_budgets_rows_and_blocks_are_kept_under_pressure(self) -> None:
         """4, 5, 9, 10, 13: also when the KV cache holds a fraction of the work."""
-        pressures: list[dict[str, Any]] = [{"num_blocks": 20}, {"num_blocks": 26, "max_num_seqs": 2}, {"token_budget": 3}]
+        pressures: list[dict[str, Any]] = [
+            {"num_blocks": 20},
+            {"num_blocks": 26, "max_num_seqs": 2},
+            {"token_budget": 3},
+        ]
         for seed, sizes in enumerate(pressures):
             self._run(seed, **sizes)
 

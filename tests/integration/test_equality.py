@@ -36,7 +36,11 @@ SETUPS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"cache.prefix_caching": False},
     "preemption": {"cache.num_blocks": 12},
     "padded exponential": {"backend.torch.layout": "padded", "bucketing.name": "exponential"},
-    "padded linear": {"backend.torch.layout": "padded", "bucketing.name": "linear", "engine.max_num_batched_tokens": 16},
+    "padded linear": {
+        "backend.torch.layout": "padded",
+        "bucketing.name": "linear",
+        "engine.max_num_batched_tokens": 16,
+    },
     "padded exact, preemption": {
         "backend.torch.layout": "padded",
         "bucketing.name": "exact",
@@ -47,9 +51,7 @@ REQUIRED = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "gpt2", "gpt
 IN_FULL = ("llama", "gemma3")
 FEW = ("tiny chunks", "preemption", "padded exponential")
 CASES = [
-    pytest.param(kind, name, id=f"{kind}-{name}")
-    for kind in REQUIRED
-    for name in (SETUPS if kind in IN_FULL else FEW)
+    pytest.param(kind, name, id=f"{kind}-{name}") for kind in REQUIRED for name in (SETUPS if kind in IN_FULL else FEW)
 ]
 
 
@@ -69,7 +71,7 @@ def make(path: Path, setup: dict[str, Any]) -> Any:
 def test_greedy_tokens_equal_transformers(models: dict[str, Path], kind: str, name: str) -> None:
     engine = make(models[kind], SETUPS[name])
     prompts = {str(n): tiny_models.prompt(n, seed=100 + n) for n in LENGTHS}
-    prompts["shares a prefix"] = prompts["33"][:20] + [7, 9]
+    prompts["shares a prefix"] = [*prompts["33"][:20], 7, 9]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     got: dict[str, list[int]] = {}
     try:

@@ -61,7 +61,7 @@ class AllocationPlan:
 
 
 class PendingStep(Protocol):
-    """A step that was submitted and may still run."""
+    """A step that was submitted and may still run. Any one thread may wait for it."""
 
     def wait(self) -> StepOutput:
         """Block until the step is done and return its result.

@@ -132,6 +132,19 @@ def test_number_of_threads_is_set(model_path):
         torch.set_num_threads(1)
 
 
+def test_small_model_runs_on_one_thread_and_a_large_one_on_what_there_is(model_path, monkeypatch):
+    try:
+        torch.set_num_threads(2)
+        loaded(model_path("llama"))
+        assert torch.get_num_threads() == 1
+        torch.set_num_threads(2)
+        monkeypatch.setattr("trencadis_torch.backend.SINGLE_THREAD_PARAMETERS", 0)
+        loaded(model_path("llama"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_cache_that_does_not_fit_is_refused(model_path):
     backend = make()
     backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())

@@ -146,3 +146,9 @@ def test_registry_may_be_shared_and_is_exposed():
     observer.on_step(step_stats(num_running=2))
     assert observer.registry is registry
     assert registry.get_sample_value("trencadis_running_sequences") == 2
+
+
+def test_sequence_of_two_tokens_has_the_time_of_the_second():
+    observer = PrometheusObserver()
+    observer.on_request(attrs.evolve(finished_sequence(num_output_tokens=2), first_token_s=1.0, finish_s=1.25))
+    assert observer.snapshot()["trencadis_time_per_output_token_seconds_sum"] == 0.25

@@ -1,0 +1,176 @@
+"""Online use: many coroutines, one engine on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trencadis.config import Config
+from trencadis.front import Prompt, configure, open_frontend
+from trencadis.front.engine_thread import EngineThread, Submission
+from trencadis.front.output_stream import OutputStream
+from trencadis.records import ModelFacts, RequestOutput, SamplingParams
+from trencadis.registry import Registry
+from trencadis.text import Message, Tokenizer, encode_chat
+
+__all__ = ["AsyncLLM"]
+
+
+class AsyncLLM:
+    """A language model for asyncio. The constructor blocks until the model is ready.
+
+    Example::
+
+        async with AsyncLLM("demo") as llm:
+            async for output in llm.generate("The old man looked at the sea and"):
+                print(output.outputs[0].text)
+
+    Args:
+        model: A directory, a ``.gguf`` file, a hub id or ``"demo"``; or the whole table ``[model]`` as a mapping.
+        config_file: A TOML file.
+        tables: Tables of the configuration: ``scheduling={"name": "fcfs"}``. They win over file and environment.
+
+    Attributes:
+        tokenizer: Of the model; may be used from any thread.
+        model: What was loaded.
+        max_model_len: Longest sequence, prompt and output, tokens.
+        plan_hash: Hash of the resolved plugins, versions and options.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
+        PluginError: A component cannot be chosen, built or combined with the others.
+        BackendError: The model cannot be loaded, or the device has no room for it.
+    """
+
+    def __init__(
+        self, model: str | Mapping[str, Any] | None = None, *, config_file: str | Path | None = None, **tables: Any
+    ) -> None:
+        config, registry = configure(model, config_file=config_file, tables=tables)
+        self._open(config, registry)
+
+    @classmethod
+    def from_config(cls, config: Config, registry: Registry) -> AsyncLLM:
+        """Return an ``AsyncLLM`` of a resolved configuration and its plugins. Blocks until the model is ready.
+
+        Raises:
+            TrencadisError: As the constructor.
+        """
+        llm = cls.__new__(cls)
+        llm._open(config, registry)  # noqa: SLF001 - its own class
+        return llm
+
+    def _open(self, config: Config, registry: Registry) -> None:
+        self._thread = EngineThread(lambda: open_frontend(config, registry))
+        self._numbers = itertools.count()
+        frontend = self._thread.frontend
+        self.tokenizer: Tokenizer = frontend.tokenizer
+        self.model: ModelFacts = frontend.engine.model
+        self.max_model_len: int = frontend.engine.max_model_len
+        self.plan_hash: str = frontend.engine.plan_hash
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine was closed or has failed."""
+        return self._thread.is_alive
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        streams: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue a prompt and yield its output when it has grown; the last one is ``finished``.
+
+        Outputs are cumulative; a slow reader is given the newest. Leaving the loop, closing the generator or cancelling the
+        task ends the request. One that fails while it runs ends with ``FinishReason.ERROR`` and says why in ``error``.
+
+        Args:
+            prompt: Text or token ids.
+            sampling_params: The defaults of ``SamplingParams`` if None.
+            request_id: Unique among live requests; numbered if None.
+            priority: Smaller is more urgent, for policies that look at it.
+            tenant: Who asks; policies may share fairly between them.
+            streams: False: only the finished output is wanted.
+
+        Raises:
+            RequestError: The prompt cannot be served; no other request suffers.
+            BackendError: The engine was closed or has failed.
+        """
+        stream = OutputStream(asyncio.get_running_loop())
+        request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
+        submission = Submission(
+            prompt=prompt,
+            params=sampling_params or SamplingParams(),
+            request_id=request_id,
+            priority=priority,
+            tenant=tenant,
+            streams=streams,
+            stream=stream,
+        )
+        self._thread.submit(submission)
+        is_finished = False
+        try:
+            while not is_finished:
+                output = await stream.next()
+                is_finished = output.finished
+                yield output
+        finally:
+            if not is_finished:
+                self._thread.abort(request_id, only=stream)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        streams: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer a conversation; yields as :meth:`generate` does.
+
+        Args:
+            messages: ``[{"role": "user", "content": "..."}, ...]``.
+            sampling_params: As of :meth:`generate`.
+            template_arguments: More names for the model's chat template.
+            request_id: As of :meth:`generate`.
+            priority: As of :meth:`generate`.
+            tenant: As of :meth:`generate`.
+            streams: As of :meth:`generate`.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or it refuses the messages.
+        """
+        prompt = encode_chat(self.tokenizer, messages, template_arguments=template_arguments)
+        return self.generate(
+            prompt, sampling_params, request_id=request_id, priority=priority, tenant=tenant, streams=streams
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request from anywhere; whoever reads it gets what there is, with ``FinishReason.ABORT``.
+
+        Nothing happens if there is no such request.
+        """
+        self._thread.abort(request_id)
+
+    async def close(self) -> None:
+        """End every request, free the device, and wait for the engine's thread; may be called twice."""
+        await asyncio.to_thread(self._thread.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

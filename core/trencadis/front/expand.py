@@ -1,0 +1,36 @@
+"""One request for n completions becomes n requests for one."""
+
+from __future__ import annotations
+
+import attrs
+
+from trencadis.records import Request
+
+__all__ = ["expand"]
+
+_NUM_SEEDS = 2**63
+
+
+def expand(request: Request) -> tuple[Request, ...]:
+    """Return the requests that the engine runs for ``request``, by completion index. Pure.
+
+    They are named ``id/0``, ``id/1`` ... and share the prompt's KV through the prefix cache. With a seed, completion i draws with
+    ``seed + i`` (modulo 2**63), so the first equals what ``n = 1`` gives; without one, each draws from its own name. Log-probabilities
+    of the prompt are computed once, by the first.
+    """
+    params = request.params
+    if params.n == 1:
+        return (request,)
+    return tuple(
+        attrs.evolve(
+            request,
+            request_id=f"{request.request_id}/{index}",
+            params=attrs.evolve(
+                params,
+                n=1,
+                seed=None if params.seed is None else (params.seed + index) % _NUM_SEEDS,
+                prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+            ),
+        )
+        for index in range(params.n)
+    )

@@ -1,0 +1,71 @@
+"""The shapes in which users give prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from trencadis.errors import InvalidRequestError
+
+__all__ = ["Prompt", "as_list", "as_token_ids", "is_single", "per_prompt"]
+
+Prompt: TypeAlias = str | Sequence[int]
+"""Text, or token ids."""
+
+_T = TypeVar("_T")
+
+
+def is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Return whether this is one prompt: a string, or a sequence that begins with a number. Pure."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and _is_number(prompts[0]))
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts as a list, also if there is only one. Pure.
+
+    Raises:
+        InvalidRequestError: It is neither text nor a sequence.
+    """
+    if not isinstance(prompts, str) and not _is_sequence(prompts):
+        raise InvalidRequestError(
+            f"prompts = {prompts!r}: neither text nor token ids.",
+            hint="Give a string, a list of ids, or a list of these.",
+        )
+    return [prompts] if is_single(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
+
+
+def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return token ids as plain integers; those of NumPy are accepted. Pure.
+
+    Raises:
+        InvalidRequestError: It is no sequence, or an element is no whole number.
+    """
+    if not _is_sequence(prompt) or not all(_is_number(token) for token in prompt):
+        raise InvalidRequestError(f"the prompt {prompt!r} is neither text nor a list of token ids.")
+    return tuple(int(token) for token in prompt)
+
+
+def per_prompt(value: _T | Sequence[_T] | None, num_prompts: int, *, name: str, default: _T) -> list[_T]:
+    """Return one value for each prompt: a list as it is given, anything else repeated. Pure.
+
+    Raises:
+        InvalidRequestError: A list of another length.
+    """
+    if value is None:
+        return [default] * num_prompts
+    if not isinstance(value, list | tuple):
+        return [value] * num_prompts  # type: ignore[list-item]
+    if len(value) != num_prompts:
+        raise InvalidRequestError(
+            f"{name} has {len(value)} entries for {num_prompts} prompts.",
+            hint="Give one for all, or one for each prompt.",
+        )
+    return list(value)
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_sequence(value: Any) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)

@@ -1,0 +1,281 @@
+"""Offline use: prompts in, texts out, in this process and this thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trencadis.config import Config
+from trencadis.errors import RequestError
+from trencadis.front import ClientRequest, Frontend, Prompt, as_list, configure, is_single, open_frontend, per_prompt
+from trencadis.progress import track
+from trencadis.records import ModelFacts, RequestOutput, SamplingParams
+from trencadis.registry import Registry
+from trencadis.text import Message, Tokenizer, encode_chat
+
+__all__ = ["LLM"]
+
+_TRANSFER_POLL_S = 0.001
+
+
+class LLM:
+    """A language model that continues prompts, many at a time. Not for several threads; see ``AsyncLLM`` for that.
+
+    Example::
+
+        with LLM("demo", engine={"max_num_seqs": 8}) as llm:
+            print(llm.generate("The old man looked at the sea and")[0].outputs[0].text)
+
+    Args:
+        model: A directory, a ``.gguf`` file, a hub id or ``"demo"``; or the whole table ``[model]`` as a mapping.
+        config_file: A TOML file.
+        tables: Tables of the configuration: ``scheduling={"name": "fcfs"}``. They win over file and environment.
+
+    Attributes:
+        tokenizer: Of the model.
+        model: What was loaded.
+        max_model_len: Longest sequence, prompt and output, tokens.
+        plan_hash: Hash of the resolved plugins, versions and options.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
+        PluginError: A component cannot be chosen, built or combined with the others.
+        BackendError: The model cannot be loaded, or the device has no room for it.
+    """
+
+    def __init__(
+        self, model: str | Mapping[str, Any] | None = None, *, config_file: str | Path | None = None, **tables: Any
+    ) -> None:
+        config, registry = configure(model, config_file=config_file, tables=tables)
+        self._open(open_frontend(config, registry))
+
+    @classmethod
+    def from_config(cls, config: Config, registry: Registry) -> LLM:
+        """Return an ``LLM`` of a resolved configuration and its plugins.
+
+        Raises:
+            TrencadisError: As the constructor.
+        """
+        llm = cls.__new__(cls)
+        llm._open(open_frontend(config, registry))  # noqa: SLF001 - its own class
+        return llm
+
+    def _open(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._num_requests = 0
+        self._abandoned: deque[ClientRequest] = deque()
+        self.tokenizer: Tokenizer = frontend.tokenizer
+        self.model: ModelFacts = frontend.engine.model
+        self.max_model_len: int = frontend.engine.max_model_len
+        self.plan_hash: str = frontend.engine.plan_hash
+
+    # ------------------------------------------------------------------------------------------------- generate
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priorities: int | Sequence[int] | None = None,
+        tenants: str | Sequence[str] | None = None,
+        use_progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts and return when all are done.
+
+        A request that fails while it runs ends with ``FinishReason.ERROR`` and says why in ``error``; the others go on.
+
+        Args:
+            prompts: Text or token ids, or a list of these.
+            sampling_params: For all, or one for each prompt; the defaults of ``SamplingParams`` if None.
+            priorities: For all, or one for each; smaller is more urgent, for policies that look at it.
+            tenants: For all, or one for each; policies may share fairly between them.
+            use_progress: Draw a progress bar; None: on a terminal.
+
+        Returns:
+            One output for each prompt, in order.
+
+        Raises:
+            RequestError: A prompt cannot be served; the message names its index. Nothing has run then.
+        """
+        listed = as_list(prompts)
+        params = per_prompt(sampling_params, len(listed), name="sampling_params", default=SamplingParams())
+        urgencies = per_prompt(priorities, len(listed), name="priorities", default=0)
+        owners = per_prompt(tenants, len(listed), name="tenants", default="")
+        clients: list[ClientRequest] = []
+        try:
+            for prompt, one_params, priority, tenant in zip(listed, params, urgencies, owners, strict=True):
+                clients.append(self._submit(prompt, one_params, priority=priority, tenant=tenant))
+        except RequestError as error:
+            self._abort(clients)
+            if is_single(prompts):
+                raise
+            raise type(error)(f"prompts[{len(clients)}]: {error}") from None
+        self._run(clients, use_progress=use_progress)
+        return [client.output() for client in clients]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+        use_progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them.
+
+        Args:
+            messages: ``[{"role": "user", "content": "..."}, ...]``, or a list of such lists.
+            sampling_params: As of :meth:`generate`.
+            template_arguments: More names for the model's chat template.
+            use_progress: As of :meth:`generate`.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or it refuses the messages.
+            RequestError: As of :meth:`generate`.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        chats: Sequence[Any] = messages if several else [messages]
+        prompts = [encode_chat(self.tokenizer, chat, template_arguments=template_arguments) for chat in chats]
+        return self.generate(prompts, sampling_params, use_progress=use_progress)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt and yield its output each time it has grown; the last one is ``finished``.
+
+        The request is queued at once, so several streams run together, whichever is read. Closing the iterator ends it.
+
+        Args:
+            prompt: Text or token ids.
+            sampling_params: The defaults of ``SamplingParams`` if None.
+            priority: Smaller is more urgent, for policies that look at it.
+            tenant: Who asks.
+
+        Raises:
+            RequestError: The prompt cannot be served.
+        """
+        client = self._submit(
+            prompt, sampling_params or SamplingParams(), priority=priority, tenant=tenant, streams=True
+        )
+        return _Stream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer one conversation and yield as :meth:`stream` does.
+
+        Args:
+            messages: ``[{"role": "user", "content": "..."}, ...]``.
+            sampling_params: As of :meth:`stream`.
+            template_arguments: More names for the model's chat template.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or it refuses the messages.
+        """
+        return self.stream(
+            encode_chat(self.tokenizer, messages, template_arguments=template_arguments), sampling_params
+        )
+
+    # -------------------------------------------------------------------------------------------------- closing
+
+    def close(self) -> None:
+        """End every request and free the device; may be called twice."""
+        self._frontend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int, tenant: str, streams: bool = False
+    ) -> ClientRequest:
+        # Numbers in order, so that unseeded requests draw the same in every run of the same program.
+        request_id = str(self._num_requests)
+        client = self._frontend.submit(
+            prompt, params, request_id=request_id, priority=priority, tenant=tenant, streams=streams
+        )
+        self._num_requests += 1
+        return client
+
+    def _run(self, clients: list[ClientRequest], *, use_progress: bool | None) -> None:
+        waiting = {client for client in clients if not client.is_finished}
+        try:
+            with track("Generating", total=len(clients), unit="prompts", show=use_progress) as advance:
+                while waiting:
+                    changed = self._step()
+                    if changed:
+                        waiting.difference_update(client for client in changed if client.is_finished)
+                        advance(len(clients) - len(waiting))
+        finally:
+            self._abort(list(waiting))
+
+    def _step(self) -> list[ClientRequest]:
+        while self._abandoned:
+            self._frontend.abort(self._abandoned.popleft())
+        if self._frontend.engine.is_stalled:
+            time.sleep(_TRANSFER_POLL_S)
+        return self._frontend.step()
+
+    def _abort(self, clients: list[ClientRequest]) -> None:
+        for client in clients:
+            self._frontend.abort(client)
+
+
+class _Stream(Iterator[RequestOutput]):
+    """Outputs of one request; steps the engine until there is news."""
+
+    def __init__(
+        self,
+        client: ClientRequest,
+        *,
+        step: Callable[[], list[ClientRequest]],
+        abort: Callable[[ClientRequest], None],
+        abandoned: deque[ClientRequest],
+    ) -> None:
+        self._client = client
+        self._step = step
+        self._abort = abort
+        self._abandoned = abandoned
+        self._done = False
+        self._num_seen = 0
+
+    def __next__(self) -> RequestOutput:
+        if self._done:
+            raise StopIteration
+        while not self._has_news():
+            self._step()
+        self._num_seen = self._client.num_changes
+        self._done = self._client.is_finished
+        return self._client.output()
+
+    def close(self) -> None:
+        """End the request if it runs, and the iteration."""
+        self._done = True
+        self._abort(self._client)
+
+    def __del__(self) -> None:
+        # Garbage is collected anywhere, also within a step: the engine must not change now, but before its next step.
+        if not self._done:
+            self._abandoned.append(self._client)
+
+    def _has_news(self) -> bool:
+        return self._client.is_finished or self._client.num_changes > self._num_seen

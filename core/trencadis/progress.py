@@ -1,0 +1,78 @@
+"""Progress of long work: a bar on a terminal, one line in the log elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Protocol
+
+from trencadis.clock import Clock, SystemClock
+
+__all__ = ["Advance", "on_terminal", "track"]
+
+logger = logging.getLogger("trencadis")
+
+
+class Advance(Protocol):
+    """Says how much is done by now, in all, and how much there is, if that is known by now."""
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """Note it."""
+        ...
+
+
+def on_terminal() -> bool:
+    """Return whether standard error is a terminal, where bars are drawn. Pure."""
+    return sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def track(
+    what: str, *, total: int | None = None, unit: str = "", show: bool | None = None, clock: Clock | None = None
+) -> Iterator[Advance]:
+    """Show the progress of a ``with`` block.
+
+    Args:
+        what: What is being done, such as ``"Loading demo"``.
+        total: How much there is to do; None if nobody knows.
+        unit: Of ``total``, such as ``prompts``.
+        show: Draw a bar; None: on a terminal only.
+        clock: For the log line; the system's if none.
+
+    Yields:
+        A function that takes how much is done by now.
+    """
+    if on_terminal() if show is None else show:
+        with _bar(what, total=total, unit=unit) as advance:
+            yield advance
+        return
+    clock = clock or SystemClock()
+    start_s, num_done = clock.now_s(), 0
+
+    def note(done: int, total: int | None = None) -> None:
+        nonlocal num_done
+        num_done = done
+
+    yield note
+    amount = f"{num_done} {unit} " if num_done and unit else ""
+    logger.info("%s: %sin %.1f s", what, amount, clock.now_s() - start_s)
+
+
+@contextlib.contextmanager
+def _bar(what: str, *, total: int | None, unit: str) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total, amount="")
+        known_total = total
+
+        def advance(done: int, total: int | None = None) -> None:
+            of = total if total is not None else known_total
+            amount = f"{done}/{of} {unit}" if of is not None else f"{done} {unit}"
+            progress.update(task, completed=done, total=of, amount=amount)
+
+        yield advance

@@ -1,0 +1,86 @@
+"""Token ids to text, a few tokens at a time.
+
+A token's text may depend on its neighbours: a character may be spread over several tokens, and decoders strip the space before
+the first token. So the last few tokens are decoded again with each new one, and only what is new is passed on::
+
+    tokens   ... t5 t6 t7 t8 t9          window: the tokens that are decoded
+    text     ... emitted───────▏new ▏�   the last character waits if it may be incomplete
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trencadis.text.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer"]
+
+_MAX_WINDOW = 24
+_CONTEXT = 8
+"""Tokens kept before new ones. Four suffice to know the state of a UTF-8 decoder, whose characters have up to four bytes;
+one suffices for a decoder that strips a leading space."""
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """The text of one growing sequence; O(1) amortised per token.
+
+    All deltas and the flush together are exactly the text that the tokens have in one piece. No delta holds part of a character or
+    text that a later token changes.
+
+    Args:
+        tokenizer: Decodes.
+        skip_special_tokens: Leave special tokens out.
+        prompt_token_ids: What comes before; its end decides, for example, whether the first word has a space before it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._window = [token for token in prompt_token_ids[-_CONTEXT:] if self._has_text(token)]
+        self._emitted = len(_settled(tokenizer.decode(self._window))) if self._window else 0
+
+    def add(self, token_ids: Iterable[int]) -> str:
+        """Return the text that is certain now and was not before; often a word, sometimes nothing."""
+        window = self._window
+        for token in token_ids:
+            if self._has_text(token):
+                window.append(token)
+        # A decoder with byte fallback reads a run of byte tokens as a whole, once it has ended.
+        if not window or window[-1] in self._tokenizer.byte_token_ids:
+            return ""
+        settled = _settled(self._tokenizer.decode(window))
+        delta = settled[self._emitted :]
+        self._emitted = max(self._emitted, len(settled))
+        if len(window) > _MAX_WINDOW:
+            self._shorten()
+        return delta
+
+    def flush(self) -> str:
+        """Return what was held back, because no token will follow."""
+        text = self._tokenizer.decode(self._window) if self._window else ""
+        delta = text[self._emitted :]
+        self._emitted = max(self._emitted, len(text))
+        return delta
+
+    def _has_text(self, token: int) -> bool:
+        return token not in self._hidden and self._tokenizer.knows(token)
+
+    def _shorten(self) -> None:
+        window = self._window[-_CONTEXT:]
+        settled = _settled(self._tokenizer.decode(window))
+        # A window without text has not used up the space its decoder strips: it must grow.
+        if settled:
+            self._window, self._emitted = window, len(settled)
+
+
+def _settled(text: str) -> str:
+    """Return ``text`` without a last character that may be incomplete. Pure.
+
+    However many bytes of it have come, an unfinished UTF-8 character at the end is decoded as one replacement character.
+
+    Source: The Unicode Standard, section 3.9, "U+FFFD substitution of maximal subparts".
+    """
+    return text[:-1] if text.endswith(_INCOMPLETE) else text

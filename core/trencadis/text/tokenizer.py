@@ -1,0 +1,163 @@
+"""The model's tokenizer: a thin face over transformers, imported when a tokenizer is loaded."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trencadis.errors import InvalidRequestError, ModelLoadError
+
+__all__ = ["Tokenizer", "load_tokenizer", "resolve_model_path"]
+
+_DEMO = "demo"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names under which ``tokenizer.json`` alone says everything; both are the same class of transformers."""
+
+
+def resolve_model_path(path: str) -> str:
+    """Return where a model is: ``"demo"`` is a directory in this package, anything else is returned as it is. Pure."""
+    if path != _DEMO:
+        return path
+    return str(Path(str(importlib.resources.files("trencadis"))) / "demo" / "target")
+
+
+def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = False) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        path: A directory, a ``.gguf`` file, a hub id, or ``"demo"``. Nothing is downloaded for the first two.
+        revision: Commit or tag of a hub id; empty for the newest.
+        trust_remote_code: Run tokenizer code that comes with the model.
+
+    Raises:
+        ModelLoadError: There is no tokenizer, or it cannot be read.
+    """
+    place = Path(resolve_model_path(path))
+    if place.suffix == ".gguf" and not place.is_file():
+        raise ModelLoadError(f"the model file {str(place)!r} does not exist.", hint="Check model.path.")
+    try:
+        return Tokenizer(_load(place, path, revision=revision, trust_remote_code=trust_remote_code))
+    except Exception as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelLoadError(
+            f"the tokenizer of {path!r} cannot be loaded: {first_line}",
+            hint="Give a directory with tokenizer.json, a .gguf file or a hub id in model.path or model.tokenizer.",
+        ) from error
+
+
+class Tokenizer:
+    """Text to token ids and back. May be used from several threads.
+
+    Args:
+        hf: A tokenizer of transformers.
+
+    Attributes:
+        vocab_size: Tokens it knows, added ones included; the model's own vocabulary may be padded beyond it.
+        special_token_ids: Tokens that are control signs, not text.
+        byte_token_ids: Tokens that stand for one byte of a run that is decoded as a whole; empty without byte fallback.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        self._hf = hf
+        self._fast = getattr(hf, "backend_tokenizer", None)
+        self.vocab_size = len(hf)
+        self.special_token_ids: frozenset[int] = frozenset(hf.all_special_ids)
+        if self._fast is not None:
+            added = self._fast.get_added_tokens_decoder().items()
+            self.special_token_ids |= {token_id for token_id, token in added if token.special}
+        self.byte_token_ids = self._find_byte_tokens()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a prompt, with the special tokens that this tokenizer adds by default. Pure.
+
+        Raises:
+            InvalidRequestError: ``text`` has no token.
+        """
+        ids = tuple(self._hf(text)["input_ids"])
+        if not ids:
+            raise InvalidRequestError(f"the prompt {text!r} has no tokens.", hint="Give at least one character.")
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids, nothing tidied up; unknown ids have no text. Pure."""
+        ids = list(token_ids)
+        if self._fast is not None:
+            return str(self._fast.decode(ids, skip_special_tokens=skip_special_tokens))
+        text = self._hf.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def knows(self, token_id: int) -> bool:
+        """Return whether a token id has a token: a model may have more logits than its tokenizer has tokens. Pure."""
+        return self._fast is None or self._fast.id_to_token(token_id) is not None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if the model says how a conversation is written."""
+        return bool(getattr(self._hf, "chat_template", None))
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Return the token ids of a conversation. Pure.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or its template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidRequestError(
+                "this model has no chat template, so it cannot chat.",
+                hint="Give a plain prompt, or a model.tokenizer that has a template.",
+            )
+        try:
+            ids = self._hf.apply_chat_template(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=True,
+                return_dict=False,
+                **(template_arguments or {}),
+            )
+        except Exception as error:  # a template is a program: whatever it raises, the messages do not suit it
+            raise InvalidRequestError(f"the model's chat template refused the messages: {error}.") from error
+        return tuple(ids)
+
+    def _find_byte_tokens(self) -> frozenset[int]:
+        if self._fast is not None and "ByteFallback" not in repr(self._fast.decoder):
+            return frozenset()
+        vocabulary = self._hf.get_vocab()
+        return frozenset(token_id for token, token_id in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+
+
+def _load(place: Path, path: str, *, revision: str, trust_remote_code: bool) -> Any:
+    if place.is_dir() and _is_generic(place):
+        # The same result as with AutoTokenizer, which imports the model code of every architecture and torch first.
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(place), local_files_only=True)
+    if not place.exists() and (place.is_absolute() or path.startswith(".")):
+        raise FileNotFoundError("there is no such directory.")
+    from transformers import AutoTokenizer
+
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if place.is_file():
+        return AutoTokenizer.from_pretrained(str(place.parent), gguf_file=place.name, local_files_only=True, **options)
+    if place.is_dir():
+        return AutoTokenizer.from_pretrained(str(place), local_files_only=True, **options)
+    return AutoTokenizer.from_pretrained(path, revision=revision or "main", **options)
+
+
+def _is_generic(directory: Path) -> bool:
+    """Return whether ``tokenizer.json`` needs no class of its own. Reads the directory."""
+    settings = directory / "tokenizer_config.json"
+    if not (directory / "tokenizer.json").is_file() or not settings.is_file():
+        return False
+    content = json.loads(settings.read_text(encoding="utf-8"))
+    return content.get("tokenizer_class") in _GENERIC_CLASSES and "auto_map" not in content

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trencadis.cli import generate_command
+from trencadis.config import Config
+from trencadis.errors import InvalidRequestError, PromptTooLongError, StepFailedError
+from trencadis.llm import LLM
+from trencadis.records import SamplingParams
+from trencadis.registry import Registry
+from trencadis.text import Tokenizer
+from trencadis_testing.fakes import fake_text
+
+House = Callable[..., tuple[Config, Registry]]
+
+
+@pytest.fixture
+def generate(fake_house: House, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command on a fake backend and returns what it printed."""
+
+    def run(*arguments: str, **backend: Any) -> str:
+        parser = argparse.ArgumentParser()
+        generate_command.add_arguments(parser)
+        config, registry = fake_house(**backend)
+        assert generate_command.run(parser.parse_args(arguments), config, registry) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def text_of(fake_house: House) -> Callable[..., str]:
+    def text(prompt: str, num_tokens: int) -> str:
+        with LLM.from_config(*fake_house()) as llm:
+            return llm.generate(prompt, SamplingParams(max_tokens=num_tokens))[0].outputs[0].text
+
+    return text
+
+
+def test_json_has_text_tokens_prompt_and_reason(generate: Callable[..., str], tokenizer: Tokenizer) -> None:
+    record = json.loads(generate("--max-tokens", "16", "--json", "Hello there"))
+    prompt = tokenizer.encode("Hello there")
+    tokens = fake_text(prompt, 16, vocab_size=4096, eos=-1)
+    assert set(record) == {"text", "token_ids", "prompt_token_ids", "finish_reason"}
+    assert record["token_ids"] == tokens
+    assert record["prompt_token_ids"] == list(prompt)
+    assert record["finish_reason"] == "length"
+    assert "Hello there" + record["text"] == tokenizer.decode([*prompt, *tokens], skip_special_tokens=True)
+
+
+def test_one_prompt_prints_its_text_and_no_more(generate: Callable[..., str], text_of: Callable[..., str]) -> None:
+    assert generate("Hello there", "--max-tokens", "5", "--no-stream") == text_of("Hello there", 5) + "\n"
+
+
+def test_a_stream_prints_the_same_text(generate: Callable[..., str], text_of: Callable[..., str]) -> None:
+    assert generate("Hello there", "--max-tokens", "5", "--stream") == text_of("Hello there", 5) + "\n"
+
+
+@pytest.mark.parametrize("how", ["--stream", "--no-stream"])
+def test_several_prompts_are_told_apart(generate: Callable[..., str], text_of: Callable[..., str], how: str) -> None:
+    printed = generate("Hello", "Good bye", "--max-tokens", "3", how)
+    assert printed == f"[0] Hello\n{text_of('Hello', 3)}\n[1] Good bye\n{text_of('Good bye', 3)}\n"
+
+
+def test_several_completions_have_an_index_each(generate: Callable[..., str]) -> None:
+    lines = generate("Hello", "Bye", "--n", "2", "--max-tokens", "3", "--json").splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0, 1, 0, 1]
+    assert generate("Hello", "--n", "2", "--max-tokens", "3", "--stream").startswith("(0) ")
+
+
+def test_a_dash_reads_one_prompt_from_each_line(
+    generate: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n\n  Bye\r\n"))
+    lines = generate("-", "--json", "--max-tokens", "1").splitlines()
+    assert [tokenizer.decode(json.loads(line)["prompt_token_ids"]) for line in lines] == ["Hello", "  Bye"]
+
+
+@pytest.mark.parametrize("how", ["--stream", "--no-stream"])
+def test_a_chat_prompt_is_a_users_message(generate: Callable[..., str], text_of: Callable[..., str], how: str) -> None:
+    expected = text_of("<|user|>Hello<|end|><|assistant|>", 4)
+    assert generate("--chat", "Hello", "--max-tokens", "4", how) == expected + "\n"
+
+
+def test_the_command_is_reproducible_unless_told_otherwise(
+    generate: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[SamplingParams] = []
+    run = LLM.generate
+    monkeypatch.setattr(LLM, "generate", lambda llm, prompts, params: seen.append(params) or run(llm, prompts, params))
+    assert generate("x") == generate("x")
+    generate("x", "--seed", "none", "--temperature", "0", "--max-tokens", "2")
+    assert seen[0] == seen[1] == SamplingParams(seed=0, temperature=0.8, max_tokens=64)
+    assert seen[2] == SamplingParams(seed=None, temperature=0, max_tokens=2)
+
+
+def test_help_says_that_the_seed_is_fixed() -> None:
+    parser = argparse.ArgumentParser()
+    generate_command.add_arguments(parser)
+    assert "the seed is 0 unless --seed says otherwise" in " ".join(parser.format_help().split())
+
+
+def test_no_prompt_is_an_error_in_words(generate: Callable[..., str]) -> None:
+    with pytest.raises(InvalidRequestError, match="no prompt"):
+        generate()
+
+
+def test_a_prompt_that_is_too_long_is_named(generate: Callable[..., str]) -> None:
+    with pytest.raises(PromptTooLongError, match=r"prompts\[1\]"):
+        generate("Hello", "word " * 300)
+
+
+def test_a_request_that_fails_is_an_error_after_the_others_are_printed(
+    generate: Callable[..., str], capsys: pytest.CaptureFixture[str], tokenizer: Tokenizer
+) -> None:
+    length = len(tokenizer.encode("one two three four five"))
+
+    def fails(batch: Any, one: Any) -> None:
+        if length in one.query_lens:
+            raise RuntimeError("too many numbers")
+
+    with pytest.raises(StepFailedError, match=r"1 of 2 prompts failed: .*too many numbers"):
+        generate("Hello", "one two three four five", "--json", "--max-tokens", "2", fails=fails)
+    good, bad = map(json.loads, capsys.readouterr().out.splitlines())
+    assert good["finish_reason"] == "length"
+    assert bad["finish_reason"] == "error"
+    assert "too many numbers" in bad["error"]

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from trencadis.errors import BackendError, InvalidRequestError, ModelLoadError
+from trencadis.front.engine_thread import EngineThread, Submission
+from trencadis.front.frontend import Frontend
+from trencadis.front.output_stream import OutputStream
+from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.text import Tokenizer
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+
+VOCAB_SIZE = 4096
+PROMPT = (5, 6, 7)
+
+
+@pytest.fixture
+def open_thread(tokenizer: Tokenizer) -> Iterator[Callable[..., EngineThread]]:
+    opened = []
+
+    def make(prepare: Callable[[Frontend], None] = lambda _: None) -> EngineThread:
+        def frontend() -> Frontend:
+            backend = FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=1024)
+            made = Frontend(make_engine(backend=backend, num_blocks=512), tokenizer)
+            prepare(made)
+            return made
+
+        opened.append(EngineThread(frontend))
+        return opened[-1]
+
+    yield make
+    for thread in opened:
+        thread.close()
+
+
+def submission(name: str = "a", prompt: object = PROMPT, num_tokens: int = 5, *, streams: bool = True) -> Submission:
+    return Submission(
+        prompt=prompt,  # type: ignore[arg-type]
+        params=SamplingParams(max_tokens=num_tokens),
+        request_id=name,
+        priority=0,
+        tenant="",
+        streams=streams,
+        stream=OutputStream(asyncio.get_running_loop()),
+    )
+
+
+async def last_of(stream: OutputStream) -> RequestOutput:
+    while not (output := await stream.next()).finished:
+        pass
+    return output
+
+
+def test_outputs_reach_the_coroutine(open_thread: Callable[..., EngineThread]) -> None:
+    async def read(thread: EngineThread) -> tuple[int, ...]:
+        one = submission()
+        thread.submit(one)
+        return (await last_of(one.stream)).outputs[0].token_ids
+
+    assert asyncio.run(read(open_thread())) == tuple(fake_text(PROMPT, 5, vocab_size=VOCAB_SIZE, eos=-1))
+
+
+def test_without_work_the_thread_takes_no_step(open_thread: Callable[..., EngineThread]) -> None:
+    steps: list[None] = []
+    idle = threading.Event()
+
+    def watch(frontend: Frontend) -> None:
+        step = frontend.step
+
+        def counted() -> object:
+            steps.append(None)
+            changed = step()
+            if not frontend.has_work:
+                idle.set()
+            return changed
+
+        frontend.step = counted  # type: ignore[method-assign, assignment]
+
+    async def read(thread: EngineThread) -> None:
+        one = submission()
+        thread.submit(one)
+        await last_of(one.stream)
+
+    thread = open_thread(watch)
+    assert steps == []
+    asyncio.run(read(thread))
+    assert idle.wait(timeout=10)
+    num_steps = len(steps)
+    thread.close()
+    assert len(steps) == num_steps
+
+
+def test_a_refused_request_tells_only_its_own_reader(open_thread: Callable[..., EngineThread]) -> None:
+    async def read(thread: EngineThread) -> RequestOutput:
+        bad, good = submission("bad", (VOCAB_SIZE,)), submission("good")
+        thread.submit(bad)
+        thread.submit(good)
+        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+            await last_of(bad.stream)
+        return await last_of(good.stream)
+
+    assert asyncio.run(read(open_thread())).outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_an_abort_ends_the_request_and_its_reader_gets_what_there_is(open_thread: Callable[..., EngineThread]) -> None:
+    async def read(thread: EngineThread) -> RequestOutput:
+        one = submission(num_tokens=1000)
+        thread.submit(one)
+        await one.stream.next()
+        thread.abort("a")
+        return await last_of(one.stream)
+
+    output = asyncio.run(read(open_thread()))
+    assert output.outputs[0].finish_reason is FinishReason.ABORT
+    assert 0 < len(output.outputs[0].token_ids) < 1000
+
+
+def test_an_abort_for_another_stream_of_the_same_name_does_nothing(open_thread: Callable[..., EngineThread]) -> None:
+    async def read(thread: EngineThread) -> RequestOutput:
+        one = submission(num_tokens=30)
+        thread.submit(one)
+        thread.abort("a", only=OutputStream(asyncio.get_running_loop()))
+        thread.abort("nobody")
+        return await last_of(one.stream)
+
+    assert asyncio.run(read(open_thread())).outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_a_failure_of_the_engine_reaches_every_waiter_and_every_later_caller(
+    open_thread: Callable[..., EngineThread],
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the bus is on fire")
+
+    def break_it(frontend: Frontend) -> None:
+        frontend.step = fail  # type: ignore[method-assign, assignment]
+
+    async def read(thread: EngineThread) -> None:
+        both = [submission("a"), submission("b")]
+        for one in both:
+            try:
+                thread.submit(one)
+            except BackendError:
+                one.stream.fail(BackendError("the bus is on fire"))
+        for one in both:
+            with pytest.raises(BackendError, match="the bus is on fire"):
+                await asyncio.wait_for(last_of(one.stream), timeout=20)
+        thread.close()
+        with pytest.raises(BackendError, match="the bus is on fire"):
+            thread.submit(submission("c"))
+        thread.abort("a")
+
+    thread = open_thread(break_it)
+    assert thread.is_alive
+    asyncio.run(read(thread))
+    assert not thread.is_alive
+
+
+def test_closing_ends_what_runs_and_refuses_what_comes(open_thread: Callable[..., EngineThread]) -> None:
+    async def read(thread: EngineThread) -> RequestOutput:
+        one = submission(num_tokens=1000)
+        thread.submit(one)
+        await one.stream.next()
+        await asyncio.to_thread(thread.close)
+        with pytest.raises(BackendError, match="closed"):
+            thread.submit(submission("b"))
+        return await last_of(one.stream)
+
+    thread = open_thread()
+    assert asyncio.run(read(thread)).outputs[0].finish_reason is FinishReason.ABORT
+    thread.close()
+
+
+def test_a_request_whose_reader_has_gone_with_its_loop_is_ended(open_thread: Callable[..., EngineThread]) -> None:
+    thread = open_thread()
+
+    async def leave() -> None:
+        thread.submit(submission("gone", num_tokens=1000))
+
+    async def read() -> RequestOutput:
+        one = submission("here", num_tokens=30)
+        thread.submit(one)
+        return await last_of(one.stream)
+
+    asyncio.run(leave())
+    assert asyncio.run(read()).finished
+    assert thread.frontend.find("gone") is None
+
+
+def test_an_error_while_it_opens_is_raised_to_who_opens_it() -> None:
+    def fail() -> Frontend:
+        raise ModelLoadError("no such model.")
+
+    with pytest.raises(ModelLoadError, match="no such model"):
+        EngineThread(fail)

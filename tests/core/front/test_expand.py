@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from trencadis.front.expand import expand
+from trencadis.records import Request, SamplingParams
+
+
+def request(**params: object) -> Request:
+    return Request(request_id="r", prompt_token_ids=(1, 2), params=SamplingParams(**params), tenant="t", priority=3)
+
+
+def test_one_completion_is_the_request_itself() -> None:
+    one = request(seed=5)
+    assert expand(one) == (one,)
+
+
+def test_each_completion_has_its_own_name_and_the_seed_counted_up() -> None:
+    parts = expand(request(n=3, seed=5, temperature=0.5))
+    assert [part.request_id for part in parts] == ["r/0", "r/1", "r/2"]
+    assert [part.params.seed for part in parts] == [5, 6, 7]
+    assert all(part.params.n == 1 and part.params.temperature == 0.5 for part in parts)
+    assert all((part.tenant, part.priority, part.prompt_token_ids) == ("t", 3, (1, 2)) for part in parts)
+
+
+def test_the_largest_seed_wraps_around() -> None:
+    assert [part.params.seed for part in expand(request(n=2, seed=2**63 - 1))] == [2**63 - 1, 0]
+
+
+def test_without_a_seed_no_completion_gets_one() -> None:
+    assert [part.params.seed for part in expand(request(n=2))] == [None, None]
+
+
+def test_prompt_logprobs_are_computed_once() -> None:
+    assert [part.params.prompt_logprobs for part in expand(request(n=3, prompt_logprobs=2))] == [2, None, None]

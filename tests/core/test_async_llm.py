@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from trencadis.async_llm import AsyncLLM
+from trencadis.config import Config
+from trencadis.errors import BackendError, InvalidRequestError, ModelLoadError, UnknownKeyError
+from trencadis.llm import LLM
+from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.registry import Registry
+from trencadis_testing.fakes import fake_text
+
+VOCAB_SIZE = 4096
+FOUR = SamplingParams(max_tokens=4)
+LONG = SamplingParams(max_tokens=240)
+House = Callable[..., tuple[Config, Registry]]
+
+
+@pytest.fixture
+def run(fake_house: House) -> Callable[[Callable[[AsyncLLM], Awaitable[Any]]], Any]:
+    """Runs a coroutine with an engine that is closed after it."""
+
+    def go(use: Callable[[AsyncLLM], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            async with AsyncLLM.from_config(*fake_house()) as llm:
+                return await asyncio.wait_for(use(llm), timeout=30)
+
+        return asyncio.run(main())
+
+    return go
+
+
+def reference(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1))
+
+
+async def all_of(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
+    return [output async for output in outputs]
+
+
+async def until_idle(llm: AsyncLLM) -> None:
+    """Wait until every command before this one was carried out: the engine's thread obeys in order."""
+    await all_of(llm.generate((9,), SamplingParams(max_tokens=1)))
+
+
+def test_outputs_grow_to_what_llm_gives(run: Any, fake_house: House) -> None:
+    outputs = run(lambda llm: all_of(llm.generate("Hello there", FOUR)))
+    with LLM.from_config(*fake_house()) as llm:
+        (expected,) = llm.generate("Hello there", FOUR)
+    assert outputs[-1].finished
+    assert outputs[-1].outputs == expected.outputs
+    texts = [output.outputs[0].text for output in outputs]
+    assert all(texts[-1].startswith(text) for text in texts)
+
+
+def test_many_requests_at_once_do_not_mix(run: Any) -> None:
+    prompts = [(5 + i, 6, 7 + i) for i in range(40)]
+
+    async def use(llm: AsyncLLM) -> list[list[RequestOutput]]:
+        return await asyncio.gather(*(all_of(llm.generate(prompt, FOUR)) for prompt in prompts))
+
+    for prompt, outputs in zip(prompts, run(use), strict=True):
+        assert outputs[-1].outputs[0].token_ids == reference(prompt, 4)
+
+
+def test_without_streaming_only_the_end_comes(run: Any) -> None:
+    outputs = run(lambda llm: all_of(llm.generate((5, 6), FOUR, streams=False)))
+    assert [output.finished for output in outputs] == [True]
+
+
+def test_several_completions_come_in_one_output(run: Any) -> None:
+    outputs = run(lambda llm: all_of(llm.generate((5, 6), SamplingParams(n=2, max_tokens=3))))
+    assert [one.token_ids for one in outputs[-1].outputs] == [reference((5, 6), 3)] * 2
+
+
+@pytest.mark.parametrize("how", ["close", "cancel"])
+def test_a_reader_that_leaves_frees_the_request(run: Any, how: str) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        started = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in llm.generate((5, 6), LONG, request_id="left"):
+                started.set()
+
+        if how == "close":
+            outputs: Any = llm.generate((5, 6), LONG, request_id="left")
+            await anext(outputs)
+            await outputs.aclose()
+        else:
+            task = asyncio.create_task(read())
+            await started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await until_idle(llm)
+        frontend = llm._thread.frontend
+        assert frontend.find("left") is None
+        assert frontend.engine.totals.num_emitted_tokens < 240
+
+    run(use)
+
+
+def test_an_abort_from_elsewhere_ends_the_loop(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> RequestOutput:
+        seen = []
+        async for output in llm.generate((5, 6), LONG, request_id="mine"):
+            seen.append(output)
+            llm.abort("mine")
+        return seen[-1]
+
+    assert run(use).outputs[0].finish_reason is FinishReason.ABORT
+
+
+def test_a_bad_request_raises_and_others_go_on(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> list[RequestOutput]:
+        good = asyncio.create_task(all_of(llm.generate((5, 6), FOUR)))
+        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+            await all_of(llm.generate((VOCAB_SIZE,), FOUR))
+        with pytest.raises(InvalidRequestError, match="no tokens"):
+            await all_of(llm.generate("", FOUR))
+        return await good
+
+    assert run(use)[-1].outputs[0].token_ids == reference((5, 6), 4)
+
+
+def test_a_live_request_id_is_refused(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        first: Any = llm.generate((5, 6), LONG, request_id="twice")
+        await anext(first)
+        with pytest.raises(InvalidRequestError, match="live already"):
+            await all_of(llm.generate((5, 6), FOUR, request_id="twice"))
+        assert llm._thread.frontend.find("twice") is not None
+        await first.aclose()
+
+    run(use)
+
+
+def test_a_chat_is_its_template_generated(run: Any) -> None:
+    outputs = run(lambda llm: all_of(llm.chat([{"role": "user", "content": "Hello"}], FOUR)))
+    assert outputs[-1].outputs[0].token_ids == reference(outputs[-1].prompt_token_ids, 4)
+
+
+def test_a_closed_engine_refuses_requests(fake_house: House) -> None:
+    async def main() -> None:
+        llm = AsyncLLM.from_config(*fake_house())
+        assert llm.is_alive
+        await llm.close()
+        await llm.close()
+        assert not llm.is_alive
+        with pytest.raises(BackendError, match="closed"):
+            await all_of(llm.generate((5,), FOUR))
+
+    asyncio.run(main())
+
+
+def test_closing_gives_readers_what_there_is(fake_house: House) -> None:
+    async def main() -> RequestOutput:
+        llm = AsyncLLM.from_config(*fake_house())
+        outputs: Any = llm.generate((5, 6), LONG)
+        await anext(outputs)
+        closing = asyncio.create_task(llm.close())
+        seen = await all_of(outputs)
+        await closing
+        return seen[-1]
+
+    output = asyncio.run(main())
+    assert output.finished
+    assert output.outputs[0].token_ids == reference((5, 6), 240)[: len(output.outputs[0].token_ids)]
+
+
+def test_what_is_wrong_at_the_start_is_raised_by_the_constructor(fake_house: House) -> None:
+    with pytest.raises(UnknownKeyError, match="Did you mean"):
+        AsyncLLM("demo", enginee={})
+
+    def fail() -> None:
+        raise ModelLoadError("no such model.")
+
+    with pytest.raises(ModelLoadError, match="no such model"):
+        AsyncLLM.from_config(*fake_house(policy=fail))

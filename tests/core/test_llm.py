@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from trencadis.config import Config
+from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, UnknownKeyError
+from trencadis.interfaces import SchedulingPolicy
+from trencadis.llm import LLM
+from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.registry import Registry
+from trencadis.text import Tokenizer
+from trencadis_testing.fakes import fake_text
+
+VOCAB_SIZE = 4096
+FOUR = SamplingParams(max_tokens=4)
+House = Callable[..., tuple[Config, Registry]]
+
+
+class OnlyTwoWait(SchedulingPolicy):
+    def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        return "two wait already" if num_waiting >= 2 else ""
+
+
+@pytest.fixture
+def llm(fake_house: House) -> Iterator[LLM]:
+    with LLM.from_config(*fake_house()) as made:
+        yield made
+
+
+def reference(prompt: tuple[int, ...] | list[int], num_tokens: int) -> tuple[int, ...]:
+    return tuple(fake_text(prompt, num_tokens, vocab_size=VOCAB_SIZE, eos=-1))
+
+
+def test_outputs_come_in_the_order_of_the_prompts_whichever_is_done_first(llm: LLM) -> None:
+    prompts = [[5, 6], "Hello there", [7]]
+    params = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=1), SamplingParams(max_tokens=5)]
+    outputs = llm.generate(prompts, params)
+    ids = [(5, 6), llm.tokenizer.encode("Hello there"), (7,)]
+    assert [output.prompt_token_ids for output in outputs] == ids
+    assert [output.outputs[0].token_ids for output in outputs] == [
+        reference(prompt, one.max_tokens or 0) for prompt, one in zip(ids, params, strict=True)
+    ]
+    assert all(output.finished for output in outputs)
+
+
+@pytest.mark.parametrize("prompts", ["Hello there", [5, 6, 7], (5, 6, 7)])
+def test_one_prompt_gives_one_output(llm: LLM, prompts: Any) -> None:
+    (output,) = llm.generate(prompts, FOUR)
+    assert output.outputs[0].token_ids == reference(output.prompt_token_ids, 4)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+def test_the_defaults_of_the_parameters_hold_without_any(llm: LLM) -> None:
+    assert len(llm.generate([5])[0].outputs[0].token_ids) == SamplingParams().max_tokens
+
+
+def test_a_prompt_that_is_too_long_is_named_and_nothing_has_run(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError, match=r"prompts\[1\]: .*256"):
+        llm.generate([[5], [6] * 256, [7]], FOUR)
+    assert llm.generate([5], FOUR)[0].outputs[0].token_ids == reference([5], 4)
+
+
+@pytest.mark.parametrize(("bad", "index"), [("", 1), ([], 1), ([5, "x"], 1), ([VOCAB_SIZE], 1)])
+def test_a_bad_prompt_is_named_by_its_index(llm: LLM, bad: Any, index: int) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"prompts\[{index}\]"):
+        llm.generate([[5], bad], FOUR)
+
+
+def test_a_bad_single_prompt_has_no_index(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="no tokens") as caught:
+        llm.generate("", FOUR)
+    assert "prompts[" not in str(caught.value)
+
+
+def test_a_refusal_by_the_policy_takes_back_the_prompts_before_it(fake_house: House) -> None:
+    with LLM.from_config(*fake_house(policy=OnlyTwoWait)) as llm:
+        with pytest.raises(RequestRefusedError, match=r"prompts\[2\].*two wait already"):
+            llm.generate([[5], [6], [7]], FOUR)
+        assert len(llm.generate([[5], [6]], FOUR)) == 2
+
+
+def test_parameters_priorities_and_tenants_must_match_the_prompts(llm: LLM) -> None:
+    for arguments in ({"sampling_params": [FOUR]}, {"priorities": [1]}, {"tenants": ["a", "b", "c"]}):
+        with pytest.raises(InvalidRequestError, match="for 2 prompts"):
+            llm.generate([[5], [6]], **arguments)  # type: ignore[arg-type]
+
+
+def test_priorities_and_tenants_reach_the_policy(fake_house: House) -> None:
+    seen: list[tuple[int, str]] = []
+
+    class Notes(SchedulingPolicy):
+        def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+            seen.append((request.priority, request.tenant))
+            return ""
+
+    with LLM.from_config(*fake_house(policy=Notes)) as llm:
+        llm.generate([[5], [6]], FOUR, priorities=[3, 1], tenants="acme")
+    assert seen == [(3, "acme"), (1, "acme")]
+
+
+def test_a_failed_step_fails_its_request_and_no_other(fake_house: House) -> None:
+    def fails(batch: Any, one: Any) -> None:
+        if 7 in one.query_lens:
+            raise RuntimeError("seven is unlucky")
+
+    with LLM.from_config(*fake_house(fails=fails)) as llm:
+        outputs = llm.generate([[5, 6], [9] * 7, [8]], FOUR)
+    assert [output.outputs[0].finish_reason for output in outputs] == [
+        FinishReason.LENGTH,
+        FinishReason.ERROR,
+        FinishReason.LENGTH,
+    ]
+    assert "seven is unlucky" in outputs[1].error
+    assert outputs[0].error == outputs[2].error == ""
+
+
+def test_several_completions_of_several_prompts(llm: LLM) -> None:
+    outputs = llm.generate([[5], [6]], SamplingParams(n=2, max_tokens=3))
+    assert [[one.index for one in output.outputs] for output in outputs] == [[0, 1], [0, 1]]
+
+
+def test_a_chat_is_its_template_generated(llm: LLM, tokenizer: Tokenizer) -> None:
+    hello, bye = ([{"role": "user", "content": text}] for text in ("Hello", "Bye"))
+    (single,) = llm.chat(hello, FOUR)
+    assert tokenizer.decode(single.prompt_token_ids) == "<|user|>Hello<|end|><|assistant|>"
+    several = llm.chat([hello, bye], FOUR)
+    assert [output.outputs[0].token_ids for output in several] == [
+        reference(output.prompt_token_ids, 4) for output in several
+    ]
+    *_, last = llm.stream_chat(hello, FOUR)
+    assert last.outputs == single.outputs
+
+
+def test_a_stream_yields_growing_outputs(llm: LLM) -> None:
+    outputs = list(llm.stream([5, 6], FOUR))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3, 4]
+    assert [output.finished for output in outputs] == [False, False, False, True]
+    assert outputs[-1].outputs[0].token_ids == reference([5, 6], 4)
+
+
+def test_streams_run_together_whichever_is_read(llm: LLM) -> None:
+    first, second = llm.stream([5], FOUR), llm.stream([6], FOUR)
+    *_, end_of_second = second
+    assert end_of_second.outputs[0].token_ids == reference([6], 4)
+    (only,) = first
+    assert only.outputs[0].token_ids == reference([5], 4)
+
+
+def test_generate_leaves_an_open_stream_alone(llm: LLM) -> None:
+    stream = llm.stream([5], SamplingParams(max_tokens=40))
+    next(stream)
+    llm.generate([6], FOUR)
+    *_, last = stream
+    assert last.outputs[0].token_ids == reference([5], 40)
+
+
+@pytest.mark.parametrize("how", ["close", "forget"])
+def test_a_stream_that_nobody_reads_any_more_is_ended(llm: LLM, how: str) -> None:
+    stream: Any = llm.stream([5], SamplingParams(max_tokens=200))
+    next(stream)
+    if how == "close":
+        stream.close()
+        assert list(stream) == []
+    else:
+        del stream
+        gc.collect()
+    llm.generate([6], SamplingParams(max_tokens=1))
+    assert llm._frontend.live == ()
+    assert llm._frontend.engine.num_running == 0
+
+
+def test_closing_ends_streams_and_refuses_prompts(fake_house: House) -> None:
+    llm = LLM.from_config(*fake_house())
+    stream = llm.stream([5], SamplingParams(max_tokens=200))
+    next(stream)
+    llm.close()
+    llm.close()
+    *_, last = stream
+    assert last.outputs[0].finish_reason is FinishReason.ABORT
+    with pytest.raises(InvalidRequestError, match="closed"):
+        llm.generate([5])
+
+
+def test_an_interrupted_run_leaves_nothing_in_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._frontend, "step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5], [6]], FOUR)
+    assert llm._frontend.live == ()
+    assert llm.generate([5], FOUR)[0].finished
+
+
+def test_a_misspelt_table_is_named_with_a_suggestion() -> None:
+    with pytest.raises(UnknownKeyError, match="Did you mean"):
+        LLM("demo", enginee={"max_num_seqs": 8})
+
+
+def test_facts_about_the_model_are_there(llm: LLM) -> None:
+    assert llm.model.architecture == "Fake"
+    assert llm.max_model_len == 256
+    assert llm.plan_hash

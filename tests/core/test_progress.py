@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.progress import on_terminal, track
+
+
+def test_elsewhere_one_line_says_what_how_much_and_how_long(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SimulatedClock()
+    with (
+        caplog.at_level(logging.INFO, logger="trencadis"),
+        track("Eating", total=3, unit="figs", show=False, clock=clock) as advance,
+    ):
+        for done in (1, 2, 3):
+            advance(done)
+            clock.advance(0.5)
+    assert [record.getMessage() for record in caplog.records] == ["Eating: 3 figs in 1.5 s"]
+
+
+def test_work_that_raises_is_not_reported_as_done(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="trencadis"), pytest.raises(KeyError), track("Eating", show=False):
+        raise KeyError
+    assert caplog.records == []
+
+
+def test_a_bar_counts_on_standard_error_and_logs_nothing(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with caplog.at_level(logging.INFO, logger="trencadis"), track("Eating", total=2, unit="figs", show=True) as advance:
+        advance(1)
+        advance(2, 4)
+    shown = capsys.readouterr()
+    assert "Eating" in shown.err
+    assert "2/4 figs" in shown.err
+    assert shown.out == ""
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_bars_are_for_terminals(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    assert on_terminal() is is_terminal

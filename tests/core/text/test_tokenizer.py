@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trencadis.errors import InvalidRequestError, ModelLoadError
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
+
+DEMO = Path(resolve_model_path("demo"))
+
+
+def test_demo_is_a_directory_of_this_package_and_other_paths_are_left_alone() -> None:
+    assert (DEMO / "tokenizer.json").is_file()
+    assert resolve_model_path("/models/tiny") == "/models/tiny"
+    assert resolve_model_path("org/name") == "org/name"
+
+
+def test_text_comes_back(tokenizer: Tokenizer) -> None:
+    text = "The old man — 你好 😀"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_an_empty_prompt_is_refused_in_words(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="the prompt '' has no tokens"):
+        tokenizer.encode("")
+
+
+def test_special_tokens_are_those_of_the_model_and_those_added_as_special(tokenizer: Tokenizer) -> None:
+    assert tokenizer.special_token_ids == {0, 1, 2, 3}
+    assert tokenizer.decode([0, 1], skip_special_tokens=True) == ""
+    assert tokenizer.decode([0, 1]) == "<|end|><|user|>"
+
+
+def test_token_ids_beyond_the_vocabulary_are_unknown_and_have_no_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.knows(4095)
+    assert not tokenizer.knows(4096)
+    assert tokenizer.decode([99_999]) == ""
+
+
+def test_a_byte_level_tokenizer_has_no_byte_fallback(tokenizer: Tokenizer) -> None:
+    assert tokenizer.byte_token_ids == frozenset()
+
+
+def test_the_short_way_for_plain_tokenizer_files_gives_what_auto_tokenizer_gives(tokenizer: Tokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    auto = Tokenizer(AutoTokenizer.from_pretrained(str(DEMO), local_files_only=True))
+    text = "<|user|>Alice — 你好 1234\n\n  x<|end|>"
+    assert auto.encode(text) == tokenizer.encode(text)
+    assert auto.special_token_ids == tokenizer.special_token_ids
+
+
+def test_a_directory_that_names_a_class_of_its_own_is_left_to_auto_tokenizer(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    settings = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "GPT2TokenizerFast"}))
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.encode("Alice was") == tokenizer.encode("Alice was")
+
+
+def test_a_tokenizer_in_a_gguf_file_is_read(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "tiny.gguf"
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 5]
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(index) for index in range(len(tokens))])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_tensor("token_embd.weight", np.zeros((1, 1), np.float32))
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    tokenizer = load_tokenizer(str(file))
+    assert tokenizer.decode(tokenizer.encode("hi"), skip_special_tokens=True) == "hi"
+    assert tokenizer.byte_token_ids == frozenset(range(3, 259))
+
+
+@pytest.mark.parametrize(
+    ("path", "cause"),
+    [
+        ("/no/such/directory", "no such directory"),
+        ("./nowhere", "no such directory"),
+        ("/no/model.gguf", "does not exist"),
+    ],
+)
+def test_a_path_without_a_tokenizer_is_named(path: str, cause: str) -> None:
+    with pytest.raises(ModelLoadError, match=cause) as caught:
+        load_tokenizer(path)
+    assert path in str(caught.value)
+
+
+def test_a_broken_tokenizer_file_is_a_model_load_error(tmp_path: Path) -> None:
+    shutil.copy(DEMO / "tokenizer_config.json", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_loading_the_demo_tokenizer_imports_no_tensor_library() -> None:
+    code = (
+        "import sys; from trencadis.text import load_tokenizer; load_tokenizer('demo'); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
