@@ -45,12 +45,13 @@ class Admission:
         self.admitted: list[int] = []
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_pending = 0
         self._chunk = 0
 
     def begin(self) -> None:
         """Forget the last plan's admissions."""
         self.admitted = []
-        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_pending = 0
 
     def admit(self, view: SchedulerView, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
         """Admit while tokens, rows and blocks last; returns slots and their first chunks."""
@@ -167,6 +168,7 @@ class Admission:
             return None
         found = state.transfers.lookup(sequence, num_local_tokens=num_local_tokens)
         if found.pending:
+            self.num_pending += 1
             return _Outcome.SKIPPED
         num_found = min(found.num_tokens // state.block_size, len(sequence.block_hashes))
         if num_found <= len(hit):

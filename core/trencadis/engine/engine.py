@@ -129,9 +129,10 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """True if sequences only wait for transfers: stepping at once would be busy waiting."""
+        """True if sequences only wait for a KV connector: stepping at once would be busy waiting."""
         state = self._state
-        return not self._in_flight and not state.running.size and not len(state.waiting) and state.transfers.is_active
+        awaits = state.transfers.is_active or self._scheduler.admission.num_pending
+        return bool(awaits and not self._in_flight and not state.running.size)
 
     @property
     def num_running(self) -> int:
@@ -296,7 +297,8 @@ class Engine:
     def _watch_progress(self) -> None:
         """Quarantine a policy that twice in a row schedules nothing although something could run."""
         state = self._state
-        could_run = state.running.size or (len(state.waiting) and not state.blocks.num_used)
+        could_admit = len(state.waiting) and not state.blocks.num_used and not self._scheduler.admission.num_pending
+        could_run = state.running.size or could_admit
         self._num_idle_steps = self._num_idle_steps + 1 if could_run and not self._ended else 0
         if self._num_idle_steps < 2:
             return

@@ -94,10 +94,16 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
 
-        def check(split: TokenSplit) -> str:
-            return "" if split.decode >= 0 and split.prefill >= 0 else f"split() returned {split}: negative"
-
-        return self.guarded(lambda policy: policy.split(view, token_budget=token_budget), check)
+        # Once per step on the hot path: written out, without the closures of guarded().
+        try:
+            split = self.strategy.split(view, token_budget=token_budget)
+            if split.decode >= 0 and split.prefill >= 0:
+                return split
+            fault: Exception = ContractError(f"split() returned {split}: negative")
+        except Exception as error:
+            fault = error
+        self.quarantine(fault)
+        return self.split(view, token_budget=token_budget)
 
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return 0 .. min(num_remaining, token_budget)."""
@@ -180,10 +186,16 @@ class GuardedBucketing(Guarded[BucketingStrategy]):
     def bucket_for(self, shape: Shape) -> Bucket:
         """Return a bucket that covers ``shape``."""
 
-        def check(bucket: Bucket) -> str:
-            return "" if bucket.covers(shape) else f"bucket_for({shape}) returned {bucket}, which does not cover it"
-
-        return self.guarded(lambda strategy: strategy.bucket_for(shape), check)
+        # Once per pass on the hot path: written out, without the closures of guarded().
+        try:
+            bucket = self.strategy.bucket_for(shape)
+            if bucket.covers(shape):
+                return bucket
+            fault: Exception = ContractError(f"bucket_for({shape}) returned {bucket}, which does not cover it")
+        except Exception as error:
+            fault = error
+        self.quarantine(fault)
+        return self.bucket_for(shape)
 
     def observe(self, shape: Shape, bucket: Bucket) -> None:
         """Tell the strategy which bucket was used."""

@@ -55,6 +55,15 @@ def test_json_has_text_tokens_prompt_and_reason(generate: Callable[..., str], to
     assert "Hello there" + record["text"] == tokenizer.decode([*prompt, *tokens], skip_special_tokens=True)
 
 
+def test_json_has_the_logprobs_that_were_asked_for(generate: Callable[..., str]) -> None:
+    record = json.loads(
+        generate("--max-tokens", "2", "--json", "--logprobs", "1", "--prompt-logprobs", "0", "Hello there")
+    )
+    assert [entry["token_id"] for entry in record["logprobs"]] == record["token_ids"]
+    assert [len(entry["top_token_ids"]) for entry in record["logprobs"]] == [1, 1]
+    assert [entry["token_id"] for entry in record["prompt_logprobs"]] == record["prompt_token_ids"][1:]
+
+
 def test_one_prompt_prints_its_text_and_no_more(generate: Callable[..., str], text_of: Callable[..., str]) -> None:
     assert generate("Hello there", "--max-tokens", "5", "--no-stream") == text_of("Hello there", 5) + "\n"
 
