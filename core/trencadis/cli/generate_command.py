@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
+import attrs
+
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
 from trencadis.config import Config
 from trencadis.errors import InvalidRequestError, StepFailedError
@@ -126,6 +128,9 @@ def _as_json(output: RequestOutput, index: int, *, several: bool) -> dict[str, o
     }
     if several:
         record["index"] = index
+    for name, entries in (("logprobs", completion.logprobs), ("prompt_logprobs", output.prompt_logprobs)):
+        if entries is not None:
+            record[name] = [attrs.asdict(entry, filter=lambda field, _: field.name != "index") for entry in entries]
     if reason is FinishReason.ERROR:
         record["error"] = output.error
     return record

@@ -93,7 +93,6 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
-
         # Once per step on the hot path: written out, without the closures of guarded().
         try:
             split = self.strategy.split(view, token_budget=token_budget)
@@ -185,7 +184,6 @@ class GuardedBucketing(Guarded[BucketingStrategy]):
 
     def bucket_for(self, shape: Shape) -> Bucket:
         """Return a bucket that covers ``shape``."""
-
         # Once per pass on the hot path: written out, without the closures of guarded().
         try:
             bucket = self.strategy.bucket_for(shape)

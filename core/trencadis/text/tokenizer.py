@@ -18,6 +18,9 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names under which ``tokenizer.json`` alone says everything; both are the same class of transformers."""
 
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+"""Patterns of which a directory with a tokenizer has at least one file."""
+
 
 def resolve_model_path(path: str) -> str:
     """Return where a model is: ``"demo"`` is a directory in this package, anything else is returned as it is. Pure."""
@@ -40,6 +43,11 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
     place = Path(resolve_model_path(path))
     if place.suffix == ".gguf" and not place.is_file():
         raise ModelLoadError(f"the model file {str(place)!r} does not exist.", hint="Check model.path.")
+    if place.is_dir() and not any(file for pattern in _TOKENIZER_FILES for file in place.glob(pattern)):
+        raise ModelLoadError(
+            f"the directory {str(place)!r} holds no tokenizer: tokenizer.json is missing.",
+            hint="Name a directory or hub id that has one in model.path or model.tokenizer.",
+        )
     try:
         return Tokenizer(_load(place, path, revision=revision, trust_remote_code=trust_remote_code))
     except Exception as error:

@@ -77,6 +77,14 @@ def test_text_that_only_began_a_stop_string_comes_with_the_end(tokenizer: Tokeni
     assert completion.output().finish_reason is FinishReason.LENGTH
 
 
+def test_half_a_character_comes_with_the_end_also_through_the_search_for_stop_strings(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("one"), *tokenizer.encode("你")[:1]]
+    completion = make(tokenizer, stop=["two"])
+    completion.append(ids)
+    completion.finish(end(ids))
+    assert completion.output().text == tokenizer.decode(ids)
+
+
 def test_no_stop_string_is_found_before_min_tokens(tokenizer: Tokenizer) -> None:
     ids = [*tokenizer.encode("a"), *tokenizer.encode("a"), *tokenizer.encode("b"), *tokenizer.encode("a")]
     completion = make(tokenizer, stop=["a"], min_tokens=2)

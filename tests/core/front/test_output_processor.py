@@ -138,5 +138,14 @@ def test_logprobs_find_their_sequence_by_position_in_the_step_and_prompt_logprob
     assert [entry.token_id for entry in second.output().prompt_logprobs or ()] == [12]
 
 
+def test_late_news_of_a_slot_whose_sequence_has_gone_is_nobodys(house: House) -> None:
+    client = house.add("a", 0, streams=True, logprobs=0)
+    house.processor.process(deltas({0: [10]}, end("a", 0, [10])))
+    before = client.output()
+    late = (TokenLogprobs(index=0, position=2, token_id=11, logprob=-1.0, rank=1),)
+    assert house.processor.process(deltas({0: [11]}, logprobs=late)) == []
+    assert client.output() == before
+
+
 def test_the_end_of_a_sequence_that_nobody_knows_is_nobodys(house: House) -> None:
     assert house.processor.process(deltas({}, end("stranger", 0, [5]))) == []

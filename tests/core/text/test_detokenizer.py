@@ -117,6 +117,12 @@ def test_a_run_of_bytes_waits_for_its_end_because_one_wrong_byte_would_change_al
     assert detokenizer.add([2 + 256 + WORDS.index("lo")]) == "你lo"
 
 
+def test_a_token_that_the_tokenizer_does_not_know_does_not_end_a_run_of_bytes() -> None:
+    tokenizer = TOKENIZERS["byte_fallback"]
+    ids = [2 + 0xC2, 2 + 0x80, tokenizer.vocab_size, 2 + 0x80]
+    assert "".join(deltas_of(Detokenizer(tokenizer), ids)) == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("garbage", [True, False])
 def test_a_token_costs_the_same_however_long_the_text_is(kind: str, garbage: bool) -> None:

@@ -119,3 +119,9 @@ def test_loading_the_demo_tokenizer_imports_no_tensor_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_directory_without_tokenizer_files_is_named(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"holds no tokenizer: tokenizer\.json is missing"):
+        load_tokenizer(str(tmp_path))
