@@ -63,7 +63,9 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     rows = list(rows_of(registry, plan))
     if args.json:
         components = [{**attrs.asdict(row), "active": row.role == "active"} for row in rows]
-        print(json.dumps({"plan_hash": plan.plan_hash, "components": components}, indent=2, ensure_ascii=False))
+        nouns = {noun: [row.name for row in rows if row.noun == noun] for noun in NOUNS}
+        listing = {"plan_hash": plan.plan_hash, "nouns": nouns, "components": components}
+        print(json.dumps(listing, indent=2, ensure_ascii=False))
         return 0
     headings = ("noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary")
     cells = [
@@ -81,6 +83,9 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         for row in rows
     ]
     print_table(headings, cells)
+    empty = [noun for noun in NOUNS if not any(row.noun == noun for row in rows)]
+    if empty:
+        print(f"no component installed: {', '.join(empty)}")
     return 0
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trencadis.cli import main
+from trencadis.hookspecs import NOUNS
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -74,7 +75,8 @@ def test_the_table_has_one_line_for_each_component(capsys):
         "noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary",
     ]  # fmt: skip
     assert lines[0].split() == ["bucketing", "exact", "by", "layout", "yes", "(in", "code)", "The", "exact", "one."]
-    assert len(lines) == 9
+    assert len(lines) == 10
+    assert lines[-1] == "no component installed: speculation, kv_connector"
 
 
 def test_a_wrong_name_ends_with_the_choices_and_exit_code_2(capsys):
@@ -85,3 +87,13 @@ def test_a_wrong_name_ends_with_the_choices_and_exit_code_2(capsys):
         'error: [bucketing] name = "exponentail" (from flag --bucketing.name): no such component. '
     )
     assert 'Did you mean "exponential"?' in captured.err
+
+
+def test_every_noun_is_listed_even_without_a_component(capsys) -> None:
+    assert main(["plugins", "--json"]) == 0
+    nouns = json.loads(capsys.readouterr().out)["nouns"]
+    assert set(nouns) == set(NOUNS)
+    assert "fcfs" in nouns["scheduling"]
+    assert main(["plugins"]) == 0
+    printed = capsys.readouterr().out
+    assert all(noun in printed for noun in NOUNS)
