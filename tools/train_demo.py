@@ -1,6 +1,6 @@
 """Train the demo model, its draft model and their tokenizer, and write them where the package keeps them.
 
-    python tools/train_demo.py --corpus ../shared/data/corpus --out core/trencadis/demo --minutes 45
+Example: `python tools/train_demo.py --corpus ../shared/data/corpus --out core/trencadis/demo --minutes 45`
 
     corpus -> tokenizer -> target (next token) -> draft (next token, then the target's distribution) -> card
 """
@@ -10,14 +10,17 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from demo.corpus import END, Corpus, load_corpus
-from demo.publish import Result, build_tokenizer, save_model, write_card
-from demo.training import Budget, Shape, TokenSource, Trained, greedy_agreement, held_out_loss, train
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo.corpus import END, Corpus, load_corpus
+from demo.measure import greedy_agreement, held_out_loss
+from demo.publish import Result, build_tokenizer, save_model, write_card
+from demo.training import Budget, Shape, TokenSource, Trained, train
 
 TARGET = Shape(hidden=256, layers=5, heads=8, mlp=640)
 DRAFT = Shape(hidden=128, layers=2, heads=4, mlp=320)
@@ -57,9 +60,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="directory of .txt files")
     parser.add_argument("--out", type=Path, required=True, help="directory that gets target/, draft/ and README.md")
-    parser.add_argument("--steps", type=int, default=UNLIMITED_STEPS, help="most optimiser steps of each model")
+    parser.add_argument("--steps", type=int, default=UNLIMITED_STEPS, help="most optimiser steps of a model")
+    parser.add_argument("--draft-steps", type=int, help="the same for the draft model alone")
     parser.add_argument("--minutes", type=float, default=45.0, help="training time of both models together")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, shuffles and chats")
+    parser.add_argument(
+        "--checkpoints", type=Path, help="directory to keep unfinished runs in, and to resume them from"
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     return parser.parse_args(arguments)
 
@@ -70,7 +77,7 @@ def _train_target(
     model = TARGET.build(vocab=len(tokenizer), end_id=int(tokenizer.eos_token_id))
     seconds = options.minutes * 60 * TARGET_SHARE
     budget = Budget(steps=options.steps, seconds=seconds, learning_rate=1.5e-3, dropout=0.15)
-    return train(model, _source(corpus, tokenizer, options.seed), held_out, budget, log=_logger("target"))
+    return train(model, _source(corpus, tokenizer, options.seed), held_out, budget, **_keeping(options, "target"))
 
 
 def _train_draft(
@@ -82,9 +89,10 @@ def _train_draft(
 ) -> Trained:
     model = DRAFT.build(vocab=len(tokenizer), end_id=int(tokenizer.eos_token_id))
     seconds = options.minutes * 60 * (1.0 - TARGET_SHARE)
-    budget = Budget(steps=options.steps, seconds=seconds, learning_rate=3e-3, dropout=0.0, distil_from=0.3)
+    steps = options.steps if options.draft_steps is None else options.draft_steps
+    budget = Budget(steps=steps, seconds=seconds, learning_rate=3e-3, dropout=0.0, distil_from=0.3)
     source = _source(corpus, tokenizer, options.seed + 1)
-    return train(model, source, held_out, budget, teacher=target.eval(), log=_logger("draft"))
+    return train(model, source, held_out, budget, teacher=target.eval(), **_keeping(options, "draft"))
 
 
 def _source(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int) -> TokenSource:
@@ -115,11 +123,12 @@ def _publish(
     return Result(trained, losses[dtype], size, dtype)
 
 
-def _logger(name: str) -> Callable[[str], None]:
-    def log(line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {name} {line}", flush=True)
-
-    return log
+def _keeping(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Return the arguments of `train` that say where a run is kept and told of."""
+    if options.checkpoints is not None:
+        options.checkpoints.mkdir(parents=True, exist_ok=True)
+    path = None if options.checkpoints is None else options.checkpoints / f"{name}.pt"
+    return {"checkpoint": path, "log": lambda line: print(time.strftime("%H:%M:%S"), name, line, flush=True)}
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import train_demo  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
 from demo import corpus as demo_corpus  # noqa: E402
-from demo.training import held_out_loss  # noqa: E402
+from demo.measure import held_out_loss  # noqa: E402
 
 LARGEST_TOTAL_BYTES = 15_000_000
 LOSS_TOLERANCE = 0.02
-STORY = "\n\n".join(f"The miller had {count} sacks of\nflour, and he counted them well-\nnigh twice." for count in range(60))
+STORY = "\n\n".join(
+    f"The miller had {count} sacks of\nflour, and he counted them well-\nnigh twice." for count in range(60)
+)
 PLAY = "\n\n".join(f"MILLER:\nHow many sacks, {count}?\n\nWIFE:\nOne more than {count}." for count in range(60))
 
 
@@ -95,7 +97,7 @@ class TestCorpus:
         assert demo_corpus.clean_prose(text) == ["It was well-nigh dark, and--late.", "A verse\nof two lines"]
 
     def test_folder_without_text_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match="no .txt file"):
+        with pytest.raises(FileNotFoundError, match=r"no \.txt file"):
             demo_corpus.load_corpus(tmp_path, seed=0)
 
 

@@ -214,10 +214,10 @@ def _between(text: str, start: str, stop: str) -> str:
 
 # The demo should sound like a story, so the two prose books are shown more often than the verse around them.
 BOOKS = {
-    "gutenberg_alice29.txt": Book(_clean_alice, weight=3.5),
-    "gutenberg_lcet10.txt": Book(_clean_workshop, weight=1.2),
+    "gutenberg_alice29.txt": Book(_clean_alice, weight=4.5),
+    "gutenberg_lcet10.txt": Book(_clean_workshop, weight=1.5),
     "gutenberg_plrabn12.txt": Book(_clean_milton, weight=0.7),
-    "gutenberg_asyoulik.txt": Book(_clean_as_you_like_it, weight=0.6, is_play=True),
+    "gutenberg_asyoulik.txt": Book(_clean_as_you_like_it, weight=0.5, is_play=True),
     "shakespeare_sonnets_vllm.txt": Book(_clean_sonnets, weight=1.0),
-    "tinyshakespeare.txt": Book(_clean_script, weight=0.6, is_play=True),
+    "tinyshakespeare.txt": Book(_clean_script, weight=0.5, is_play=True),
 }

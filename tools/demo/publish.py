@@ -17,7 +17,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo.corpus import END, SPECIAL_TOKENS
-from demo.training import MAX_POSITIONS, HeldOut, Trained
+from demo.measure import HeldOut
+from demo.training import MAX_POSITIONS, Trained
 
 VOCABULARY = 4096
 PROMPT = "The old man looked at the sea and"

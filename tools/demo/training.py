@@ -1,6 +1,7 @@
-"""The training loop of the demo models: batches, schedule, distillation, held-out loss.
+"""The training loop of the demo models: batches, schedule, distillation.
 
-Lives here: everything between token ids and trained weights. Does not live here: text, tokenizer, files on disk.
+Lives here: everything between token ids and trained weights. Does not live here: text, tokenizer, files on disk, the
+held-out measures (`demo.measure`).
 
 Shape legend: B rows of a batch, T tokens of a row, V vocabulary.
 """
@@ -9,21 +10,23 @@ import copy
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from demo.measure import autocast, held_out_loss
 
 MAX_POSITIONS = 2048
 BATCH_TOKENS = 2048
 # Mostly short rows, which are cheap; a few long ones keep every position of the context window usable.
 ROW_LENGTHS = {256: 0.75, 512: 0.20, MAX_POSITIONS: 0.05}
-HELD_OUT_ROW = 512
 CHAT_SHARE = 0.15
 WARM_UP_STEPS = 200
 FINAL_LR_SHARE = 0.02
@@ -68,7 +71,7 @@ class Budget:
     learning_rate: float
     dropout: float
     distil_from: float = 1.0
-    check_every_seconds: float = 60.0
+    check_every_steps: int = 150
 
 
 @dataclass
@@ -84,6 +87,15 @@ class TokenSource:
     _stream: list[int] = field(default_factory=list)
     _cursor: int = 0
     epochs: int = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to go on with the same rows."""
+        return {"rng": self.rng.getstate(), "stream": self._stream, "cursor": self._cursor, "epochs": self.epochs}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self.rng.setstate(state["rng"])
+        self._stream, self._cursor, self.epochs = state["stream"], state["cursor"], state["epochs"]
 
     def rows(self, count: int, length: int) -> Tensor:
         """Return [count, length + 1] ids; the last column is only a target."""
@@ -118,7 +130,6 @@ class Trained:
     """A finished run: the weights with the lowest held-out loss and how they came about."""
 
     model: LlamaForCausalLM
-    loss: float
     best_step: int
     steps: int
     tokens: int
@@ -133,6 +144,7 @@ def train(
     budget: Budget,
     *,
     teacher: LlamaForCausalLM | None = None,
+    checkpoint: Path | None = None,
     log: Callable[[str], None] = print,
 ) -> Trained:
     """Train with AdamW, warm-up and cosine decay; return the best weights by held-out loss.
@@ -143,32 +155,85 @@ def train(
         held_out: Token ids of each held-out text.
         budget: Length and rates of the run.
         teacher: Larger model with the same vocabulary, imitated after `budget.distil_from` of the run.
+        checkpoint: File the run is kept in at each check; where it is there already, the run goes on from it.
         log: Takes one line at each check.
     """
     add_dropout(model, budget.dropout)
     optimiser = _optimiser(model, budget.learning_rate)
-    best, best_weights, best_step = math.inf, copy.deepcopy(model.state_dict()), 0
-    started = last_check = time.monotonic()
-    step, running = 0, 0.0
-    while True:
-        progress = max(step / budget.steps, (time.monotonic() - started) / budget.seconds)
-        if progress >= 1.0 or time.monotonic() - last_check >= budget.check_every_seconds:
-            last_check = time.monotonic()
-            loss = held_out_loss(model, held_out).per_token
-            log(f"step {step} progress {progress:.3f} train {running:.3f} held-out {loss:.4f} epochs {source.epochs}")
-            if loss < best:
-                best, best_weights, best_step = loss, copy.deepcopy(model.state_dict()), step
-        if progress >= 1.0:
-            break
+    watch = _Watch(model, optimiser, source, held_out, budget, checkpoint, log)
+    step = watch.resume()
+    while (progress := watch.progress(step)) < 1.0:
         for group in optimiser.param_groups:
             group["lr"] = budget.learning_rate * _rate_share(step, progress)
         guide = teacher if progress >= budget.distil_from else None
-        value = _step(model, optimiser, _batch(source), guide)
-        running = value if step == 0 or guide is not None else 0.98 * running + 0.02 * value
+        watch.recent_losses.append(_step(model, optimiser, _batch(source), guide))
         step += 1
-    model.load_state_dict(best_weights)
-    seconds = time.monotonic() - started
-    return Trained(model, best, best_step, step, step * BATCH_TOKENS, source.epochs, seconds)
+        if step % budget.check_every_steps == 0:
+            watch.check(step)
+    watch.check(step)
+    model.load_state_dict(watch.best_weights)
+    return Trained(model, watch.best_step, step, step * BATCH_TOKENS, source.epochs, watch.elapsed())
+
+
+@dataclass
+class _Watch:
+    """Looks at the held-out loss now and then during a run, and keeps the best weights and the way back."""
+
+    model: LlamaForCausalLM
+    optimiser: torch.optim.Optimizer
+    source: TokenSource
+    held_out: Sequence[list[int]]
+    budget: Budget
+    checkpoint: Path | None
+    log: Callable[[str], None]
+    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+    best_loss: float = math.inf
+    best_step: int = 0
+    _started: float = field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        """Return seconds since the run began, without the time between two processes."""
+        return time.monotonic() - self._started
+
+    def progress(self, step: int) -> float:
+        """Return the share of the budget that is used up, 0 .. 1 and over."""
+        return max(step / self.budget.steps, self.elapsed() / self.budget.seconds)
+
+    def check(self, step: int) -> None:
+        """Measure the held-out loss, keep the weights if they are the best so far, write the checkpoint."""
+        loss = held_out_loss(self.model, self.held_out).per_token
+        recent = sum(self.recent_losses) / max(1, len(self.recent_losses))
+        self.log(f"step {step} progress {self.progress(step):.3f} train {recent:.3f} held-out {loss:.4f}")
+        if loss < self.best_loss or not self.best_weights:
+            self.best_loss, self.best_step = loss, step
+            self.best_weights = copy.deepcopy(self.model.state_dict())
+        if self.checkpoint is not None:
+            fresh = self.checkpoint.with_suffix(".new")
+            torch.save(self._state(step), fresh)
+            fresh.replace(self.checkpoint)
+
+    def _state(self, step: int) -> dict[str, Any]:
+        return {
+            "step": step,
+            "elapsed": self.elapsed(),
+            "weights": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "source": self.source.state(),
+            "best": (self.best_weights, self.best_loss, self.best_step),
+        }
+
+    def resume(self) -> int:
+        """Take up the checkpoint, where there is one; return the step to go on with."""
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return 0
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.model.load_state_dict(state["weights"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.source.restore(state["source"])
+        self.best_weights, self.best_loss, self.best_step = state["best"]
+        self._started -= state["elapsed"]
+        return int(state["step"])
 
 
 def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
@@ -176,75 +241,14 @@ def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
 
     def drop(module: nn.Module, _: Any, output: Any) -> Any:
         if isinstance(output, tuple):
-            return (F.dropout(output[0], rate, module.training), *output[1:])
-        return F.dropout(output, rate, module.training)
+            return (functional.dropout(output[0], rate, module.training), *output[1:])
+        return functional.dropout(output, rate, module.training)
 
     if rate > 0.0:
         model.model.embed_tokens.register_forward_hook(drop)
         for layer in model.model.layers:
             layer.self_attn.register_forward_hook(drop)
             layer.mlp.register_forward_hook(drop)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Sums over the held-out text, natural logarithm."""
-
-    nats: float
-    tokens: int
-
-    @property
-    def per_token(self) -> float:
-        """Mean loss, nats per token."""
-        return self.nats / max(1, self.tokens)
-
-
-@torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, texts: Sequence[list[int]], *, fast: bool = True) -> HeldOut:
-    """Measure the loss on whole texts in rows of `HELD_OUT_ROW` tokens, every token predicted once.
-
-    Args:
-        model: Left in the mode (training or not) it came in.
-        texts: Token ids of each text; the end token stands before the first.
-        fast: Compute in bfloat16.
-    """
-    was_training = model.training
-    model.eval()
-    nats, count = 0.0, 0
-    for inputs, targets in held_out_rows(texts, end_id=int(model.config.eos_token_id)):
-        with _autocast(enabled=fast):
-            logits = model(input_ids=inputs, use_cache=False).logits
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
-        nats += loss.item()
-        count += int((targets != -100).sum())
-    model.train(was_training)
-    return HeldOut(nats, count)
-
-
-def held_out_rows(texts: Sequence[list[int]], *, end_id: int) -> Sequence[tuple[Tensor, Tensor]]:
-    """Return (inputs [B, T], targets [B, T]) over all texts; rows are filled up with -100 targets."""
-    inputs, targets = [], []
-    for ids in texts:
-        for start in range(0, len(ids), HELD_OUT_ROW):
-            goal = ids[start : start + HELD_OUT_ROW]
-            seen = ([end_id, *ids])[start : start + len(goal)]
-            gap = HELD_OUT_ROW - len(goal)
-            inputs.append(seen + [end_id] * gap)
-            targets.append(goal + [-100] * gap)
-    rows = torch.tensor(inputs), torch.tensor(targets)
-    return list(zip(rows[0].split(8), rows[1].split(8), strict=True))
-
-
-@torch.no_grad()
-def greedy_agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, texts: Sequence[list[int]]) -> float:
-    """Return the share of held-out positions (0 .. 1) where both models rank the same token first."""
-    same, count = 0, 0
-    for inputs, targets in held_out_rows(texts, end_id=int(target.config.eos_token_id)):
-        picks = [model(input_ids=inputs, use_cache=False).logits.argmax(-1) for model in (draft, target)]
-        real = targets != -100
-        same += int(((picks[0] == picks[1]) & real).sum())
-        count += int(real.sum())
-    return same / max(1, count)
 
 
 def _batch(source: TokenSource) -> Tensor:
@@ -258,10 +262,13 @@ def _step(
     """Take one optimiser step on rows [B, T + 1]; return the loss."""
     model.train()
     inputs, targets = rows[:, :-1], rows[:, 1:]
-    with _autocast(enabled=True):
+    with autocast(enabled=True):
         logits = model(input_ids=inputs, use_cache=False).logits
     logits = logits.float().flatten(0, 1)
-    loss = F.cross_entropy(logits, targets.flatten()) if teacher is None else _divergence(logits, teacher, inputs)
+    if teacher is None:
+        loss = functional.cross_entropy(logits, targets.flatten())
+    else:
+        loss = _divergence(logits, teacher, inputs)
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
@@ -274,9 +281,9 @@ def _divergence(logits: Tensor, teacher: LlamaForCausalLM, inputs: Tensor) -> Te
 
     Source: Hinton et al. 2015, section 2, at temperature 1: acceptance of drafts is decided at that temperature.
     """
-    with torch.no_grad(), _autocast(enabled=True):
+    with torch.no_grad(), autocast(enabled=True):
         goal = teacher(input_ids=inputs, use_cache=False).logits.float().flatten(0, 1)
-    return F.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
+    return functional.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
 
 
 def _optimiser(model: LlamaForCausalLM, rate: float) -> torch.optim.AdamW:
@@ -290,8 +297,3 @@ def _rate_share(step: int, progress: float) -> float:
     """Return the share of the peak rate (0 .. 1): linear warm-up, then cosine over the run."""
     cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
     return min(1.0, (step + 1) / WARM_UP_STEPS) * (FINAL_LR_SHARE + (1.0 - FINAL_LR_SHARE) * cosine)
-
-
-def _autocast(*, enabled: bool) -> AbstractContextManager[Any]:
-    """Compute in bfloat16: measured 1.4 times faster than float32 on a CPU with avx512_bf16."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
