@@ -20,7 +20,7 @@ __all__ = ["DEFAULTS", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "Continue prompts and print the texts."
 
-DEFAULTS = {"max_tokens": 64, "temperature": 0.8, "seed": 0}
+DEFAULTS = {"max_tokens": 64, "temperature": 0.7, "min_p": 0.1, "seed": 0}
 """Where the command differs from ``SamplingParams``; with a fixed seed the same command prints the same text."""
 
 
