@@ -1,7 +1,10 @@
 """The demo trainer on a made-up text, and the promises about the weights that ship with the package."""
 
+import random
 import re
+import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import train_demo  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
 from demo import corpus as demo_corpus  # noqa: E402
 from demo.measure import held_out_loss  # noqa: E402
+from demo.training import Budget, Shape, TokenSource, Trained, train  # noqa: E402
 
 LARGEST_TOTAL_BYTES = 15_000_000
 LOSS_TOLERANCE = 0.02
@@ -26,15 +30,22 @@ STORY = "\n\n".join(
 PLAY = "\n\n".join(f"MILLER:\nHow many sacks, {count}?\n\nWIFE:\nOne more than {count}." for count in range(60))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: on shared cores several wait for each other far longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the output of a two-step run on a story and a play of a few kilobytes."""
     texts, out = tmp_path_factory.mktemp("texts"), tmp_path_factory.mktemp("demo")
     (texts / "story.txt").write_text(STORY, encoding="utf-8")
     (texts / "tinyshakespeare.txt").write_text(PLAY, encoding="utf-8")
-    threads = torch.get_num_threads()
-    train_demo.main(["--corpus", str(texts), "--out", str(out), "--steps", "2", "--seed", "1"])
-    torch.set_num_threads(threads)
+    train_demo.main(["--corpus", str(texts), "--out", str(out), "--steps", "2", "--seed", "1", "--threads", "1"])
     return out
 
 
@@ -80,10 +91,24 @@ class TestTrainer:
         messages = [{"role": role, "content": content} for role, content in turns]
         assert learnt + demo_corpus.END == tokenizer.apply_chat_template(messages, tokenize=False)
 
-    def test_run_on_same_seed_names_its_measures_in_the_card(self, trained: Path) -> None:
+    def test_card_states_the_held_out_loss_of_both_models(self, trained: Path) -> None:
         target, draft = stated_losses(trained / "README.md")
         assert 0.0 < target < 10.0
         assert 0.0 < draft < 10.0
+
+
+class TestCheckpoints:
+    def test_resumed_run_ends_with_the_weights_of_the_unbroken_one(self, tmp_path: Path) -> None:
+        kept, halfway = tmp_path / "run.pt", tmp_path / "halfway.pt"
+
+        def copy_first_checkpoint(line: str) -> None:
+            if line.startswith("step 4 ") and not halfway.exists():
+                shutil.copy(kept, halfway)
+
+        unbroken = run(checkpoint=kept, log=copy_first_checkpoint)
+        resumed = run(checkpoint=halfway, log=lambda line: None)
+        pairs = zip(unbroken.model.parameters(), resumed.model.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
 
 
 class TestCorpus:
@@ -126,6 +151,15 @@ class TestShippedModels:
         ids = [[token for text in passages for token in tokenizer.encode(text + "<|end|>")] for passages in texts]
         measured = held_out_loss(model.float(), ids, fast=False).per_token
         assert measured == pytest.approx(stated_losses(DEMO / "README.md")[column], abs=LOSS_TOLERANCE)
+
+
+def run(*, checkpoint: Path, log: Callable[[str], None]) -> Trained:
+    """Train the smallest model that has every part for four steps, with a look at the loss after every second."""
+    torch.manual_seed(0)
+    model = Shape(hidden=32, layers=1, heads=2, mlp=32).build(vocab=16, end_id=0)
+    source = TokenSource([([*range(1, 16), 0], 4.0)], [], random.Random(0))
+    budget = Budget(steps=4, seconds=1e6, learning_rate=1e-3, dropout=0.0, check_every_steps=2)
+    return train(model, source, [[1, 2, 3]], budget, checkpoint=checkpoint, log=log)
 
 
 def stated_losses(card: Path) -> tuple[float, float]:

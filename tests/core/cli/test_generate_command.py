@@ -107,7 +107,7 @@ def test_the_command_is_reproducible_unless_told_otherwise(
     assert generate("x") == generate("x")
     generate("x", "--seed", "none", "--temperature", "0", "--max-tokens", "2")
     assert seen[0] == seen[1] == SamplingParams(seed=0, temperature=0.7, min_p=0.1, max_tokens=64)
-    assert seen[2] == SamplingParams(seed=None, temperature=0, max_tokens=2)
+    assert seen[2] == SamplingParams(seed=None, temperature=0, min_p=0.1, max_tokens=2)
 
 
 def test_help_says_that_the_seed_is_fixed() -> None:
