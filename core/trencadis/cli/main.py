@@ -16,6 +16,7 @@ from trencadis.cli.flags import CommandParser, config_file
 from trencadis.config import Settings, blocked_plugins, load_config, settings_of
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, PluginError, TrencadisError, did_you_mean
+from trencadis.log import configure_logging
 from trencadis.registry import Registry
 
 __all__ = ["COMMANDS", "INTERRUPTED", "main"]
@@ -95,6 +96,7 @@ def _run(command: str, arguments: list[str]) -> int:
     args = _parser(command, module, lambda: settings).parse(rest)
     args.resolved = load_config(components=components, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
+    configure_logging(args.resolved.config.log.level)
     code: int = module.run(args, args.resolved.config, registry)
     return code
 

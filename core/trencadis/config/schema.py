@@ -106,7 +106,7 @@ class CacheConfig:
         validator=[gt(0), le(1)],
     )
     max_bytes: int = setting(
-        4 << 30,
+        0,
         "The KV cache takes no more than this, unless num_blocks says so; 0: no cap.",
         unit="bytes",
         validator=ge(0),
@@ -163,9 +163,7 @@ class PluginsConfig:
 class LogConfig:
     """Table ``[log]``: what is printed."""
 
-    level: str = setting(
-        "warning", "Least severe messages shown.", validator=in_(["debug", "info", "warning", "error"])
-    )
+    level: str = setting("info", "Least severe messages shown.", validator=in_(["debug", "info", "warning", "error"]))
 
 
 @attrs.frozen(kw_only=True)
