@@ -157,7 +157,8 @@ def run(*, checkpoint: Path, log: Callable[[str], None]) -> Trained:
     """Train the smallest model that has every part for four steps, with a look at the loss after every second."""
     torch.manual_seed(0)
     model = Shape(hidden=32, layers=1, heads=2, mlp=32).build(vocab=16, end_id=0)
-    source = TokenSource([([*range(1, 16), 0], 4.0)], [], random.Random(0))
+    passages = [([word] * 7 + [0], 1.0) for word in range(1, 16)]
+    source = TokenSource(passages, [], random.Random(0))
     budget = Budget(steps=4, seconds=1e6, learning_rate=1e-3, dropout=0.0, check_every_steps=2)
     return train(model, source, [[1, 2, 3]], budget, checkpoint=checkpoint, log=log)
 

@@ -55,7 +55,9 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: An unknown flag, with a suggestion, or a missing or wrong value.
         """
-        known, unknown = self.parse_known_args(arguments)
+        # Words may stand on both sides of flags; behind "--", which the intermixed parser does not know, all are words.
+        parse = self.parse_known_args if "--" in arguments else self.parse_known_intermixed_args
+        known, unknown = parse(arguments)
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
             raise ConfigError(

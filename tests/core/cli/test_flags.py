@@ -66,3 +66,15 @@ def test_the_config_file_is_known_before_all_other_flags(line, file):
 
 def test_a_config_flag_without_a_file_is_refused():
     assert _said(config_file, ["--config"]).endswith("Write --config FILE.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["x", "--size", "3", "y"], ["x", "y"]), (["--size", "3", "--", "--y"], ["--y"]), (["--size", "3"], [])],
+)
+def test_words_may_stand_on_both_sides_of_flags(arguments: list[str], words: list[str]) -> None:
+    parser = CommandParser("sample", "Samples.", settings_of)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--size", type=int)
+    parsed = parser.parse(arguments)
+    assert (parsed.words, parsed.size) == (words, 3)
