@@ -106,6 +106,7 @@ class _LoopWorker(KVWorkerSide):
         self._store = store
         self._block_size = block_size
         self._loads: dict[int, list[Any]] = {}
+        self._late: dict[int, list[Any]] = {}
         self._releases: dict[int, int] = {}
         self._saves: list[Any] = []
 
@@ -121,7 +122,8 @@ class _LoopWorker(KVWorkerSide):
         for ticket, blocks, hashes, _ in orders.get("load", []):
             self._loads[ticket] = [self._store.delay, blocks, hashes]
         for ticket in orders.get("cancel", []):
-            self._loads.pop(ticket, None)
+            # As with most transports, what was begun cannot be stopped: it lands late, just before the release.
+            self._late[ticket] = self._loads.pop(ticket, [0, [], []])
             self._releases[ticket] = self._store.delay
         for ticket in orders.get("hold", []):
             self._releases[ticket] = self._store.delay
@@ -147,6 +149,8 @@ class _LoopWorker(KVWorkerSide):
         released = [ticket for ticket, left in self._releases.items() if left <= 0]
         for ticket in released:
             del self._releases[ticket]
+            _, blocks, hashes = self._late.pop(ticket, (0, [], []))
+            self._copy_in(blocks, hashes)
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
 
     def close(self) -> None:

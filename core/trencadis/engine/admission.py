@@ -59,8 +59,8 @@ class Admission:
         chunks: list[int] = []
         if not state.rows.num_free:
             return np.empty(0, np.int32), np.empty(0, np.int32)
-        # Lazily: of ten thousand that wait, a step admits a few.
-        for slot in map(int, self._aged(view, self._policy.order(view))):
+        # A copy, since admissions shift the queue under its view; lazily, since of ten thousand a step admits a few.
+        for slot in map(int, self._aged(view, self._policy.order(view)).copy()):
             if token_budget <= 0 or not state.rows.num_free:
                 break
             outcome = self._try(state.table.sequence(slot), view, token_budget)

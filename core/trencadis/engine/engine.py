@@ -195,8 +195,6 @@ class Engine:
 
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
-        if self._scheduler.solo and self._in_flight:
-            return False  # suspects run one step at a time
         start_s = self._clock.now_s()
         try:
             drafts, draft_slots = self._drafting.propose()

@@ -79,7 +79,6 @@ class Recovery:
         sequence = self._state.table.sequence(slot)
         if sequence.state is SequenceState.RUNNING:
             self._state.preempt(sequence)
-        sequence.orphan_epoch = -1
 
     def _forget_in_flight(self, slot: int) -> None:
         table = self._state.table

@@ -430,3 +430,58 @@ def test_error_of_a_step_names_the_cause() -> None:
     engine.add(request("a"))
     assert "NaN logits in row 0" in drain(engine)["a"].error
     assert engine.totals.num_failed_steps >= 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_token_is_computed_beyond_the_last(overlap: bool) -> None:
+    engine = make_engine(backend=FakeBackend(eos=-1), async_scheduling=overlap)
+    engine.add(request("r", max_tokens=8))
+    drain(engine)
+    assert engine.totals.num_scheduled_tokens == len(PROMPT) + 7  # the eighth token is sampled, never fed back
+
+
+def test_admission_leaves_blocks_for_running_sequences_to_grow() -> None:
+    engine = make_engine(num_blocks=200, backend=FakeBackend(eos=-1, max_model_len=800), max_num_batched_tokens=2000)
+    engine.add(request("running", max_tokens=100))
+    engine.step()
+    free = engine._state.blocks.num_available
+    engine.add(request("large", tuple(i % 97 for i in range(4 * free)), max_tokens=1))
+    engine.step()
+    assert engine.num_waiting == 1
+    assert set(drain(engine)) == {"running", "large"}
+
+
+def test_late_writes_of_a_cancelled_load_hit_no_other_sequence() -> None:
+    loop = LoopConnector()
+    engine = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
+    for name in "ab":
+        engine.add(request(name))
+        drain(engine)
+    other = LoopConnector(delay=6)
+    other.store.blocks.update(loop.store.blocks)
+    engine = make_engine(connector=other.pair(), num_blocks=12, backend=FakeBackend(eos=-1, max_model_len=48))
+    engine.add(request("loads"))
+    engine.step()
+    assert engine.num_waiting == 1
+    engine.abort("loads")
+    prompts = {str(i): tuple((7 * i + j) % 97 for j in range(12)) for i in range(4)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    ends = drain(engine)
+    for name, prompt in prompts.items():
+        assert ends[name].token_ids.tolist() == fake_text(prompt, 8, eos=-1)
+
+
+def test_those_behind_a_skipped_sequence_are_admitted_once_each() -> None:
+    class SkipsTheFirst(SchedulingPolicy):
+        def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
+            return 0 if slot == 0 and view.running.size + view.waiting.size > 3 else min(num_remaining, token_budget)
+
+    engine = make_engine(policy=SkipsTheFirst())
+    prompts = {str(i): PROMPT[: 4 + i] for i in range(6)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    ends = drain(engine)
+    assert {name: end.token_ids.tolist() for name, end in ends.items()} == {
+        name: fake_text(prompt, 8) for name, prompt in prompts.items()
+    }

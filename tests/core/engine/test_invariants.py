@@ -221,7 +221,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=50,
+    max_examples=120,
     stateful_step_count=25,
     phases=[Phase.explicit, Phase.generate],
     deadline=None,
