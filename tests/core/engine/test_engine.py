@@ -485,3 +485,19 @@ def test_those_behind_a_skipped_sequence_are_admitted_once_each() -> None:
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == {
         name: fake_text(prompt, 8) for name, prompt in prompts.items()
     }
+
+
+class NeverPrefills(SchedulingPolicy):
+    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_policy_that_schedules_nothing_is_replaced_or_named(fallback: bool) -> None:
+    engine = make_engine(policy=NeverPrefills(), fallback=fallback)
+    engine.add(request("a"))
+    end = drain(engine, 30)["a"]
+    if fallback:
+        assert end.token_ids.tolist() == fake_text(PROMPT, 8)
+    else:
+        assert "scheduled nothing twice in a row with 0 sequences running and 1 waiting" in end.error
