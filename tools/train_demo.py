@@ -2,6 +2,9 @@
 
 Example: `python tools/train_demo.py --corpus ../shared/data/corpus --out core/trencadis/demo --minutes 45`
 
+On cores that others use too, set OMP_WAIT_POLICY=PASSIVE or `--threads 1`: threads that spin while they wait for
+each other made a run more than ten times slower.
+
     corpus -> tokenizer -> target (next token) -> draft (next token, then the target's distribution) -> card
 """
 

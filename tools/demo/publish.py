@@ -231,6 +231,7 @@ Use them to see an engine work, not for their words.
 {command}
 ```
 
-The corpus is named in the table above; a run on another machine takes other steps within the same minutes
+The corpus is named in the table above.
+A run that is limited by steps repeats on the same machine; another machine rounds otherwise
 and ends with slightly other weights.
 """
