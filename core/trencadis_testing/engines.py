@@ -10,7 +10,7 @@ import attrs
 
 from trencadis.clock import Clock, SimulatedClock
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
-from trencadis.records import Bucket, BucketLimits, ModelSource, Shape
+from trencadis.records import Bucket, BucketLimits, FinishedSequence, ModelSource, Shape
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trencadis.engine.engine import Engine
     from trencadis.interfaces import Backend, ConnectorPair, Observer, Sampler, Speculator
 
-__all__ = ["ExactShapes", "OldestFirst", "ServeInOrder", "make_engine"]
+__all__ = ["ExactShapes", "OldestFirst", "ServeInOrder", "drain", "make_engine"]
 
 
 class ServeInOrder(SchedulingPolicy):
@@ -119,6 +119,20 @@ def make_engine(
         connector=connector,
     )
     return compose_engine(config, parts, clock=clock or SimulatedClock())
+
+
+def drain(engine: Engine, max_steps: int = 500) -> dict[str, FinishedSequence]:
+    """Step until there is nothing left to do; returns what ended, by request id.
+
+    Raises:
+        AssertionError: There is still work after ``max_steps``.
+    """
+    finished: dict[str, FinishedSequence] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return finished
+        finished.update((end.request_id, end) for end in engine.step().finished)
+    raise AssertionError(f"the engine has not come to rest after {max_steps} steps")
 
 
 def _no_backend(rank: int) -> Backend:

@@ -5,10 +5,10 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
-from trencadis.interfaces import BucketingStrategy, Observer, SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.records import Batch, Bucket, BucketLimits, FinishReason, Pass, Request, SamplingParams, Shape, StepStats
-from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator
-from trencadis_testing.engines import ExactShapes, OldestFirst, make_engine
+from trencadis.interfaces import BucketingStrategy, SchedulerView, SchedulingPolicy
+from trencadis.records import Batch, Bucket, BucketLimits, FinishReason, Pass, Request, SamplingParams, Shape
+from trencadis_testing.doubles import ScriptedSpeculator
+from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 
 PROMPT = tuple(range(1, 11))
@@ -16,16 +16,6 @@ PROMPT = tuple(range(1, 11))
 
 def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: object) -> Request:
     return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**{"max_tokens": 8, **params}))
-
-
-def drain(engine, limit: int = 500):
-    finished = {}
-    for _ in range(limit):
-        if not engine.has_work:
-            return finished
-        for end in engine.step().finished:
-            finished[end.request_id] = end
-    raise AssertionError("the engine does not come to rest")
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -204,56 +194,6 @@ def test_speculator_that_drafts_too_much_fails_the_step_by_name() -> None:
     assert "ScriptedSpeculator raised RuntimeError: boom" in drain(engine)["r"].error
 
 
-def test_connector_hit_parks_the_sequence_and_its_blocks_are_used() -> None:
-    loop = LoopConnector(delay=2)
-    first = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
-    first.add(request("a"))
-    drain(first)
-    first.add(request("kick"))  # content is offered at a commit and saved with the next step
-    drain(first)
-    other = LoopConnector(delay=2)
-    other.store.blocks.update(loop.store.blocks)
-    second = make_engine(connector=other.pair(), backend=FakeBackend(eos=-1))
-    second.add(request("b"))
-    second.step()
-    assert second.num_running == 0
-    assert second.num_waiting == 1
-    end = drain(second)["b"]
-    assert end.num_cached_tokens == 8
-    assert end.token_ids.tolist() == fake_text(PROMPT, 8, eos=-1)
-    assert other.scheduler.num_loaded == 1
-
-
-def test_failed_load_is_recomputed_and_lost_load_times_out() -> None:
-    loop = LoopConnector()
-    engine = make_engine(connector=loop.pair())
-    for name in "ab":
-        engine.add(request(name))
-        drain(engine)
-    for delay, fail in ((1, 4), (10_000, None)):
-        clock = SimulatedClock()
-        other = LoopConnector(delay=delay, fail=lambda ticket, fail=fail: fail)
-        other.store.blocks.update(loop.store.blocks)
-        engine = make_engine(connector=other.pair(), clock=clock, load_timeout_s=5.0)
-        engine.add(request("c"))
-        for _ in range(40):
-            clock.advance(1.0)
-            for end in engine.step().finished:
-                assert end.token_ids.tolist() == fake_text(PROMPT, 8)
-        assert not engine._state.slot_of
-        assert engine._state.transfers.num_failed_loads == 1
-
-
-def test_blocks_of_a_finished_sequence_stay_held_until_released() -> None:
-    engine = make_engine(connector=LoopConnector(delay=3, holds=True).pair())
-    engine.add(request("a", max_tokens=1))
-    while engine._state.slot_of:
-        engine.step()
-    assert engine._state.blocks.num_used > 0
-    drain(engine)
-    assert engine._state.blocks.num_used == 0
-
-
 def test_only_the_sequence_at_fault_ends_with_the_error() -> None:
     def fails(batch: Batch, one: Pass) -> None:
         if (one.rows == engine._state.table.row[bad]).any():
@@ -271,44 +211,6 @@ def test_only_the_sequence_at_fault_ends_with_the_error() -> None:
         assert ends[name].token_ids.tolist() == fake_text(PROMPT[:4], 8)
 
 
-class Raises(SchedulingPolicy):
-    def order(self, view: SchedulerView):
-        raise KeyError("a bug in a plugin")
-
-
-class Permutes(SchedulingPolicy):
-    def order(self, view: SchedulerView):
-        return view.waiting[:-1]
-
-
-class Greedy(SchedulingPolicy):
-    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
-        return token_budget + 1
-
-
-class Negative(SchedulingPolicy):
-    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
-        return TokenSplit(-1, 5)
-
-
-@pytest.mark.parametrize("policy", [Raises, Permutes, Greedy, Negative])
-def test_faulty_policy_is_replaced_by_its_fallback_and_no_request_suffers(policy: type[SchedulingPolicy]) -> None:
-    engine = make_engine(policy=policy(), fallback=True)
-    engine.add(request("a"))
-    engine.add(request("b", PROMPT[:5]))
-    assert drain(engine)["b"].token_ids.tolist() == fake_text(PROMPT[:5], 8)
-
-
-@pytest.mark.parametrize("policy", [Raises, Permutes, Greedy, Negative])
-def test_faulty_policy_without_fallback_ends_requests_with_its_name(policy: type[SchedulingPolicy]) -> None:
-    engine = make_engine(policy=policy())
-    engine.add(request("a"))
-    end = drain(engine)["a"]
-    assert end.finish_reason is FinishReason.ERROR
-    assert end.error.startswith("scheduling raised ")
-    assert engine._state.blocks.num_used == 0
-
-
 def test_policy_can_refuse_a_request() -> None:
     class Full(SchedulingPolicy):
         def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
@@ -318,67 +220,6 @@ def test_policy_can_refuse_a_request() -> None:
     engine.add(request("a"))
     with pytest.raises(RequestRefusedError, match="10 tokens wait"):
         engine.add(request("b"))
-
-
-class TooSmall(ExactShapes):
-    def bucket_for(self, shape: Shape) -> Bucket:
-        return Bucket(shape.batch_size, max(1, shape.query_len - 1), 0, shape.phase)
-
-
-def test_bucket_that_does_not_cover_is_never_used() -> None:
-    engine = make_engine(bucketing=TooSmall(), fallback=True)
-    engine.add(request("a"))
-    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
-    engine = make_engine(bucketing=TooSmall())
-    engine.add(request("a"))
-    assert "does not cover" in drain(engine)["a"].error
-
-
-def test_victim_that_is_no_candidate_is_never_evicted() -> None:
-    class Wrong(OldestFirst):
-        def victims(self, num_blocks: int) -> list[int]:
-            return [0] * num_blocks
-
-    engine = make_engine(eviction=Wrong(), num_blocks=12, fallback=True, backend=FakeBackend(max_model_len=48))
-    for i in range(8):
-        prompt = tuple((i * 13 + j) % 97 for j in range(20))
-        engine.add(request(str(i), prompt))
-        assert drain(engine)[str(i)].token_ids.tolist() == fake_text(prompt, 8)
-    assert engine._state.blocks._eviction.num_quarantined == 1
-
-
-def test_observer_that_raises_is_contained_and_counted() -> None:
-    seen: list[StepStats] = []
-
-    class Bad(Observer):
-        def on_step(self, stats: StepStats) -> None:
-            raise ValueError("no")
-
-    class Good(Observer):
-        def on_step(self, stats: StepStats) -> None:
-            seen.append(stats)
-
-    engine = make_engine(observers=[("bad", Bad()), ("good", Good())])
-    engine.add(request("a"))
-    drain(engine)
-    assert engine.totals.num_observer_failures == len(seen) > 0
-    assert sum(stats.num_emitted_tokens for stats in seen) == 8
-    assert all(s.num_free_blocks + s.num_cached_blocks + s.num_used_blocks == 64 for s in seen)
-
-
-def test_slow_observer_is_switched_off() -> None:
-    clock = SimulatedClock()
-    calls = []
-
-    class Slow(Observer):
-        def on_step(self, stats: StepStats) -> None:
-            calls.append(stats.step)
-            clock.advance(1.0)
-
-    engine = make_engine(observers=[("slow", Slow())], clock=clock, backend=FakeBackend(eos=-1, max_model_len=256))
-    engine.add(request("a", max_tokens=200))
-    drain(engine)
-    assert len(calls) == 100
 
 
 def test_close_ends_requests_and_may_be_called_twice() -> None:
@@ -451,27 +292,6 @@ def test_admission_leaves_blocks_for_running_sequences_to_grow() -> None:
     assert set(drain(engine)) == {"running", "large"}
 
 
-def test_late_writes_of_a_cancelled_load_hit_no_other_sequence() -> None:
-    loop = LoopConnector()
-    engine = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
-    for name in "ab":
-        engine.add(request(name))
-        drain(engine)
-    other = LoopConnector(delay=6)
-    other.store.blocks.update(loop.store.blocks)
-    engine = make_engine(connector=other.pair(), num_blocks=12, backend=FakeBackend(eos=-1, max_model_len=48))
-    engine.add(request("loads"))
-    engine.step()
-    assert engine.num_waiting == 1
-    engine.abort("loads")
-    prompts = {str(i): tuple((7 * i + j) % 97 for j in range(12)) for i in range(4)}
-    for name, prompt in prompts.items():
-        engine.add(request(name, prompt))
-    ends = drain(engine)
-    for name, prompt in prompts.items():
-        assert ends[name].token_ids.tolist() == fake_text(prompt, 8, eos=-1)
-
-
 def test_those_behind_a_skipped_sequence_are_admitted_once_each() -> None:
     class SkipsTheFirst(SchedulingPolicy):
         def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
@@ -485,19 +305,3 @@ def test_those_behind_a_skipped_sequence_are_admitted_once_each() -> None:
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == {
         name: fake_text(prompt, 8) for name, prompt in prompts.items()
     }
-
-
-class NeverPrefills(SchedulingPolicy):
-    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
-        return 0
-
-
-@pytest.mark.parametrize("fallback", [False, True])
-def test_policy_that_schedules_nothing_is_replaced_or_named(fallback: bool) -> None:
-    engine = make_engine(policy=NeverPrefills(), fallback=fallback)
-    engine.add(request("a"))
-    end = drain(engine, 30)["a"]
-    if fallback:
-        assert end.token_ids.tolist() == fake_text(PROMPT, 8)
-    else:
-        assert "scheduled nothing twice in a row with 0 sequences running and 1 waiting" in end.error
