@@ -131,11 +131,11 @@ class SamplingConformance:
 
     def make(self) -> Sampler:
         """Return a new sampler."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method make(self) that returns a sampler")
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """Return an array of float32 or int32 as a tensor on the device to test."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} needs a method tensor(self, array)")
 
     def _needs(self, *parameters: str) -> None:
         missing = set(parameters) - self.honours

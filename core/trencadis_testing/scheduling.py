@@ -90,7 +90,7 @@ class SchedulingConformance:
 
     def make(self) -> SchedulingPolicy:
         """Return a fresh policy."""
-        raise NotImplementedError("a conformance class says how to make the policy")
+        raise NotImplementedError(f"{type(self).__name__} needs make = YourPolicy, or a method make(self)")
 
     # --------------------------------------------------------------------------------------------------- tests
 
