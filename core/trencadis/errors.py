@@ -17,7 +17,8 @@
     ├─ BackendError                  the device side failed
     │  ├─ ModelLoadError             the model directory is incomplete or unsupported
     │  ├─ OutOfMemoryError           the device has no room for the weights or the KV cache
-    │  └─ StepFailedError            a step raised; names the component
+    │  ├─ StepFailedError            a step raised; names the component
+    │  └─ EngineEndedError           the engine was closed, died or hung
     └─ InternalError                 a broken invariant: a bug in Trencadís
 
 A message says what happened, the value, where it came from, and what to do. User errors print
@@ -36,6 +37,7 @@ __all__ = [
     "ConfigError",
     "ConfigValueError",
     "ContractError",
+    "EngineEndedError",
     "InternalError",
     "InvalidRequestError",
     "ModelLoadError",
@@ -198,6 +200,14 @@ class StepFailedError(BackendError):
     """A step raised; the message names the component and the cause.
 
     Requests that cannot be computed alone either end with this error; the others go on.
+    """
+
+
+class EngineEndedError(BackendError):
+    """The engine was closed, its process died, or it hung and was killed; the message says which.
+
+    Cause: out of memory (the kernel kills the process), a crash in a device library, or a step that never ends.
+    Fix: see the log of the engine; ``server.max_engine_restarts`` has the server start another one.
     """
 
 

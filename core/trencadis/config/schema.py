@@ -12,17 +12,22 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt, in_, le
 
+from trencadis.config.server import ServerConfig
+from trencadis.config.setting import setting
+
 __all__ = [
     "BUCKETING_BY_LAYOUT",
     "DEFAULT_BACKEND",
     "CacheConfig",
     "Config",
+    "EmbeddingConfig",
     "EngineConfig",
     "LogConfig",
     "ModelConfig",
     "NounConfig",
     "ObserverConfig",
     "PluginsConfig",
+    "ServerConfig",
     "setting",
 ]
 
@@ -31,31 +36,6 @@ DEFAULT_BACKEND = "torch"
 
 BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponential"}
 """What ``[bucketing] name = "auto"`` becomes, by the backend's batch layout: padding is paid only where graphs pay it back."""
-
-
-def setting(
-    default: Any,
-    help: str,  # noqa: A002 - the name argparse and click use too
-    *,
-    unit: str = "",
-    validator: Any = None,
-    factory: Any = None,
-    secret: bool = False,
-) -> Any:
-    """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
-
-    Args:
-        default: Value if nobody sets it; ignored with ``factory``.
-        help: One sentence: what it means.
-        unit: Such as ``tokens`` or ``s``; empty for none.
-        validator: An attrs validator.
-        factory: Makes a mutable default.
-        secret: The value is never printed.
-    """
-    metadata = {"help": help, "unit": unit, "secret": secret}
-    if factory is not None:
-        return attrs.field(factory=factory, validator=validator, metadata=metadata)
-    return attrs.field(default=default, validator=validator, metadata=metadata)
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +72,17 @@ class EngineConfig:
         16, "A sequence preempted more often is spared while any other candidate is left.", validator=ge(1)
     )
     warmup: bool = setting(True, "Prepare every bucket before the first request.")
+    placement: str = setting(
+        "auto",
+        "Where the engine runs: thread (this process), process (one of its own); auto: process for the server, else thread.",
+        validator=in_(["auto", "thread", "process"]),
+    )
+    watchdog_s: float = setting(
+        120.0,
+        "An engine process that has work and is silent for longer hangs: it is killed and its requests fail.",
+        unit="s",
+        validator=gt(0),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +109,18 @@ class CacheConfig:
     key: str = setting(
         "", "Secret mixed into block hashes, so that nobody can compute them from a prompt.", secret=True
     )
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingConfig:
+    """Table ``[embedding]``: how a text becomes one vector."""
+
+    pooling: str = setting(
+        "auto",
+        "Which hidden states: last token, mean, or the first (cls); auto: what the model's files say, else last.",
+        validator=in_(["auto", "last", "mean", "cls"]),
+    )
+    normalize: bool = setting(True, "Scale vectors to length 1.")
 
 
 @attrs.frozen(kw_only=True)
@@ -173,6 +176,8 @@ class Config:
     model: ModelConfig = attrs.field(factory=ModelConfig)
     engine: EngineConfig = attrs.field(factory=EngineConfig)
     cache: CacheConfig = attrs.field(factory=CacheConfig)
+    embedding: EmbeddingConfig = attrs.field(factory=EmbeddingConfig)
+    server: ServerConfig = attrs.field(factory=ServerConfig)
     bucketing: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto", fallback="exact"))
     scheduling: NounConfig = attrs.field(factory=lambda: NounConfig(name="fcfs", fallback="fcfs"))
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import attrs
 
+from trencadis.errors import BackendError
 from trencadis.interfaces.kv_connector import KVWorkerSide
 from trencadis.interfaces.sampling import Sampler
 from trencadis.interfaces.speculation import AcceptanceRule
-from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
+from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
 
 __all__ = ["INTERFACE_VERSION", "AllocationPlan", "Backend", "BackendCapabilities", "PendingStep"]
 
@@ -123,6 +125,20 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the device; the object is not used again. May be called twice."""
+
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Return one vector for each text, float32 ``[num_texts, embedding_size]``; leaves no trace in KV cache or rows.
+
+        Needs ``load`` only. Called where ``submit`` is, between batches, with at most ``max_num_batched_tokens`` tokens in all
+        unless one text alone is longer. The same text gives the same vector whatever else is in the call, up to rounding.
+
+        Args:
+            token_ids: Of each text, int32 ``[num_tokens]``, at least one and at most ``ModelFacts.max_model_len``.
+
+        Raises:
+            BackendError: The model cannot embed (``ModelFacts.embedding_size`` is 0).
+        """
+        raise BackendError(f"{type(self).__name__} does not embed.")
 
     def kv_cache(self) -> Any:
         """Return the KV cache object that worker sides of KV connectors are given; documented by each backend."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from trencadis.errors import BackendError
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.sampling import Sampler
-from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource
+from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource
 
 __all__ = ["INTERFACE_VERSION", "Executor"]
 
@@ -60,6 +61,10 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close backends and end ranks; may be called twice."""
+
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Embed texts on one rank, in order with batches; returns when done. See ``Backend.embed``."""
+        raise BackendError(f"{type(self).__name__} does not embed.")
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy whole KV blocks on every rank, in order with batches."""

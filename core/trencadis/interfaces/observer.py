@@ -23,5 +23,12 @@ class Observer(ABC):  # noqa: B024 - every method has a default
     def on_request(self, finished: FinishedSequence) -> None:  # noqa: B027 - optional
         """See a sequence that left the engine, for whatever reason. Once per sequence; at most 50 µs."""
 
+    def metrics(self) -> str:
+        """Return what the server's ``/metrics`` is to show, in Prometheus' text format; empty: nothing.
+
+        Engine thread, between steps, once per scrape; at most 10 ms.
+        """
+        return ""
+
     def close(self) -> None:  # noqa: B027 - optional
         """Flush; the engine is closing."""

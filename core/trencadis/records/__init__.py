@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from trencadis.records.arrays import BoolArray, FloatArray, Int32Array, Int64Array
+from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32Array, Int64Array
 from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
 from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape
+from trencadis.records.embedding import Embedding, EmbeddingRequest
 from trencadis.records.model import MemoryReport, ModelFacts, ModelSource
 from trencadis.records.output import (
     CompletionOutput,
@@ -30,9 +31,12 @@ __all__ = [
     "CompletionOutput",
     "ConnectorReport",
     "Drafts",
+    "Embedding",
+    "EmbeddingRequest",
     "FailedLoad",
     "FinishReason",
     "FinishedSequence",
+    "Float32Array",
     "FloatArray",
     "Int32Array",
     "Int64Array",

@@ -16,12 +16,16 @@ class ModelSource:
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         revision: Commit or tag of a hub id; empty for the newest.
         trust_remote_code: Allow model code that the directory or the hub brings.
+        pooling: How embeddings are made: ``auto``, ``last``, ``mean`` or ``cls``.
+        normalize_embeddings: Scale embeddings to length 1.
     """
 
     path: str
     dtype: str = "auto"
     revision: str = ""
     trust_remote_code: bool = False
+    pooling: str = "auto"
+    normalize_embeddings: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +40,9 @@ class ModelFacts:
         eos_token_ids: Tokens that end a text.
         num_parameters: Elements of all weights, shared ones once.
         weights_bytes: Memory of the weights on the device.
-        kv_bytes_per_token: KV cache of one token over all layers.
+        kv_bytes_per_token: KV cache of one token over all layers; 0 for an encoder.
+        generates: False for an encoder, which can only embed.
+        embedding_size: Length of the vectors it embeds texts as; 0: it cannot.
     """
 
     architecture: str
@@ -47,6 +53,8 @@ class ModelFacts:
     num_parameters: int
     weights_bytes: int
     kv_bytes_per_token: int
+    generates: bool = True
+    embedding_size: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -6,6 +6,7 @@ import attrs
 import numpy as np
 
 from trencadis.records.arrays import Int32Array
+from trencadis.records.embedding import Embedding
 from trencadis.records.request import FinishReason
 
 __all__ = [
@@ -143,6 +144,7 @@ class TokenDeltas:
         finished: Sequences that ended; their slots may be given to others from now on.
         logprobs: By index into ``slots``.
         prompt_logprobs: ``index`` is the slot here: a chunk may yield prompt logprobs and no token.
+        embeddings: Texts that were embedded since the last step.
     """
 
     slots: Int32Array
@@ -151,6 +153,7 @@ class TokenDeltas:
     finished: tuple[FinishedSequence, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embeddings: tuple[Embedding, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -112,7 +112,7 @@ def test_a_value_that_is_a_table_stays_whole(settings):
         (
             {"engine": {"max_num_seq": 3}},
             "[engine] max_num_seq (from serve.toml): no such key. The table has: max_num_seqs, max_num_batched_tokens, "
-            'async_scheduling, seed, max_wait_s, max_preemptions, warmup. Did you mean "max_num_seqs"?',
+            'async_scheduling, seed, max_wait_s, max_preemptions, warmup, placement, watchdog_s. Did you mean "max_num_seqs"?',
         ),
         (
             {"plugins": {"x": 1}},

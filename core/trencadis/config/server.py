@@ -1,0 +1,57 @@
+"""Table ``[server]``: the OpenAI-compatible HTTP server, its limits, and what happens when the engine ends."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import ge, gt, le
+
+from trencadis.config.setting import setting
+
+__all__ = ["ServerConfig"]
+
+
+@attrs.frozen(kw_only=True)
+class ServerConfig:
+    """Table ``[server]``. Read by ``trencadis serve`` and ``trencadis run-batch`` only."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
+    port: int = setting(8000, "Port to listen on; 0: any free one, printed at start.", validator=[ge(0), le(65535)])
+    admin_port: int = setting(
+        0,
+        "Port of the administration pages, always on 127.0.0.1; 0: there are none.",
+        validator=[ge(0), le(65535)],
+    )
+    model_name: str = setting("", "Name that clients ask for; empty: model.path. A comma separates further names.")
+    api_keys: tuple[str, ...] = setting(
+        None,
+        'Keys that clients may use, each "key" or "name:key"; none: no key is needed.',
+        factory=tuple,
+        secret=True,
+    )
+    max_body_bytes: int = setting(16 * 2**20, "Largest request body.", unit="bytes", validator=ge(1024))
+    body_timeout_s: float = setting(
+        30.0, "A request whose body has not arrived by then is answered 408.", unit="s", validator=gt(0)
+    )
+    max_requests: int = setting(
+        1024, "Most requests in the server at once, running and waiting; one more is answered 429.", validator=ge(1)
+    )
+    max_waiting_tokens: int = setting(
+        1_000_000,
+        "Most prompt tokens of requests that have no token yet; more are answered 429.",
+        unit="tokens",
+        validator=ge(1),
+    )
+    keep_alive_s: float = setting(5.0, "An idle connection is closed after this.", unit="s", validator=gt(0))
+    send_timeout_s: float = setting(
+        60.0, "A client that takes no byte for this long is gone; its request ends.", unit="s", validator=gt(0)
+    )
+    drain_timeout_s: float = setting(
+        30.0, "After SIGTERM running requests have this long to end.", unit="s", validator=ge(0)
+    )
+    max_engine_restarts: int = setting(
+        3, "How often an engine that died or hung is started again; 0: never.", validator=ge(0)
+    )
+    allowed_origins: tuple[str, ...] = setting(None, "Origins that browsers may call from (CORS).", factory=tuple)
+    observer: str = setting(
+        "prometheus", "Observer added to [observer] names so that /metrics has the engine's; empty: none."
+    )

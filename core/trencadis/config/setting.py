@@ -1,0 +1,34 @@
+"""How a field of the configuration is declared, so that flags, ``--explain`` and the reference page know it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+__all__ = ["setting"]
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002 - the name argparse and click use too
+    *,
+    unit: str = "",
+    validator: Any = None,
+    factory: Any = None,
+    secret: bool = False,
+) -> Any:
+    """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
+
+    Args:
+        default: Value if nobody sets it; ignored with ``factory``.
+        help: One sentence: what it means.
+        unit: Such as ``tokens`` or ``s``; empty for none.
+        validator: An attrs validator.
+        factory: Makes a mutable default.
+        secret: The value is never printed.
+    """
+    metadata = {"help": help, "unit": unit, "secret": secret}
+    if factory is not None:
+        return attrs.field(factory=factory, validator=validator, metadata=metadata)
+    return attrs.field(default=default, validator=validator, metadata=metadata)

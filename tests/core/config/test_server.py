@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from trencadis.config import load_config
+from trencadis.config.explain import as_json, explain
+from trencadis.errors import ConfigValueError
+
+
+def test_api_keys_are_read_from_the_environment_and_never_shown():
+    resolved = load_config(environ={"TRENCADIS_SERVER__API_KEYS": "ops:s3cret-one,s3cret-two"})
+    assert resolved.config.server.api_keys == ("ops:s3cret-one", "s3cret-two")
+    shown = as_json(explain(resolved))
+    assert "TRENCADIS_SERVER__API_KEYS" in shown
+    assert "s3cret" not in shown
+
+
+def test_the_server_listens_on_this_machine_alone_and_without_administration_by_default():
+    server = load_config(environ={}).config.server
+    assert (server.host, server.port, server.admin_port) == ("127.0.0.1", 8000, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("port", 65536), ("admin_port", -1), ("max_requests", 0), ("send_timeout_s", 0.0)]
+)
+def test_an_impossible_limit_is_refused_by_name(key, value):
+    with pytest.raises(ConfigValueError, match=f"server.*{key}"):
+        load_config(environ={}, overrides={"server": {key: value}})
