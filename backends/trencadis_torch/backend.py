@@ -11,23 +11,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 
 from trencadis.clock import Clock
 from trencadis.errors import BackendError, OutOfMemoryError
 from trencadis.interfaces import AcceptanceRule, AllocationPlan, Backend, BackendCapabilities, PendingStep, Sampler
-from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, Pass
+from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, Pass
 from trencadis_torch import bridge
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, to_device
+from trencadis_torch.embedder import DecoderEmbedder, Embedder
+from trencadis_torch.encoder import is_encoder, load_encoder
 from trencadis_torch.inspection import attention_layers, model_facts
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.loader import load_model
+from trencadis_torch.loader import ModelFiles, find_model, load_decoder
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.ragged import Workspace
+from trencadis_torch.recipe import read_recipe
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 from trencadis_torch.self_check import check_model
@@ -62,6 +67,7 @@ class TorchBackend(Backend):
         self._model: Any = None
         self._layers: tuple[AttentionLayer, ...] = ()
         self._runner: PassRunner | None = None
+        self._embedder: Embedder | None = None
         self._capabilities = BackendCapabilities(
             layout=config.layout,
             default_block_size=BLOCK_SIZE,
@@ -81,15 +87,13 @@ class TorchBackend(Backend):
             OutOfMemoryError: No room for the weights.
         """
         self._sampler = sampler
-        bridge.register()
         with self._on_device():
-            self._model = load_model(source, self._device)
-            self._set_threads()
-            self._layers = attention_layers(self._model)
-            if self._config.check_model:
-                check_model(self._model, self._layers, layout=self._config.layout)
-            bridge.switch(self._model, bridge.PAGED)
-        self._facts = model_facts(self._model, self._layers)
+            files = find_model(source)
+            if is_encoder(files.config):
+                self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
+                self._set_threads()
+            else:
+                self._load_decoder(files)
         logger.info(
             "%s: %.1f M parameters, %s, on %s.",
             self._facts.architecture,
@@ -99,10 +103,25 @@ class TorchBackend(Backend):
         )
         return self._facts
 
+    def _load_decoder(self, files: ModelFiles) -> None:
+        bridge.register()
+        recipe = read_recipe(files, default_pooling="last", device=self._device)
+        model = self._model = load_decoder(files, self._device)
+        self._layers = attention_layers(model)
+        self._facts = model_facts(model, self._layers)
+        self._set_threads()
+        if self._config.check_model:
+            check_model(model, self._layers, layout=self._config.layout)
+        bridge.switch(model, bridge.PAGED)
+        embedder = DecoderEmbedder(model.base_model, recipe, self._layers)
+        if model.base_model is not model:
+            self._embedder = embedder
+            self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
+
     def _set_threads(self) -> None:
         """Choose the threads of one operation: a small model's are over before a second thread has begun."""
         if self._device.type == "cpu":
-            is_small = sum(parameter.numel() for parameter in self._model.parameters()) < SINGLE_THREAD_PARAMETERS
+            is_small = self._facts.num_parameters < SINGLE_THREAD_PARAMETERS
             num_threads = self._config.num_threads or (1 if is_small else 0)
             if num_threads:
                 torch.set_num_threads(num_threads)
@@ -183,6 +202,13 @@ class TorchBackend(Backend):
             acceptance=self._acceptance,
         )
 
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Embed whole texts in one forward; a decoder's KV cache is not touched."""
+        if self._embedder is None:
+            return super().embed(token_ids)
+        with self._on_device():
+            return self._embedder.embed(token_ids)
+
     @torch.inference_mode()
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy whole KV blocks, all layers."""
@@ -192,7 +218,7 @@ class TorchBackend(Backend):
 
     def close(self) -> None:
         """Let go of model and cache; may be called twice."""
-        self._model = self._runner = None
+        self._model = self._runner = self._embedder = None
         self.__dict__.pop("_cache", None)
         self.__dict__.pop("_rows", None)
         if self._device.type == "cuda":

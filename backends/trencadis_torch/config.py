@@ -26,7 +26,8 @@ class TorchConfig:
         layout: ``ragged`` or ``padded``.
         max_prefill_batch_size: Most sequences in one padded prefill pass.
         num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.
-        check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ.
+        check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
+            encoder, compare padded texts with bare ones.
     """
 
     device: str = _setting(

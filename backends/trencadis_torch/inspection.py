@@ -16,7 +16,7 @@ from trencadis.records import ModelFacts
 from trencadis_torch.bridge import switch
 from trencadis_torch.kv_cache import AttentionLayer
 
-__all__ = ["attention_layers", "model_facts", "window_of"]
+__all__ = ["attention_layers", "encoder_facts", "model_facts", "window_of"]
 
 PROBE = "trencadis_probe"
 FULL, REFUSED = 0, -1
@@ -132,17 +132,49 @@ def model_facts(model: Any, layers: tuple[AttentionLayer, ...]) -> ModelFacts:
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     eos = getattr(config, "eos_token_id", None) if eos is None else eos
     ids = eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)
-    weights = {p.data_ptr(): p for p in model.parameters()}.values()
     return ModelFacts(
-        architecture=type(model).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
+        **_common_facts(model),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_model_len=_max_model_len(config),
         eos_token_ids=tuple(map(int, ids)),
-        num_parameters=sum(p.numel() for p in weights),
-        weights_bytes=sum(p.numel() * p.element_size() for p in weights),
         kv_bytes_per_token=sum(layer.bytes_per_token for layer in layers),
     )
+
+
+def encoder_facts(model: Any, max_seq_length: int) -> ModelFacts:
+    """Return the facts the engine needs about a model that only embeds. Pure.
+
+    Args:
+        model: Of transformers.
+        max_seq_length: Longest text its files allow, tokens; 0: they name none.
+    """
+    longest = min(_max_model_len(model.config.get_text_config()), _num_positions(model))
+    return ModelFacts(
+        **_common_facts(model),
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+        max_model_len=min(longest, max_seq_length or longest),
+        eos_token_ids=(),
+        kv_bytes_per_token=0,
+        generates=False,
+    )
+
+
+def _common_facts(model: Any) -> dict[str, Any]:
+    weights = {p.data_ptr(): p for p in model.parameters()}.values()
+    return {
+        "architecture": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "num_parameters": sum(p.numel() for p in weights),
+        "weights_bytes": sum(p.numel() * p.element_size() for p in weights),
+    }
+
+
+def _num_positions(model: Any) -> int:
+    """Return how many positions a table of position embeddings has; RoBERTa's kin count from behind the padding's row."""
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
+            return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+    return FAR
 
 
 def _max_model_len(config: Any) -> int:

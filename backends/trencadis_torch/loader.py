@@ -11,32 +11,77 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelSource
 from trencadis_torch.device import choose_dtype
 
-__all__ = ["load_model"]
+__all__ = ["ModelFiles", "find_model", "load_decoder", "load_weights"]
 
 _RECURRENT = ("linear_attention", "mamba", "conv", "recurrent", "moe_linear", "hybrid")
 
 
-def load_model(source: ModelSource, device: torch.device) -> Any:
-    """Return the model of a source on a device, in evaluation mode, with its own eager attention.
+@attrs.frozen(kw_only=True)
+class ModelFiles:
+    """A model that was found, but not loaded.
+
+    Attributes:
+        source: Where it comes from and how it is to be held.
+        name: Directory or hub id.
+        options: What transformers is to be told with the name.
+        config: Its configuration.
+    """
+
+    source: ModelSource
+    name: str
+    options: dict[str, Any]
+    config: Any
+
+
+def find_model(source: ModelSource) -> ModelFiles:
+    """Return where a model is and what it says of itself; reads its configuration.
+
+    Raises:
+        ModelLoadError: Files are missing or cannot be read.
+    """
+    name, options = _locate(source)
+    return ModelFiles(source=source, name=name, options=options, config=_load_config(name, options, source))
+
+
+def load_decoder(files: ModelFiles, device: torch.device) -> Any:
+    """Return a decoder on a device, in evaluation mode, with its own eager attention.
 
     Args:
-        source: Where it comes from and how it is to be held.
+        files: The model.
         device: Where it goes.
 
     Raises:
-        ModelLoadError: Files are missing, or the architecture cannot be served; the message names which.
+        ModelLoadError: Weights are missing, or the architecture cannot be served; the message names which.
         OutOfMemoryError: No room for the weights.
     """
-    name, options = _locate(source)
-    config = _load_config(name, options, source)
-    _check_architecture(config)
-    model = _load_weights(name, options, config, source)
+    from transformers import AutoModelForCausalLM
+
+    _check_architecture(files.config)
+    return load_weights(files, device, AutoModelForCausalLM, attn_implementation="eager")
+
+
+def load_weights(files: ModelFiles, device: torch.device, auto_class: Any, *, unused: str = "", **options: Any) -> Any:
+    """Return a model of one of transformers' automatic classes on a device, in evaluation mode.
+
+    Args:
+        files: The model.
+        device: Where it goes.
+        auto_class: Such as ``AutoModel``.
+        unused: First part of the names of weights that may be missing, as nothing uses them.
+        options: More for ``from_pretrained``.
+
+    Raises:
+        ModelLoadError: Weights are missing, or cannot be read.
+        OutOfMemoryError: No room for the weights.
+    """
+    source, model = files.source, _load_weights(files, auto_class, unused, options)
     dtype = choose_dtype(
         source.dtype, stored=_stored_dtype(model), device=device, num_parameters=model.num_parameters()
     )
@@ -107,7 +152,7 @@ def _check_architecture(config: Any) -> None:
     """
     kind, text = config.model_type, config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
-        raise ModelLoadError(f"{kind} is an encoder-decoder model; only decoders are served.")
+        raise ModelLoadError(f"{kind} is an encoder-decoder model; only decoders and encoders are served.")
     if getattr(text, "add_cross_attention", False):
         raise ModelLoadError(f"{kind} has cross attention; only self-attention is served.")
     known = {"full_attention", "sliding_attention", "attention"}
@@ -118,18 +163,17 @@ def _check_architecture(config: Any) -> None:
             raise ModelLoadError(f"{kind}: layer {layer} is {layer_type}, which is not supported.")
 
 
-def _load_weights(name: str, options: dict[str, Any], config: Any, source: ModelSource) -> Any:
-    from transformers import AutoModelForCausalLM
-
+def _load_weights(files: ModelFiles, auto_class: Any, unused: str, options: dict[str, Any]) -> Any:
+    source, config = files.source, files.config
+    options = {**files.options, **options}
     if "gguf_file" not in options:
-        options = {**options, "use_safetensors": True}
+        options["use_safetensors"] = True
     try:
         with _no_progress_bars():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                name,
+            model, report = auto_class.from_pretrained(
+                files.name,
                 config=config,
                 dtype="auto" if source.dtype == "auto" else source.dtype,
-                attn_implementation="eager",
                 output_loading_info=True,
                 trust_remote_code=source.trust_remote_code,
                 **options,
@@ -139,6 +183,7 @@ def _load_weights(name: str, options: dict[str, Any], config: Any, source: Model
     except Exception as error:
         raise ModelLoadError(f"{source.path} ({config.model_type}) cannot be loaded: {_first_line(error)}") from error
     missing = sorted(map(str, [*report["missing_keys"], *report.get("mismatched_keys", ())]))
+    missing = [name for name in missing if not unused or not name.startswith(unused)]
     if missing:
         raise ModelLoadError(
             f"{source.path}: {len(missing)} weights are missing or of another shape, {missing[0]} for one.",

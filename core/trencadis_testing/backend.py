@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from trencadis.errors import BackendError
 from trencadis.interfaces import AllocationPlan, Backend, Sampled, Sampler, SamplingContext
 from trencadis.records import (
     Batch,
@@ -58,11 +59,13 @@ class BackendConformance:
         source: A small model without near ties between tokens, of at least 96 tokens and 32 token ids.
         block_size: Tokens per block.
         num_tokens: Tokens to generate in each test.
+        embedding_tolerance: Largest difference between two vectors of one text, per element.
     """
 
     source: ModelSource = ModelSource(path="")
     block_size: int = 4
     num_tokens: int = 8
+    embedding_tolerance: float = 1e-5
 
     def make(self) -> Backend:
         """Return a new backend, not loaded."""
@@ -254,6 +257,42 @@ class BackendConformance:
         backend.prepare(Bucket(2, 16, 0, Phase.PREFILL))
         backend.prepare(Bucket(4, 1, 24, Phase.DECODE))
         self._finish(driver, prompts)
+
+    def test_text_has_one_vector_whatever_else_is_in_the_call(self) -> None:
+        """Alone, beside others, in another order; a backend that cannot embed says so."""
+        backend, prompts = self._loaded()
+        texts = [np.array(prompt, np.int32) for prompt in (*prompts, prompts[1][:1])]
+        if not self._facts.embedding_size:
+            try:
+                backend.embed(texts)
+            except BackendError:
+                return
+            raise AssertionError("embedding_size is 0, but embed() returned")
+        together, backwards = backend.embed(texts), backend.embed(texts[::-1])
+        assert together.dtype == np.float32
+        assert together.shape == (len(texts), self._facts.embedding_size)
+        for index, text in enumerate(texts):
+            alone = backend.embed([text])[0]
+            np.testing.assert_allclose(together[index], alone, atol=self.embedding_tolerance)
+            np.testing.assert_allclose(backwards[-1 - index], alone, atol=self.embedding_tolerance)
+        assert np.abs(together[0] - together[1]).max() > self.embedding_tolerance
+
+    def test_embedding_leaves_no_trace_in_running_sequences(self) -> None:
+        """Texts may be embedded between batches, also while a batch is in flight."""
+        backend, prompts = self._loaded()
+        if not self._facts.embedding_size:
+            return
+        driver = self._driver(backend)
+        for row, prompt in enumerate(prompts):
+            driver.start(row, prompt)
+        works = [Work(row) for row in range(3)]
+        texts = [np.array(prompt, np.int32) for prompt in prompts]
+        driver.step([Work(0), Work(1, 3), Work(2, 10)])
+        driver.submit(works)
+        found = backend.embed(texts)
+        driver.wait()
+        self._finish(driver, prompts)
+        np.testing.assert_allclose(backend.embed(texts), found, atol=self.embedding_tolerance)
 
     def test_memory_report_adds_up(self) -> None:
         """What is free is at most the total, and the cost of a step is no negative number."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from trencadis.interfaces import AllocationPlan, Backend, BackendCapabilities, Executor, PendingStep, Sampler
-from trencadis.records import Batch, Bucket, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
+from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
 
 __all__ = ["FakeExecutor"]
 
@@ -58,6 +58,10 @@ class FakeExecutor(Executor):
         if self._connector is None:
             return self.backend.submit(batch)
         return _ConnectedStep(self, batch)
+
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Embed at once."""
+        return self.backend.embed(token_ids)
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy at once."""

@@ -7,8 +7,9 @@ it is reported at once.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from trencadis.records import (
     Batch,
     Bucket,
     Drafts,
+    Float32Array,
     Int32Array,
     MemoryReport,
     ModelFacts,
@@ -33,7 +35,7 @@ from trencadis.records import (
     TokenLogprobs,
 )
 
-__all__ = ["FakeBackend", "fake_next_token", "fake_text"]
+__all__ = ["FakeBackend", "fake_embedding", "fake_next_token", "fake_text"]
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 6364136223846793005
@@ -71,6 +73,24 @@ def fake_text(prompt: tuple[int, ...] | list[int], num_tokens: int, *, vocab_siz
     return output
 
 
+def fake_embedding(tokens: Sequence[int], size: int = 8) -> list[float]:
+    """Return what a :class:`FakeBackend` must embed a text as: a vector of length 1 that depends on every token. Pure.
+
+    Args:
+        tokens: Token ids of the text.
+        size: Of the vector.
+    """
+    state = _START
+    for position, token in enumerate(tokens):
+        state = _chain(state, token, position)
+    vector = []
+    for index in range(size):
+        state = _chain(state, index, len(tokens))
+        vector.append((state >> 40) / (1 << 23) - 1)
+    length = math.sqrt(sum(value * value for value in vector))
+    return [value / length for value in vector]
+
+
 class FakeBackend(Backend):
     """A backend without a device: milliseconds per run, text that proves the KV cache.
 
@@ -86,6 +106,9 @@ class FakeBackend(Backend):
         strict: Check every KV entry a sequence reads, not only the last; O(context) a step.
         fails: Called with each pass before it runs; what it raises fails the step.
         block_size: Default block size.
+        embedding_size: Length of the vectors that texts are embedded as; 0: it cannot embed.
+        generates: False makes it an encoder: it embeds, and needs no cache.
+        fails_to_embed: Called with the texts before they are embedded; what it raises fails the call.
     """
 
     def __init__(
@@ -100,6 +123,9 @@ class FakeBackend(Backend):
         strict: bool = True,
         fails: Callable[[Batch, Pass], None] | None = None,
         block_size: int = 4,
+        embedding_size: int = 8,
+        generates: bool = True,
+        fails_to_embed: Callable[[Sequence[Int32Array]], None] | None = None,
     ) -> None:
         self._capabilities = BackendCapabilities(
             layout=layout,
@@ -112,9 +138,13 @@ class FakeBackend(Backend):
         self._max_model_len = max_model_len
         self._strict = strict
         self._fails = fails
+        self._embedding_size = embedding_size
+        self._generates = generates
+        self._fails_to_embed = fails_to_embed
         self._queue: deque[_FakeStep] = deque()
         self.num_batches = 0
         self.prepared: list[Bucket] = []
+        self.embedded: list[list[int]] = []
         self.is_closed = False
 
     @property
@@ -132,7 +162,9 @@ class FakeBackend(Backend):
             eos_token_ids=() if self._eos < 0 else (self._eos,),
             num_parameters=0,
             weights_bytes=0,
-            kv_bytes_per_token=16,
+            kv_bytes_per_token=16 if self._generates else 0,
+            generates=self._generates,
+            embedding_size=self._embedding_size,
         )
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
@@ -162,6 +194,17 @@ class FakeBackend(Backend):
         step = _FakeStep(self, batch)
         self._queue.append(step)
         return step
+
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Return :func:`fake_embedding` of each text, after all queued batches."""
+        if not self._embedding_size:
+            return super().embed(token_ids)
+        self.run_queued()
+        self.embedded.append([len(text) for text in token_ids])
+        if self._fails_to_embed is not None:
+            self._fails_to_embed(token_ids)
+        vectors = [fake_embedding(text.tolist(), self._embedding_size) for text in token_ids]
+        return np.array(vectors, np.float32)
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy entries after all queued batches."""

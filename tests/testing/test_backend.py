@@ -27,6 +27,11 @@ class TestFakeAgainstItself(BackendConformance):
     make = FakeBackend
 
 
+class TestFakeThatCannotEmbed(BackendConformance):
+    def make(self):
+        return FakeBackend(embedding_size=0)
+
+
 class ForgetsTableWrites(FakeBackend):
     """Every sequence lives in the same blocks."""
 
@@ -142,6 +147,45 @@ class ReportsMoreThanThereIs(FakeBackend):
         return MemoryReport(total_bytes=1, free_bytes=2, activation_bytes=0)
 
 
+class EmbedsBesideTheOthers(FakeBackend):
+    """The other texts of the call shine through."""
+
+    def embed(self, token_ids):
+        vectors = super().embed(token_ids)
+        return vectors + vectors.mean(axis=0, keepdims=True) / 100
+
+
+class EmbedsSorted(FakeBackend):
+    def embed(self, token_ids):
+        return super().embed(sorted(token_ids, key=len))
+
+
+class EmbedsEverythingAlike(FakeBackend):
+    def embed(self, token_ids):
+        return np.ones((len(token_ids), 8), np.float32)
+
+
+class EmbedsInDoubles(FakeBackend):
+    def embed(self, token_ids):
+        return super().embed(token_ids).astype(np.float64)
+
+
+class EmbedsAlthoughItCannot(FakeBackend):
+    def __init__(self):
+        super().__init__(embedding_size=0)
+
+    def embed(self, token_ids):
+        return np.zeros((len(token_ids), 8), np.float32)
+
+
+class EmbedsInTheCache(FakeBackend):
+    def embed(self, token_ids):
+        vectors = super().embed(token_ids)
+        if hasattr(self, "_states"):
+            self._states[:] = 0
+        return vectors
+
+
 class HasNoLength(FakeBackend):
     def __init__(self):
         super().__init__(max_model_len=0)
@@ -163,6 +207,12 @@ class HasNoLength(FakeBackend):
         (ScoresTheWrongPosition, "test_prompt_logprobs_cover_every_prompt_token_but_the_first"),
         (NeedsPasses, "test_step_without_passes_is_empty"),
         (ClosesOnce, "test_close_may_be_called_twice"),
+        (EmbedsBesideTheOthers, "test_text_has_one_vector_whatever_else_is_in_the_call"),
+        (EmbedsSorted, "test_text_has_one_vector_whatever_else_is_in_the_call"),
+        (EmbedsEverythingAlike, "test_text_has_one_vector_whatever_else_is_in_the_call"),
+        (EmbedsInDoubles, "test_text_has_one_vector_whatever_else_is_in_the_call"),
+        (EmbedsAlthoughItCannot, "test_text_has_one_vector_whatever_else_is_in_the_call"),
+        (EmbedsInTheCache, "test_embedding_leaves_no_trace_in_running_sequences"),
         (ReportsMoreThanThereIs, "test_memory_report_adds_up"),
         (HasNoLength, "test_facts_are_plausible"),
     ],

@@ -130,6 +130,42 @@ class BlockManager:
         self._push(np.array(cached, np.int32))
         return len(cached)
 
+    def swap(self, sources: Int32Array, targets: Int32Array, *, now_s: float) -> None:
+        """Rename used blocks: what is known of each source is now known of its target, and the other way round.
+
+        Args:
+            sources: Used blocks, int32 ``[n]``, none twice.
+            targets: Blocks that nobody references, free or cached, int32 ``[n]``, none twice.
+            now_s: Engine clock, seconds.
+        """
+        counts = self.ref_counts
+        if counts[targets].any() or not counts[sources].all():
+            raise InternalError(f"blocks {sources.tolist()} cannot take the places of {targets.tolist()}")
+        counts[targets], counts[sources] = counts[sources], 0
+        to = dict(zip(targets.tolist(), sources.tolist(), strict=True))
+        pushed = np.arange(self.num_blocks, dtype=np.int32)
+        pushed[targets] = sources
+        self._stack[: self.num_free] = pushed[self._stack[: self.num_free]]
+        woken = [block for block in to if block in self._cached]
+        moved = [(block, self._depth_of[block]) for block in woken]
+        for target, source in to.items():
+            self._swap_hashes(source, target)
+        if moved:
+            self._cached.difference_update(woken)
+            self._eviction.forget(woken)
+            self._cached.update(to[block] for block in woken)
+            self._eviction.on_free(
+                [to[block] for block, _ in moved], depths=[depth for _, depth in moved], now_s=now_s
+            )
+
+    def _swap_hashes(self, source: int, target: int) -> None:
+        for by_block in (self._hash_of, self._depth_of):
+            values = {b: by_block.pop(a) for a, b in ((source, target), (target, source)) if a in by_block}
+            by_block.update(values)  # type: ignore[arg-type]
+        for block in (source, target):
+            if block in self._hash_of:
+                self._block_of[self._hash_of[block]] = block
+
     def _evict(self, num_blocks: int) -> None:
         victims = self._eviction.victims(num_blocks, candidates=self._cached)
         for block in victims:

@@ -10,10 +10,12 @@ from typing import Any
 
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
-from trencadis.engine.compose import Parts, compose_engine
+from trencadis.engine.compose import EmbeddingParts, Parts, compose_embedding_engine, compose_engine
+from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
-from trencadis.interfaces import Backend, BucketingStrategy, ComponentContext, Executor, Sampler
-from trencadis.records import BucketLimits, ModelSource
+from trencadis.errors import ConfigValueError
+from trencadis.interfaces import Backend, BucketingStrategy, ComponentContext, Executor, Observer, Sampler
+from trencadis.records import BucketLimits, ModelFacts, ModelSource
 from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
 from trencadis.text import resolve_model_path
 
@@ -26,8 +28,10 @@ def build_engine(
     registry: Registry,
     clock: Clock | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Engine:
+) -> Engine | EmbeddingEngine:
     """Resolve the configured components, load the model, and return an engine that is ready for requests.
+
+    What the model is decides which: an encoder, which generates nothing, gets an :class:`EmbeddingEngine`.
 
     Args:
         config: The configuration.
@@ -38,7 +42,7 @@ def build_engine(
     Raises:
         PluginError: A component cannot be chosen, built or combined with the others.
         ModelLoadError: The model cannot be loaded.
-        ConfigValueError: A size contradicts the model.
+        ConfigValueError: A size, or a component that needs tokens, contradicts the model.
         OutOfMemoryError: No room for weights or KV cache.
     """
     clock = clock or SystemClock()
@@ -47,12 +51,16 @@ def build_engine(
     builder = _Builder(registry, plan, ComponentContext(clock=clock, seed=config.engine.seed))
     executor: Executor = builder.make(plan.choices["executor"])
     try:
-        parts = builder.parts(executor, _source(config))
-        engine = compose_engine(config, parts, clock=clock, progress=progress)
+        model = builder.load(executor, _source(config))
+        engine: Engine | EmbeddingEngine
+        if model.generates:
+            engine = compose_engine(config, builder.parts(executor, model), clock=clock, progress=progress)
+        else:
+            engine = compose_embedding_engine(config, builder.embedding_parts(executor, model), clock=clock)
     except BaseException:
         executor.close()
         raise
-    registry.ready(parts.model, parts.plan_hash)
+    registry.ready(model, engine.plan_hash)
     return engine
 
 
@@ -63,6 +71,8 @@ def _source(config: Config) -> ModelSource:
         dtype=model.dtype,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
+        pooling=config.embedding.pooling,
+        normalize_embeddings=config.embedding.normalize,
     )
 
 
@@ -77,19 +87,44 @@ class _Builder:
     def make(self, choice: Choice) -> Any:
         return self._registry.build(choice.component, choice.options, self._context)
 
-    def parts(self, executor: Executor, source: ModelSource) -> Parts:
-        """Load the model and build every strategy that does not need the cache's size."""
-        choices = self._plan.choices
+    def load(self, executor: Executor, source: ModelSource) -> ModelFacts:
+        """Load the model; what is built from now on is told of it."""
         model = executor.start(make_backend=self._backend, make_sampler=self._sampler, source=source)
         self._plan = self._plan.resolve_bucketing(executor.capabilities.layout)
         self._context = ComponentContext(clock=self._context.clock, seed=self._context.seed, model=model)
+        return model
+
+    def embedding_parts(self, executor: Executor, model: ModelFacts) -> EmbeddingParts:
+        """Build what an encoder needs.
+
+        Raises:
+            ConfigValueError: A component is configured that an encoder has no use for.
+        """
+        for noun in ("speculation", "kv_connector"):
+            if noun in self._plan.choices:
+                raise ConfigValueError(
+                    f"[{noun}] name = {self._plan.choices[noun].component}: {model.architecture} is an encoder, which "
+                    "generates nothing.",
+                    hint=f"Leave [{noun}] name empty, or name a model that generates in model.path.",
+                )
+        return EmbeddingParts(
+            executor=executor,
+            model=model,
+            observers=self._observers(),
+            plan_hash=self._plan.plan_hash,
+            on_close=self._registry.closing,
+        )
+
+    def parts(self, executor: Executor, model: ModelFacts) -> Parts:
+        """Build every strategy that does not need the cache's size."""
+        choices = self._plan.choices
         return Parts(
             executor=executor,
             model=model,
             make_bucketing=self._bucketing,
             scheduling=self._guarded("scheduling"),
             eviction=self._guarded("eviction"),
-            observers=tuple((str(choice.component), self.make(choice)) for choice in self._plan.observers),
+            observers=self._observers(),
             speculator=self.make(choices["speculation"]) if "speculation" in choices else None,
             connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
             plan_hash=self._plan.plan_hash,
@@ -103,6 +138,9 @@ class _Builder:
     def _sampler(self, rank: int) -> Sampler:
         sampler: Sampler = self.make(self._plan.choices["sampling"])
         return sampler
+
+    def _observers(self) -> tuple[tuple[str, Observer], ...]:
+        return tuple((str(choice.component), self.make(choice)) for choice in self._plan.observers)
 
     def _guarded(self, noun: str) -> tuple[str, Any, Callable[[], Any] | None]:
         """Return label, strategy, and maker of the fallback: none if the fallback is the strategy itself."""

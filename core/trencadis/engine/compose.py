@@ -13,6 +13,8 @@ from trencadis.config.schema import Config
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.block_manager import BlockManager
 from trencadis.engine.drafting import Drafting
+from trencadis.engine.embedding import EmbeddingQueue
+from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.engine.guards import GuardedBucketing, GuardedEviction, GuardedScheduling
 from trencadis.engine.hashing import BlockHasher
@@ -34,40 +36,49 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
 )
-from trencadis.records import BucketLimits, MemoryReport, ModelFacts
+from trencadis.records import Bucket, BucketLimits, MemoryReport, ModelFacts
 
-__all__ = ["Parts", "compose_engine", "size_cache"]
+__all__ = ["EmbeddingParts", "Parts", "compose_embedding_engine", "compose_engine", "size_cache"]
 
 logger = logging.getLogger("trencadis.engine")
 
 
 @attrs.frozen(kw_only=True)
-class Parts:
-    """Everything an engine is made of, built or ready to be built.
+class EmbeddingParts:
+    """What every engine is made of; all there is to that of an encoder.
 
     Attributes:
         executor: Started: the model is loaded.
         model: What was loaded.
-        make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
-        scheduling: Label, policy, and maker of its fallback (or None).
-        eviction: The same.
         observers: Names and observers.
-        speculator: Who drafts, or None.
-        connector: The KV connector, or None.
         plan_hash: Of the resolved plugins.
         on_close: Called once when the engine closes, before the executor does.
     """
 
     executor: Executor
     model: ModelFacts
+    observers: tuple[tuple[str, Observer], ...] = ()
+    plan_hash: str = ""
+    on_close: Callable[[], None] = lambda: None
+
+
+@attrs.frozen(kw_only=True)
+class Parts(EmbeddingParts):
+    """Everything an engine is made of, built or ready to be built.
+
+    Attributes:
+        make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
+        scheduling: Label, policy, and maker of its fallback (or None).
+        eviction: The same.
+        speculator: Who drafts, or None.
+        connector: The KV connector, or None.
+    """
+
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
     scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
     eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
-    observers: tuple[tuple[str, Observer], ...] = ()
     speculator: Speculator | None = None
     connector: ConnectorPair | None = None
-    plan_hash: str = ""
-    on_close: Callable[[], None] = lambda: None
 
 
 def compose_engine(
@@ -113,9 +124,11 @@ def compose_engine(
         table=state.table,
         block_size=block_size,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        refuse_unprepared=config.bucketing.on_miss == "refuse",
     )
-    if config.engine.warmup and capabilities.layout != "ragged":
-        buckets = bucketing.strategy.buckets(limits)
+    if capabilities.layout != "ragged":
+        buckets = bucketing.strategy.buckets(limits) if config.engine.warmup else ()
+        _check_misses(config, bucketing, buckets)
         warm_up(executor, buckets, clock=clock, progress=progress)
         passes.prepared(buckets)
     policy = GuardedScheduling(*parts.scheduling)
@@ -134,9 +147,37 @@ def compose_engine(
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
         drafting=Drafting(state, parts.speculator, max_draft_tokens=max_drafts),
+        embeddings=EmbeddingQueue(
+            executor,
+            parts.model,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        ),
         model=parts.model,
         # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
         depth=2 if config.engine.async_scheduling and parts.speculator is None else 1,
+        plan_hash=parts.plan_hash,
+        on_close=parts.on_close,
+    )
+
+
+def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Clock | None = None) -> EmbeddingEngine:
+    """Put the engine of an encoder together; there is no cache to size and nothing to warm up.
+
+    Args:
+        config: Tables ``engine`` and ``model`` are read.
+        parts: The executor and who watches.
+        clock: The system's if none is given.
+
+    Raises:
+        ConfigValueError: ``model.max_model_len`` exceeds the model's own.
+    """
+    return EmbeddingEngine(
+        executor=parts.executor,
+        observers=Observers(parts.observers, clock=clock or SystemClock(), budget_ms=config.observer.budget_ms),
+        model=parts.model,
+        max_model_len=_max_model_len(config, parts.model),
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
         plan_hash=parts.plan_hash,
         on_close=parts.on_close,
     )
@@ -169,13 +210,7 @@ def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_s
         ConfigValueError: ``model.max_model_len`` exceeds the model's own, or asked-for blocks cannot hold it.
         OutOfMemoryError: There is no room for one sequence of a useful length.
     """
-    asked = config.model.max_model_len
-    if asked > model.max_model_len:
-        raise ConfigValueError(
-            f"[model] max_model_len = {asked}: {model.architecture} was made for {model.max_model_len} tokens.",
-            hint="Lower it, or leave it at 0 for the model's own.",
-        )
-    max_model_len = asked or model.max_model_len
+    asked, max_model_len = config.model.max_model_len, _max_model_len(config, model)
     num_blocks = config.cache.num_blocks
     if not num_blocks:
         engine = config.engine
@@ -191,6 +226,16 @@ def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_s
         logger.warning("The KV cache holds %d tokens: max_model_len is cut from %d.", capacity, max_model_len)
         max_model_len = capacity
     return max_model_len, num_blocks
+
+
+def _max_model_len(config: Config, model: ModelFacts) -> int:
+    asked = config.model.max_model_len
+    if asked > model.max_model_len:
+        raise ConfigValueError(
+            f"[model] max_model_len = {asked}: {model.architecture} was made for {model.max_model_len} tokens.",
+            hint="Lower it, or leave it at 0 for the model's own.",
+        )
+    return asked or model.max_model_len
 
 
 def _affordable_blocks(
@@ -232,6 +277,15 @@ def _limits(
         prefix_caching=config.cache.prefix_caching,
         max_draft_tokens=max_drafts,
     )
+
+
+def _check_misses(config: Config, bucketing: GuardedBucketing, buckets: tuple[Bucket, ...]) -> None:
+    if config.bucketing.on_miss == "refuse" and not buckets:
+        why = f"{bucketing.label} lists no bucket" if config.engine.warmup else "engine.warmup is off"
+        raise ConfigValueError(
+            f'[bucketing] on_miss = "refuse", but {why}: every request would be refused.',
+            hint="Set it to fallback, turn engine.warmup on, or choose a bucketing strategy with a table.",
+        )
 
 
 def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:

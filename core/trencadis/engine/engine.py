@@ -5,6 +5,7 @@
         └─────────────────────────────────────────┘
 
 With ``depth`` 2 step n+1 is planned and submitted while step n runs; with depth 1 nothing overlaps. The code is the same.
+Texts to embed run beside the steps, a micro-batch each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import attrs
 import numpy as np
 
 from trencadis.clock import Clock
@@ -19,20 +21,24 @@ from trencadis.engine.accounting import Accounting, SubmittedStep
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.committer import Committer
 from trencadis.engine.drafting import Drafting
+from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.observers import Observers
 from trencadis.engine.recovery import Recovery
+from trencadis.engine.request_check import check_request
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
 from trencadis.errors import (
     ContractError,
     InvalidRequestError,
-    PromptTooLongError,
     RequestRefusedError,
     StepFailedError,
+    UnpreparedShapeError,
 )
 from trencadis.interfaces import Executor
 from trencadis.records import (
+    Embedding,
+    EmbeddingRequest,
     FinishedSequence,
     FinishReason,
     ModelFacts,
@@ -68,6 +74,7 @@ class Engine:
         executor: Executor,
         observers: Observers,
         drafting: Drafting,
+        embeddings: EmbeddingQueue,
         model: ModelFacts,
         depth: int,
         plan_hash: str,
@@ -85,12 +92,14 @@ class Engine:
         self._executor = executor
         self._observers = observers
         self._drafting = drafting
+        self._embeddings = embeddings
         self._committer = Committer(state)
         self._recovery = Recovery(state, scheduler)
         self._depth = depth
         self._clock: Clock = state.clock
         self._in_flight: deque[SubmittedStep] = deque()
         self._ended: list[FinishedSequence] = []
+        self._embedded: tuple[Embedding, ...] = ()
         self._closed = False
         self._num_idle_steps = 0
         self._on_close = on_close
@@ -114,8 +123,27 @@ class Engine:
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {refusal}.")
         return state.add(request).slot
 
+    def embed(self, request: EmbeddingRequest) -> None:
+        """Queue a text; its vector comes in ``TokenDeltas.embeddings`` of a later step.
+
+        Raises:
+            InvalidRequestError: The model cannot embed, an empty text, a token id outside the vocabulary, or an id that is live.
+            PromptTooLongError: The model takes no text that long.
+        """
+        if request.request_id in self._state.slot_of:
+            raise InvalidRequestError(
+                f"request {request.request_id!r} is live already.", hint="Choose another request id."
+            )
+        self._embeddings.add(request)
+
     def abort(self, request_id: str) -> FinishedSequence | None:
-        """End a request at once, whatever its state; None if there is no such request."""
+        """End a request at once, whatever its state.
+
+        Returns:
+            Its sequence; None if there is no such request, or if it was a text that waits to be embedded: that is forgotten.
+        """
+        if self._embeddings.drop(request_id):
+            return None
         return self._end(request_id, FinishReason.ABORT)
 
     def stop(self, request_id: str) -> FinishedSequence | None:
@@ -125,14 +153,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a step can change anything."""
-        return bool(self._in_flight or self._ended or self._state.slot_of or self._state.transfers.is_active)
+        sequences = self._in_flight or self._ended or self._state.slot_of or self._state.transfers.is_active
+        return bool(sequences or self._embeddings)
 
     @property
     def is_stalled(self) -> bool:
         """True if sequences only wait for a KV connector: stepping at once would be busy waiting."""
         state = self._state
         awaits = state.transfers.is_active or self._scheduler.admission.num_pending
-        return bool(awaits and not self._in_flight and not state.running.size)
+        return bool(awaits and not self._in_flight and not state.running.size and not self._embeddings)
 
     @property
     def num_running(self) -> int:
@@ -147,14 +176,17 @@ class Engine:
     # --------------------------------------------------------------------------------------------------- steps
 
     def step(self) -> TokenDeltas:
-        """Submit what can be submitted, wait for the oldest step in flight, and commit it.
+        """Embed a micro-batch, submit what can be submitted, wait for the oldest step in flight, and commit it.
 
         Returns:
-            New tokens and finished sequences; empty if there was nothing to do.
+            New tokens, finished sequences and embeddings; empty if there was nothing to do.
 
         Raises:
             InternalError: An invariant does not hold.
         """
+        if self._embeddings:
+            newest = self._in_flight[-1].plan.num_tokens if self._in_flight else 0
+            self._embedded = self._embeddings.run(num_scheduled_tokens=newest)
         while len(self._in_flight) < self._depth and self._submit_next():
             pass
         if not self._in_flight:
@@ -176,11 +208,16 @@ class Engine:
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
         return deltas
 
+    def metrics(self) -> str:
+        """Return what the observers measured, in Prometheus' text format; empty if none shows any."""
+        return self._observers.metrics()
+
     def close(self) -> None:
         """End every request, close observers and the executor; may be called twice."""
         if self._closed:
             return
         self._closed = True
+        self._embeddings.clear()
         for request_id in list(self._state.slot_of):
             self.abort(request_id)
         while self._in_flight:
@@ -209,6 +246,9 @@ class Engine:
             return False
         try:
             batch = self._builder.build(plan)
+        except UnpreparedShapeError as error:
+            self._refuse(plan, error)
+            return False
         except StepFailedError as error:
             self._fail_everything(error)
             return False
@@ -227,31 +267,11 @@ class Engine:
         return True
 
     def _check(self, request: Request) -> None:
-        state, prompt = self._state, request.prompt_token_ids
-        name = f"request {request.request_id!r}"
-        if request.request_id in state.slot_of:
-            raise InvalidRequestError(f"{name} is live already.", hint="Choose another request id.")
-        if not prompt:
-            raise InvalidRequestError(f"{name} has an empty prompt.", hint="Give at least one token.")
-        if len(prompt) >= self.max_model_len:
-            raise PromptTooLongError(
-                f"{name}: the prompt has {len(prompt)} tokens; with room for one output token the limit is "
-                f"{self.max_model_len - 1} (model.max_model_len = {self.max_model_len}).",
-                hint="Shorten the prompt, or raise model.max_model_len if the model allows it.",
-            )
-        vocab_size = self.model.vocab_size
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= vocab_size:
-            wrong = low if low < 0 else high
+        if request.request_id in self._state.slot_of or request.request_id in self._embeddings:
             raise InvalidRequestError(
-                f"{name}: token id {wrong} in the prompt is outside the vocabulary, 0 to {vocab_size - 1}.",
-                hint="Use the model's own tokenizer.",
+                f"request {request.request_id!r} is live already.", hint="Choose another request id."
             )
-        if request.params.largest_token_id() >= vocab_size:
-            raise InvalidRequestError(
-                f"{name}: token id {request.params.largest_token_id()} in the sampling parameters is outside the "
-                f"vocabulary, 0 to {vocab_size - 1}."
-            )
+        check_request(request, vocab_size=self.model.vocab_size, max_model_len=self.max_model_len)
 
     def _end(self, request_id: str, reason: FinishReason) -> FinishedSequence | None:
         slot = self._state.slot_of.get(request_id)
@@ -264,17 +284,11 @@ class Engine:
         return finished
 
     def _with_ended(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Add sequences that ended outside a commit, and announce all that ended."""
-        if self._ended:
+        """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
+        if self._ended or self._embedded:
             ended, self._ended = self._ended, []
-            deltas = TokenDeltas(
-                slots=deltas.slots,
-                num_tokens=deltas.num_tokens,
-                token_ids=deltas.token_ids,
-                finished=(*deltas.finished, *ended),
-                logprobs=deltas.logprobs,
-                prompt_logprobs=deltas.prompt_logprobs,
-            )
+            embedded, self._embedded = self._embedded, ()
+            deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
         for finished in deltas.finished:
             self._announce(finished, int(self._state.table.tenant[finished.slot]))
         return deltas
@@ -317,6 +331,12 @@ class Engine:
         while self._in_flight:
             dropped.append(self._drain_one())
         self._ended.extend(self._recovery.step_failed(plan, dropped, error))
+
+    def _refuse(self, plan: Plan, error: UnpreparedShapeError) -> None:
+        """Take apart a plan that was not submitted: nobody else needs to fail for its shape."""
+        self._fail(plan, error)
+        rows = set(plan.rows.tolist())
+        self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
 
     def _fail_everything(self, error: StepFailedError) -> None:
         """End every live request: without a working strategy no step can be made."""

@@ -54,6 +54,13 @@ class Observers:
         for watched in tuple(self._watched):
             self._call(watched, lambda observer: observer.on_request(finished))
 
+    def metrics(self) -> str:
+        """Return what all measured, in Prometheus' text format, one after the other."""
+        texts: list[str] = []
+        for watched in tuple(self._watched):
+            self._call(watched, lambda observer: texts.append(observer.metrics()))
+        return "".join(text if text.endswith("\n") else f"{text}\n" for text in texts if text)
+
     def close(self) -> None:
         """Let all flush."""
         for watched in tuple(self._watched):

@@ -6,10 +6,12 @@ import importlib.resources
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trencadis.errors import InvalidRequestError, ModelLoadError
+from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
 
 __all__ = ["Tokenizer", "load_tokenizer", "resolve_model_path"]
 
@@ -80,13 +82,17 @@ class Tokenizer:
             self.special_token_ids |= {token_id for token_id, token in added if token.special}
         self.byte_token_ids = self._find_byte_tokens()
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt, with the special tokens that this tokenizer adds by default. Pure.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt. Pure.
+
+        Args:
+            text: The prompt.
+            add_special_tokens: With those that this tokenizer adds by default, such as a beginning-of-sequence token.
 
         Raises:
             InvalidRequestError: ``text`` has no token.
         """
-        ids = tuple(self._hf(text)["input_ids"])
+        ids = tuple(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])
         if not ids:
             raise InvalidRequestError(f"the prompt {text!r} has no tokens.", hint="Give at least one character.")
         return ids
@@ -103,10 +109,32 @@ class Tokenizer:
         """Return whether a token id has a token: a model may have more logits than its tokenizer has tokens. Pure."""
         return self._fast is None or self._fast.id_to_token(token_id) is not None
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the exact bytes of one token, which may be part of a character; empty for an unknown id. Pure.
+
+        The bytes of a text's tokens, joined, are its UTF-8 bytes, unless the tokenizer normalises or adds a space in front.
+        """
+        return self._token_bytes(token_id)
+
+    @cached_property
+    def byte_table(self) -> Mapping[int, bytes] | None:
+        """Bytes by token id, if the text of tokens is their bytes joined and read as UTF-8, whatever stands where; else None."""
+        return ByteTable(self._fast) if is_byte_level(self._fast) else None
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._hf)
+
     @property
     def has_chat_template(self) -> bool:
         """True if the model says how a conversation is written."""
-        return bool(getattr(self._hf, "chat_template", None))
+        return bool(self.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The source of the model's chat template; empty if it has none."""
+        template = getattr(self._hf, "chat_template", None) or ""
+        return template if isinstance(template, str) else str(template.get("default", ""))
 
     def apply_chat_template(
         self,

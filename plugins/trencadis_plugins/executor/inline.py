@@ -8,7 +8,7 @@ worker thread      └▶ begin_step ▶ backend.submit ▶ end_step ▶ poll   
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from trencadis.records import (
     Batch,
     Bucket,
     ConnectorReport,
+    Float32Array,
     Int32Array,
     MemoryReport,
     ModelFacts,
@@ -103,6 +104,11 @@ class InlineExecutor(Executor):
         """Hand a batch to the worker thread."""
         backend = self._started()
         return _InlineStep(self._worker.submit(self._run, backend, batch), type(backend).__name__)
+
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Embed texts behind every batch submitted so far."""
+        backend = self._started()
+        return self._call(lambda: backend.embed(token_ids))
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy blocks behind every batch submitted so far."""

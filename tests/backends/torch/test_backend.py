@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
+import tiny_encoders
 import tiny_models
 import torch
 
@@ -173,3 +176,49 @@ def test_step_that_fails_leaves_later_steps_alone(model_path):
     while len(driver.output(0)) < 12:
         driver.step([Work(0)])
     assert driver.output(0) == tiny_models.greedy_reference(model_path("llama"), PROMPTS[1], 12)
+
+
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+def test_texts_are_embedded_beside_running_sequences(model_path, layout):
+    path = model_path("gemma2")
+    backend = loaded(path, layout)
+    driver = BackendDriver(backend, PLAN)
+    for row, tokens in PROMPTS.items():
+        driver.start(row, tokens)
+    found = []
+    while min(len(driver.output(row)) for row in PROMPTS) < 12:
+        driver.step([Work(row) for row in PROMPTS])
+        found.append(backend.embed([np.array(tokens, np.int32) for tokens in PROMPTS.values()]))
+    for row, tokens in PROMPTS.items():
+        assert driver.output(row)[:12] == tiny_models.greedy_reference(path, tokens, 12)
+    expected = [tiny_encoders.reference_vector(path, tokens, "last").numpy() for tokens in PROMPTS.values()]
+    for vectors in found:
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_a_decoder_embeds_before_its_cache_is_allocated(model_path):
+    backend = make()
+    source = ModelSource(path=str(model_path("llama")), pooling="mean", normalize_embeddings=False)
+    facts = backend.load(source, sampler=ArgmaxSampler())
+    assert (facts.generates, facts.embedding_size) == (True, 48)
+    (vector,) = backend.embed([np.array(PROMPTS[0], np.int32)])
+    expected = tiny_encoders.reference_vector(model_path("llama"), PROMPTS[0], "mean", normalize=False)
+    np.testing.assert_allclose(vector, expected.numpy(), atol=1e-4)
+
+
+def test_a_decoder_with_files_of_a_sentence_encoder_pools_as_they_say(model_path, tmp_path):
+    path = shutil.copytree(model_path("llama"), tmp_path / "llama")
+    tiny_encoders.write_modules(path, "Transformer", "Pooling", "Normalize")
+    tiny_encoders.write_json(path, "1_Pooling/config.json", {"pooling_mode_cls_token": True})
+    backend = make()
+    assert backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler()).generates
+    (vector,) = backend.embed([np.array(PROMPTS[0], np.int32)])
+    expected = tiny_encoders.reference_vector(model_path("llama"), PROMPTS[0], "cls")
+    np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
+
+
+def test_nothing_is_embedded_after_close(model_path):
+    backend = loaded(model_path("llama"))
+    backend.close()
+    with pytest.raises(BackendError, match="TorchBackend does not embed"):
+        backend.embed([np.ones(2, np.int32)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import tiny_encoders
 import tiny_models
 import torch
 import transformers as hf
@@ -8,7 +9,7 @@ from transformers.masking_utils import causal_mask_function, chunked_causal_mask
 from transformers.masking_utils import sliding_window_causal_mask_function as sliding
 
 from trencadis.errors import ModelLoadError
-from trencadis_torch.inspection import attention_layers, model_facts, window_of
+from trencadis_torch.inspection import attention_layers, encoder_facts, model_facts, window_of
 
 SMALL = {
     "vocab_size": 50,
@@ -146,3 +147,15 @@ def test_lengths_at_which_positions_change_their_encoding_end_the_model():
     )
     model = hf.Phi3ForCausalLM(config).eval()
     assert model_facts(model, attention_layers(model)).max_model_len == 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "expected"), [("bert", 0, 64), ("bert", 20, 20), ("bert", 99, 64), ("roberta", 0, 64)]
+)
+def test_an_encoder_takes_texts_as_long_as_its_positions_and_its_files_allow(tmp_path, kind, asked, expected):
+    model = hf.AutoModel.from_pretrained(tiny_encoders.save_encoder(kind, tmp_path))
+    facts = encoder_facts(model, asked)
+    assert (facts.max_model_len, facts.vocab_size, facts.generates) == (expected, tiny_models.VOCAB_SIZE, False)
+    assert (facts.kv_bytes_per_token, facts.eos_token_ids) == (0, ())
+    assert facts.num_parameters == model.num_parameters()
+    assert facts.weights_bytes == 4 * model.num_parameters()

@@ -10,13 +10,13 @@ import transformers as hf
 
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
-from trencadis_torch.loader import load_model
+from trencadis_torch.loader import find_model, load_decoder
 
 CPU = torch.device("cpu")
 
 
 def load(path, **options):
-    return load_model(ModelSource(path=str(path), **options), CPU)
+    return load_decoder(find_model(ModelSource(path=str(path), **options)), CPU)
 
 
 def refused(path, match, **options):

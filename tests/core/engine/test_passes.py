@@ -8,12 +8,15 @@ import pytest
 from trencadis.engine.guards import GuardedBucketing
 from trencadis.engine.passes import PassPlanner
 from trencadis.engine.table import SequenceTable
+from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
 from trencadis.records import Bucket, Drafts, Phase, Plan
 from trencadis_testing.engines import ExactShapes
 
 
-def planner(layout: str = "padded", *, contiguous: bool = False, max_prefills: int = 2) -> PassPlanner:
+def planner(
+    layout: str = "padded", *, contiguous: bool = False, max_prefills: int = 2, refuse: bool = False
+) -> PassPlanner:
     return PassPlanner(
         GuardedBucketing("bucketing", ExactShapes()),
         capabilities=BackendCapabilities(
@@ -22,6 +25,7 @@ def planner(layout: str = "padded", *, contiguous: bool = False, max_prefills: i
         table=SequenceTable(),
         block_size=4,
         max_num_batched_tokens=32,
+        refuse_unprepared=refuse,
     )
 
 
@@ -85,3 +89,20 @@ def test_bucket_that_was_not_prepared_is_counted_and_warned_about_once(caplog: p
     assert passes.num_unprepared == 1
     assert [record.message for record in caplog.records].count(caplog.messages[0]) == 1
     assert "was not prepared" in caplog.messages[0]
+
+
+def test_bucket_that_was_not_prepared_can_be_refused_each_time() -> None:
+    passes = planner(refuse=True)
+    passes.passes(plan([9], [1]), TABLES)  # nothing is refused while nothing is prepared
+    passes.prepared((Bucket(1, 1, 3, Phase.DECODE),))
+    assert passes.passes(plan([9], [1]), TABLES)[0].bucket == Bucket(1, 1, 3, Phase.DECODE)
+    for _ in range(2):
+        with pytest.raises(UnpreparedShapeError, match=r"num_blocks=6.*fits no prepared bucket"):
+            passes.passes(plan([20], [1]), TABLES)
+    assert passes.num_unprepared == 2
+
+
+def test_ragged_pass_is_never_refused() -> None:
+    passes = planner("ragged", refuse=True)
+    passes.prepared((Bucket(1, 1, 1),))
+    assert passes.passes(plan([9], [1]), TABLES)

@@ -1,0 +1,151 @@
+"""Texts that wait to be embedded, and the micro-batches that embed them.
+
+    add ─▶ waiting ─▶ micro-batch ─▶ executor.embed ─▶ vectors
+                          │ fails
+                          ▼
+                      suspects ─▶ each alone, once ─▶ a vector, or the error
+
+Texts need no KV cache, no row and no plan: they run beside the steps of generating requests, one micro-batch a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+
+import numpy as np
+
+from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError
+from trencadis.interfaces import Executor
+from trencadis.records import Embedding, EmbeddingRequest, Float32Array, ModelFacts
+
+__all__ = ["EmbeddingQueue"]
+
+logger = logging.getLogger("trencadis.engine")
+
+_NO_VECTOR = np.empty(0, np.float32)
+
+
+class EmbeddingQueue:
+    """First come, first served; no text waits for another's failure.
+
+    Args:
+        executor: Embeds.
+        model: What it has loaded.
+        max_model_len: Longest text, tokens.
+        max_num_batched_tokens: Token budget of a step.
+    """
+
+    def __init__(
+        self, executor: Executor, model: ModelFacts, *, max_model_len: int, max_num_batched_tokens: int
+    ) -> None:
+        self._executor = executor
+        self._model = model
+        self._max_model_len = max_model_len
+        self._token_budget = max_num_batched_tokens
+        self._waiting: OrderedDict[str, EmbeddingRequest] = OrderedDict()
+        self._suspects: OrderedDict[str, EmbeddingRequest] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._suspects)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting or request_id in self._suspects
+
+    def add(self, request: EmbeddingRequest) -> None:
+        """Queue a text.
+
+        Raises:
+            InvalidRequestError: The model cannot embed, the text is empty, a token id is outside the vocabulary, or the id
+                is live.
+            PromptTooLongError: The model takes no text that long; nothing is cut off silently.
+        """
+        self._check(request)
+        self._waiting[request.request_id] = request
+
+    def drop(self, request_id: str) -> bool:
+        """Forget a text; False if it is not here."""
+        found = self._waiting.pop(request_id, None) or self._suspects.pop(request_id, None)
+        return found is not None
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self._waiting.clear()
+        self._suspects.clear()
+
+    def run(self, *, num_scheduled_tokens: int = 0) -> tuple[Embedding, ...]:
+        """Embed one micro-batch; returns what is done, failures included.
+
+        It takes what generating requests leave of the token budget, but half of the budget at least, so that neither kind of
+        work can starve the other. A text that is longer runs alone.
+
+        Args:
+            num_scheduled_tokens: Of the generating requests' newest step.
+        """
+        batch = self._next(max(self._token_budget // 2, self._token_budget - num_scheduled_tokens))
+        if not batch:
+            return ()
+        try:
+            vectors = self._executor.embed([np.array(one.token_ids, np.int32) for one in batch])
+            self._check_shape(vectors, len(batch))
+        except Exception as error:
+            return self._failed(batch, error)
+        return tuple(
+            _embedding(request, vector=vector)
+            if np.isfinite(vector).all()
+            else _embedding(request, error=f"{self._model.architecture} gave a vector that is not finite.")
+            for request, vector in zip(batch, vectors, strict=True)
+        )
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _check(self, request: EmbeddingRequest) -> None:
+        tokens, name = request.token_ids, f"request {request.request_id!r}"
+        if not self._model.embedding_size:
+            raise InvalidRequestError(
+                f"{self._model.architecture} cannot embed texts here.", hint="Name a model that can in model.path."
+            )
+        if request.request_id in self:
+            raise InvalidRequestError(f"{name} is live already.", hint="Choose another request id.")
+        if not tokens:
+            raise InvalidRequestError(f"{name} has an empty text.", hint="Give at least one token.")
+        if len(tokens) > self._max_model_len:
+            raise PromptTooLongError(
+                f"{name}: the text has {len(tokens)} tokens; the limit is {self._max_model_len}.",
+                hint="Split the text, or raise model.max_model_len if the model allows it.",
+            )
+        vocab_size = self._model.vocab_size
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= vocab_size:
+            raise InvalidRequestError(
+                f"{name}: token id {low if low < 0 else high} is outside the vocabulary, 0 to {vocab_size - 1}.",
+                hint="Use the model's own tokenizer.",
+            )
+
+    def _next(self, token_budget: int) -> list[EmbeddingRequest]:
+        if self._suspects:
+            return [self._suspects.popitem(last=False)[1]]
+        batch: list[EmbeddingRequest] = []
+        while self._waiting:
+            token_budget -= len(next(iter(self._waiting.values())).token_ids)
+            if batch and token_budget < 0:
+                break
+            batch.append(self._waiting.popitem(last=False)[1])
+        return batch
+
+    def _check_shape(self, vectors: Float32Array, num_texts: int) -> None:
+        expected = (num_texts, self._model.embedding_size)
+        if vectors.shape != expected or vectors.dtype != np.float32:
+            raise ContractError(f"embed() returned {vectors.dtype} {vectors.shape}, not float32 {expected}")
+
+    def _failed(self, batch: list[EmbeddingRequest], error: Exception) -> tuple[Embedding, ...]:
+        """Fail a text that was alone; of several, each runs alone once."""
+        logger.error("A micro-batch of %d texts failed: %s", len(batch), error, exc_info=error)
+        if len(batch) > 1:
+            self._suspects.update((request.request_id, request) for request in batch)
+            return ()
+        return (_embedding(batch[0], error=f"{type(error).__name__}: {error}"),)
+
+
+def _embedding(request: EmbeddingRequest, *, vector: Float32Array = _NO_VECTOR, error: str = "") -> Embedding:
+    return Embedding(request_id=request.request_id, vector=vector, num_tokens=len(request.token_ids), error=error)

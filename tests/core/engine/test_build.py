@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig
+from trencadis.engine.build import build_engine
+from trencadis.engine.embedding_engine import EmbeddingEngine
+from trencadis.engine.engine import Engine
+from trencadis.errors import ConfigValueError, PromptTooLongError
+from trencadis.records import EmbeddingRequest
+from trencadis_testing.fakes import FakeBackend
+
+
+def test_a_model_that_generates_gets_an_engine_that_embeds_as_well(fake_house) -> None:
+    config, registry = fake_house()
+    engine = build_engine(config, registry=registry)
+    assert isinstance(engine, Engine)
+    engine.embed(EmbeddingRequest(request_id="a", token_ids=(1, 2)))
+    assert [one.request_id for one in engine.step().embeddings] == ["a"]
+    engine.close()
+
+
+def test_an_encoder_gets_an_engine_that_only_embeds(fake_house) -> None:
+    config, registry = fake_house(generates=False)
+    engine = build_engine(config, registry=registry)
+    assert isinstance(engine, EmbeddingEngine)
+    assert engine.max_model_len == 256
+    assert engine.plan_hash
+    engine.close()
+
+
+def test_a_shorter_limit_holds_for_texts_too(fake_house) -> None:
+    config, registry = fake_house(generates=False)
+    engine = build_engine(attrs.evolve(config, model=ModelConfig(path="demo", max_model_len=4)), registry=registry)
+    with pytest.raises(PromptTooLongError, match="limit is 4"):
+        engine.embed(EmbeddingRequest(request_id="a", token_ids=[1] * 5))
+    engine.close()
+
+
+def test_an_encoder_is_not_stretched(fake_house) -> None:
+    config, registry = fake_house(generates=False)
+    longer = attrs.evolve(config, model=ModelConfig(path="demo", max_model_len=257))
+    with pytest.raises(ConfigValueError, match="was made for 256 tokens"):
+        build_engine(longer, registry=registry)
+
+
+@pytest.mark.parametrize(("noun", "name"), [("speculation", "Speculator"), ("kv_connector", "ConnectorPair")])
+def test_a_component_that_needs_tokens_is_refused_beside_an_encoder(fake_house, noun: str, name: str) -> None:
+    config, registry = fake_house(generates=False)
+    config = attrs.evolve(config, **{noun: NounConfig(name=f"trencadis.interfaces:{name}")})
+    with pytest.raises(ConfigValueError, match=rf"\[{noun}\] name = .*{name}.*: Fake is an encoder"):
+        build_engine(config, registry=registry)
+
+
+def test_the_backend_is_told_how_to_embed(fake_house, monkeypatch) -> None:
+    told = []
+    load = FakeBackend.load
+    monkeypatch.setattr(
+        FakeBackend, "load", lambda self, source, *, sampler: told.append(source) or load(self, source, sampler=sampler)
+    )
+    config, registry = fake_house()
+    table = EmbeddingConfig(pooling="mean", normalize=False)
+    build_engine(attrs.evolve(config, embedding=table), registry=registry).close()
+    assert [(source.pooling, source.normalize_embeddings) for source in told] == [("mean", False)]
