@@ -168,6 +168,19 @@ class BackendConformance:
             driver.step([Work(row) for row in range(3)])
         self._expect({row: driver.output(row)[: self.num_tokens] for row in range(3)}, prompts)
 
+    def test_blocks_can_change_places(self) -> None:
+        """Every source is read before any target is written."""
+        backend, prompts = self._loaded()
+        driver = self._driver(backend)
+        for row, prompt in enumerate(prompts):
+            driver.start(row, prompt)
+        driver.step([Work(row) for row in range(3)])
+        driver.swap(0, 1)
+        driver.swap(1, 2)
+        while min(len(driver.output(row)) for row in range(3)) < self.num_tokens:
+            driver.step([Work(row) for row in range(3)])
+        self._expect({row: driver.output(row)[: self.num_tokens] for row in range(3)}, prompts)
+
     def test_step_may_be_submitted_before_the_last_one_is_known(self) -> None:
         """Sampled tokens are the device's own input for the row's next step."""
         backend, prompts = self._loaded()

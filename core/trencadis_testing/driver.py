@@ -132,6 +132,17 @@ class BackendDriver:
         self._rows[row].blocks = new
         self._free.extend(old)
 
+    def swap(self, first: int, second: int) -> None:
+        """Let two rows exchange the places of their blocks, as many as the shorter one has."""
+        ours, theirs = self._rows[first].blocks, self._rows[second].blocks
+        count = min(len(ours), len(theirs))
+        old = [*ours[:count], *theirs[:count]]
+        new = [*theirs[:count], *ours[:count]]
+        self._backend.copy_blocks(sources=np.array(old, np.int32), targets=np.array(new, np.int32))
+        for row, blocks in ((first, new[:count]), (second, new[count:])):
+            self._writes.extend((row, column, block) for column, block in enumerate(blocks))
+            self._rows[row].blocks[:count] = blocks
+
     def step(self, works: Sequence[Work]) -> StepOutput:
         """Run one step and take its tokens."""
         self.submit(works)

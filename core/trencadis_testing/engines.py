@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +16,7 @@ from trencadis_testing.fakes import FakeBackend
 
 if TYPE_CHECKING:
     from trencadis.engine.engine import Engine
-    from trencadis.interfaces import Backend, ConnectorPair, Observer, Sampler, Speculator
+    from trencadis.interfaces import Backend, ConnectorPair, Executor, Observer, Sampler, Speculator
 
 __all__ = ["ExactShapes", "OldestFirst", "ServeInOrder", "drain", "make_engine"]
 
@@ -68,7 +68,7 @@ def make_engine(
     eviction: EvictionPolicy | None = None,
     bucketing: BucketingStrategy | None = None,
     backend: Backend | None = None,
-    executor: FakeExecutor | None = None,
+    executor: Executor | None = None,
     clock: Clock | None = None,
     num_blocks: int = 64,
     block_size: int = 4,
@@ -76,8 +76,10 @@ def make_engine(
     speculator: Speculator | None = None,
     connector: ConnectorPair | None = None,
     fallback: bool = False,
+    on_miss: str = "fallback",
     prefix_caching: bool = True,
     load_timeout_s: float = 30.0,
+    defragmenter: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
     """Return an engine of the given strategies; the rest are references.
@@ -87,7 +89,7 @@ def make_engine(
         eviction: Oldest first if none.
         bucketing: Exact shapes if none.
         backend: A strict :class:`FakeBackend` if none.
-        executor: A :class:`FakeExecutor` over ``backend`` if none.
+        executor: A :class:`FakeExecutor` if none; it hosts ``backend``, unless it was made with one.
         clock: A simulated clock if none.
         num_blocks: KV blocks.
         block_size: Tokens per block.
@@ -95,19 +97,27 @@ def make_engine(
         speculator: Who drafts.
         connector: A KV connector.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
+        on_miss: Of the table ``[bucketing]``.
         prefix_caching: Keep blocks for reuse.
         load_timeout_s: Of KV loads.
+        defragmenter: Fields of the table ``[defragmenter]``.
         options: Fields of the table ``[engine]``.
     """
-    from trencadis.config.schema import CacheConfig, Config, EngineConfig
+    from trencadis.config.schema import BucketingConfig, CacheConfig, Config, DefragmenterConfig, EngineConfig
     from trencadis.engine.compose import Parts, compose_engine
 
-    executor = executor or FakeExecutor(backend or FakeBackend(max_model_len=num_blocks * block_size))
-    facts = executor.start(make_backend=_no_backend, make_sampler=_no_sampler, source=ModelSource(path="fake"))
+    backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
+    executor = executor or FakeExecutor()
+    facts = executor.start(make_backend=lambda _: backend, make_sampler=_no_sampler, source=ModelSource(path="fake"))
     cache = CacheConfig(
         num_blocks=num_blocks, block_size=block_size, prefix_caching=prefix_caching, load_timeout_s=load_timeout_s
     )
-    config = Config(engine=attrs.evolve(EngineConfig(), **options), cache=cache)
+    config = Config(
+        engine=attrs.evolve(EngineConfig(), **options),
+        cache=cache,
+        bucketing=BucketingConfig(on_miss=on_miss),
+        defragmenter=DefragmenterConfig(**(defragmenter or {})),
+    )
     parts = Parts(
         executor=executor,
         model=facts,
@@ -133,10 +143,6 @@ def drain(engine: Engine, max_steps: int = 500) -> dict[str, FinishedSequence]:
             return finished
         finished.update((end.request_id, end) for end in engine.step().finished)
     raise AssertionError(f"the engine has not come to rest after {max_steps} steps")
-
-
-def _no_backend(rank: int) -> Backend:
-    raise RuntimeError(f"rank {rank}: the executor was given a backend")
 
 
 def _no_sampler(rank: int) -> Sampler:

@@ -210,9 +210,13 @@ class FakeBackend(Backend):
         """Copy entries after all queued batches."""
         self.run_queued()
         size = self._block_size
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            for array in (self._states, self._kv_tokens, self._kv_positions):
-                array[target * size : (target + 1) * size] = array[source * size : (source + 1) * size]
+        offsets = np.arange(size)
+        old = (sources[:, None] * size + offsets).ravel().tolist()
+        new = (targets[:, None] * size + offsets).ravel().tolist()
+        for array in (self._states, self._kv_tokens, self._kv_positions):
+            contents = [array[slot] for slot in old]
+            for slot, content in zip(new, contents, strict=True):
+                array[slot] = content
 
     def close(self) -> None:
         """Note that it was closed."""

@@ -116,6 +116,14 @@ class CopiesNothing(FakeBackend):
         pass
 
 
+class CopiesOneAfterTheOther(FakeBackend):
+    """What is written first is read as the source of a later pair."""
+
+    def copy_blocks(self, *, sources, targets):
+        for pair in zip(sources[:, None], targets[:, None], strict=True):
+            super().copy_blocks(sources=pair[0], targets=pair[1])
+
+
 class PreparesInTheCache(FakeBackend):
     def prepare(self, bucket):
         self.run_queued()
@@ -203,6 +211,7 @@ class HasNoLength(FakeBackend):
         (AcceptsEveryDraft, "test_wrong_drafts_are_not"),
         (ForgetsSampledTokens, "test_step_may_be_submitted_before_the_last_one_is_known"),
         (CopiesNothing, "test_copied_blocks_read_as_the_originals"),
+        (CopiesOneAfterTheOther, "test_blocks_can_change_places"),
         (PreparesInTheCache, "test_prepare_leaves_no_trace"),
         (ScoresTheWrongPosition, "test_prompt_logprobs_cover_every_prompt_token_but_the_first"),
         (NeedsPasses, "test_step_without_passes_is_empty"),

@@ -18,8 +18,10 @@ from trencadis.config.setting import setting
 __all__ = [
     "BUCKETING_BY_LAYOUT",
     "DEFAULT_BACKEND",
+    "BucketingConfig",
     "CacheConfig",
     "Config",
+    "DefragmenterConfig",
     "EmbeddingConfig",
     "EngineConfig",
     "LogConfig",
@@ -112,12 +114,31 @@ class CacheConfig:
 
 
 @attrs.frozen(kw_only=True)
+class DefragmenterConfig:
+    """Table ``[defragmenter]``: moves KV blocks to low ids, where decode passes read blocks by range."""
+
+    enabled: str = setting(
+        "auto",
+        "on or off; auto: on if the backend reads blocks by range.",
+        validator=in_(["auto", "on", "off"]),
+    )
+    trigger: str = setting(
+        "threshold",
+        "threshold: move when the highest block in use is that far above their number; "
+        "cost: when blocks read in vain would have paid for the move.",
+        validator=in_(["threshold", "cost"]),
+    )
+    threshold: int = setting(32, "Gap that the threshold trigger tolerates.", unit="blocks", validator=ge(0))
+    max_swaps: int = setting(512, "Most pairs of blocks moved at once.", unit="pairs", validator=ge(1))
+
+
+@attrs.frozen(kw_only=True)
 class EmbeddingConfig:
     """Table ``[embedding]``: how a text becomes one vector."""
 
     pooling: str = setting(
         "auto",
-        "Which hidden states: last token, mean, or the first (cls); auto: what the model's files say, else last.",
+        "Hidden states: of the last token, their mean, of the first (cls); auto: the files', else last, for encoders mean.",
         validator=in_(["auto", "last", "mean", "cls"]),
     )
     normalize: bool = setting(True, "Scale vectors to length 1.")
@@ -137,6 +158,18 @@ class NounConfig:
     fallback: str = setting("", "Component to go on with if the chosen one raises in a step; empty: the step fails.")
     components: Mapping[str, Any] = attrs.field(
         factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
+    )
+
+
+@attrs.frozen(kw_only=True)
+class BucketingConfig(NounConfig):
+    """Table ``[bucketing]``: which strategy, and what happens to a shape that was not prepared."""
+
+    on_miss: str = setting(
+        "fallback",
+        "A pass that no prepared bucket covers: fallback compiles one while requests wait; refuse runs its requests "
+        "alone, and ends with an error those that miss even then.",
+        validator=in_(["fallback", "refuse"]),
     )
 
 
@@ -176,9 +209,10 @@ class Config:
     model: ModelConfig = attrs.field(factory=ModelConfig)
     engine: EngineConfig = attrs.field(factory=EngineConfig)
     cache: CacheConfig = attrs.field(factory=CacheConfig)
+    defragmenter: DefragmenterConfig = attrs.field(factory=DefragmenterConfig)
     embedding: EmbeddingConfig = attrs.field(factory=EmbeddingConfig)
     server: ServerConfig = attrs.field(factory=ServerConfig)
-    bucketing: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto", fallback="exact"))
+    bucketing: BucketingConfig = attrs.field(factory=lambda: BucketingConfig(name="auto", fallback="exact"))
     scheduling: NounConfig = attrs.field(factory=lambda: NounConfig(name="fcfs", fallback="fcfs"))
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
     sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))

@@ -40,6 +40,7 @@ class EngineTotals:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_failed_steps: int = 0
+    num_block_swaps: int = 0
     num_observer_failures: int = 0
     plan_s: float = 0.0
     device_s: float = 0.0

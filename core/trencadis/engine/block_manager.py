@@ -154,9 +154,7 @@ class BlockManager:
             self._cached.difference_update(woken)
             self._eviction.forget(woken)
             self._cached.update(to[block] for block in woken)
-            self._eviction.on_free(
-                [to[block] for block, _ in moved], depths=[depth for _, depth in moved], now_s=now_s
-            )
+            self._eviction.on_free([to[block] for block, _ in moved], depths=[depth for _, depth in moved], now_s=now_s)
 
     def _swap_hashes(self, source: int, target: int) -> None:
         for by_block in (self._hash_of, self._depth_of):

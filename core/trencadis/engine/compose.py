@@ -12,6 +12,7 @@ from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.block_manager import BlockManager
+from trencadis.engine.defragmenter import Defragmenter
 from trencadis.engine.drafting import Drafting
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.embedding_engine import EmbeddingEngine
@@ -147,6 +148,7 @@ def compose_engine(
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
         drafting=Drafting(state, parts.speculator, max_draft_tokens=max_drafts),
+        defragmenter=_defragmenter(config, capabilities, state, executor),
         embeddings=EmbeddingQueue(
             executor,
             parts.model,
@@ -180,6 +182,29 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         plan_hash=parts.plan_hash,
         on_close=parts.on_close,
+    )
+
+
+def _defragmenter(
+    config: Config, capabilities: BackendCapabilities, state: EngineState, executor: Executor
+) -> Defragmenter | None:
+    """Return what keeps blocks at low ids, or None where that saves nothing or is switched off.
+
+    Raises:
+        ConfigValueError: It is asked for beside a KV connector, which knows blocks by their ids.
+    """
+    wanted, connected = config.defragmenter.enabled, state.transfers.has_connector
+    if wanted == "on" and connected:
+        raise ConfigValueError(
+            '[defragmenter] enabled = "on": the KV connector refers to blocks by their ids, so they cannot move.',
+            hint='Set it to "auto", or kv_connector.name to "none".',
+        )
+    if wanted == "off" or connected or not (capabilities.contiguous or wanted == "on"):
+        return None
+    return Defragmenter(
+        state,
+        config.defragmenter,
+        copy_blocks=lambda sources, targets: executor.copy_blocks(sources=sources, targets=targets),
     )
 
 

@@ -20,6 +20,7 @@ from trencadis.clock import Clock
 from trencadis.engine.accounting import Accounting, SubmittedStep
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.committer import Committer
+from trencadis.engine.defragmenter import Defragmenter
 from trencadis.engine.drafting import Drafting
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.guards import GuardedScheduling
@@ -78,6 +79,7 @@ class Engine:
         model: ModelFacts,
         depth: int,
         plan_hash: str,
+        defragmenter: Defragmenter | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
@@ -93,6 +95,7 @@ class Engine:
         self._observers = observers
         self._drafting = drafting
         self._embeddings = embeddings
+        self._defragmenter = defragmenter
         self._committer = Committer(state)
         self._recovery = Recovery(state, scheduler)
         self._depth = depth
@@ -244,11 +247,13 @@ class Engine:
             self._scheduler.failed.clear()
         if plan is None:
             return False
+        if self._defragmenter is not None:
+            self.totals.num_block_swaps += self._defragmenter.run(plan)
         try:
             batch = self._builder.build(plan)
         except UnpreparedShapeError as error:
             self._refuse(plan, error)
-            return False
+            return True  # something is left to run: what it takes apart, or who was not in it
         except StepFailedError as error:
             self._fail_everything(error)
             return False

@@ -8,6 +8,7 @@ import numpy as np
 
 from trencadis.engine.guards import GuardedBucketing
 from trencadis.engine.table import SequenceTable
+from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
 from trencadis.records import Bucket, Int32Array, Pass, Phase, Plan, Shape
 
@@ -28,6 +29,7 @@ class PassPlanner:
         table: The engine's sequences, read for sizes only.
         block_size: Tokens per block.
         max_num_batched_tokens: A padded prefill pass has at most this many token positions, if it has several rows.
+        refuse_unprepared: Refuse a pass whose bucket is not prepared, once any is.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class PassPlanner:
         table: SequenceTable,
         block_size: int,
         max_num_batched_tokens: int,
+        refuse_unprepared: bool = False,
     ) -> None:
         self._bucketing = bucketing
         self._ragged = capabilities.layout == "ragged"
@@ -46,6 +49,7 @@ class PassPlanner:
         self._table = table
         self._block_size = block_size
         self._max_positions = max_num_batched_tokens
+        self._refuse_unprepared = refuse_unprepared
         self._prepared: set[Bucket] = set()
         self.num_unprepared = 0
 
@@ -59,6 +63,10 @@ class PassPlanner:
         Args:
             plan: The plan.
             block_tables: Host block tables by row, for layouts that address blocks by range.
+
+        Raises:
+            StepFailedError: The bucketing strategy failed and there is no fallback.
+            UnpreparedShapeError: A pass fits no prepared bucket, and such passes are refused.
         """
         if not plan.num_sequences:
             return ()
@@ -99,8 +107,8 @@ class PassPlanner:
         shape = self._shape(starts, lengths, rows, phase, block_tables)
         bucket = self._bucketing.bucket_for(shape)
         if not self._ragged:
-            self._bucketing.observe(shape, bucket)
             self._note(shape, bucket)
+            self._bucketing.observe(shape, bucket)
         samples = plan.samples if whole else plan.samples[indices]
         extra = 0 if plan.drafts is None else plan.drafts.num_drafts[indices]
         return Pass(
@@ -144,5 +152,10 @@ class PassPlanner:
     def _note(self, shape: Shape, bucket: Bucket) -> None:
         if self._prepared and bucket not in self._prepared:
             self.num_unprepared += 1
+            if self._refuse_unprepared:
+                raise UnpreparedShapeError(
+                    f'{shape} fits no prepared bucket, and [bucketing] on_miss = "refuse".',
+                    hint="Prepare larger buckets, or set bucketing.on_miss to fallback.",
+                )
             self._prepared.add(bucket)
             logger.warning("%s runs in %s, which was not prepared: it is compiled now.", shape, bucket)

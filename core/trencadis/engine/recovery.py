@@ -12,6 +12,7 @@ import logging
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.sequence import SequenceState
 from trencadis.engine.state import EngineState
+from trencadis.errors import UnpreparedShapeError
 from trencadis.records import FinishedSequence, FinishReason, Plan
 
 __all__ = ["Recovery"]
@@ -41,7 +42,8 @@ class Recovery:
         """
         suspects = self._live(plan)
         alone = plan.num_sequences == 1
-        logger.error("Step %d failed: %s", plan.step, error, exc_info=error)
+        refused = isinstance(error, UnpreparedShapeError)
+        logger.error("Step %d failed: %s", plan.step, error, exc_info=None if refused else error)
         at_fault: list[FinishedSequence] = []
         if alone and suspects:
             slot = suspects[0]

@@ -120,7 +120,14 @@ class Backend(ABC):
 
     @abstractmethod
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
-        """Copy whole KV blocks on the device, after every batch submitted so far and before any later one."""
+        """Copy whole KV blocks on the device, after every batch submitted so far and before any later one.
+
+        Every source is read before any target is written, so that blocks can change places.
+
+        Args:
+            sources: int32 ``[n]``.
+            targets: int32 ``[n]``, none twice.
+        """
 
     @abstractmethod
     def close(self) -> None:
