@@ -7,7 +7,11 @@ A command is a module with three names, imported only when it is chosen:
 * ``run(args: argparse.Namespace, config: Config, registry: Registry) -> int``: does it and returns the exit code;
   ``args.resolved`` is the ``ResolvedConfig``, for the sources of values.
 
-Flags of the configuration, ``--table.key``, are derived from the config classes and work with every command.
+A command that must work with a broken plugin or configuration has ``run_alone(args, flags) -> int`` in place of ``run``:
+nothing is loaded for it, and ``flags`` are the config flags as given. One that is not configured at all says
+``TAKES_CONFIG = False``.
+
+Flags of the configuration, ``--table.key``, are derived from the config classes and work with every other command.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """The parser of one command: its own flags by argparse, the configuration's flags by the catalogue of settings.
 
 Values of config flags stay text until they are merged with the other sources, so that each keeps its source and errors
-name the flag (docs/decisions/0003). argparse therefore never sees them.
+name the flag (docs/decisions/0003). argparse therefore never sees them. A command may have short forms of config flags, such
+as ``--port`` for ``--server.port``: they become the long ones before anybody else looks.
 """
 
 from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,9 +18,10 @@ import attrs
 from trencadis.config import Settings
 from trencadis.config.messages import show
 from trencadis.config.reference import describe
+from trencadis.config.sources import is_config_flag
 from trencadis.errors import ConfigError, did_you_mean
 
-__all__ = ["CommandParser", "config_file"]
+__all__ = ["CommandParser", "config_file", "set_aside_config_flags", "spell_out"]
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -28,18 +30,32 @@ class CommandParser(argparse.ArgumentParser):
     Args:
         command: Name of the command.
         summary: What it does.
-        settings: Makes the catalogue of settings; called only for help.
+        settings: Makes the catalogue of settings; called only for help. None: the command takes no configuration.
+        short_flags: Config flag behind each short form that the command has.
     """
 
-    def __init__(self, command: str, summary: str, settings: Callable[[], Settings]) -> None:
+    def __init__(
+        self,
+        command: str,
+        summary: str,
+        settings: Callable[[], Settings] | None,
+        *,
+        short_flags: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(prog=f"trencadis {command}", description=summary, allow_abbrev=False)
         self._settings = settings
-        self.add_argument("--config", metavar="FILE", type=Path, help="config file, TOML; else TRENCADIS_CONFIG")
+        self._short_flags = dict(short_flags or {})
+        if settings is not None:
+            self.add_argument("--config", metavar="FILE", type=Path, help="config file, TOML; else TRENCADIS_CONFIG")
         self.add_argument("--traceback", action="store_true", help="show where an error was raised")
 
     def format_help(self) -> str:
-        """Return argparse's help, followed by every config flag."""
-        return f"{super().format_help()}\n{config_flags_help(self._settings())}"
+        """Return argparse's help, followed by the short flags and every config flag."""
+        if self._settings is None:
+            return super().format_help()
+        short = [f"  {flag} VALUE  short for {long}" for flag, long in self._short_flags.items()]
+        lines = ["", "short forms of config flags:", *short] if short else []
+        return "\n".join([super().format_help().rstrip("\n"), *lines, "", config_flags_help(self._settings())])
 
     def error(self, message: str) -> NoReturn:
         """Raise the error that argparse found.
@@ -59,12 +75,43 @@ class CommandParser(argparse.ArgumentParser):
         parse = self.parse_known_args if "--" in arguments else self.parse_known_intermixed_args
         known, unknown = parse(arguments)
         if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
+            flags = [*self._short_flags, *(flag for action in self._actions for flag in action.option_strings)]
             raise ConfigError(
                 f"{self.prog}: unknown argument {unknown[0]}.{did_you_mean(unknown[0], flags)}",
                 hint=f"{self.prog} --help lists the flags.",
             )
         return known
+
+
+def spell_out(arguments: Sequence[str], short_flags: Mapping[str, str]) -> list[str]:
+    """Return a command line with long config flags in place of short ones; what follows ``--`` is left alone. Pure."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    spelt = []
+    for argument in arguments[:end]:
+        name, equals, value = argument.partition("=")
+        spelt.append(f"{short_flags.get(name, name)}{equals}{value}")
+    return [*spelt, *arguments[end:]]
+
+
+def set_aside_config_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command line's config flags, and the rest, without knowing which settings there are. Pure.
+
+    A flag without ``=`` takes the word behind it, unless that is a flag itself.
+    """
+    flags: list[str] = []
+    rest: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return flags, [*rest, word, *words]
+        if not is_config_flag(word):
+            rest.append(word)
+        elif "=" not in word and words and not words[0].startswith("--"):
+            flags.append(f"{word}={words.pop(0)}")
+        else:
+            flags.append(word)
+    return flags, rest
 
 
 def config_file(arguments: Sequence[str]) -> Path | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trencadis
-from trencadis.cli.flags import CommandParser, config_file
+from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
 from trencadis.config import Settings, blocked_plugins, load_config, settings_of
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, PluginError, TrencadisError, did_you_mean
@@ -23,9 +23,14 @@ __all__ = ["COMMANDS", "INTERRUPTED", "main"]
 
 COMMANDS: Mapping[str, str] = {
     "generate": "trencadis.cli.generate_command",
+    "serve": "trencadis.cli.serve_command",
+    "run-batch": "trencadis.cli.run_batch_command",
     "bench": "trencadis.cli.bench_command",
+    "buckets": "trencadis.cli.buckets_command",
     "plugins": "trencadis.cli.plugins_command",
     "config": "trencadis.cli.config_command",
+    "doctor": "trencadis.cli.doctor_command",
+    "new-plugin": "trencadis.cli.new_plugin_command",
 }
 """Module of each command, in the order of the help."""
 
@@ -83,11 +88,14 @@ def _usage() -> str:
 
 def _run(command: str, arguments: list[str]) -> int:
     module: Any = importlib.import_module(COMMANDS[command])
+    arguments = spell_out(arguments, _short_flags(module))
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "-h" in own or "--help" in own:
         parser = _parser(command, module, lambda: _settings_for_help(arguments))
         print(parser.format_help(), end="")
         return 0
+    if hasattr(module, "run_alone"):
+        return _run_alone(command, module, arguments)
     file = config_file(arguments)
     registry = Registry.discover(blocked=blocked_plugins(file=file, flags=arguments))
     components = registry.config_classes()
@@ -101,10 +109,33 @@ def _run(command: str, arguments: list[str]) -> int:
     return code
 
 
+def _run_alone(command: str, module: Any, arguments: list[str]) -> int:
+    """Run a command for which neither plugins nor configuration are loaded: it must work where they cannot be."""
+    flags, rest = set_aside_config_flags(arguments) if _takes_config(module) else ([], arguments)
+    code: int = module.run_alone(_parser(command, module, settings_of).parse(rest), flags)
+    return code
+
+
 def _parser(command: str, module: Any, settings: Callable[[], Settings]) -> CommandParser:
-    parser = CommandParser(command, module.SUMMARY, settings)
+    parser = CommandParser(
+        command,
+        module.SUMMARY,
+        settings if _takes_config(module) else None,
+        short_flags=_short_flags(module),
+    )
     module.add_arguments(parser)
     return parser
+
+
+def _takes_config(module: Any) -> bool:
+    """Return whether a command reads the configuration. Pure."""
+    return bool(getattr(module, "TAKES_CONFIG", True))
+
+
+def _short_flags(module: Any) -> Mapping[str, str]:
+    """Return the short forms of config flags that a command offers, if any. Pure."""
+    found: Mapping[str, str] = getattr(module, "SHORT_FLAGS", {})
+    return found
 
 
 def _settings_for_help(arguments: Sequence[str]) -> Settings:

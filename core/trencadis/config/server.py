@@ -30,7 +30,10 @@ class ServerConfig:
     )
     max_body_bytes: int = setting(16 * 2**20, "Largest request body.", unit="bytes", validator=ge(1024))
     body_timeout_s: float = setting(
-        30.0, "A request whose body has not arrived by then is answered 408.", unit="s", validator=gt(0)
+        30.0,
+        "The head of a request may take this long, else its connection is closed; its body as well, else it is answered 408.",
+        unit="s",
+        validator=gt(0),
     )
     max_requests: int = setting(
         1024, "Most requests in the server at once, running and waiting; one more is answered 429.", validator=ge(1)

@@ -5,10 +5,13 @@ the first token. So the last few tokens are decoded again with each new one, and
 
     tokens   ... t5 t6 t7 t8 t9          window: the tokens that are decoded
     text     ... emitted───────▏new ▏�   the last character waits if it may be incomplete
+
+A byte-level tokenizer needs no window: its tokens are bytes, and only the bytes of an unfinished character wait.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 
 from trencadis.text.tokenizer import Tokenizer
@@ -39,11 +42,23 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._table = tokenizer.byte_table
+        if self._table is not None:
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            self.add(prompt_token_ids[-_CONTEXT:])
+            return
         self._window = [token for token in prompt_token_ids[-_CONTEXT:] if self._has_text(token)]
         self._emitted = len(_settled(tokenizer.decode(self._window))) if self._window else 0
 
     def add(self, token_ids: Iterable[int]) -> str:
         """Return the text that is certain now and was not before; often a word, sometimes nothing."""
+        if self._table is not None:
+            table, hidden = self._table, self._hidden
+            text = ""
+            for token in token_ids:  # most often one
+                if token not in hidden:
+                    text += self._decoder.decode(table[token])
+            return text
         window = self._window
         for token in token_ids:
             if self._has_text(token):
@@ -60,6 +75,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return what was held back, because no token will follow."""
+        if self._table is not None:
+            return self._decoder.decode(b"", final=True)
         text = self._tokenizer.decode(self._window) if self._window else ""
         delta = text[self._emitted :]
         self._emitted = max(self._emitted, len(text))

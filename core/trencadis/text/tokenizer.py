@@ -92,7 +92,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: ``text`` has no token.
         """
-        ids = tuple(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])
+        ids = tuple(self._hf(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
         if not ids:
             raise InvalidRequestError(f"the prompt {text!r} has no tokens.", hint="Give at least one character.")
         return ids

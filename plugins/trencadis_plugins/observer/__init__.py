@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Component, ComponentContext, NoConfig
+from trencadis.interfaces import Component, ComponentContext
 from trencadis.interfaces.observer import INTERFACE_VERSION
-from trencadis_plugins.observer.config import LogObserverConfig
+from trencadis_plugins.observer.config import LogObserverConfig, PrometheusObserverConfig
 
 if TYPE_CHECKING:
     from trencadis.interfaces import Observer
@@ -29,6 +29,7 @@ def trencadis_observers() -> Iterable[Component]:
     yield Component(
         name="prometheus",
         factory=_make_prometheus,
+        config=PrometheusObserverConfig,
         summary="Counters, gauges and latency histograms in a registry of their own.",
         interface_version=INTERFACE_VERSION,
     )
@@ -40,7 +41,7 @@ def _make_log(config: LogObserverConfig, context: ComponentContext) -> Observer:
     return LogObserver(config)
 
 
-def _make_prometheus(config: NoConfig, context: ComponentContext) -> Observer:
+def _make_prometheus(config: PrometheusObserverConfig, context: ComponentContext) -> Observer:
     from trencadis_plugins.observer.prometheus import PrometheusObserver
 
-    return PrometheusObserver()
+    return PrometheusObserver(config=config)

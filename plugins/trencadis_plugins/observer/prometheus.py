@@ -1,7 +1,7 @@
 """Metrics for Prometheus, in a registry of their own, so that two engines in one process stay apart.
 
 Counters and histograms are totals since the start; rates and quantiles are for the reader to take
-(``rate(trencadis_output_tokens_total[1m])``).
+(``rate(trencadis_output_tokens_total[1m])``). The server's ``/metrics`` shows them under vLLM's names as well.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from trencadis.interfaces import Observer
 from trencadis.records import FinishedSequence, FinishReason, StepStats
+from trencadis_plugins.observer.config import PrometheusObserverConfig
+from trencadis_plugins.observer.vllm_names import VllmNames
+from trencadis_plugins.observer.weighted import WeightedHistogram
 
 __all__ = ["PrometheusObserver"]
 
@@ -35,6 +38,8 @@ _GAUGES = {
 _STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TOKEN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKENS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+_STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _STEP_HISTOGRAMS = {
     "plan_seconds": ("Time to make a plan and its batch.", "plan_s"),
     "device_seconds": ("Time of a step on the device.", "device_s"),
@@ -45,6 +50,11 @@ _REQUEST_HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival until the first token.", _REQUEST_BUCKETS_S),
     "time_per_output_token_seconds": ("Mean time of the output tokens after the first.", _TOKEN_BUCKETS_S),
     "end_to_end_seconds": ("From arrival until the end, of sequences that ran to it.", _REQUEST_BUCKETS_S),
+    "prefill_seconds": ("From first scheduled until the first token.", _REQUEST_BUCKETS_S),
+    "decode_seconds": ("From the first token until the end.", _REQUEST_BUCKETS_S),
+    "inference_seconds": ("From first scheduled until the end.", _REQUEST_BUCKETS_S),
+    "request_prompt_tokens": ("Prompt tokens of a sequence.", _TOKENS_BUCKETS),
+    "request_output_tokens": ("Output tokens of a sequence.", _TOKENS_BUCKETS),
 }
 
 
@@ -56,10 +66,18 @@ class PrometheusObserver(Observer):
 
     Args:
         registry: To share with others; a new one by default.
+        config: Whether and how vLLM's names are shown.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, config: PrometheusObserverConfig | None = None
+    ) -> None:
+        config = config if config is not None else PrometheusObserverConfig()
         self.registry = registry if registry is not None else CollectorRegistry()
+        self._vllm_names: CollectorRegistry | None = None
+        if config.vllm_names:
+            self._vllm_names = CollectorRegistry()
+            self._vllm_names.register(VllmNames(self.registry, model_name=config.model_name))
         self._counters = [
             (attribute, Counter(f"trencadis_{name}", text, registry=self.registry))
             for name, (text, attribute) in _COUNTERS.items()
@@ -76,6 +94,15 @@ class PrometheusObserver(Observer):
             name: Histogram(f"trencadis_{name}", text, registry=self.registry, buckets=buckets)
             for name, (text, buckets) in _REQUEST_HISTOGRAMS.items()
         }
+        self._step_tokens = Histogram(
+            "trencadis_step_tokens", "Tokens of a step.", registry=self.registry, buckets=_STEP_TOKENS_BUCKETS
+        )
+        self._gaps = WeightedHistogram(
+            "trencadis_inter_token_seconds",
+            "Time between output tokens, each of a sequence counted with the mean of the sequence.",
+            registry=self.registry,
+            buckets=_TOKEN_BUCKETS_S,
+        )
         self._finished = Counter(
             "trencadis_finished_sequences",
             "Sequences that left the engine, by reason.",
@@ -92,6 +119,7 @@ class PrometheusObserver(Observer):
 
     def on_step(self, stats: StepStats) -> None:
         """Count the step. About 20 µs."""
+        self._step_tokens.observe(stats.num_scheduled_tokens)
         for attribute, counter in self._counters:
             amount = 1 if attribute is None else getattr(stats, attribute)
             if amount:
@@ -115,16 +143,28 @@ class PrometheusObserver(Observer):
         """
         self._finished.labels(finished.finish_reason.value).inc()
         latencies = self._latencies
+        latencies["request_prompt_tokens"].observe(finished.num_prompt_tokens)
+        latencies["request_output_tokens"].observe(len(finished.token_ids))
         if finished.first_scheduled_s is not None:
             latencies["queue_seconds"].observe(finished.first_scheduled_s - finished.arrival_s)
         if finished.first_token_s is not None:
             latencies["time_to_first_token_seconds"].observe(finished.first_token_s - finished.arrival_s)
+            latencies["decode_seconds"].observe(finished.finish_s - finished.first_token_s)
+            if finished.first_scheduled_s is not None:
+                latencies["prefill_seconds"].observe(finished.first_token_s - finished.first_scheduled_s)
+                latencies["inference_seconds"].observe(finished.finish_s - finished.first_scheduled_s)
             num_later = len(finished.token_ids) - 1
             if num_later > 0:
                 mean_s = (finished.finish_s - finished.first_token_s) / num_later
                 latencies["time_per_output_token_seconds"].observe(mean_s)
+                self._gaps.observe(mean_s, num_later)
         if finished.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             latencies["end_to_end_seconds"].observe(finished.finish_s - finished.arrival_s)
+
+    def metrics(self) -> str:
+        """Return all metrics in Prometheus' text format, and once more under vLLM's names unless that is switched off."""
+        theirs = "" if self._vllm_names is None else generate_latest(self._vllm_names).decode()
+        return self.text() + theirs
 
     def text(self) -> str:
         """Return all metrics in Prometheus' text format. May be called on any thread."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.cli.flags import CommandParser, config_file, config_flags_help
+from trencadis.cli.flags import CommandParser, config_file, config_flags_help, spell_out
 from trencadis.config import settings_of
 from trencadis.errors import ConfigError
 
@@ -78,3 +78,30 @@ def test_words_may_stand_on_both_sides_of_flags(arguments: list[str], words: lis
     parser.add_argument("--size", type=int)
     parsed = parser.parse(arguments)
     assert (parsed.words, parsed.size) == (words, 3)
+
+
+SHORT = {"--port": "--server.port", "--host": "--server.host"}
+
+
+@pytest.mark.parametrize(
+    ("line", "spelt"),
+    [
+        (["--port", "3"], ["--server.port", "3"]),
+        (["--port=3", "x", "--host", "a=b"], ["--server.port=3", "x", "--server.host", "a=b"]),
+        (["--ports", "3"], ["--ports", "3"]),
+        (["--", "--port", "3"], ["--", "--port", "3"]),
+        ([], []),
+    ],
+)
+def test_short_forms_become_the_config_flags_they_stand_for(line, spelt):
+    assert spell_out(line, SHORT) == spelt
+
+
+def test_short_forms_are_in_the_help_and_in_suggestions():
+    parser = CommandParser("make", "Makes.", settings_of, short_flags=SHORT)
+    assert "--port VALUE  short for --server.port" in parser.format_help()
+    assert 'Did you mean "--port"?' in _said(parser.parse, ["--prot", "3"])
+
+
+def test_a_command_without_short_forms_does_not_speak_of_them(parser):
+    assert "short form" not in parser.format_help()

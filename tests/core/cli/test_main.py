@@ -91,7 +91,7 @@ def test_without_a_command_help_is_shown_and_the_exit_code_is_2(command, capsys)
 def test_an_unknown_command_is_refused_with_a_suggestion(capsys):
     assert run_main(["plugin"]) == 2
     assert capsys.readouterr().err == (
-        'error: trencadis: no such command: "plugin". Choose one of: generate, bench, plugins, config. Did you mean "plugins"?\n'
+        f'error: trencadis: no such command: "plugin". Choose one of: {", ".join(COMMANDS)}. Did you mean "plugins"?\n'
     )
 
 
@@ -128,7 +128,7 @@ def test_a_flag_blocks_a_broken_plugin(command, installed, capsys):
 
 
 def test_every_command_is_registered_under_the_name_of_its_module():
-    assert all(module == f"trencadis.cli.{name}_command" for name, module in COMMANDS.items())
+    assert all(module == f"trencadis.cli.{name.replace('-', '_')}_command" for name, module in COMMANDS.items())
 
 
 @pytest.mark.parametrize("arguments", [["plugins"], ["config"], ["--version"]])
@@ -150,3 +150,11 @@ def test_a_reader_that_goes_away_is_no_error(argument):
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
+
+
+def test_a_short_form_sets_the_value_it_stands_for_and_its_source_is_the_long_one(command):
+    sys.modules["try_command"].SHORT_FLAGS = {"--port": "--server.port"}
+    assert run_main(["try", "--port", "1234"]) == 7
+    args, config, _ = command[0]
+    assert config.server.port == 1234
+    assert args.resolved.sources["server.port"] == "flag --server.port"

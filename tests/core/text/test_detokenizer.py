@@ -132,6 +132,7 @@ def test_a_token_costs_the_same_however_long_the_text_is(kind: str, garbage: boo
     class Counted:
         special_token_ids = tokenizer.special_token_ids
         byte_token_ids = tokenizer.byte_token_ids
+        byte_table = None
         knows = staticmethod(tokenizer.knows)
 
         def decode(self, ids: Sequence[int]) -> str:

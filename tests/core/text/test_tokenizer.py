@@ -31,6 +31,29 @@ def test_an_empty_prompt_is_refused_in_words(tokenizer: Tokenizer) -> None:
         tokenizer.encode("")
 
 
+def test_special_tokens_may_be_left_out_of_a_prompt() -> None:
+    from tokenizers import Tokenizer as Fast
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    fast = Fast.from_file(str(DEMO / "tokenizer.json"))
+    fast.post_processor = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
+    begins = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast))
+    plain = begins.encode("Hello", add_special_tokens=False)
+    assert begins.encode("Hello") == (0, *plain)
+    assert 0 not in plain
+
+
+def test_the_chat_template_is_its_source_and_empty_if_there_is_none(tokenizer: Tokenizer) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    assert tokenizer.chat_template == (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
+    bare = PreTrainedTokenizerFast(tokenizer_file=str(DEMO / "tokenizer.json"))
+    assert (Tokenizer(bare).chat_template, Tokenizer(bare).has_chat_template) == ("", False)
+    bare.chat_template = {"default": "{{ messages }}", "tool_use": "x"}
+    assert Tokenizer(bare).chat_template == "{{ messages }}"
+
+
 def test_special_tokens_are_those_of_the_model_and_those_added_as_special(tokenizer: Tokenizer) -> None:
     assert tokenizer.special_token_ids == {0, 1, 2, 3}
     assert tokenizer.decode([0, 1], skip_special_tokens=True) == ""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis_plugins.observer.config import LogObserverConfig
+from trencadis_plugins.observer.config import LogObserverConfig, PrometheusObserverConfig
 
 
 def test_interval_is_explained_in_seconds_and_refuses_zero():
@@ -12,3 +12,9 @@ def test_interval_is_explained_in_seconds_and_refuses_zero():
     assert field.metadata["help"].endswith(".")
     with pytest.raises(ValueError, match="interval_s"):
         LogObserverConfig(interval_s=0.0)
+
+
+def test_the_models_name_is_left_to_the_server_and_their_names_are_shown():
+    config = PrometheusObserverConfig()
+    assert (config.model_name, config.vllm_names) == ("", True)
+    assert all(field.metadata["help"].endswith(".") for field in attrs.fields(PrometheusObserverConfig))

@@ -1,0 +1,90 @@
+"""``/admin/plugins`` on a loopback port of its own: what is installed, what is active, and who set which value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from fastapi import FastAPI, Request
+
+import trencadis
+from trencadis.config import ResolvedConfig
+from trencadis.config.explain import explain
+from trencadis.errors import EngineEndedError
+from trencadis.registry import Registry, ResolvedPlan
+from trencadis.registry.listing import rows_of
+from trencadis.server.context import ServerContext
+from trencadis.server.envelope import EnvelopeMiddleware
+from trencadis.server.failures import add_handlers
+from trencadis.server.http_metrics import HttpMetrics
+from trencadis.server.supervisor import Supervisor
+
+__all__ = ["make_admin_app"]
+
+
+def make_admin_app(
+    context: ServerContext, *, supervisor: Supervisor, registry: Registry, plan: ResolvedPlan, resolved: ResolvedConfig
+) -> FastAPI:
+    """Return the application of the administration pages. They show no secret, and change nothing.
+
+    Args:
+        context: Of the server.
+        supervisor: Has the engine.
+        registry: The plugins.
+        plan: Which component serves each noun.
+        resolved: The configuration with its sources.
+    """
+    app = FastAPI(title="Trencadís administration", version=trencadis.__version__, docs_url=None, redoc_url=None)
+    add_handlers(app)
+    app.add_middleware(EnvelopeMiddleware, metrics=HttpMetrics(), clock=context.clock)
+
+    @app.get("/admin/plugins", summary="Components, plan, configuration and engine")
+    async def show(request: Request) -> dict[str, Any]:
+        """Every installed component, the resolved plan, the configuration with its sources, and the engine's state.
+
+        The plan's hash is the engine's: some choices wait for the backend.
+        """
+        return {
+            "version": trencadis.__version__,
+            "plan": _plan(plan),
+            "components": [{**attrs.asdict(row), "active": row.role == "active"} for row in rows_of(registry, plan)],
+            "config": [attrs.asdict(row) for row in explain(resolved)],
+            "engine": _engine(context, supervisor),
+            "server": _server(context),
+        }
+
+    return app
+
+
+def _plan(plan: ResolvedPlan) -> dict[str, Any]:
+    return {
+        "choices": {noun: choice.component.name for noun, choice in plan.choices.items()},
+        "fallbacks": {noun: choice.component.name for noun, choice in plan.fallbacks.items()},
+        "by_layout": {layout: choice.component.name for layout, choice in plan.by_layout.items()},
+        "observers": [choice.component.name for choice in plan.observers],
+    }
+
+
+def _engine(context: ServerContext, supervisor: Supervisor) -> dict[str, Any]:
+    state: dict[str, Any] = {"num_restarts": supervisor.num_restarts}
+    try:
+        llm = context.llm
+    except EngineEndedError as error:
+        return state | {"serves": False, "reason": str(error)}
+    return state | {
+        "serves": True,
+        "model": attrs.asdict(llm.model),
+        "max_model_len": llm.max_model_len,
+        "plan_hash": llm.plan_hash,
+        "num_live_requests": llm.num_live,
+    }
+
+
+def _server(context: ServerContext) -> dict[str, Any]:
+    admission = context.admission
+    return {
+        "model_names": list(context.model_names),
+        "started_at": context.created,
+        "num_requests": getattr(admission, "num_requests", None),
+        "num_waiting_tokens": getattr(admission, "num_waiting_tokens", None),
+    }

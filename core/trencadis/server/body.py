@@ -1,0 +1,113 @@
+"""Request bodies: not too large, not too slow, whole before anybody looks at them.
+
+A body is collected here, so that what is behind never waits for a client, and one that is refused costs no more memory
+than the cap. Everything is answered in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trencadis.server.errors import RATE_LIMIT, ApiError, retry_headers
+from trencadis.server.respond import has_body, refuse
+
+__all__ = ["BodyMiddleware"]
+
+_MAX_DIGITS = 18
+"""Of a length that is worth reading as a number."""
+
+_MAX_BODIES = 16
+"""How many bodies of the largest size may be on their way in at once."""
+
+
+class BodyMiddleware:
+    """Answers 413 to bodies over the cap, 408 to those that do not arrive in time.
+
+    Args:
+        app: What is behind; it gets the body in one message.
+        max_bytes: Largest body.
+        timeout_s: Longest time a body may take.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._num_collected_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http" or not has_body(scope):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._collect(scope, receive)
+        except ApiError as error:
+            await refuse(scope, receive, send, error)
+            return
+        if body is not None:
+            await self._app(scope, _replay(body, receive), send)
+
+    async def _collect(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body, or None if the client has gone."""
+        self._check_length(Headers(scope=scope).get("content-length"))
+        body = bytearray()
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    chunk = message.get("body", b"")
+                    num_bytes += len(chunk)
+                    self._num_collected_bytes += len(chunk)
+                    self._check_size(num_bytes)
+                    body += chunk
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"The body did not arrive within {self._timeout_s:g} s (server.body_timeout_s): {num_bytes} bytes came.",
+                code="request_timeout",
+            ) from None
+        finally:
+            self._num_collected_bytes -= num_bytes
+
+    def _check_length(self, length: str | None) -> None:
+        """Refuse by what the client says, before a byte is read."""
+        if length is not None and length.isdecimal() and (len(length) > _MAX_DIGITS or int(length) > self._max_bytes):
+            raise self._too_large(f"is {length[:_MAX_DIGITS]} bytes long")
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise self._too_large("is longer")
+        if self._num_collected_bytes > _MAX_BODIES * self._max_bytes:
+            raise ApiError(
+                429,
+                "The server is receiving as much as it can hold. Send the request again later.",
+                RATE_LIMIT,
+                code="rate_limit_exceeded",
+                headers=retry_headers(1.0),
+            )
+
+    def _too_large(self, what: str) -> ApiError:
+        return ApiError(
+            413,
+            f"The body {what}; the server takes {self._max_bytes} bytes (server.max_body_bytes). Send a smaller request.",
+            code="body_too_large",
+        )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that gives the body first; then what the connection says, which is that the client has gone."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay

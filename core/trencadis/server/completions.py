@@ -1,0 +1,133 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trencadis.server.completion_choice import CompletionFormat
+from trencadis.server.completion_writer import CompletionWriter
+from trencadis.server.connection import answer_while_connected
+from trencadis.server.context import context_of
+from trencadis.server.errors import ApiError
+from trencadis.server.generation import Generation, answer_id, finished_outputs, who_asks
+from trencadis.server.json_response import json_response
+from trencadis.server.models import check_generates, check_model
+from trencadis.server.prompts import TokenIds, check_room, echoes, encode_inputs, truncated
+from trencadis.server.protocol.completion_answers import TextCompletion
+from trencadis.server.protocol.completions import CompletionRequest
+from trencadis.server.protocol.openapi import documented
+from trencadis.server.sampling import sampling_params
+from trencadis.server.sse import EventStream, check_stream_options
+
+if TYPE_CHECKING:
+    from trencadis.async_llm import AsyncLLM
+    from trencadis.records import SamplingParams
+    from trencadis.server.context import ServerContext
+
+__all__ = ["make_router"]
+
+_PARAM = "prompt"
+_DEFAULT_MAX_TOKENS = 16
+"""Source: OpenAI's API reference."""
+
+
+def make_router() -> APIRouter:
+    """Return the route. Pure."""
+    router = APIRouter(tags=["generation"])
+    router.add_api_route(
+        "/v1/completions", create_completion, methods=["POST"], responses=documented(TextCompletion, stream=True)
+    )
+    return router
+
+
+async def create_completion(request: Request, body: CompletionRequest) -> Response:
+    """Continue texts."""
+    context = context_of(request)
+    llm = context.llm
+    model = check_model(context, body.model)
+    check_generates(llm)
+    includes_usage, is_continuous = check_stream_options(body)
+    params = _params(body, llm)
+    prompts = await _prompts(body, llm, context)
+    tenant, cache_salt = who_asks(request, body)
+    generation = Generation(
+        llm=llm,
+        admission=context.admission,
+        answer_id=answer_id("cmpl"),
+        prompts=prompts,
+        params=params,
+        priority=body.priority or 0,
+        tenant=tenant,
+        cache_salt=cache_salt,
+    )
+    writer = CompletionWriter(
+        answer_id=generation.answer_id,
+        created=int(time.time()),
+        model=model,
+        fingerprint=context.fingerprint,
+        format=_format(body, llm),
+        echoes=echoes(body, prompts, llm.tokenizer),
+    )
+    if body.stream:
+        events = writer.stream(generation, includes_usage=includes_usage, is_continuous=is_continuous)
+        return EventStream(events, param=_PARAM, request_id=request.state.request_id)
+    return await answer_while_connected(request, _whole(generation, writer))
+
+
+async def _whole(generation: Generation, writer: CompletionWriter) -> Response:
+    return json_response(writer.whole(await finished_outputs(generation)))
+
+
+def _params(body: CompletionRequest, llm: AsyncLLM) -> SamplingParams:
+    if body.best_of is not None and body.best_of != body.num_choices:
+        raise ApiError(
+            400, f"best_of = {body.best_of} is not n = {body.num_choices}: every choice is answered.", param="best_of"
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens = 0 asks for nothing. Set echo, or at least 1.", param="max_tokens")
+    scored = body.logprobs if body.echo else None
+    return sampling_params(
+        body,
+        tokenizer=llm.tokenizer,
+        max_tokens=max(1, _max_tokens(body)),
+        logprobs=body.logprobs,
+        prompt_logprobs=body.prompt_logprobs if scored is None else max(scored, body.prompt_logprobs or 0),
+    )
+
+
+def _format(body: CompletionRequest, llm: AsyncLLM) -> CompletionFormat:
+    hides = body.skip_special_tokens is None or body.skip_special_tokens
+    return CompletionFormat(
+        tokenizer=llm.tokenizer,
+        has_output=body.max_tokens != 0,
+        has_logprobs=body.logprobs is not None,
+        has_token_ids=bool(body.return_token_ids),
+        has_prompt_logprobs=body.prompt_logprobs is not None,
+        hidden=llm.tokenizer.special_token_ids if hides else frozenset(),
+    )
+
+
+async def _prompts(body: CompletionRequest, llm: AsyncLLM, context: ServerContext) -> list[TokenIds]:
+    encoded = await encode_inputs(
+        body.prompt,
+        llm=llm,
+        encoder=context.encoder,
+        add_special_tokens=body.add_special_tokens is None or body.add_special_tokens,
+        is_cut=body.truncate_prompt_tokens is not None,
+        param=_PARAM,
+    )
+    prompts = [
+        truncated(one, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=_max_tokens(body))
+        for one in encoded
+    ]
+    check_room(prompts, max_model_len=llm.max_model_len, num_output=1, param=_PARAM)
+    return prompts
+
+
+def _max_tokens(body: CompletionRequest) -> int:
+    return _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens

@@ -1,0 +1,152 @@
+"""Errors as clients of the API see them: OpenAI's shape, whatever went wrong.
+
+exception ▶ as_api_error ▶ ApiError ▶ ``{"error": {"message", "type", "param", "code"}}``, status and headers
+
+Clients look at the status, ``x-should-retry`` and ``Retry-After`` before they try again; people read the message.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trencadis.errors import (
+    BackendError,
+    EngineEndedError,
+    PromptTooLongError,
+    RequestError,
+    RequestRefusedError,
+    TrencadisError,
+)
+
+__all__ = ["ApiError", "EngineUnavailableError", "TooBusyError", "as_api_error", "retry_headers"]
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+RATE_LIMIT = "rate_limit_error"
+UNAVAILABLE = "service_unavailable_error"
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: HTTP status, 400 .. 599.
+        message: What happened, with the value, and what to do.
+        type: Family of the error.
+        param: The field at fault, such as ``messages[0].content``, or None.
+        code: For programs, such as ``model_not_found``, or None.
+        headers: More headers of the answer.
+
+    Attributes:
+        status: As given.
+        message: As given.
+        headers: As given.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = INVALID_REQUEST,  # noqa: A002 - the name it has in the answer
+        param: str | None = None,
+        code: str | int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers: Mapping[str, str] = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object of the answer. Pure."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def encoded(self) -> bytes:
+        """Return the body as JSON, ASCII only: a message may quote what no UTF-8 can hold, such as half a surrogate pair."""
+        return json.dumps(self.body()).encode("ascii")
+
+
+class TooBusyError(RequestRefusedError):
+    """A cap of the server is reached.
+
+    Cause: ``server.max_requests`` or ``server.max_waiting_tokens``.
+    Fix: send it again after ``retry_after_s``, or raise the cap.
+
+    Args:
+        message: Which cap, and how full it is.
+        retry_after_s: When there will probably be room, seconds.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, hint="Send the request again later.")
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailableError(EngineEndedError):
+    """There is no engine at the moment.
+
+    Cause: it is loading, starting again, has ended for good, or the server is shutting down.
+    Fix: wait if ``retry_after_s`` is given, else see the server's log.
+
+    Args:
+        message: Why there is none.
+        state: ``loading``, ``restarting``, ``failed``, ``draining`` or ``closed``.
+        retry_after_s: When to ask again, seconds; None: it is no use.
+    """
+
+    def __init__(self, message: str, *, state: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.state = state
+        self.retry_after_s = retry_after_s
+
+
+def as_api_error(error: BaseException, *, param: str | None = None, request_id: str = "") -> ApiError:
+    """Return what a client is told about an exception; of an unexpected one no more than the request id. Pure.
+
+    Args:
+        error: What was raised.
+        param: The field that held the prompt, for errors about the prompt.
+        request_id: To find an unexpected error in the log.
+    """
+    match error:
+        case ApiError():
+            return error
+        case TooBusyError():
+            return _too_many(str(error), error.retry_after_s)
+        case RequestRefusedError():
+            return _too_many(str(error), 1.0)
+        case PromptTooLongError():
+            return ApiError(400, str(error), INVALID_REQUEST, param, "context_length_exceeded")
+        case RequestError():
+            return ApiError(error.http_status, str(error), INVALID_REQUEST)
+        case EngineUnavailableError():
+            return _unavailable(str(error), f"engine_{error.state}", error.retry_after_s)
+        case EngineEndedError():
+            return _unavailable(str(error), "engine_ended", 1.0)
+        case BackendError():
+            return ApiError(error.http_status, str(error), SERVER_ERROR, None, "engine_error")
+        case _:
+            status = error.http_status if isinstance(error, TrencadisError) else 500
+            where = f" Its log has the details under request id {request_id}." if request_id else ""
+            return ApiError(status, f"The server failed on this request.{where}", SERVER_ERROR, None, "internal_error")
+
+
+def retry_headers(retry_after_s: float | None) -> dict[str, str]:
+    """Return the headers that say when to try again; None: not at all. Pure."""
+    if retry_after_s is None:
+        return {"x-should-retry": "false"}
+    return {"x-should-retry": "true", "Retry-After": str(max(1, math.ceil(retry_after_s)))}
+
+
+def _too_many(message: str, retry_after_s: float) -> ApiError:
+    return ApiError(429, message, RATE_LIMIT, None, "rate_limit_exceeded", retry_headers(retry_after_s))
+
+
+def _unavailable(message: str, code: str, retry_after_s: float | None) -> ApiError:
+    return ApiError(503, message, UNAVAILABLE, None, code, retry_headers(retry_after_s))

@@ -1,0 +1,182 @@
+"""From a checked request to outputs of the engine: one engine request for each prompt, merged as they come.
+
+Whoever leaves the loop ends all of them, so a client that goes away, or one prompt that fails, frees every block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from trencadis.errors import EngineEndedError
+from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.server.errors import SERVER_ERROR, ApiError
+from trencadis.server.protocol.answers import Usage
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from trencadis.async_llm import AsyncLLM
+    from trencadis.server.context import Admission
+    from trencadis.server.protocol.generation import GenerationRequest
+
+__all__ = ["Generation", "answer_id", "finished_outputs", "usage_of", "who_asks"]
+
+_Indexed = tuple[int, RequestOutput]
+_LONG_PROMPTS = 1024
+"""Tokens from which on computing the prompts costs far more than passing on outputs that nobody reads."""
+
+
+def answer_id(prefix: str) -> str:
+    """Return a new id of an answer, such as ``chatcmpl-...``."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def who_asks(request: Request, body: GenerationRequest) -> tuple[str, str]:
+    """Return the tenant and the cache salt of a request. Pure.
+
+    Cached prefixes are shared within an API key, never between keys: the time to the first token would tell whether another client
+    has sent the same prompt.
+    """
+    caller: str = request.state.caller
+    tenant = f"{caller}/{body.user}" if body.user else caller
+    return tenant, f"{caller}\0{body.cache_salt}" if body.cache_salt else caller
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Generation:
+    """What the engine is asked for one HTTP request.
+
+    Attributes:
+        llm: The engine.
+        admission: Says whether there is room.
+        answer_id: Of the answer; the engine's requests are named after it.
+        prompts: Token ids, at least one prompt.
+        params: For all of them.
+        priority: Smaller is sooner.
+        tenant: Who asks.
+        cache_salt: Of the prefix cache.
+    """
+
+    llm: AsyncLLM
+    admission: Admission
+    answer_id: str
+    prompts: Sequence[tuple[int, ...]]
+    params: SamplingParams
+    priority: int
+    tenant: str
+    cache_salt: str
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts together."""
+        return sum(map(len, self.prompts))
+
+    async def outputs(self, *, streams: bool) -> AsyncGenerator[_Indexed, None]:
+        """Yield the index of a prompt and its newest output, as they come.
+
+        Args:
+            streams: Every change; False: only finished outputs.
+
+        Raises:
+            TooBusyError: There is no room now.
+            RequestError: The engine refused a prompt.
+            BackendError: The engine ended.
+            ApiError: A prompt failed while it ran.
+        """
+        with self.admission.hold(self.num_prompt_tokens, num_requests=len(self.prompts)) as hold:
+            sources = [self._one(index, prompt, streams) for index, prompt in enumerate(self.prompts)]
+            waiting = set(range(len(self.prompts)))
+            async with aclosing(_merged(sources)) as merged:
+                async for index, output in merged:
+                    if waiting:
+                        waiting.discard(index)
+                        if not waiting:
+                            hold.first_token()
+                    _check(output)
+                    yield index, output
+
+    def _one(self, index: int, prompt: tuple[int, ...], streams: bool) -> AsyncIterator[RequestOutput]:
+        return self.llm.generate(
+            prompt,
+            self.params,
+            request_id=f"{self.answer_id}-{index}",
+            priority=self.priority,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
+            streams=streams,
+        )
+
+
+async def finished_outputs(generation: Generation) -> list[RequestOutput]:
+    """Return the finished output of each prompt, in order.
+
+    Outputs on the way are asked for only if the prompts are long: then it counts when they wait no longer.
+
+    Raises:
+        TrencadisError: As :meth:`Generation.outputs`.
+        ApiError: As :meth:`Generation.outputs`.
+    """
+    async with aclosing(generation.outputs(streams=generation.num_prompt_tokens >= _LONG_PROMPTS)) as outputs:
+        finished = {index: output async for index, output in outputs}
+    return [finished[index] for index in sorted(finished)]
+
+
+def usage_of(outputs: Collection[RequestOutput], *, counts_output: bool = True) -> Usage:
+    """Return the usage of outputs, one for each prompt. Pure; O(number of choices).
+
+    Args:
+        outputs: The newest of each prompt.
+        counts_output: False: the output is not given to the client.
+    """
+    return Usage.of(
+        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
+        completion_tokens=sum(len(one.token_ids) for output in outputs for one in output.outputs)
+        if counts_output
+        else 0,
+        cached_tokens=sum(output.num_cached_tokens for output in outputs),
+    )
+
+
+def _check(output: RequestOutput) -> None:
+    """Raise if a completion did not end as it should."""
+    for one in output.outputs:
+        if one.finish_reason is FinishReason.ERROR:
+            raise ApiError(500, f"The request failed while it ran: {output.error}", SERVER_ERROR, None, "engine_error")
+        if one.finish_reason is FinishReason.ABORT:
+            raise EngineEndedError("the request was ended before its output was complete.")
+
+
+async def _merged(sources: Sequence[Any]) -> AsyncGenerator[_Indexed, None]:
+    """Yield from all sources as they come; holds at most one output of each."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as source:
+            async for output in source:
+                yield 0, output
+        return
+    tasks = {asyncio.create_task(_next(source)): index for index, source in enumerate(sources)}
+    try:
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # In the order of prompts, so that what comes together does not come at random.
+            for task in sorted(done, key=tasks.__getitem__):
+                index = tasks.pop(task)
+                output = task.result()
+                if output is not None:
+                    tasks[asyncio.create_task(_next(sources[index]))] = index
+                    yield index, output
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for source in sources:
+            await source.aclose()
+
+
+async def _next(source: AsyncIterator[RequestOutput]) -> RequestOutput | None:
+    return await anext(source, None)

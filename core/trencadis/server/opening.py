@@ -1,0 +1,147 @@
+"""From a configuration to a server that can be run: limits, sockets, supervisor, application, administration pages."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from trencadis.async_llm import AsyncLLM
+from trencadis.clock import SystemClock
+from trencadis.config import Config, ResolvedConfig
+from trencadis.registry import Registry, resolve_plan
+from trencadis.server.admin import make_admin_app
+from trencadis.server.app import make_app
+from trencadis.server.context import ServerContext
+from trencadis.server.gate import Gate
+from trencadis.server.http_metrics import HttpMetrics
+from trencadis.server.lifecycle import Service
+from trencadis.server.limits import AdmissionControl
+from trencadis.server.preparation import config_to_serve, model_names_of
+from trencadis.server.sockets import listen, url_of
+from trencadis.server.supervisor import Supervisor
+
+__all__ = ["OpenServer", "make_context", "open_server"]
+
+_ADMIN_HOST = "127.0.0.1"
+
+
+def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig) -> OpenServer:
+    """Return a server whose sockets listen already; nothing is loaded yet.
+
+    Args:
+        config: As loaded; what the server adds is added here.
+        registry: The plugins.
+        resolved: The same configuration with its sources, for the administration pages.
+
+    Raises:
+        ConfigError: The port is in use, a key is impossible, or a component does not exist.
+    """
+    return OpenServer(config_to_serve(config), registry, resolved=resolved)
+
+
+class OpenServer:
+    """A server's sockets and everything that is known before the engine is. A context manager: leaving it closes the sockets.
+
+    Args:
+        config: As the server runs it.
+        registry: The plugins.
+        resolved: The configuration with its sources.
+
+    Attributes:
+        url: Where it listens.
+        admin_url: Where the administration pages are; empty: there are none.
+    """
+
+    def __init__(self, config: Config, registry: Registry, *, resolved: ResolvedConfig) -> None:
+        self._config = config
+        self._registry = registry
+        self._resolved = resolved
+        # A component that does not exist is known before anything is opened.
+        self._plan = resolve_plan(config, registry)
+        self._sockets: list[socket.socket] = []
+        self._listen(config.server.host, config.server.port, "server.port")
+        if config.server.admin_port:
+            try:
+                self._listen(_ADMIN_HOST, config.server.admin_port, "server.admin_port")
+            except BaseException:
+                self.close()
+                raise
+        self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
+
+    def greeting(self) -> list[str]:
+        """Return what to print at the start."""
+        names = ", ".join(model_names_of(self._config))
+        lines = [f"Listening at {self.url}/v1 for {names}; loading."]
+        if self.admin_url:
+            lines.append(f"Administration: {self.admin_url}/admin/plugins")
+        return lines
+
+    def service(self, announce: Callable[[str], None] = lambda _: None) -> Service:
+        """Return what runs on the sockets; to be called once, in the event loop.
+
+        Args:
+            announce: Told in a line when an engine is ready.
+        """
+        config = self._config
+        gate, metrics = Gate(), HttpMetrics()
+        supervisor = Supervisor(
+            functools.partial(AsyncLLM.from_config, config, self._registry),
+            max_restarts=config.server.max_engine_restarts,
+            on_restart=metrics.note_restart,
+            on_open=lambda llm: announce(_readiness(llm)),
+        )
+        context = make_context(config, supervisor)
+        app = make_app(context, gate=gate, http_metrics=metrics)
+        admin = None
+        if self.admin_url:
+            pages = make_admin_app(
+                context, supervisor=supervisor, registry=self._registry, plan=self._plan, resolved=self._resolved
+            )
+            admin = (pages, self._sockets[1])
+        return Service(app, self._sockets[0], supervisor=supervisor, gate=gate, config=config.server, admin=admin)
+
+    def close(self) -> None:
+        """Stop listening; may be called twice."""
+        for listener in self._sockets:
+            listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _listen(self, host: str, port: int, setting: str) -> None:
+        self._sockets.append(listen(host, port, setting=setting))
+
+
+def _readiness(llm: AsyncLLM) -> str:
+    model = llm.model
+    return f"Ready: {model.architecture}, {model.dtype}, {llm.max_model_len} tokens, plan {llm.plan_hash}."
+
+
+def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
+    """Return what the endpoints of a server need.
+
+    Args:
+        config: As the server runs it.
+        supervisor: Has the engine.
+    """
+    clock = SystemClock()
+    admission = AdmissionControl(
+        max_requests=config.server.max_requests, max_waiting_tokens=config.server.max_waiting_tokens, clock=clock
+    )
+    return ServerContext(
+        supervisor,
+        config=config.server,
+        model_names=model_names_of(config),
+        admission=admission,
+        clock=clock,
+        created=int(time.time()),
+    )

@@ -1,0 +1,128 @@
+"""Texts and token ids of a request to prompts that the model has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trencadis.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from trencadis.async_llm import AsyncLLM
+    from trencadis.server.encoding import Encoder
+    from trencadis.server.protocol.completions import CompletionRequest, Inputs
+    from trencadis.text import Tokenizer
+
+__all__ = ["TokenIds", "check_room", "echoes", "encode_inputs", "truncated"]
+
+TokenIds = tuple[int, ...]
+_EMBEDDED = "input"
+"""The field whose texts have no output."""
+
+_MAX_CHARACTERS_PER_TOKEN = 256
+"""No vocabulary in use has a longer token; those of 128 spaces are the longest that are common."""
+
+
+async def encode_inputs(
+    inputs: Inputs, *, llm: AsyncLLM, encoder: Encoder, add_special_tokens: bool, is_cut: bool, param: str
+) -> list[TokenIds]:
+    """Return the token ids of each text, in order.
+
+    Args:
+        inputs: One text or several, as strings or token ids.
+        llm: The engine.
+        encoder: Where the tokenizer runs.
+        add_special_tokens: With those that the tokenizer adds; for strings.
+        is_cut: Only the end of the prompt will be used, so it may be as long as it likes.
+        param: The field, for errors.
+
+    Raises:
+        ApiError: A text that is surely too long; found before it is encoded.
+        InvalidRequestError: A text has no token.
+    """
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    elif isinstance(inputs[0], int):
+        return [tuple(one for one in inputs if isinstance(one, int))]
+    prompts: list[TokenIds] = []
+    for one in inputs:
+        if not isinstance(one, str):
+            prompts.append(tuple(one) if isinstance(one, list) else (one,))
+            continue
+        if not is_cut:
+            _check_length(one, llm.max_model_len, param)
+        prompts.append(
+            await encoder.run(
+                lambda text=one: llm.tokenizer.encode(text, add_special_tokens=add_special_tokens),  # type: ignore[misc]
+                num_characters=len(one),
+            )
+        )
+    return prompts
+
+
+def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_tokens: int | None) -> TokenIds:
+    """Return the last tokens of a prompt. Pure.
+
+    Args:
+        prompt: Token ids.
+        limit: How many to keep; -1: as many as leave room for the output; None: all.
+        max_model_len: Longest sequence, tokens.
+        max_tokens: The most output tokens; None: one is enough.
+    """
+    if limit is None:
+        return prompt
+    if limit < 0:
+        limit = max(1, max_model_len - max(1, max_tokens or 1))
+    return prompt[-limit:] if limit else ()
+
+
+def check_room(prompts: Sequence[TokenIds], *, max_model_len: int, num_output: int, param: str) -> None:
+    """Check that each prompt is one and leaves room for ``num_output`` tokens. Pure.
+
+    Raises:
+        ApiError: It is empty, or too long (``context_length_exceeded``).
+    """
+    for index, prompt in enumerate(prompts):
+        where = f"{param}[{index}]" if len(prompts) > 1 else param
+        if not prompt:
+            raise ApiError(400, f"{where} has no tokens. Give at least one.", param=where)
+        if len(prompt) + num_output > max_model_len:
+            more = f", and at least {num_output} more is wanted" if num_output else ""
+            raise _too_long(f"{where} has {len(prompt)} tokens{more}", max_model_len, param)
+
+
+def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Tokenizer) -> list[str | None]:
+    """Return for each prompt the text to stand before its output, or None without ``echo``. Pure.
+
+    A prompt that came as text is echoed as it came, unless it was cut.
+    """
+    if not body.echo:
+        return [None] * len(prompts)
+    if body.truncate_prompt_tokens is None:
+        if isinstance(body.prompt, str):
+            return [body.prompt]
+        if all(isinstance(one, str) for one in body.prompt):
+            return [str(one) for one in body.prompt]
+    hides = body.skip_special_tokens is None or body.skip_special_tokens
+    return [tokenizer.decode(prompt, skip_special_tokens=hides) for prompt in prompts]
+
+
+def _check_length(text: str, max_model_len: int, param: str) -> None:
+    if len(text) > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
+        raise _too_long(f"{param} has {len(text)} characters", max_model_len, param)
+
+
+def _too_long(what: str, max_model_len: int, param: str) -> ApiError:
+    if param == _EMBEDDED:
+        limit = f"this model embeds at most {max_model_len} tokens of a text. Shorten or divide it."
+    else:
+        limit = (
+            f"this model's maximum context length is {max_model_len} tokens, prompt and output together. "
+            "Shorten the prompt, or set truncate_prompt_tokens."
+        )
+    return ApiError(
+        400,
+        f"{what}: {limit}",
+        param=param,
+        code="context_length_exceeded",
+    )

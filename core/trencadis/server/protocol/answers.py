@@ -1,0 +1,146 @@
+"""Answers of the smaller endpoints, and what several have in common. Encoded with msgspec, since chunks are many."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "Detokenized",
+    "EmbeddingItem",
+    "EmbeddingList",
+    "EmbeddingUsage",
+    "ErrorAnswer",
+    "ErrorDetails",
+    "ModelCard",
+    "ModelList",
+    "PromptLogprob",
+    "Tokenized",
+    "Usage",
+    "Version",
+]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What output tokens were. Drafts are counted in the metrics: no prediction of the client is at work here."""
+
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request, all prompts and choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(cls, *, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        """Return the usage for three counts. Pure."""
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(),
+        )
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate for a prompt token, as vLLM gives it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class ErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Every answer with a status from 400 on."""
+
+    error: ErrorDetails
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that clients may ask for."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    max_model_len: int
+    owned_by: str = "trencadis"
+    root: str | None = None
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of all texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector for each text, in order."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """Text of token ids."""
+
+    prompt: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """Of this software."""
+
+    version: str

@@ -1,0 +1,60 @@
+"""The body of ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from trencadis.records.sampling import MAX_LOGPROBS
+from trencadis.server.protocol.base import RequestModel, said_as
+from trencadis.server.protocol.generation import GenerationRequest
+
+__all__ = ["ChatMessage", "ChatRequest"]
+
+
+class ChatMessage(RequestModel):
+    """One turn of a conversation."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: Annotated[str | list[dict[str, Any]], said_as("text, or a list of parts")] | None = Field(
+        None, description='Text, or parts {"type": "text", "text": "..."} of it.'
+    )
+    name: str | None = Field(None, description="For templates that write it.")
+    tool_calls: list[dict[str, Any]] | None = Field(None, description="What an earlier answer called.")
+    tool_call_id: str | None = Field(None, description="Which call a tool answers.")
+    reasoning_content: str | None = Field(None, description="For templates that write it.")
+    refusal: str | None = Field(None, description="Taken as the content if there is none.")
+    function_call: dict[str, Any] | None = Field(None, description="For templates that write it.")
+    audio: None = None
+    annotations: list[Any] | None = Field(None, description="Ignored.")
+
+
+class ChatRequest(GenerationRequest):
+    """A conversation to answer."""
+
+    endpoint: ClassVar[str] = "chat"
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="The conversation so far.")
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        None, description="The most tokens of a choice; by default as many as the model has room for."
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        None, description="The older name of max_completion_tokens, which wins."
+    )
+    logprobs: bool | None = Field(None, description="Log-probabilities of the output tokens.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Alternatives at each token; needs logprobs."
+    )
+    add_generation_prompt: bool | None = Field(None, description="End with the opening of the assistant's turn; true.")
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message; add_generation_prompt must be false."
+    )
+    add_special_tokens: Literal[False] | None = Field(None, description="False only: the template writes them.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="More names for the model's template.")
+    echo: Literal[False] | None = Field(None, description="False only: a chat is not echoed.")
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a choice; None: as many as there is room for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -1,0 +1,102 @@
+"""Fields that chat and text completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trencadis.records.sampling import MAX_LOGPROBS
+from trencadis.server.protocol.base import BiasKey, EndpointRequest, NonEmpty, RequestModel, TokenIds, said_as
+
+__all__ = ["GenerationRequest", "StreamOptions"]
+
+_MAX_STOPS = 16
+_MAX_INT = 2**31 - 1
+
+
+Stops = Annotated[
+    NonEmpty | Annotated[list[NonEmpty], Field(max_length=_MAX_STOPS)],
+    said_as(f"a string, or a list of at most {_MAX_STOPS}, none of them empty"),
+]
+
+
+class StreamOptions(RequestModel):
+    """What a stream has besides text."""
+
+    include_usage: bool | None = Field(None, description="One more chunk with the usage, before the end.")
+    continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk; vLLM's.")
+    include_obfuscation: bool | None = Field(None, description="Ignored: chunks are not padded.")
+
+
+class GenerationRequest(EndpointRequest):
+    """How to continue a prompt, whatever form the prompt has. A field that is null has its default."""
+
+    model: str = Field(description="A name that /v1/models lists.")
+    # OpenAI's
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices for each prompt; 1.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is greedy; 1.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Keep the smallest set of tokens that has this mass; 1."
+    )
+    max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
+        None, description="The most tokens of a choice."
+    )
+    stop: Stops | None = Field(None, description=f"One string, or up to {_MAX_STOPS}, that end the text.")
+    stream: bool | None = Field(None, description="Answer with server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Needs stream.")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted once if a token occurs in the output; 0."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted for each time a token occurs in the output; 0."
+    )
+    logit_bias: dict[BiasKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, description="Added to logits, by token id."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        None, description="Makes the tokens repeatable; choice i draws with seed + i."
+    )
+    user: str | None = Field(None, description="Whom fair scheduling counts it for, within the API key.")
+    # vLLM's
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = Field(None, description="Keep the k most likely; 0: all.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Drop tokens less likely than this share of the most likely; 0."
+    )
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        None, description="Divides logits of tokens in prompt or output; 1."
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
+        None, description="No end before so many tokens; 0."
+    )
+    ignore_eos: bool | None = Field(None, description="Do not end at the model's end tokens.")
+    stop_token_ids: TokenIds | None = Field(None, description="Tokens that end the text.")
+    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string.")
+    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; true.")
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
+        None, description="Only these may be chosen."
+    )
+    bad_words: list[NonEmpty] | None = Field(None, description="Words of one token that are never chosen.")
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Log-probabilities of the prompt, with so many alternatives; not with stream."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = Field(
+        None, description="Keep the last tokens of the prompt only; -1: as many as fit."
+    )
+    priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = Field(
+        None, description="Smaller is sooner, if the scheduling policy looks at it; 0."
+    )
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = Field(
+        None, description="Share cached prefixes only with requests of this salt, within the API key."
+    )
+    return_token_ids: bool | None = Field(None, description="The token ids of prompt and output, too.")
+
+    @property
+    def num_choices(self) -> int:
+        """Choices for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -1,0 +1,210 @@
+"""Who owns the engine: opens it beside a server that already listens, watches it, and opens another one when it ends.
+
+loading ─▶ serving ─ends by itself─▶ restarting ─▶ serving
+│                                     └─too often, or impossible─▶ failed
+└─cannot be opened─▶ `run` raises: the server ends and says why
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from trencadis.errors import ConfigError, EngineEndedError, TrencadisError
+from trencadis.server.errors import EngineUnavailableError
+
+if TYPE_CHECKING:
+    from trencadis.async_llm import AsyncLLM
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger("trencadis.server")
+
+_Absence: TypeAlias = Callable[[], EngineUnavailableError]
+"""Makes a new error each time: one that is raised twice gathers the frames of both."""
+
+_WATCH_S = 1.0
+_LOADING_RETRY_S = 5.0
+_MAX_BACKOFF_S = 30.0
+
+
+class Supervisor:
+    """Opens, watches and replaces the engine; the :class:`trencadis.server.context.EngineSource` of a server. Event loop only.
+
+    Args:
+        open_llm: Opens an engine; blocks, and runs on a thread of its own.
+        max_restarts: How often an engine that ended by itself is replaced.
+        on_restart: Told of each replacement.
+        on_open: Told of each engine that has been opened.
+        watch_s: How often the engine is looked at, seconds.
+        backoff_s: Pause before the first replacement; doubles with each, up to 30 s.
+
+    Attributes:
+        num_restarts: Replacements so far.
+        is_serving: An engine is open; set and cleared as it comes and goes.
+    """
+
+    def __init__(
+        self,
+        open_llm: Callable[[], AsyncLLM],
+        *,
+        max_restarts: int,
+        on_restart: Callable[[], None] = lambda: None,
+        on_open: Callable[[AsyncLLM], None] = lambda _: None,
+        watch_s: float = _WATCH_S,
+        backoff_s: float = 1.0,
+    ) -> None:
+        self._open_llm = open_llm
+        self._max_restarts = max_restarts
+        self._on_restart = on_restart
+        self._on_open = on_open
+        self._watch_s = watch_s
+        self._backoff_s = backoff_s
+        self._llm: AsyncLLM | None = None
+        self._absence = _absence("loading", "The engine is loading.", _LOADING_RETRY_S)
+        self._closing = asyncio.Event()
+        self.num_restarts = 0
+        self.is_serving = asyncio.Event()
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine that serves now.
+
+        Raises:
+            EngineEndedError: There is none; the message says why.
+        """
+        if self._llm is None:
+            raise self._absence()
+        if not self._llm.is_alive:
+            raise self._after(self._llm.failure)()
+        return self._llm
+
+    @property
+    def is_closing(self) -> bool:
+        """True once :meth:`close` was called."""
+        return self._closing.is_set()
+
+    async def run(self) -> None:
+        """Keep an engine open until :meth:`close` is called.
+
+        Raises:
+            TrencadisError: The first engine could not be opened.
+        """
+        await self._open()
+        while not self._closing.is_set():
+            await self._wait(self._watch_s)
+            if self._llm is not None and not self._llm.is_alive and not self._closing.is_set():
+                await self._replace(self._llm.failure)
+
+    async def close(self) -> None:
+        """Close the engine, which ends every request; may be called twice, and while an engine is being opened."""
+        self._closing.set()
+        self.is_serving.clear()
+        self._absence = _absence("closed", "The server is shutting down.", 1.0)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await llm.close()
+
+    async def _open(self) -> None:
+        opened = await _on_own_thread(self._open_llm)
+        if self._closing.is_set():
+            await opened.close()
+            return
+        self._llm = opened
+        self.is_serving.set()
+        self._on_open(opened)
+
+    async def _replace(self, failure: str) -> None:
+        """Open engines until one stands or there have been too many."""
+        self.is_serving.clear()
+        logger.error("The engine has ended: %s", failure)
+        while not self._closing.is_set():
+            self._absence = self._after(failure)
+            ended, self._llm = self._llm, None
+            if ended is not None:
+                await ended.close()
+            if self.num_restarts >= self._max_restarts:
+                logger.error("%s", self._absence())
+                return
+            await self._wait(self._pause_s())
+            if self._closing.is_set():
+                return
+            self.num_restarts += 1
+            self._on_restart()
+            logger.warning("Starting the engine again (%d of %d).", self.num_restarts, self._max_restarts)
+            try:
+                await self._open()
+                return
+            except ConfigError as error:
+                # What is wrong with the configuration will not mend itself.
+                self.num_restarts = self._max_restarts
+                failure = str(error)
+            except TrencadisError as error:
+                failure = str(error)
+                logger.error("The engine could not be started again: %s", failure)
+
+    def _pause_s(self) -> float:
+        return min(self._backoff_s * 2.0**self.num_restarts, _MAX_BACKOFF_S)
+
+    def _after(self, failure: str) -> _Absence:
+        """Return what is raised after an engine has ended. Pure."""
+        if self.num_restarts < self._max_restarts:
+            retry_after_s = self._pause_s() + _LOADING_RETRY_S
+            return _absence("restarting", f"The engine is being started again: {failure}", retry_after_s)
+        limit = f"server.max_engine_restarts = {self._max_restarts}"
+        return _absence("failed", f"The engine has ended and is not started again ({limit}): {failure}", None)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait that long, or until the end."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        except TimeoutError:
+            pass
+
+
+def _absence(state: str, message: str, retry_after_s: float | None) -> _Absence:
+    return functools.partial(EngineUnavailableError, message, state=state, retry_after_s=retry_after_s)
+
+
+async def _on_own_thread(open_llm: Callable[[], AsyncLLM]) -> AsyncLLM:
+    """Run a call that may take minutes; a daemon's thread, so that a server told to end meanwhile does not wait for it."""
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[AsyncLLM] = loop.create_future()
+
+    def work() -> None:
+        try:
+            llm = open_llm()
+        except BaseException as error:
+            _tell(loop, opened, None, error)
+        else:
+            if not _tell(loop, opened, llm, None):
+                asyncio.run(llm.close())
+
+    threading.Thread(target=work, name="trencadis-open", daemon=True).start()
+    return await opened
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, opened: asyncio.Future[AsyncLLM], llm: AsyncLLM | None, error: BaseException | None
+) -> bool:
+    """Hand a result to the event loop; returns whether anybody takes it."""
+
+    def settle() -> None:
+        # Cancelled: the loop is about to end, and the process with it.
+        if opened.cancelled():
+            return
+        if llm is None:
+            opened.set_exception(error or EngineEndedError("the engine was not opened."))
+        else:
+            opened.set_result(llm)
+
+    try:
+        loop.call_soon_threadsafe(settle)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trencadis.buckets.workload import read_source
+from trencadis.cli import main
+from trencadis_plugins.bucketing.from_file import read_bucket_file
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:00:{second:02},{17 * second % 900 + 1},{7 * second % 31 + 1}\n" for second in range(60)
+)
+SMALL = ["--max-num-seqs=4", "--max-model-len=1024", "--max-num-batched-tokens=1024", "--num-device-blocks=5781"]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("TRENCADIS_CONFIG", "TRENCADIS_BLOCKED_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text(TRACE)
+    return str(file)
+
+
+def as_json(capsys, *flags):
+    assert main(["buckets", "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def error(capsys, *flags):
+    assert main(["buckets", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_tables_of_2025_are_the_vendors_value_for_value(capsys):
+    table = as_json(capsys, "--strategy", "exponential", "--generation", "2025-07", *SMALL)
+    contexts = {query: (1024 - query) // 128 for query in range(128, 1025, 128)}
+    blocks = [128, 256, 384, 512, 640, 768, 896, 1024, 1408, 1792, 2432, 3328, 4352, 5888]
+    assert table == {
+        "prompt": [[1, query, count] for query, most in contexts.items() for count in range(most + 1)],
+        "decode": [[batch_size, 1, count] for batch_size in (1, 2, 4) for count in blocks],
+    }
+    assert (len(table["prompt"]), len(table["decode"])) == (36, 42)
+
+
+@pytest.mark.parametrize(("flag", "num_decode"), [("--no-contiguous", 13), ("--contiguous", 24)])
+def test_tables_of_2026_have_the_vendors_sizes(capsys, flag, num_decode):
+    table = as_json(capsys, "--strategy=exponential", flag, *SMALL)
+    assert (len(table["prompt"]), len(table["decode"])) == (35, num_decode)
+
+
+def test_limits_come_from_the_configuration_if_no_flag_gives_them(capsys):
+    configured = ["--engine.max-num-seqs=4", "--model.max-model-len=1024", "--cache.num-blocks=5781"]
+    table = as_json(capsys, *configured, "--engine.max-num-batched-tokens=1024", "--cache.block-size=128")
+    assert table == as_json(capsys, "--strategy=exponential", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ((), "prefix_caching", True),
+        (("--contiguous",), "prefix_caching", False),
+        (("--contiguous", "--prefix-caching"), "prefix_caching", True),
+        ((), "num_blocks", 256 * 64),
+        ((), "max_prefill_batch_size", 1),
+        (("--max-num-prefill-seqs=9", "--max-num-seqs=3"), "max_prefill_batch_size", 3),
+        (("--num-speculative-tokens=2",), "max_draft_tokens", 2),
+        (("--block-size=16",), "block_size", 16),
+    ],
+)
+def test_every_limit_has_a_flag_and_a_stated_default(capsys, flags, key, value):
+    assert as_json(capsys, "--compare=exact", *flags)["limits"][key] == value
+
+
+def test_configured_strategy_is_the_default(capsys):
+    table = as_json(capsys, "--bucketing.name=linear", *SMALL)
+    assert table == as_json(capsys, "--strategy=linear", *SMALL)
+    assert table != as_json(capsys, "--strategy=exponential", *SMALL)
+
+
+def test_options_of_a_strategy_are_config_flags(capsys):
+    assert len(as_json(capsys, "--strategy=exponential", "--bucketing.exponential.limit=1", *SMALL)["prompt"]) == 1
+
+
+def test_text_lists_every_bucket_and_a_summary(capsys):
+    assert main(["buckets", "--strategy=exponential", *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["phase", "batch", "size", "query", "blocks"]
+    assert lines[1].split() == ["prefill", "1", "128", "0"]
+    assert lines[48].split() == ["decode", "4", "1", "32"]
+    assert lines[-1].split()[:4] == ["exponential", "35", "13", "19.2"]
+
+
+def test_trace_adds_padding_to_the_table(capsys, trace):
+    report = as_json(capsys, "--strategy=exponential", "--trace", trace, *SMALL)["report"]
+    assert report["num_buckets"] == 48
+    assert 0 < report["prompt_padding"] < 1
+    assert report["num_unprepared"] == 0
+    exact = as_json(capsys, "--strategy=exact", "--trace", trace, *SMALL)["report"]
+    assert (exact["prompt_padding"], exact["decode_padding"], exact["time_padding"]) == (0.0, 0.0, 0.0)
+
+
+def test_strategies_stand_side_by_side(capsys, trace):
+    assert main(["buckets", "--compare", "exponential,linear,fitted", "--trace", trace, *SMALL]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    for name in ("strategy", "prompt", "decode", "warm-up s", "graph GiB", "prompt_padding", "decode_padding"):
+        assert name in head
+    assert [row.split()[0] for row in rows] == ["exponential", "linear", "fitted"]
+    compared = as_json(capsys, "--compare", "exponential,linear,fitted", "--trace", trace, *SMALL)["strategies"]
+    assert compared["fitted"]["report"]["time_padding"] < compared["exponential"]["report"]["time_padding"]
+    assert compared["exponential"]["prompt"] == as_json(capsys, "--strategy=exponential", *SMALL)["prompt"]
+
+
+def test_constants_of_the_estimates_are_configured(capsys):
+    flags = ["--strategy=exponential", "--compare=exponential", *SMALL][1:]
+    usual = as_json(capsys, *flags)["strategies"]["exponential"]["report"]
+    slow = as_json(capsys, *flags, "--bucketing.fitted.cost.compile_s=4")["strategies"]["exponential"]["report"]
+    assert (usual["warmup_s"], slow["warmup_s"]) == (pytest.approx(19.2), pytest.approx(192.0))
+
+
+def test_fit_writes_a_bucket_file_within_its_budget(capsys, trace, tmp_path):
+    file = tmp_path / "buckets.txt"
+    assert main(["buckets", "fit", "--trace", trace, "--max-graphs", "8", "-o", str(file), *SMALL]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "fitted"
+    table = as_json(capsys, "--strategy=fitted", "--max-graphs=8", "--trace", trace, *SMALL)
+    buckets = read_bucket_file(file, strict=True)
+    assert len(buckets) == 8
+    assert [[item.batch_size, item.query_len, item.num_blocks] for item in buckets] == table["prompt"] + table["decode"]
+    assert "strategy fitted, from trace.csv" in file.read_text().splitlines()[0]
+
+
+def test_written_table_is_read_by_from_file(capsys, trace, tmp_path):
+    file = tmp_path / "buckets.txt"
+    assert main(["buckets", "fit", "--trace", trace, "-o", str(file), *SMALL]) == 0
+    capsys.readouterr()
+    fitted = as_json(capsys, "--strategy=fitted", "--trace", trace, *SMALL)
+    listed = as_json(capsys, "--strategy=from_file", "--bucketing.from_file.path", str(file), *SMALL)
+    assert {key: fitted[key] for key in listed} == listed
+
+
+def test_fit_without_a_file_prints_the_lines(capsys, trace):
+    assert main(["buckets", "fit", "--trace", trace, "--max-graphs=4", *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("(1, ")
+
+
+def test_shapes_of_the_trace_are_written_and_serve_as_a_trace(capsys, trace, tmp_path):
+    shapes = str(tmp_path / "shapes.csv")
+    flags = ["--strategy=exponential", *SMALL]
+    first = as_json(capsys, "--trace", trace, "--shapes", shapes, *flags)
+    assert read_source(Path(shapes)).recorded
+    assert as_json(capsys, "--trace", shapes, *flags) == first
+
+
+def test_picture_is_drawn(capsys, trace, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install trencadis[plot]")
+    file = tmp_path / "buckets.png"
+    assert main(["buckets", "--compare=exponential,fitted", "--trace", trace, "--plot", str(file), *SMALL]) == 0
+    assert file.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--strategy=a", "--compare=b"], "--strategy and --compare exclude each other"),
+        (["fit"], "fit needs --trace"),
+        (["--shapes=s.csv"], "--shapes needs --trace"),
+        (["fit", "--trace=t", "--compare=a,b"], "--compare writes no table"),
+        (["--compare=,"], "names no strategy"),
+        (["--strategy=exponentail"], 'Did you mean "exponential"?'),
+        (["--strategy=linear", "--generation=2025-07"], "flag --generation: linear has no option generation"),
+        (["--strategy=exponential", "--generation=2024"], "must be one of: 2026-08, 2025-07"),
+        (["--strategy=fitted"], "there is nothing to learn from"),
+        (["--max-num-seqs=0"], "'0' is no whole number of at least 1"),
+        (["--num-speculative-tokens=-1"], "'-1' is no whole number of at least 0"),
+        (["--trace=nope.csv"], "nope.csv: no such trace file"),
+        (["--strategy=exponential", "-o", "/nowhere/at/all.txt"], "/nowhere/at/all.txt: cannot be written"),
+        (["--block-size=1", "--max-num-batched-tokens=1", "-o", "never.txt"], "this table has no bucket file"),
+        (["merge"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_meant_ends_with_words_and_exit_code_2(capsys, flags, said):
+    assert said in error(capsys, *flags)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+from trencadis.cli import main as run_main
+
+
+def test_findings_are_printed_with_remedies_and_counted(installed, capsys):
+    assert run_main(["doctor", "--scheduling.name", "fcsf"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (place,) = (i for i, line in enumerate(lines) if "no such component" in line)
+    assert lines[place].startswith('FAIL  components: [scheduling] name = "fcsf" (from flag --scheduling.name)')
+    assert lines[place + 1].startswith("      → ")
+    assert lines[-1].endswith(" wrong")
+
+
+def test_json_has_every_finding_and_nothing_else_is_on_standard_output(installed, capsys):
+    noisy = types.ModuleType("noisy")
+
+    def speak(name):
+        sys.stdout.write("hello")
+        raise AttributeError(name)
+
+    noisy.__getattr__ = speak
+    installed(noisy)
+    code = run_main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert code == (1 if report["num_fail"] else 0)
+    assert report["num_ok"] + report["num_warn"] + report["num_fail"] == len(report["findings"])
+    assert set(report["findings"][0]) == {"section", "severity", "message", "remedy"}
+    assert {item["severity"] for item in report["findings"]} <= {"ok", "warn", "fail"}
+
+
+def test_broken_plugin_and_broken_config_are_findings_not_errors(installed, tmp_path, capsys):
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)
+    file = tmp_path / "serve.toml"
+    file.write_text("[engine\n")
+    assert run_main(["doctor", "--config", str(file), "--engine.sed=3"]) == 1
+    captured = capsys.readouterr()
+    assert 'plugin "broken"' in captured.out
+    assert "not valid TOML" in captured.out
+    assert 'Did you mean "--engine.seed"?' in captured.out
+    assert "Traceback" not in captured.out + captured.err
+
+
+def test_help_lists_the_config_flags(installed, capsys):
+    assert run_main(["doctor", "--help"]) == 0
+    assert "--bucketing.exponential.limit" in capsys.readouterr().out

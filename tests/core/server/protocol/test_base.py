@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from trencadis.server.errors import ApiError
+from trencadis.server.protocol.chat import ChatRequest
+from trencadis.server.protocol.completions import CompletionRequest
+from trencadis.server.protocol.fields import other_fields
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"temprature": 1}, "temprature", 'Did you mean "temperature"?'),
+        ({"metdata": 1}, "metdata", 'Did you mean "metadata"?'),
+        ({"zzz": 1}, "zzz", 'unknown field "zzz".'),
+        ({"messages": [{"rol": "user"}]}, "messages[0].rol", 'in messages[0]. Did you mean "role"?'),
+        ({"stream_options": {"include_usages": 1}}, "stream_options.include_usages", "include_usage"),
+        ({"\ud800": 1}, r"\ud800", "unknown field"),
+        ({"z" * 10_000: 1}, "z" * 80, "unknown field"),
+    ],
+)
+def test_an_unknown_field_is_named_with_its_place_and_the_closest_there_is(body: Any, param: str, words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        ChatRequest.model_validate({**CHAT, **body})
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert words in caught.value.message
+    caught.value.message.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": "2"},
+        {"n": 2.0},
+        {"n": True},
+        {"temperature": "0.5"},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"stream": 1},
+        {"user": 5},
+        {"seed": 2**63},
+        {"top_k": 10**30},
+        {"messages": []},
+    ],
+)
+def test_json_types_and_ranges_are_taken_at_their_word(body: Any) -> None:
+    with pytest.raises(ValidationError):
+        ChatRequest.model_validate({**CHAT, **body})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "ab\ud800"}]}, "messages[0].content"),
+        ({"stop": ["a", "\udfff"]}, "stop[1]"),
+        ({"cache_salt": "\ud800"}, "cache_salt"),
+        ({"chat_template_kwargs": {"a": {"b": "\ud800"}}}, "chat_template_kwargs.a.b"),
+        ({"chat_template_kwargs": {"\ud800": 1}}, "chat_template_kwargs"),
+    ],
+)
+def test_half_a_character_is_refused_wherever_it_is(body: Any, param: str) -> None:
+    with pytest.raises(ApiError, match="half a surrogate pair") as caught:
+        ChatRequest.model_validate({**CHAT, **body})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["chat_template_kwargs", "messages", "logit_bias"])
+def test_deep_nesting_is_refused_before_anything_recurses_into_it(name: str) -> None:
+    value: Any = "x"
+    for _ in range(900):
+        value = {"a": [value]}
+    with pytest.raises(ApiError, match="nested more than 32 levels deep") as caught:
+        ChatRequest.model_validate(
+            {**CHAT, name: [{"role": "user", "tool_calls": [value]}] if name == "messages" else value}
+        )
+    assert caught.value.param == name
+
+
+def test_null_is_the_default_of_every_field_that_has_one() -> None:
+    optional = {name: None for name, field in ChatRequest.model_fields.items() if not field.is_required()}
+    assert ChatRequest.model_validate({**CHAT, **optional}) == ChatRequest.model_validate(CHAT)
+
+
+def test_a_body_that_is_no_object_is_left_to_validation() -> None:
+    with pytest.raises(ValidationError):
+        ChatRequest.model_validate([1])
+
+
+def test_a_field_of_several_types_has_one_error_in_words() -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"model": "m", "prompt": {"a": 1}})
+    (error,) = caught.value.errors()
+    assert (error["loc"], error["msg"].split(",")[0]) == (("prompt",), "must be text")
+
+
+def test_the_schema_has_every_field_that_is_accepted() -> None:
+    schema = ChatRequest.model_json_schema()
+    assert set(schema["properties"]) == {*ChatRequest.model_fields, *other_fields("chat")}
+    assert schema["properties"]["store"]["enum"] == [None, False]
+    assert "enum" not in schema["properties"]["metadata"]
+    assert schema["additionalProperties"] is False

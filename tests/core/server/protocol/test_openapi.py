@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from trencadis.server.protocol.answers import EmbeddingList, ModelList, Tokenized
+from trencadis.server.protocol.chat_answers import ChatChunk, ChatCompletion
+from trencadis.server.protocol.completion_answers import TextCompletion
+from trencadis.server.protocol.openapi import documented, schema_of
+
+
+class Inner(msgspec.Struct):
+    number: int
+
+
+class Outer(msgspec.Struct):
+    inner: list[Inner]
+    name: str | None = None
+
+
+def test_a_schema_has_what_it_refers_to_in_place() -> None:
+    schema = schema_of(Outer)
+    assert schema["properties"]["inner"]["items"]["properties"] == {"number": {"type": "integer"}}
+    assert schema["required"] == ["inner"]
+
+
+@pytest.mark.parametrize("answer", [ChatCompletion, ChatChunk, TextCompletion, EmbeddingList, ModelList, Tokenized])
+def test_no_answer_has_a_reference_in_its_schema(answer: Any) -> None:
+    assert "$ref" not in json.dumps(schema_of(answer))
+
+
+def test_a_route_documents_its_answer_its_stream_and_its_errors() -> None:
+    answers = documented(Outer, stream=True)
+    assert set(answers) == {200, "4XX", "5XX"}
+    assert set(answers[200]["content"]) == {"application/json", "text/event-stream"}
+    assert set(documented(Outer)[200]["content"]) == {"application/json"}

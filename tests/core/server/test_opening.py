@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import attrs
+import httpx
+import pytest
+
+from trencadis.config import load_config
+from trencadis.config.schema import EngineConfig, ObserverConfig
+from trencadis.config.server import ServerConfig
+from trencadis.errors import ConfigError, ConfigValueError, UnknownComponentError
+from trencadis.server.opening import open_server
+from trencadis.server.sockets import listen
+
+
+@pytest.fixture
+def house(fake_house):
+    """Makes a configuration to serve from a thread, on any free port."""
+
+    def make(**server):
+        config, registry = fake_house()
+        table = ServerConfig(**{"port": 0, "observer": "", **server})
+        engine = attrs.evolve(config.engine, placement="thread")
+        return attrs.evolve(config, server=table, engine=engine), registry
+
+    return make
+
+
+def open_(config, registry):
+    return open_server(config, registry, resolved=load_config(environ={}))
+
+
+def test_the_port_listens_before_anything_is_loaded_and_is_free_afterwards(house):
+    with open_(*house()) as server:
+        port = int(server.url.rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    with listen("127.0.0.1", port):
+        pass
+
+
+def test_a_port_in_use_is_known_at_once(house):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"server.port = {port}"):
+            open_(*house(port=port))
+        with pytest.raises(ConfigError, match=f"server.admin_port = {port}"):
+            open_(*house(admin_port=port))
+
+
+def test_a_component_that_does_not_exist_is_known_at_once(house):
+    config, registry = house(observer="nobody")
+    with pytest.raises(UnknownComponentError, match="nobody"):
+        open_(config, registry)
+
+
+def test_it_serves_the_api_and_the_administration_on_ports_of_their_own(house):
+    with listen("127.0.0.1", 0) as probe:
+        admin_port = probe.getsockname()[1]
+    lines = []
+
+    async def main(server):
+        service = server.service(lines.append)
+        task = asyncio.create_task(service.run())
+        async with httpx.AsyncClient() as client, asyncio.timeout(20):
+            while not lines:
+                await asyncio.sleep(0.005)
+            ready = await client.get(f"{server.url}/ready")
+            models = await client.get(f"{server.url}/v1/models")
+            shown = await client.get(f"{server.admin_url}/admin/plugins")
+            outside = await client.get(f"{server.url}/admin/plugins")
+        service.stop()
+        await task
+        return ready, models, shown, outside
+
+    with open_(*house(admin_port=admin_port, model_name="sea,ocean")) as server:
+        greeting = server.greeting()
+        ready, models, shown, outside = asyncio.run(main(server))
+    assert greeting == [
+        f"Listening at {server.url}/v1 for sea, ocean; loading.",
+        f"Administration: http://127.0.0.1:{admin_port}/admin/plugins",
+    ]
+    assert lines == [f"Ready: Fake, float32, 256 tokens, plan {shown.json()['engine']['plan_hash']}."]
+    assert ready.status_code == 200
+    assert [model["id"] for model in models.json()["data"]] == ["sea", "ocean"]
+    assert shown.status_code == 200
+    assert outside.status_code == 404
+
+
+def test_an_impossible_key_ends_it_in_words(house):
+    with open_(*house(api_keys=("name:",))) as server, pytest.raises(ConfigValueError, match="api_keys"):
+        server.service()
+
+
+def test_what_the_server_adds_to_the_configuration_is_in_its_plan(house):
+    config, registry = house()
+    config = attrs.evolve(config, engine=EngineConfig(), observer=ObserverConfig(names=()))
+    with open_(config, registry) as server:
+        assert server._config.engine.placement == "process"

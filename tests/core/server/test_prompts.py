@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trencadis.server.encoding import Encoder
+from trencadis.server.errors import ApiError
+from trencadis.server.prompts import check_room, echoes, encode_inputs, truncated
+from trencadis.server.protocol.completions import CompletionRequest
+from trencadis.text import Tokenizer
+
+
+def encode(tokenizer: Tokenizer, inputs: Any, *, is_cut: bool = False) -> list[tuple[int, ...]]:
+    async def main() -> list[tuple[int, ...]]:
+        llm: Any = SimpleNamespace(tokenizer=tokenizer, max_model_len=16)
+        return await encode_inputs(
+            inputs, llm=llm, encoder=Encoder(), add_special_tokens=True, is_cut=is_cut, param="prompt"
+        )
+
+    return asyncio.run(main())
+
+
+def test_every_form_of_input_becomes_a_list_of_prompts(tokenizer: Tokenizer) -> None:
+    hello, you = tokenizer.encode("Hello"), tokenizer.encode("you")
+    assert encode(tokenizer, "Hello") == [hello]
+    assert encode(tokenizer, ["Hello", "you"]) == [hello, you]
+    assert encode(tokenizer, [5, 6]) == [(5, 6)]
+    assert encode(tokenizer, [[5, 6], [7]]) == [(5, 6), (7,)]
+
+
+def test_a_text_that_is_surely_too_long_is_not_even_encoded(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ApiError, match="has 4097 characters") as caught:
+        encode(tokenizer, "x" * 4097)
+    assert caught.value.code == "context_length_exceeded"
+    assert encode(tokenizer, "x" * 4097, is_cut=True) == [tokenizer.encode("x" * 4097)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_tokens", "kept"),
+    [(None, 4, 12), (3, 4, 3), (99, 4, 12), (-1, 4, 6), (-1, None, 9), (-1, 99, 1), (0, 4, 0)],
+)
+def test_truncation_keeps_the_end(limit: int | None, max_tokens: int | None, kept: int) -> None:
+    prompt = tuple(range(12))
+    result = truncated(prompt, limit, max_model_len=10, max_tokens=max_tokens)
+    assert result == prompt[12 - kept :]
+
+
+def test_a_prompt_may_fill_all_but_the_room_for_the_output() -> None:
+    check_room([(1,) * 9], max_model_len=10, num_output=1, param="prompt")
+    check_room([(1,) * 10], max_model_len=10, num_output=0, param="input")
+    with pytest.raises(ApiError, match=r"prompt has 10 tokens, and at least 1 more") as caught:
+        check_room([(1,) * 10], max_model_len=10, num_output=1, param="prompt")
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+    with pytest.raises(ApiError, match=r"input\[1\] has no tokens"):
+        check_room([(1,), ()], max_model_len=10, num_output=0, param="input")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"prompt": "Hello"}, [None]),
+        ({"prompt": "Hello", "echo": True}, ["Hello"]),
+        ({"prompt": ["Hello", "you"], "echo": True}, ["Hello", "you"]),
+        ({"prompt": "Hello", "echo": True, "truncate_prompt_tokens": 1}, [None]),
+    ],
+)
+def test_an_echo_is_the_text_as_it_came_unless_it_was_cut(tokenizer: Tokenizer, body: Any, expected: Any) -> None:
+    request = CompletionRequest(model="m", **body)
+    texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    prompts = [tokenizer.encode(str(text)) for text in texts]
+    if request.truncate_prompt_tokens:
+        prompts = [prompt[-1:] for prompt in prompts]
+        expected = [tokenizer.decode(prompt) for prompt in prompts]
+    assert echoes(request, prompts, tokenizer) == expected

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from trencadis.errors import ConfigError, EngineEndedError, ModelLoadError
+from trencadis.server.errors import EngineUnavailableError
+from trencadis.server.supervisor import Supervisor
+
+
+class FakeLLM:
+    """As much of an engine as the supervisor looks at."""
+
+    def __init__(self) -> None:
+        self.is_alive = True
+        self.failure = ""
+        self.is_closed = False
+
+    def die(self, failure: str = "killed by SIGKILL") -> None:
+        self.is_alive, self.failure = False, failure
+
+    async def close(self) -> None:
+        self.is_alive, self.is_closed = False, True
+
+
+class Garage:
+    """Opens engines; ``faults`` has what the next openings raise, or None."""
+
+    def __init__(self, *faults: Exception | None) -> None:
+        self.faults = list(faults)
+        self.opened: list[FakeLLM] = []
+
+    def __call__(self) -> FakeLLM:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None:
+            raise fault
+        self.opened.append(FakeLLM())
+        return self.opened[-1]
+
+
+def run(use, garage, **arguments):
+    async def main():
+        supervisor = Supervisor(garage, **{"max_restarts": 2, "watch_s": 0.001, "backoff_s": 0.0, **arguments})
+        task = asyncio.create_task(supervisor.run())
+        try:
+            return await asyncio.wait_for(use(supervisor, task), 20)
+        finally:
+            await supervisor.close()
+            await asyncio.wait({task}, timeout=20)
+            assert task.done()
+
+    return asyncio.run(main())
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def state_of(supervisor):
+    with pytest.raises(EngineUnavailableError) as absent:
+        _ = supervisor.llm
+    return absent.value
+
+
+def test_it_loads_at_first():
+    supervisor = Supervisor(Garage(), max_restarts=0)
+    absent = state_of(supervisor)
+    assert (absent.state, absent.retry_after_s) == ("loading", 5.0)
+    assert isinstance(absent, EngineEndedError)
+
+
+def test_the_event_loop_goes_on_while_the_engine_loads():
+    go_on, garage = threading.Event(), Garage()
+
+    def slow():
+        go_on.wait(20)
+        return garage()
+
+    async def use(supervisor, task):
+        for _ in range(5):
+            await asyncio.sleep(0)
+            assert state_of(supervisor).state == "loading"
+        go_on.set()
+        await supervisor.is_serving.wait()
+        assert supervisor.llm is garage.opened[0]
+
+    run(use, slow)
+
+
+def test_an_engine_that_cannot_be_opened_at_first_ends_the_run():
+    async def use(supervisor, task):
+        with pytest.raises(ModelLoadError, match="no weights"):
+            await task
+
+    run(use, Garage(ModelLoadError("no weights")))
+
+
+def test_an_engine_that_dies_is_replaced_and_counted():
+    garage, restarts, opened = Garage(), [], []
+
+    async def use(supervisor, task):
+        await supervisor.is_serving.wait()
+        first = supervisor.llm
+        first.die()
+        absent = state_of(supervisor)  # at once, before anybody has looked
+        assert absent.state == "restarting"
+        assert "killed by SIGKILL" in str(absent)
+        assert absent.retry_after_s is not None
+        await until(lambda: len(garage.opened) == 2)
+        await supervisor.is_serving.wait()
+        assert supervisor.llm is garage.opened[1]
+        assert first.is_closed
+        assert (supervisor.num_restarts, len(restarts), opened) == (1, 1, garage.opened)
+
+    run(use, garage, on_restart=lambda: restarts.append(1), on_open=opened.append)
+
+
+def test_after_too_many_ends_it_stays_down_and_says_why():
+    garage = Garage()
+
+    async def use(supervisor, task):
+        for number in range(3):
+            await until(lambda number=number: len(garage.opened) == number + 1)
+            await supervisor.is_serving.wait()
+            supervisor.llm.die(f"death {number}")
+            supervisor.is_serving.clear()
+        await until(lambda: garage.opened[2].is_closed)
+        absent = state_of(supervisor)
+        assert (absent.state, absent.retry_after_s) == ("failed", None)
+        assert "server.max_engine_restarts = 2" in str(absent)
+        assert "death 2" in str(absent)
+        assert not task.done()
+
+    run(use, garage)
+
+
+def test_with_no_restarts_allowed_the_first_death_is_final():
+    async def use(supervisor, task):
+        await supervisor.is_serving.wait()
+        supervisor.llm.die()
+        assert state_of(supervisor).state == "failed"
+
+    run(use, Garage(), max_restarts=0)
+
+
+def test_a_replacement_that_cannot_be_opened_is_tried_again():
+    garage = Garage(None, ModelLoadError("busy device"))
+
+    async def use(supervisor, task):
+        await supervisor.is_serving.wait()
+        supervisor.llm.die()
+        await until(lambda: len(garage.opened) == 2)
+        assert supervisor.num_restarts == 2
+
+    run(use, garage)
+
+
+def test_a_configuration_that_went_wrong_is_not_tried_again():
+    garage = Garage(None, ConfigError("the file has gone"))
+
+    async def use(supervisor, task):
+        await supervisor.is_serving.wait()
+        supervisor.llm.die()
+        await until(lambda: not garage.faults)
+        await until(lambda: state_of(supervisor).state == "failed")
+        assert "the file has gone" in str(state_of(supervisor))
+        assert len(garage.opened) == 1
+
+    run(use, garage, max_restarts=5)
+
+
+def test_closing_ends_the_engine_and_the_run():
+    garage = Garage()
+
+    async def use(supervisor, task):
+        await supervisor.is_serving.wait()
+        await supervisor.close()
+        await supervisor.close()
+        await task
+        assert garage.opened[0].is_closed
+        assert state_of(supervisor).state == "closed"
+
+    run(use, garage)
+
+
+def test_an_engine_that_is_ready_after_the_end_is_closed():
+    go_on, garage = threading.Event(), Garage()
+
+    def slow():
+        go_on.wait(20)
+        return garage()
+
+    async def use(supervisor, task):
+        await asyncio.sleep(0)
+        await supervisor.close()
+        go_on.set()
+        await task
+        assert garage.opened[0].is_closed
+
+    run(use, slow)
+
+
+def test_each_request_gets_an_error_of_its_own():
+    supervisor = Supervisor(Garage(), max_restarts=0)
+    assert state_of(supervisor) is not state_of(supervisor)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trencadis.text import Tokenizer, encode_chat
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+
+
+def test_a_text_makes_the_round_trip(serve: Any, tokenizer: Tokenizer) -> None:
+    async def use(api: Any) -> tuple[Any, Any]:
+        tokens = await api.ok("/tokenize", prompt="Hello € there", return_token_strs=True)
+        return tokens, await api.ok("/detokenize", tokens=tokens["tokens"])
+
+    tokens, text = serve(use)
+    assert tuple(tokens["tokens"]) == tokenizer.encode("Hello € there")
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    assert tokens["max_model_len"] == 256
+    assert text == {"prompt": "Hello € there"}
+
+
+def test_messages_are_tokenized_as_the_chat_endpoint_does(serve: Any, tokenizer: Tokenizer) -> None:
+    async def use(api: Any) -> tuple[Any, Any]:
+        closed = await api.ok("/tokenize", messages=HELLO, add_generation_prompt=False)
+        return await api.ok("/tokenize", messages=HELLO), closed
+
+    open_, closed = serve(use)
+    assert tuple(open_["tokens"]) == encode_chat(tokenizer, HELLO)
+    assert tuple(closed["tokens"]) == encode_chat(tokenizer, HELLO, add_generation_prompt=False)
+
+
+def test_no_text_has_no_tokens(serve: Any) -> None:
+    assert serve(lambda api: api.ok("/tokenize", prompt=""))["tokens"] == []
+
+
+def test_a_long_text_is_encoded_like_a_short_one(serve: Any, tokenizer: Tokenizer) -> None:
+    text = "Hello there, you. " * 1000
+    assert tuple(serve(lambda api: api.ok("/tokenize", prompt=text))["tokens"]) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/tokenize", {}, "either prompt or messages"),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}, "either prompt or messages"),
+        ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "template"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": ["1"]}, "tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_words(serve: Any, path: str, body: Any, words: str) -> None:
+    status, error = serve(lambda api: api.error(path, **body))
+    assert status == 400
+    assert words in error["message"]

@@ -1,0 +1,101 @@
+"""The engine in its own process dies or hangs: clients are told why, ``/health`` says so, and another engine takes over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from live_server import LiveServer, running
+from paced_backend import VOCAB_SIZE, opener
+from raw_client import RawClient, body_of, status_of
+
+from trencadis_testing.fakes import fake_text
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine in Linux's /proc")
+
+PATH = "/v1/completions"
+SHORT = {"model": "demo", "prompt": [5, 6], "max_tokens": 4, "return_token_ids": True}
+LONG = {**SHORT, "max_tokens": 240, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with running(opener(step_s=0.02, placement="process", watchdog_s=2.0), max_engine_restarts=2) as running_server:
+        yield running_server
+
+
+def engine_pids() -> list[int]:
+    """Return the processes that this one has started and that are engines."""
+    found = []
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"trencadis.remote" in command:
+                found.append(int(child))
+    return found
+
+
+def serves(server: LiveServer) -> bool:
+    answer = httpx.post(f"{server.url}{PATH}", json=SHORT, timeout=20)
+    if answer.status_code != 200:
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        return False
+    expected = fake_text([5, 6], 4, vocab_size=VOCAB_SIZE, eos=-1)
+    assert answer.json()["choices"][0]["token_ids"] == expected
+    return True
+
+
+def until_it_serves_again(server: LiveServer, num_restarts: int) -> None:
+    server.wait_until(lambda: server.supervisor.num_restarts == num_restarts and server.supervisor.is_serving.is_set())
+    assert serves(server)
+
+
+def test_the_engine_has_a_process_of_its_own_and_serves(server):
+    (pid,) = engine_pids()
+    assert pid != os.getpid()
+    assert serves(server)
+    assert "vllm:generation_tokens_total" in httpx.get(f"{server.url}/metrics").text
+
+
+@pytest.mark.parametrize(("number", "sent", "word"), [(1, signal.SIGKILL, "SIGKILL"), (2, signal.SIGSTOP, "watchdog")])
+def test_an_engine_that_dies_or_hangs_is_replaced(server, number, sent, word):
+    (pid,) = engine_pids()
+    with RawClient(server.port) as streaming, RawClient(server.port) as waiting:
+        streaming.post(PATH, LONG)
+        while b"token_ids" not in streaming.data:
+            streaming.read(4096)
+        waiting.post(PATH, {**LONG, "stream": False})
+        server.wait_until(lambda: server.supervisor.llm.num_live == 2)
+        os.kill(pid, sent)
+        streamed, whole = body_of(streaming.read_all()), waiting.read_all()
+    last = streamed.strip().split(b"\n\n")
+    error = json.loads(next(event for event in reversed(last) if b"error" in event).removeprefix(b"data: "))["error"]
+    assert word.lower() in error["message"].lower()
+    assert status_of(whole) == 503
+    assert word.lower() in json.loads(body_of(whole))["error"]["message"].lower()
+    assert not serves(server) or server.supervisor.num_restarts == number
+    until_it_serves_again(server, number)
+    assert engine_pids() != [pid]
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert f"trencadis_engine_restarts_total {number}.0" in httpx.get(f"{server.url}/metrics").text
+    assert (server.admission.num_requests, server.admission.num_waiting_tokens) == (0, 0)
+
+
+def test_after_too_many_deaths_health_says_why_and_metrics_are_still_there(server):
+    (pid,) = engine_pids()
+    os.kill(pid, signal.SIGKILL)
+    server.wait_until(lambda: server.supervisor._llm is None)
+    health = httpx.get(f"{server.url}/health")
+    assert (health.status_code, health.json()["status"]) == (503, "failed")
+    assert "SIGKILL" in health.json()["reason"]
+    assert health.headers["x-should-retry"] == "false"
+    answer = httpx.post(f"{server.url}{PATH}", json=SHORT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
+    assert "trencadis_engine_up 0.0" in httpx.get(f"{server.url}/metrics").text
+    assert not engine_pids()

@@ -1,0 +1,316 @@
+"""The official client against the demo model, over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import numpy as np
+import openai
+import pytest
+import uvicorn
+
+from trencadis import AsyncLLM
+from trencadis.clock import SystemClock
+from trencadis.config.server import ServerConfig
+from trencadis.errors import EngineEndedError
+from trencadis.front import configure
+from trencadis.server.app import make_app
+from trencadis.server.context import ServerContext
+from trencadis.server.limits import AdmissionControl
+
+CHAT: list[Any] = [{"role": "user", "content": "What did the old man see?"}]
+PROMPT = "The old man looked at the sea and"
+
+
+@attrs.define(eq=False)
+class Engines:
+    """An engine that can be taken away."""
+
+    current: AsyncLLM | None
+
+    @property
+    def llm(self) -> AsyncLLM:
+        if self.current is None:
+            raise EngineEndedError("the engine died: out of memory.")
+        return self.current
+
+
+@attrs.frozen(eq=False)
+class Running:
+    """A server on loopback."""
+
+    url: str
+    engines: Engines
+    admission: AdmissionControl
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(**{"base_url": self.url, "api_key": "none", "max_retries": 0, "timeout": 60, **options})
+
+
+@contextmanager
+def running(llm: AsyncLLM, config: ServerConfig) -> Iterator[Running]:
+    clock = SystemClock()
+    admission = AdmissionControl(
+        max_requests=config.max_requests, max_waiting_tokens=config.max_waiting_tokens, clock=clock
+    )
+    engines = Engines(llm)
+    context = ServerContext(engines, config=config, model_names=("demo",), admission=admission, clock=clock, created=1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(make_app(context), log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", engines, admission)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    tables = {
+        "engine": {"placement": "thread", "max_num_seqs": 64, "warmup": False},
+        "cache": {"num_blocks": 2048},
+        "observer": {"names": []},
+    }
+    made = AsyncLLM.from_config(*configure("demo", config_file=None, tables=tables))
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="module")
+def server(llm: AsyncLLM) -> Iterator[Running]:
+    with running(llm, ServerConfig()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with server.client() as made:
+        yield made
+
+
+def streamed(chunks: Any, index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+def until_idle(client: openai.OpenAI, llm: AsyncLLM) -> int:
+    """Ask until nothing of others runs any more; each answer gives the server time. Returns the blocks in use."""
+    for _ in range(200):
+        client.completions.create(model="demo", prompt=[5], max_tokens=1)
+        if not llm.num_live:
+            break
+    engine: Any = llm._thread.frontend.engine
+    return int(engine.engine._state.blocks.num_used)
+
+
+def test_the_server_lists_its_model(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == ("demo", "model")
+    assert client.models.retrieve("demo").id == "demo"
+
+
+def test_a_chat_is_answered_alike_whole_and_in_a_stream(client: openai.OpenAI) -> None:
+    request: Any = {"model": "demo", "messages": CHAT, "max_completion_tokens": 24, "seed": 3, "n": 2}
+    whole = client.chat.completions.create(**request)
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    texts = [choice.message.content for choice in whole.choices]
+    assert [streamed(chunks, 0), streamed(chunks, 1)] == texts
+    assert texts[0] != texts[1]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens <= 48
+    *others, last = chunks
+    assert (last.choices, last.usage.completion_tokens) == ([], whole.usage.completion_tokens)
+    assert [chunk.usage for chunk in others] == [None] * len(others)
+    assert others[0].choices[0].delta.role == "assistant"
+    again = client.chat.completions.create(**request)
+    assert [choice.message.content for choice in again.choices] == texts
+    assert again.system_fingerprint == whole.system_fingerprint
+
+
+def test_the_accumulator_of_the_client_gets_the_same(client: openai.OpenAI) -> None:
+    # The accumulator refuses texts that end by their length.
+    request: Any = {"model": "demo", "messages": CHAT, "temperature": 0, "stop": ["e"]}
+    whole = client.chat.completions.create(**request)
+    with client.chat.completions.stream(**request) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == whole.choices[0].message.content
+    assert final.choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_a_stop_string_across_tokens_ends_the_text(client: openai.OpenAI) -> None:
+    request: Any = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    text = client.completions.create(**request).choices[0].text
+    words = text.split(" ")
+    stop = f"{words[2][-1]} {words[3][0]}"
+    whole = client.completions.create(**request, stop=stop).choices[0]
+    chunks = list(client.completions.create(**request, stop=[stop, "\0"], stream=True))
+    assert whole.text == "".join(chunk.choices[0].text for chunk in chunks) == text[: text.index(stop)]
+    assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_log_probabilities_are_sorted_and_add_up_to_at_most_one(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo", messages=CHAT, max_completion_tokens=8, logprobs=True, top_logprobs=20, temperature=0
+    )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    assert answer.usage is not None
+    assert len(content) == answer.usage.completion_tokens
+    for entry in content:
+        tops = [top.logprob for top in entry.top_logprobs]
+        assert tops == sorted(tops, reverse=True)
+        assert 0 < sum(np.exp(tops)) <= 1 + 1e-5
+        # Greedy: the token is the likeliest one.
+        assert (entry.token, entry.logprob) == (entry.top_logprobs[0].token, tops[0])
+    joined = b"".join(bytes(entry.bytes or []) for entry in content).decode()
+    assert joined.removesuffix("<|end|>") == choice.message.content
+
+
+def test_an_echo_scores_the_prompt(client: openai.OpenAI) -> None:
+    request: Any = {"model": "demo", "max_tokens": 4, "echo": True, "logprobs": 5, "temperature": 0}
+    (choice,) = client.completions.create(prompt=PROMPT, **request).choices
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert choice.text.startswith(PROMPT)
+    assert "".join(logprobs.tokens or []) == choice.text
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in logprobs.token_logprobs[1:] if value is not None)
+    # The output is scored as the prompt is, once it is part of one.
+    rescored = client.completions.create(prompt=choice.text, **{**request, "max_tokens": 0}).choices[0].logprobs
+    assert rescored is not None
+    np.testing.assert_allclose(rescored.token_logprobs[1:], logprobs.token_logprobs[1:], atol=1e-3)
+
+
+def test_text_and_its_token_ids_are_one_prompt(client: openai.OpenAI, llm: AsyncLLM) -> None:
+    ids = list(llm.tokenizer.encode(PROMPT))
+    texts = [
+        client.completions.create(model="demo", prompt=prompt, max_tokens=8, temperature=0).choices[0].text
+        for prompt in (PROMPT, ids, [PROMPT], [ids])
+    ]
+    assert len(set(texts)) == 1
+
+
+def test_several_prompts_are_answered_in_order(client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "To be, or not to be: that is"]
+    together = client.completions.create(model="demo", prompt=prompts, n=2, max_tokens=6, temperature=0)
+    alone = [client.completions.create(model="demo", prompt=one, max_tokens=6, temperature=0) for one in prompts]
+    assert [choice.index for choice in together.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in together.choices] == [one.choices[0].text for one in alone for _ in range(2)]
+
+
+def test_embeddings_are_the_same_in_both_encodings(client: openai.OpenAI, llm: AsyncLLM) -> None:
+    texts = ["The sea is blue.", "The ocean is blue.", "Tax law."]
+    # The client asks for base64 of itself, and decodes it.
+    packed = client.embeddings.create(model="demo", input=texts)
+    plain = client.embeddings.create(model="demo", input=texts, encoding_format="float")
+    vectors = np.array([one.embedding for one in packed.data], np.float32)
+    np.testing.assert_array_equal(vectors, np.array([one.embedding for one in plain.data], np.float32))
+    assert vectors.shape == (3, llm.model.embedding_size)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
+    assert packed.usage.prompt_tokens == sum(len(llm.tokenizer.encode(text)) for text in texts)
+
+
+def test_headers_have_the_request_id(client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="demo", messages=CHAT, max_completion_tokens=1, extra_headers={"x-request-id": "mine-1"}
+    )
+    assert raw.headers["x-request-id"] == "mine-1"
+    assert raw.parse()._request_id == "mine-1"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "code", "param"),
+    [
+        ({"model": "gpt-5"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"temperature": 9.0}, openai.BadRequestError, None, "temperature"),
+        ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "unknown_parameter", "temprature"),
+        (
+            {"response_format": {"type": "json_object"}},
+            openai.BadRequestError,
+            "unsupported_parameter",
+            "response_format",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "sea " * 5000}]},
+            openai.BadRequestError,
+            "context_length_exceeded",
+            "messages",
+        ),
+    ],
+)
+def test_errors_have_the_classes_of_the_client(
+    client: openai.OpenAI, change: Any, error: type[openai.APIStatusError], code: str | None, param: str
+) -> None:
+    with pytest.raises(error) as caught:
+        client.chat.completions.create(**{"model": "demo", "messages": CHAT, **change})
+    assert (caught.value.code, caught.value.param) == (code, param)
+    assert caught.value.request_id
+
+
+def test_a_full_server_and_one_without_an_engine_say_so(server: Running, client: openai.OpenAI) -> None:
+    with server.admission.hold(1, num_requests=server.admission.max_requests), pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(model="demo", messages=CHAT)
+    llm, server.engines.current = server.engines.current, None
+    try:
+        with pytest.raises(openai.InternalServerError, match="out of memory") as caught:
+            client.chat.completions.create(model="demo", messages=CHAT)
+    finally:
+        server.engines.current = llm
+    assert caught.value.status_code == 503
+
+
+def test_a_wrong_key_is_refused_and_keys_share_no_cached_prefix(llm: AsyncLLM) -> None:
+    request: Any = {"model": "demo", "messages": CHAT, "max_completion_tokens": 40, "temperature": 0}
+    with running(llm, ServerConfig(api_keys=("ann:key-of-ann", "bob:key-of-bob"))) as server:
+        with server.client(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+
+        def num_cached(key: str, **body: Any) -> int:
+            with server.client(api_key=key) as client:
+                usage = client.chat.completions.create(**request, **body).usage
+            assert usage is not None
+            assert usage.prompt_tokens_details is not None
+            return int(usage.prompt_tokens_details.cached_tokens or 0)
+
+        long = [{"role": "user", "content": "Tell me of the sea. " * 20}]
+        request["messages"] = long
+        assert num_cached("key-of-ann") == 0
+        assert num_cached("key-of-ann", user="her user") > 0
+        assert num_cached("key-of-bob") == 0
+        assert num_cached("key-of-bob", extra_body={"cache_salt": "own"}) == 0
+
+
+def test_a_stream_that_is_left_frees_its_blocks(client: openai.OpenAI, llm: AsyncLLM) -> None:
+    with client.chat.completions.create(
+        model="demo", messages=CHAT, stream=True, n=4, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(stream)
+    assert until_idle(client, llm) == 0
+
+
+def test_sixty_four_streams_at_once_say_what_each_says_alone(server: Running, client: openai.OpenAI) -> None:
+    prompts = [f"Chapter {i}. {PROMPT}" for i in range(64)]
+    request: Any = {"model": "demo", "max_tokens": 12, "temperature": 0}
+
+    async def main() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120) as client:
+
+            async def one(prompt: str) -> str:
+                chunks = await client.completions.create(prompt=prompt, stream=True, **request)
+                return "".join([chunk.choices[0].text async for chunk in chunks])
+
+            return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+    together = asyncio.run(main())
+    alone = client.completions.create(prompt=prompts, **request)
+    assert together == [choice.text for choice in alone.choices]

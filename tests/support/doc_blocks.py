@@ -1,0 +1,87 @@
+"""The fenced blocks of README and docs, and the folder in which the blocks of one page run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
+
+
+@attrs.frozen
+class Block:
+    """A fenced block: its page, the line of its fence, its language and what is in it."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        """The file the block is, if its first line is a comment with no more than a file name; else empty."""
+        match = _FILE.match(self.text)
+        return match.group(1) if match else ""
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the blocks of a page in their order."""
+    text, name = page.read_text(encoding="utf-8"), str(page.relative_to(ROOT))
+    return [
+        Block(name, text[: match.start()].count("\n") + 1, match.group(1).strip(), match.group(2))
+        for match in _FENCE.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def parameters(*languages: str) -> list[pytest.param]:
+    """Return the blocks of some languages as parameters of a test, each with its page and line as id.
+
+    A block that stands on several pages is there once, unless it names a file of its page.
+    """
+    chosen: dict[tuple[str, str], Block] = {}
+    for block in BLOCKS:
+        if block.language in set(languages):
+            files = [other.file for other in BLOCKS if other.page == block.page and other.file]
+            place = block.page if any(file in block.text for file in files) else ""
+            chosen.setdefault((place, block.text), block)
+    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in chosen.values()]
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Write the blocks of a page that are files, and link the examples of the repository."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    for block in BLOCKS:
+        if block.page == page and block.file:
+            path = folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+
+
+STAND_INS = {
+    # What would change this machine, or is tested as a whole elsewhere (tests/packaging), does nothing.
+    "pip": "exit 0",
+    "pytest": "exit 0",
+    "kill": "exit 0",
+    "trencadis": f"""
+if [ "$1" = serve ]; then
+  # Flags and configuration are checked; the server of the pages runs already.
+  exec {sys.executable} -c 'import sys; from trencadis.cli import main, serve_command
+serve_command.run = lambda *_: 0
+sys.exit(main(sys.argv[1:]))' "$@"
+fi
+exec {sys.executable} -m trencadis "$@"
+""",
+    "python": f'exec {sys.executable} "$@"',
+    "curl": 'exec "$REAL_CURL" --fail-with-body --silent --show-error "$@"',
+}
+"""What stands for a command when a block runs: the body of a shell script."""
