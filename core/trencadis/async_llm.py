@@ -1,4 +1,4 @@
-"""Online use: many coroutines, one engine on a thread of its own."""
+"""Online use: many coroutines, one engine on a thread or in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from trencadis.config import Config
-from trencadis.front import Prompt, configure, open_frontend
-from trencadis.front.engine_thread import EngineThread, Submission
+from trencadis.errors import BackendError
+from trencadis.front import Prompt, configure
+from trencadis.front.commands import AskMetrics, Embed, Submission
+from trencadis.front.engine_thread import EngineThread
 from trencadis.front.output_stream import OutputStream
-from trencadis.records import ModelFacts, RequestOutput, SamplingParams
+from trencadis.records import Embedding, ModelFacts, RequestOutput, SamplingParams
 from trencadis.registry import Registry
+from trencadis.remote import open_placed_frontend
 from trencadis.text import Message, Tokenizer, encode_chat
 
 __all__ = ["AsyncLLM"]
@@ -64,7 +67,7 @@ class AsyncLLM:
         return llm
 
     def _open(self, config: Config, registry: Registry) -> None:
-        self._thread = EngineThread(lambda: open_frontend(config, registry))
+        self._thread = EngineThread(lambda: open_placed_frontend(config, registry))
         self._numbers = itertools.count()
         frontend = self._thread.frontend
         self.tokenizer: Tokenizer = frontend.tokenizer
@@ -77,6 +80,16 @@ class AsyncLLM:
         """False once the engine was closed or has failed."""
         return self._thread.is_alive
 
+    @property
+    def failure(self) -> str:
+        """Why the engine ended, in words; empty while it is alive."""
+        return self._thread.failure
+
+    @property
+    def num_live(self) -> int:
+        """Requests of :meth:`generate` that have not ended."""
+        return self._thread.num_live
+
     async def generate(
         self,
         prompt: Prompt,
@@ -85,6 +98,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str | None = None,
         streams: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Continue a prompt and yield its output when it has grown; the last one is ``finished``.
@@ -98,11 +112,12 @@ class AsyncLLM:
             request_id: Unique among live requests; numbered if None.
             priority: Smaller is more urgent, for policies that look at it.
             tenant: Who asks; policies may share fairly between them.
+            cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
             streams: False: only the finished output is wanted.
 
         Raises:
             RequestError: The prompt cannot be served; no other request suffers.
-            BackendError: The engine was closed or has failed.
+            EngineEndedError: The engine was closed, died or hung.
         """
         stream = OutputStream(asyncio.get_running_loop())
         request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
@@ -112,6 +127,7 @@ class AsyncLLM:
             request_id=request_id,
             priority=priority,
             tenant=tenant,
+            cache_salt=cache_salt,
             streams=streams,
             stream=stream,
         )
@@ -135,6 +151,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str | None = None,
         streams: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; yields as :meth:`generate` does.
@@ -146,6 +163,7 @@ class AsyncLLM:
             request_id: As of :meth:`generate`.
             priority: As of :meth:`generate`.
             tenant: As of :meth:`generate`.
+            cache_salt: As of :meth:`generate`.
             streams: As of :meth:`generate`.
 
         Raises:
@@ -153,8 +171,52 @@ class AsyncLLM:
         """
         prompt = encode_chat(self.tokenizer, messages, template_arguments=template_arguments)
         return self.generate(
-            prompt, sampling_params, request_id=request_id, priority=priority, tenant=tenant, streams=streams
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            streams=streams,
         )
+
+    async def embed(self, prompts: Sequence[Prompt]) -> list[Embedding]:
+        """Return one vector for each text, in order.
+
+        Args:
+            prompts: Text or token ids, each.
+
+        Raises:
+            RequestError: A text is at fault, or the model does not embed.
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: A text could not be embedded.
+        """
+        command = Embed(prompts=tuple(prompts), request_id=f"embedding-{next(self._numbers)}")
+        self._thread.embed(command)
+        try:
+            return await asyncio.wrap_future(command.future)
+        except asyncio.CancelledError:
+            self._thread.abort(command.request_id)
+            raise
+
+    async def metrics(self, timeout_s: float = 2.0) -> str:
+        """Return what the engine's observers measured, in Prometheus' text format.
+
+        Args:
+            timeout_s: The longest wait for the engine, which answers between steps.
+
+        Raises:
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        command = AskMetrics()
+        self._thread.request_metrics(command)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
+        except TimeoutError:
+            raise BackendError(
+                f"the engine did not answer within {timeout_s:g} s.", hint="It may be in a long step; ask again."
+            ) from None
 
     def abort(self, request_id: str) -> None:
         """End a request from anywhere; whoever reads it gets what there is, with ``FinishReason.ABORT``.

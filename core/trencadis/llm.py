@@ -1,25 +1,24 @@
-"""Offline use: prompts in, texts out, in this process and this thread."""
+"""Offline use: prompts in, texts out; the engine is in this process and thread, or in a process of its own."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from trencadis.config import Config
 from trencadis.errors import RequestError
-from trencadis.front import ClientRequest, Frontend, Prompt, as_list, configure, is_single, open_frontend, per_prompt
+from trencadis.front import ClientRequest, Frontend, Prompt, as_list, configure, is_single, per_prompt
 from trencadis.progress import track
-from trencadis.records import ModelFacts, RequestOutput, SamplingParams
+from trencadis.records import Embedding, ModelFacts, RequestOutput, SamplingParams
 from trencadis.registry import Registry
+from trencadis.remote import open_placed_frontend
 from trencadis.text import Message, Tokenizer, encode_chat
 
 __all__ = ["LLM"]
-
-_TRANSFER_POLL_S = 0.001
 
 
 class LLM:
@@ -51,7 +50,7 @@ class LLM:
         self, model: str | Mapping[str, Any] | None = None, *, config_file: str | Path | None = None, **tables: Any
     ) -> None:
         config, registry = configure(model, config_file=config_file, tables=tables)
-        self._open(open_frontend(config, registry))
+        self._open(open_placed_frontend(config, registry))
 
     @classmethod
     def from_config(cls, config: Config, registry: Registry) -> LLM:
@@ -61,12 +60,13 @@ class LLM:
             TrencadisError: As the constructor.
         """
         llm = cls.__new__(cls)
-        llm._open(open_frontend(config, registry))  # noqa: SLF001 - its own class
+        llm._open(open_placed_frontend(config, registry))  # noqa: SLF001 - its own class
         return llm
 
     def _open(self, frontend: Frontend) -> None:
         self._frontend = frontend
         self._num_requests = 0
+        self._num_embeddings = 0
         self._abandoned: deque[ClientRequest] = deque()
         self.tokenizer: Tokenizer = frontend.tokenizer
         self.model: ModelFacts = frontend.engine.model
@@ -99,7 +99,8 @@ class LLM:
             One output for each prompt, in order.
 
         Raises:
-            RequestError: A prompt cannot be served; the message names its index. Nothing has run then.
+            RequestError: A prompt cannot be served; the message names its index. No other goes on then.
+            EngineEndedError: The engine was closed, died or hung.
         """
         listed = as_list(prompts)
         params = per_prompt(sampling_params, len(listed), name="sampling_params", default=SamplingParams())
@@ -113,8 +114,11 @@ class LLM:
             self._abort(clients)
             if is_single(prompts):
                 raise
-            raise type(error)(f"prompts[{len(clients)}]: {error}") from None
+            raise _indexed(error, len(clients)) from None
         self._run(clients, use_progress=use_progress)
+        for index, client in enumerate(clients):
+            if client.refusal is not None:
+                raise client.refusal if is_single(prompts) else _indexed(client.refusal, index)
         return [client.output() for client in clients]
 
     def chat(
@@ -189,6 +193,28 @@ class LLM:
             encode_chat(self.tokenizer, messages, template_arguments=template_arguments), sampling_params
         )
 
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[Embedding]:
+        """Return one vector for each text, in order.
+
+        Args:
+            prompts: Text or token ids, or a list of these.
+
+        Raises:
+            RequestError: A text is at fault, or the model does not embed.
+            BackendError: A text could not be embedded.
+        """
+        future: Future[list[Embedding]] = Future()
+        # Numbers of their own: what is generated must not depend on what was embedded.
+        request_id = f"embedding-{self._num_embeddings}"
+        self._num_embeddings += 1
+        self._frontend.embed(as_list(prompts), request_id=request_id, future=future)
+        try:
+            while not future.done():
+                self._step()
+        finally:
+            self._frontend.drop_embeddings(request_id)
+        return future.result()
+
     # -------------------------------------------------------------------------------------------------- closing
 
     def close(self) -> None:
@@ -221,23 +247,27 @@ class LLM:
         try:
             with track("Generating", total=len(clients), unit="prompts", show=use_progress) as advance:
                 while waiting:
-                    changed = self._step()
-                    if changed:
-                        waiting.difference_update(client for client in changed if client.is_finished)
+                    ended = [client for client in self._step() if client in waiting and client.is_finished]
+                    if ended:
+                        waiting.difference_update(ended)
                         advance(len(clients) - len(waiting))
+                    if any(client.refusal is not None for client in ended):
+                        return
         finally:
             self._abort(list(waiting))
 
     def _step(self) -> list[ClientRequest]:
         while self._abandoned:
             self._frontend.abort(self._abandoned.popleft())
-        if self._frontend.engine.is_stalled:
-            time.sleep(_TRANSFER_POLL_S)
         return self._frontend.step()
 
     def _abort(self, clients: list[ClientRequest]) -> None:
         for client in clients:
             self._frontend.abort(client)
+
+
+def _indexed(error: RequestError, index: int) -> RequestError:
+    return type(error)(f"prompts[{index}]: {error}")
 
 
 class _Stream(Iterator[RequestOutput]):
@@ -265,6 +295,8 @@ class _Stream(Iterator[RequestOutput]):
             self._step()
         self._num_seen = self._client.num_changes
         self._done = self._client.is_finished
+        if self._done and self._client.refusal is not None:
+            raise self._client.refusal
         return self._client.output()
 
     def close(self) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from trencadis.async_llm import AsyncLLM
 from trencadis.config import Config
-from trencadis.errors import BackendError, InvalidRequestError, ModelLoadError, UnknownKeyError
+from trencadis.errors import EngineEndedError, InvalidRequestError, ModelLoadError, UnknownKeyError
 from trencadis.llm import LLM
 from trencadis.records import FinishReason, RequestOutput, SamplingParams
 from trencadis.registry import Registry
-from trencadis_testing.fakes import fake_text
+from trencadis_testing.fakes import fake_embedding, fake_text
 
 VOCAB_SIZE = 4096
 FOUR = SamplingParams(max_tokens=4)
@@ -99,7 +99,7 @@ def test_a_reader_that_leaves_frees_the_request(run: Any, how: str) -> None:
         await until_idle(llm)
         frontend = llm._thread.frontend
         assert frontend.find("left") is None
-        assert frontend.engine.totals.num_emitted_tokens < 240
+        assert frontend.engine.engine.totals.num_emitted_tokens < 240
 
     run(use)
 
@@ -144,6 +144,70 @@ def test_a_chat_is_its_template_generated(run: Any) -> None:
     assert outputs[-1].outputs[0].token_ids == reference(outputs[-1].prompt_token_ids, 4)
 
 
+def test_texts_are_embedded_in_their_order(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> list[Any]:
+        generating = asyncio.create_task(all_of(llm.generate((5, 6), FOUR)))
+        vectors = await llm.embed([(5, 6), (7,)])
+        assert (await generating)[-1].outputs[0].token_ids == reference((5, 6), 4)
+        return vectors
+
+    vectors = run(use)
+    assert [one.num_tokens for one in vectors] == [2, 1]
+    assert vectors[1].vector.tolist() == pytest.approx(fake_embedding([7]))
+
+
+def test_one_bad_text_refuses_its_whole_question_and_leaves_nothing_behind(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+            await llm.embed([(5,), (VOCAB_SIZE,)])
+        assert not llm._thread.frontend.has_work
+
+    run(use)
+
+
+def test_a_cancelled_question_is_forgotten(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        task = asyncio.create_task(llm.embed([(5,)] * 500))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_idle(llm)
+        assert not llm._thread.frontend.has_work
+        assert not llm._thread._futures
+
+    run(use)
+
+
+def test_live_requests_are_counted_and_metrics_answered(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        outputs: Any = llm.generate((5, 6), LONG)
+        assert llm.num_live == 0
+        await anext(outputs)
+        assert llm.num_live == 1
+        assert await llm.metrics() == ""  # no observer shows any
+        await outputs.aclose()
+        await until_idle(llm)
+        assert llm.num_live == 0
+
+    run(use)
+
+
+def test_a_salt_keeps_the_prefix_cache_apart_and_is_the_tenant_by_default(run: Any) -> None:
+    prompt = tuple(range(5, 45))
+
+    async def use(llm: AsyncLLM) -> list[int]:
+        found = []
+        for tenant, salt in (("a", None), ("a", None), ("b", None), ("b", "a"), ("a", "mine"), ("b", "mine")):
+            (output,) = await all_of(llm.generate(prompt, FOUR, tenant=tenant, cache_salt=salt, streams=False))
+            found.append(output.num_cached_tokens)
+        return found
+
+    first, again, other_tenant, salt_of_a, own_salt, shared_salt = run(use)
+    assert first == other_tenant == own_salt == 0
+    assert again == salt_of_a == shared_salt > 0
+
+
 def test_a_closed_engine_refuses_requests(fake_house: House) -> None:
     async def main() -> None:
         llm = AsyncLLM.from_config(*fake_house())
@@ -151,8 +215,10 @@ def test_a_closed_engine_refuses_requests(fake_house: House) -> None:
         await llm.close()
         await llm.close()
         assert not llm.is_alive
-        with pytest.raises(BackendError, match="closed"):
-            await all_of(llm.generate((5,), FOUR))
+        assert llm.failure == "the engine was closed."
+        for ask in (lambda: all_of(llm.generate((5,), FOUR)), lambda: llm.embed([(5,)]), llm.metrics):
+            with pytest.raises(EngineEndedError, match="closed"):
+                await ask()
 
     asyncio.run(main())
 

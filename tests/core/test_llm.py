@@ -173,7 +173,7 @@ def test_a_stream_that_nobody_reads_any_more_is_ended(llm: LLM, how: str) -> Non
         gc.collect()
     llm.generate([6], SamplingParams(max_tokens=1))
     assert llm._frontend.live == ()
-    assert llm._frontend.engine.num_running == 0
+    assert llm._frontend.engine.engine.num_running == 0
 
 
 def test_closing_ends_streams_and_refuses_prompts(fake_house: House) -> None:

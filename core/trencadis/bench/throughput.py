@@ -18,6 +18,7 @@ from trencadis.records import FinishReason, ModelFacts, Request, SamplingParams
 from trencadis.registry import Registry
 
 if TYPE_CHECKING:
+    from trencadis.engine.embedding_engine import EmbeddingEngine
     from trencadis.engine.engine import Engine
 
 __all__ = ["ThroughputResult", "ThroughputWorkload", "measure_throughput"]
@@ -59,6 +60,7 @@ class ThroughputResult:
         num_output_tokens: Output tokens.
         num_steps: Steps of the engine.
         num_preempted: Preemptions.
+        num_compilations: Programs compiled while requests waited.
         padding_ratio: Share of computed token positions that were padding.
         prefix_hit_ratio: Share of prompt tokens taken from the prefix cache.
         engine_overhead_ratio: Share of ``wall_s`` spent in planning, building and committing steps.
@@ -78,6 +80,7 @@ class ThroughputResult:
     num_output_tokens: int
     num_steps: int
     num_preempted: int
+    num_compilations: int
     padding_ratio: float
     prefix_hit_ratio: float
     engine_overhead_ratio: float
@@ -97,7 +100,7 @@ def measure_throughput(
         clock: Of engine and measurement; the system's if none.
 
     Raises:
-        InvalidRequestError: A request would not fit ``model.max_model_len``.
+        InvalidRequestError: A request would not fit ``model.max_model_len``, or the model only embeds.
         StepFailedError: A request failed.
         TrencadisError: The engine cannot be built.
     """
@@ -127,6 +130,7 @@ def measure_throughput(
         num_output_tokens=counts["num_emitted_tokens"],
         num_steps=counts["num_steps"],
         num_preempted=counts["num_preempted"],
+        num_compilations=counts["num_compilations"],
         padding_ratio=_ratio(counts["num_padded_tokens"] - counts["num_scheduled_tokens"], counts["num_padded_tokens"]),
         prefix_hit_ratio=_ratio(counts["num_prompt_tokens_cached"], counts["num_prompt_tokens_admitted"]),
         engine_overhead_ratio=_ratio(counts["plan_s"] + counts["commit_s"], wall_s),
@@ -150,7 +154,7 @@ def _prompts(workload: ThroughputWorkload, model: ModelFacts, max_model_len: int
     return [tuple(row) for row in drawn.tolist()]
 
 
-def _run(engine: Engine, prompts: list[tuple[int, ...]], output_len: int, *, name: str) -> None:
+def _run(engine: Engine | EmbeddingEngine, prompts: list[tuple[int, ...]], output_len: int, *, name: str) -> None:
     """Queue all prompts and step until they are done.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from trencadis.errors import RequestError
 from trencadis.front.completion import Completion
 from trencadis.front.expand import expand
 from trencadis.records import FinishReason, Request, RequestOutput, TokenLogprobs
@@ -27,12 +28,14 @@ class ClientRequest:
         requests: What the engine runs, by completion index.
         completions: One for each.
         num_changes: How often there was news; the processor counts it.
+        refusal: Why the engine did not take it after all, or None.
     """
 
     def __init__(self, request: Request, *, prompt: str | None, tokenizer: Tokenizer, streams: bool) -> None:
         self.request_id = request.request_id
         self.streams = streams
         self.num_changes = 0
+        self.refusal: RequestError | None = None
         self.requests = expand(request)
         self.completions = tuple(
             Completion(one, index=index, tokenizer=tokenizer, streams=streams)
@@ -45,7 +48,10 @@ class ClientRequest:
     @property
     def is_finished(self) -> bool:
         """True once every completion has ended."""
-        return all(completion.finish_reason is not None for completion in self.completions)
+        for completion in self.completions:  # noqa: SIM110 - asked several times a token: all() costs four times as much
+            if completion.finish_reason is None:
+                return False
+        return True
 
     def add_prompt_logprobs(self, entry: TokenLogprobs) -> None:
         """Take the log-probabilities of one prompt token; a prompt that is computed twice gives them twice."""
@@ -58,12 +64,12 @@ class ClientRequest:
         prompt_logprobs = None
         if self._prompt_logprobs is not None:
             prompt_logprobs = tuple(self._prompt_logprobs[position] for position in sorted(self._prompt_logprobs))
-        failed = [one.error for one in self.completions if one.finish_reason is FinishReason.ERROR]
+        failed = [one.error for one in self.completions if one.finish_reason is FinishReason.ERROR] if finished else ()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            outputs=tuple(completion.output() for completion in self.completions),
+            outputs=tuple([completion.output() for completion in self.completions]),
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.completions[0].num_cached_tokens,

@@ -60,9 +60,13 @@ class Completion:
         num_text = len(token_ids)
         if ends_with_stop_token and not self._params.include_stop_str_in_output:
             num_text -= 1
+        if self._stops is not None and self._stops.matched is not None:
+            return False  # an engine elsewhere makes tokens until it learns that the text is complete
         if self._stops is None:
             self._token_ids.extend(token_ids)
-            self._text += self._detokenizer.add(token_ids[:num_text])
+            delta = self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
+            if delta:
+                self._text += delta
             return False
         for position, token in enumerate(token_ids):
             self._token_ids.append(token)
@@ -91,6 +95,10 @@ class Completion:
         self.error, self.num_cached_tokens = finished.error, finished.num_cached_tokens
         if self._stops is not None and self._stops.matched is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
+
+    def fail(self, error: str) -> None:
+        """End without having run."""
+        self.finish_reason, self.error = FinishReason.ERROR, error
 
     def output(self) -> CompletionOutput:
         """Return what there is so far. Pure; O(length)."""

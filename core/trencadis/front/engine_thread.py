@@ -1,8 +1,8 @@
-"""A thread that owns an engine: commands go in through a queue, outputs go out to event loops.
+"""A thread that owns an engine, or the client of one: commands go in through a queue, outputs go out to event loops.
 
     coroutine ──submit, abort──▶ queue ──▶ engine thread: drain queue, step, deliver ──▶ OutputStream ──▶ coroutine
 
-Without work the thread is blocked in the queue and costs nothing.
+Without work the thread is asleep and costs nothing.
 """
 
 from __future__ import annotations
@@ -12,55 +12,18 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from concurrent.futures import Future
+from typing import Any
 
-import attrs
-
-from trencadis.errors import BackendError, InternalError, RequestError
+from trencadis.errors import EngineEndedError, InternalError, RequestError, TrencadisError
 from trencadis.front.client_request import ClientRequest
+from trencadis.front.commands import Abort, AskMetrics, Command, Embed, End, Submission
 from trencadis.front.frontend import Frontend
 from trencadis.front.output_stream import OutputStream, deliver
-from trencadis.front.prompts import Prompt
-from trencadis.records import SamplingParams
 
-__all__ = ["EngineThread", "Submission"]
+__all__ = ["EngineThread"]
 
 logger = logging.getLogger("trencadis")
-
-_TRANSFER_POLL_S = 0.001
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Submission:
-    """A request on its way to the engine, and where its outputs go.
-
-    Attributes:
-        prompt: Text or token ids.
-        params: How to continue it.
-        request_id: Unique among live requests.
-        priority: Smaller is more urgent.
-        tenant: Who asks.
-        streams: Deliver every change, not only the end.
-        stream: Gets the outputs.
-    """
-
-    prompt: Prompt
-    params: SamplingParams
-    request_id: str
-    priority: int
-    tenant: str
-    streams: bool
-    stream: OutputStream
-
-
-@attrs.frozen(kw_only=True)
-class _Abort:
-    request_id: str
-    only: OutputStream | None
-
-
-_Command: TypeAlias = Submission | _Abort | None
-"""None: end."""
 
 
 class EngineThread:
@@ -74,11 +37,13 @@ class EngineThread:
     """
 
     def __init__(self, make_frontend: Callable[[], Frontend]) -> None:
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._end: BaseException | None = None
         self._ready = threading.Event()
+        self._unfinished: set[OutputStream] = set()
         self._streams: dict[ClientRequest, OutputStream] = {}
+        self._futures: set[Future[Any]] = set()
         self._frontend: Frontend | None = None
         # A daemon, so that a program that forgets to close still ends.
         self._thread = threading.Thread(target=self._main, args=(make_frontend,), name="trencadis-engine", daemon=True)
@@ -100,30 +65,64 @@ class EngineThread:
         """False once the engine was closed or has failed."""
         return self._end is None
 
+    @property
+    def failure(self) -> str:
+        """Why the engine ended, in words; empty while it is alive."""
+        return "" if self._end is None else str(self._end)
+
+    @property
+    def num_live(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._unfinished)
+
     def submit(self, submission: Submission) -> None:
         """Queue a request; a refusal reaches its stream.
 
         Raises:
-            BackendError: The engine was closed or has failed; the cause is attached.
+            EngineEndedError: The engine was closed or has failed; the cause is attached.
         """
-        with self._lock:
-            if self._end is not None:
-                raise _after(self._end)
-            self._commands.put(submission)
+        self._send(submission)
+
+    def embed(self, command: Embed) -> None:
+        """Queue texts to embed; vectors or an error reach the command's future.
+
+        Raises:
+            EngineEndedError: As of :meth:`submit`.
+        """
+        self._send(command)
+
+    def request_metrics(self, command: AskMetrics) -> None:
+        """Ask for what the observers measured; the text reaches the command's future.
+
+        Raises:
+            EngineEndedError: As of :meth:`submit`.
+        """
+        self._send(command)
 
     def abort(self, request_id: str, *, only: OutputStream | None = None) -> None:
-        """End a request; its stream gets what there is. Nothing happens if it has ended.
+        """End a request; its stream gets what there is. Texts to embed are forgotten. Nothing happens if it has ended.
 
         Args:
             request_id: The client's.
             only: Leave the request alone if its outputs go elsewhere: the id may have been used again.
         """
-        self._commands.put(_Abort(request_id=request_id, only=only))
+        self._commands.put(Abort(request_id=request_id, only=only))
+        self.frontend.engine.interrupt()
 
     def close(self) -> None:
         """End every request, close the engine, and wait for the thread; may be called twice."""
-        self._commands.put(None)
+        self._commands.put(End())
+        self.frontend.engine.interrupt()
         self._thread.join()
+
+    def _send(self, command: Submission | Embed | AskMetrics) -> None:
+        with self._lock:
+            if self._end is not None:
+                raise _after(self._end)
+            if isinstance(command, Submission):
+                self._unfinished.add(command.stream)
+            self._commands.put(command)
+        self.frontend.engine.interrupt()
 
     # ----------------------------------------------------------------------------------------- the engine's thread
 
@@ -139,36 +138,30 @@ class EngineThread:
             while self._obey(frontend):
                 if frontend.has_work:
                     self._report(frontend.step())
-            end: BaseException = BackendError("the engine was closed.")
+                else:
+                    frontend.engine.rest()
+            end: BaseException = EngineEndedError("the engine was closed.")
+        except EngineEndedError as error:
+            logger.error("%s Every request ends.", error)
+            end = error
         except BaseException as error:
             logger.exception("The engine failed; every request ends.")
             end = error
-            self._fail_running(end)
         self._finish(frontend, end)
 
     def _obey(self, frontend: Frontend) -> bool:
-        """Carry out what is queued; with nothing else to do, wait for something. False: end."""
-        while True:
-            try:
-                command = self._next_command(frontend)
-            except queue.Empty:
-                return True
-            match command:
+        """Carry out what is queued. False: end."""
+        while not self._commands.empty():
+            match command := self._commands.get():
                 case Submission():
                     self._start(frontend, command)
-                case _Abort():
+                case Abort():
                     self._stop(frontend, command)
-                case None:
+                case Embed() | AskMetrics():
+                    self._ask(frontend, command)
+                case End():
                     return False
-            if frontend.has_work and self._commands.empty():
-                return True
-
-    def _next_command(self, frontend: Frontend) -> _Command:
-        if not frontend.has_work:
-            return self._commands.get()
-        if frontend.engine.is_stalled:
-            return self._commands.get(timeout=_TRANSFER_POLL_S)
-        return self._commands.get_nowait()
+        return True
 
     def _start(self, frontend: Frontend, submission: Submission) -> None:
         try:
@@ -178,33 +171,61 @@ class EngineThread:
                 request_id=submission.request_id,
                 priority=submission.priority,
                 tenant=submission.tenant,
+                cache_salt=submission.cache_salt,
                 streams=submission.streams,
             )
         except RequestError as error:
-            deliver([(submission.stream, functools.partial(submission.stream.fail, error))])
+            self._fail([submission.stream], error)
             return
+        except BaseException as error:
+            self._fail([submission.stream], _after(error))
+            raise
         self._streams[client] = submission.stream
 
-    def _stop(self, frontend: Frontend, command: _Abort) -> None:
+    def _ask(self, frontend: Frontend, command: Embed | AskMetrics) -> None:
+        """Ask the engine for what the command's future will hold; nobody may wait for a question that failed."""
+        future: Future[Any] = command.future
+        if not future.set_running_or_notify_cancel():
+            return
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        try:
+            match command:
+                case Embed(prompts=prompts, request_id=request_id):
+                    frontend.embed(prompts, request_id=request_id, future=future)
+                case AskMetrics():
+                    frontend.engine.request_metrics(future.set_result)
+        except RequestError as error:
+            future.set_exception(error)
+
+    def _stop(self, frontend: Frontend, command: Abort) -> None:
         client = frontend.find(command.request_id)
+        if client is None:
+            frontend.drop_embeddings(command.request_id)
         if client is None or (command.only is not None and self._streams.get(client) is not command.only):
             return
         frontend.abort(client)
-        self._report([client])
+        if client.is_finished:
+            self._report([client])
 
     def _report(self, changed: Iterable[ClientRequest]) -> None:
         calls: list[tuple[OutputStream, Callable[[], None]]] = []
         for client in changed:
             stream = self._streams.get(client)
-            if stream is not None:
-                calls.append((stream, functools.partial(stream.put, client.output())))
+            if stream is None:
+                continue
             if client.is_finished:
-                self._streams.pop(client, None)
+                del self._streams[client]
+                self._unfinished.discard(stream)
+            if client.refusal is not None:
+                calls.append((stream, functools.partial(stream.fail, client.refusal)))
+            else:
+                calls.append((stream, functools.partial(stream.put, client.output())))
         unread = set(deliver(calls))
         if unread:
             for client in [client for client, stream in self._streams.items() if stream in unread]:
                 self.frontend.abort(client)
-                del self._streams[client]
+                self._unfinished.discard(self._streams.pop(client))
 
     # ----------------------------------------------------------------------------------------------------- the end
 
@@ -212,6 +233,8 @@ class EngineThread:
         """Close, and let nobody wait for ever: not those who run, and not those who queue."""
         with self._lock:
             self._end = end
+        if not isinstance(end, EngineEndedError):
+            self._fail_running(end)
         try:
             frontend.close()
         except Exception:
@@ -219,17 +242,29 @@ class EngineThread:
         self._report([client for client in self._streams if client.is_finished])
         self._fail_running(end)
         while not self._commands.empty():
-            command = self._commands.get()
-            if isinstance(command, Submission):
-                deliver([(command.stream, functools.partial(command.stream.fail, _after(end)))])
+            match self._commands.get():
+                case Submission() as command:
+                    self._fail([command.stream], _after(end))
+                case Embed(future=future) | AskMetrics(future=future):
+                    self._futures.add(future)
+        self._fail_running(end)
 
     def _fail_running(self, end: BaseException) -> None:
-        deliver((stream, functools.partial(stream.fail, _after(end))) for stream in self._streams.values())
+        streams = list(self._streams.values())
         self._streams.clear()
+        self._fail(streams, _after(end))
+        for future in tuple(self._futures):
+            if not future.done():
+                future.set_exception(_after(end))
+
+    def _fail(self, streams: Iterable[OutputStream], error: TrencadisError) -> None:
+        streams = list(streams)
+        self._unfinished.difference_update(streams)
+        deliver((stream, functools.partial(stream.fail, error)) for stream in streams)
 
 
-def _after(end: BaseException) -> BackendError:
+def _after(end: BaseException) -> EngineEndedError:
     """Return what a request is told after the engine has ended: an error of its own, with the cause attached. Pure."""
-    error = BackendError(f"the engine has ended: {end}")
+    error = EngineEndedError(f"the engine has ended: {end}")
     error.__cause__ = end
     return error

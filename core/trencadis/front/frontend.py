@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Future
 
-from trencadis.errors import InvalidRequestError, RequestError
+from trencadis.clock import Clock, SystemClock
+from trencadis.errors import EngineEndedError, InvalidRequestError, RequestError, TrencadisError
+from trencadis.front.client_embedding import ClientEmbedding
 from trencadis.front.client_request import ClientRequest
+from trencadis.front.engine_client import EngineClient
 from trencadis.front.output_processor import OutputProcessor
 from trencadis.front.prompts import Prompt, as_token_ids
-from trencadis.records import Request, SamplingParams
+from trencadis.records import Embedding, Request, SamplingParams
 from trencadis.text import Tokenizer
 
-if TYPE_CHECKING:
-    from trencadis.engine.engine import Engine
-
 __all__ = ["Frontend"]
+
+_TRANSFER_POLL_S = 0.001
+_CLOSING_S = 5.0
 
 
 class Frontend:
@@ -23,17 +28,20 @@ class Frontend:
     Args:
         engine: Ready for requests.
         tokenizer: Of its model.
+        clock: Bounds how long closing waits for the engine; the system's if none.
 
     Attributes:
         engine: As given.
         tokenizer: As given.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, *, clock: Clock | None = None) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
+        self._clock = clock or SystemClock()
         self._processor = OutputProcessor(engine.stop)
         self._live: dict[str, ClientRequest] = {}
+        self._embeddings: dict[str, ClientEmbedding] = {}
         self._is_closed = False
 
     @property
@@ -46,6 +54,12 @@ class Frontend:
         """Clients whose requests have not ended, by arrival."""
         return tuple(self._live.values())
 
+    def find(self, request_id: str) -> ClientRequest | None:
+        """Return a live request by the client's id. Pure."""
+        return self._live.get(request_id)
+
+    # ------------------------------------------------------------------------------------------------ requests
+
     def submit(
         self,
         prompt: Prompt,
@@ -54,6 +68,7 @@ class Frontend:
         request_id: str,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str | None = None,
         streams: bool = False,
     ) -> ClientRequest:
         """Queue a request; all its completions or none.
@@ -64,50 +79,100 @@ class Frontend:
             request_id: Unique among live requests.
             priority: Smaller is more urgent, for policies that look at it.
             tenant: Who asks.
+            cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
             streams: :meth:`step` reports every change, not only the end.
 
         Raises:
             RequestError: The request is at fault or was refused; nothing of it is left in the engine.
+            EngineEndedError: The engine was closed, died or hung.
         """
-        if self._is_closed:
-            raise InvalidRequestError(f"request {request_id!r} came after the engine was closed.")
+        self._check_open(request_id)
         if request_id in self._live:
             raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
-        text = prompt if isinstance(prompt, str) else None
         request = Request(
             request_id=request_id,
-            prompt_token_ids=self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_token_ids(prompt),
+            prompt_token_ids=self._encode(prompt),
             params=params,
             priority=priority,
             tenant=tenant,
+            cache_salt=tenant if cache_salt is None else cache_salt,
         )
+        text = prompt if isinstance(prompt, str) else None
         client = ClientRequest(request, prompt=text, tokenizer=self.tokenizer, streams=streams)
         self._live[request_id] = client
         try:
             for one, completion in zip(client.requests, client.completions, strict=True):
                 self._processor.add(client, completion, slot=self.engine.add(one))
-        except RequestError:
+        except TrencadisError as error:
+            for completion in client.completions:
+                # Without a slot it never reached the engine, where its name may be another's.
+                if completion.slot < 0:
+                    completion.fail(str(error))
             self.abort(client)
             raise
         return client
 
+    def embed(self, prompts: Sequence[Prompt], *, request_id: str, future: Future[list[Embedding]]) -> None:
+        """Queue texts to embed.
+
+        Args:
+            prompts: Text or token ids, each.
+            request_id: Unique among all.
+            future: Gets one vector for each, in order, or an error, within :meth:`step`.
+
+        Raises:
+            RequestError: A text is at fault, or the model does not embed; ``future`` is left alone.
+            EngineEndedError: The engine was closed, died or hung.
+        """
+        self._check_open(request_id)
+        client = ClientEmbedding(request_id, [self._encode(prompt) for prompt in prompts], future)
+        try:
+            for request in client.requests:
+                self.engine.embed(request)
+                self._embeddings[request.request_id] = client
+        except RequestError:
+            self.drop_embeddings(request_id)
+            raise
+        client.finish_if_complete()
+
+    def drop_embeddings(self, request_id: str) -> None:
+        """Forget what a client asked to embed; nothing happens if it was answered. Its future is left alone."""
+        for name in [name for name, client in self._embeddings.items() if client.request_id == request_id]:
+            del self._embeddings[name]
+            self.engine.abort(name)
+
     def abort(self, client: ClientRequest) -> None:
-        """End a request at once; nothing happens if it has ended. What it has so far stays in its output."""
+        """End a request; nothing happens if it has ended. What it has so far stays in its output.
+
+        It is finished at once, or, with an engine elsewhere, after a later step.
+        """
         for completion in client.completions:
-            # Without a slot it never reached the engine, where its name may be another's.
             if completion.finish_reason is None and completion.slot >= 0:
                 finished = self.engine.abort(completion.request_id)
                 if finished is not None:
                     self._processor.finish(finished)
-        self._forget(client)
+        if client.is_finished:
+            self._forget(client)
 
-    def find(self, request_id: str) -> ClientRequest | None:
-        """Return a live request by the client's id. Pure."""
-        return self._live.get(request_id)
+    def step(self, *, timeout_s: float | None = None) -> list[ClientRequest]:
+        """Take one step of the engine; returns the clients with news: streams that grew, and whoever is finished.
 
-    def step(self) -> list[ClientRequest]:
-        """Run one step of the engine; returns the clients with news: streams that grew, and whoever is finished."""
-        changed = self._processor.process(self.engine.step())
+        Args:
+            timeout_s: The longest wait for an engine elsewhere; None: until there is news.
+
+        Raises:
+            EngineEndedError: The engine died or hung.
+        """
+        if self.engine.is_stalled:
+            self.engine.rest(_TRANSFER_POLL_S)
+        deltas = self.engine.step(timeout_s=timeout_s)
+        changed = self._processor.process(deltas)
+        for embedding in deltas.embeddings:
+            owner = self._embeddings.pop(embedding.request_id, None)
+            if owner is not None:
+                owner.add(embedding)
+        for request_id, error in self.engine.take_refused():
+            changed += self._refuse(request_id, error)
         for client in changed:
             if client.is_finished:
                 self._forget(client)
@@ -116,9 +181,38 @@ class Frontend:
     def close(self) -> None:
         """End every request and close the engine; may be called twice."""
         self._is_closed = True
+        try:
+            self._end_all()
+        finally:
+            self.engine.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _check_open(self, request_id: str) -> None:
+        if self._is_closed:
+            raise InvalidRequestError(f"request {request_id!r} came after the engine was closed.")
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_token_ids(prompt)
+
+    def _refuse(self, request_id: str, error: RequestError) -> list[ClientRequest]:
+        """Give up a request that the engine did not take after all; its other completions end with it."""
+        embedding = self._embeddings.pop(request_id, None)
+        if embedding is not None:
+            embedding.fail(error)
+        client = self._processor.refuse(request_id, error)
+        if client is None:
+            return []
+        self.abort(client)
+        return [client] if client.is_finished else []
+
+    def _end_all(self) -> None:
         for client in self.live:
             self.abort(client)
-        self.engine.close()
+        deadline_s = self._clock.now_s() + _CLOSING_S
+        with contextlib.suppress(EngineEndedError):
+            while self._live and (left_s := deadline_s - self._clock.now_s()) > 0:
+                self.step(timeout_s=left_s)
 
     def _forget(self, client: ClientRequest) -> None:
         if self._live.get(client.request_id) is client:

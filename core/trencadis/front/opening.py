@@ -8,11 +8,12 @@ from typing import Any
 
 from trencadis.config import Config
 from trencadis.front.frontend import Frontend
+from trencadis.front.local_engine import LocalEngineClient
 from trencadis.progress import track
 from trencadis.registry import Registry, load_with_plugins
-from trencadis.text import load_tokenizer
+from trencadis.text import Tokenizer, load_tokenizer
 
-__all__ = ["configure", "open_frontend"]
+__all__ = ["configure", "load_frontend_tokenizer", "open_frontend"]
 
 
 def configure(
@@ -37,6 +38,18 @@ def configure(
     return resolved.config, registry
 
 
+def load_frontend_tokenizer(config: Config) -> Tokenizer:
+    """Return the tokenizer that a configuration names.
+
+    Raises:
+        ModelLoadError: There is none at that place.
+    """
+    model = config.model
+    return load_tokenizer(
+        model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+
+
 def open_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
     """Load tokenizer and model, warm up, and return what serves clients. Takes seconds to minutes.
 
@@ -51,10 +64,8 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
     """
     from trencadis.engine.build import build_engine
 
-    model = config.model
-    with track(f"Loading {model.path}", unit="buckets", show=show_progress) as advance:
+    with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
         # The tokenizer first: it is cheap, and a wrong path is known before any weights are read.
-        tokenizer = load_tokenizer(
-            model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
-        return Frontend(build_engine(config, registry=registry, progress=advance), tokenizer)
+        tokenizer = load_frontend_tokenizer(config)
+        engine = build_engine(config, registry=registry, progress=advance)
+        return Frontend(LocalEngineClient(engine), tokenizer)

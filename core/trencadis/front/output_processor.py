@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from trencadis.errors import RequestError
 from trencadis.front.client_request import ClientRequest
 from trencadis.front.completion import Completion
 from trencadis.records import FinishedSequence, TokenDeltas
@@ -47,13 +48,15 @@ class OutputProcessor:
         changed: dict[ClientRequest, None] = {}
         self._take_logprobs(deltas)
         ended = {finished.request_id: finished for finished in deltas.finished}
-        ends = np.cumsum(deltas.num_tokens)
+        # Plain lists: one by one, the elements of arrays cost more than all of them at once.
+        slots, tokens = deltas.slots.tolist(), deltas.token_ids.tolist()
+        counts, ends = deltas.num_tokens.tolist(), np.cumsum(deltas.num_tokens).tolist()
         for position in np.flatnonzero(self._is_watched[deltas.slots]).tolist():
-            client, completion = self._by_slot[int(deltas.slots[position])]
-            finished = ended.get(completion.request_id)
+            client, completion = self._by_slot[slots[position]]
+            finished = ended.get(completion.request_id) if ended else None
             by_token = finished is not None and finished.stop_token_id is not None
-            tokens = deltas.token_ids[ends[position] - deltas.num_tokens[position] : ends[position]].tolist()
-            is_complete = completion.append(tokens, ends_with_stop_token=by_token)
+            new = tokens[ends[position] - counts[position] : ends[position]]
+            is_complete = completion.append(new, ends_with_stop_token=by_token)
             if is_complete and finished is None:
                 stopped = self._stop(completion.request_id)
                 if stopped is not None:
@@ -70,15 +73,30 @@ class OutputProcessor:
 
     def finish(self, finished: FinishedSequence) -> ClientRequest | None:
         """Take the end of a sequence; returns whose it was, or None if nobody waits for it."""
-        client, completion = self._by_id.pop(finished.request_id, (None, None))
+        client, completion = self._forget(finished.request_id)
         if client is None or completion is None:
             return None
+        completion.finish(finished)
+        return client
+
+    def refuse(self, request_id: str, error: RequestError) -> ClientRequest | None:
+        """Learn that the engine did not take a request after all; returns whose it was, or None if nobody waits for it."""
+        client, completion = self._forget(request_id)
+        if client is None or completion is None:
+            return None
+        client.refusal = client.refusal or error
+        completion.fail(str(error))
+        return client
+
+    def _forget(self, request_id: str) -> tuple[ClientRequest, Completion] | tuple[None, None]:
+        client, completion = self._by_id.pop(request_id, (None, None))
+        if client is None or completion is None:
+            return None, None
         # The slot may have been given to another sequence since.
         if self._by_slot.get(completion.slot, (None, None))[1] is completion:
             del self._by_slot[completion.slot]
             self._is_watched[completion.slot] = False
-        completion.finish(finished)
-        return client
+        return client, completion
 
     def _take_logprobs(self, deltas: TokenDeltas) -> None:
         for entry in deltas.logprobs:

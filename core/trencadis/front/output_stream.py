@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from trencadis.records import RequestOutput
 
@@ -21,34 +22,40 @@ class OutputStream:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._output: RequestOutput | None = None
         self._error: BaseException | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Replace the newest output."""
         self._output = output
-        self._news.set()
+        self._wake()
 
     def fail(self, error: BaseException) -> None:
         """Let the reader raise ``error``, now and ever after."""
         self._error = error
-        self._news.set()
+        self._wake()
 
     async def next(self) -> RequestOutput:
-        """Wait for an output and take it.
+        """Wait for an output and take it. For one reader.
 
         Raises:
             BaseException: What :meth:`fail` was given.
         """
-        await self._news.wait()
+        while self._output is None and self._error is None:
+            self._waiter = self.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._error is not None:
             raise self._error
-        self._news.clear()
         output, self._output = self._output, None
-        if output is None:
-            return await self.next()
-        return output
+        return cast("RequestOutput", output)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def deliver(calls: Iterable[tuple[OutputStream, Callable[[], None]]]) -> list[OutputStream]:

@@ -59,6 +59,25 @@ def test_a_stop_string_ends_text_and_tokens(tokenizer: Tokenizer, include: bool,
     assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, " two")
 
 
+def test_tokens_after_a_stop_string_are_dropped_until_the_engine_ends_it(tokenizer: Tokenizer) -> None:
+    # An engine in another process makes some more before it learns that the text is complete.
+    ids = tokenizer.encode("one two")
+    completion = make(tokenizer, stop=[" two"], logprobs=0)
+    assert completion.append(ids)
+    before = completion.output()
+    assert not completion.append(tokenizer.encode(" three two"))
+    assert completion.output() == before
+    completion.finish(end([*ids, 5, 6], FinishReason.STOP))
+    output = completion.output()
+    assert (output.text, output.token_ids, output.stop_reason) == ("one", tuple(ids), " two")
+
+
+def test_a_completion_that_never_ran_says_why(tokenizer: Tokenizer) -> None:
+    completion = make(tokenizer)
+    completion.fail("it was refused.")
+    assert (completion.output().finish_reason, completion.error) == (FinishReason.ERROR, "it was refused.")
+
+
 def test_a_stop_string_in_the_last_token_wins_over_the_length_limit(tokenizer: Tokenizer) -> None:
     ids = list(tokenizer.encode("one two"))
     completion = make(tokenizer, stop=["two"])

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from trencadis.errors import BackendError, InvalidRequestError, ModelLoadError
-from trencadis.front.engine_thread import EngineThread, Submission
+from trencadis.front.commands import Submission
+from trencadis.front.engine_thread import EngineThread
 from trencadis.front.frontend import Frontend
+from trencadis.front.local_engine import LocalEngineClient
 from trencadis.front.output_stream import OutputStream
 from trencadis.records import FinishReason, RequestOutput, SamplingParams
 from trencadis.text import Tokenizer
@@ -26,7 +28,7 @@ def open_thread(tokenizer: Tokenizer) -> Iterator[Callable[..., EngineThread]]:
     def make(prepare: Callable[[Frontend], None] = lambda _: None) -> EngineThread:
         def frontend() -> Frontend:
             backend = FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=1024)
-            made = Frontend(make_engine(backend=backend, num_blocks=512), tokenizer)
+            made = Frontend(LocalEngineClient(make_engine(backend=backend, num_blocks=512)), tokenizer)
             prepare(made)
             return made
 
@@ -70,7 +72,7 @@ class Watched(Frontend):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         backend = FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=1024)
-        super().__init__(make_engine(backend=backend, num_blocks=512), tokenizer)
+        super().__init__(LocalEngineClient(make_engine(backend=backend, num_blocks=512)), tokenizer)
         self.num_questions = 0
 
     @property

@@ -7,6 +7,7 @@ import pytest
 
 from trencadis.errors import InvalidRequestError, PromptTooLongError
 from trencadis.front.frontend import Frontend
+from trencadis.front.local_engine import LocalEngineClient
 from trencadis.records import FinishReason, RequestOutput, SamplingParams
 from trencadis.text import Tokenizer
 from trencadis_testing.engines import make_engine
@@ -19,7 +20,7 @@ PROMPT = (5, 6, 7)
 @pytest.fixture
 def frontend(tokenizer: Tokenizer) -> Iterator[Frontend]:
     backend = FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=128)
-    made = Frontend(make_engine(backend=backend), tokenizer)
+    made = Frontend(LocalEngineClient(make_engine(backend=backend)), tokenizer)
     yield made
     made.close()
 
@@ -68,7 +69,7 @@ def test_a_stop_string_ends_a_request_and_frees_its_slot(tokenizer: Tokenizer, o
     tokens = reference(PROMPT, 20)
     stop = tokenizer.decode(tokens[4:6])
     backend = FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=128)
-    frontend = Frontend(make_engine(backend=backend, async_scheduling=overlap), tokenizer)
+    frontend = Frontend(LocalEngineClient(make_engine(backend=backend, async_scheduling=overlap)), tokenizer)
     client = frontend.submit(PROMPT, SamplingParams(max_tokens=20, stop=[stop]), request_id="a")
     drain(frontend)
     output = client.output().outputs[0]
@@ -76,7 +77,7 @@ def test_a_stop_string_ends_a_request_and_frees_its_slot(tokenizer: Tokenizer, o
     assert output.token_ids == tuple(tokens[:6])
     whole = tokenizer.decode([*PROMPT, *tokens[:6]])
     assert whole == tokenizer.decode(PROMPT) + output.text + stop
-    assert frontend.engine.num_running == 0
+    assert frontend.engine.engine.num_running == 0
     assert frontend.live == ()
 
 
@@ -113,7 +114,7 @@ def test_a_clash_with_the_name_of_a_completion_takes_back_the_whole_request(fron
     with pytest.raises(InvalidRequestError, match="a/1"):
         frontend.submit(PROMPT, SamplingParams(n=2), request_id="a")
     assert [client.request_id for client in frontend.live] == ["a/1"]
-    assert frontend.engine.num_waiting == 1
+    assert frontend.engine.engine.num_waiting == 1
 
 
 def test_an_aborted_request_keeps_what_it_has(frontend: Frontend) -> None:

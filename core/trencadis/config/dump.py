@@ -1,0 +1,63 @@
+"""A configuration back to plain tables, to be handed to another process: loaded as overrides they give an equal one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import attrs
+
+from trencadis.config.assemble import is_import_path
+from trencadis.config.schema import Config
+
+__all__ = ["dump_config"]
+
+
+def dump_config(config: Config) -> dict[str, Any]:
+    """Return every value of a configuration as nested tables of plain Python values, secrets included. Pure.
+
+    ``load_config(components=..., environ={}, overrides=dump_config(config)).config == config`` for the same components.
+
+    Args:
+        config: Resolved.
+    """
+    return {field.name: _table(getattr(config, field.name)) for field in attrs.fields(Config)}
+
+
+def _table(instance: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for field in attrs.fields(type(instance)):
+        if not field.init:
+            continue
+        value = getattr(instance, field.name)
+        if field.name == "components":
+            table |= _components(value)
+        else:
+            table[field.name] = _plain(value)
+    return table
+
+
+def _components(components: Mapping[str, Any]) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for name, options in components.items():
+        if not is_import_path(name):
+            tables[name] = _table(options)
+        elif options:
+            tables["options"] = _plain(options)
+    return tables
+
+
+def _plain(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return _table(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_plain(item) for item in value]
+    return value

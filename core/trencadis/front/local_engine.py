@@ -1,0 +1,81 @@
+"""An engine in this process, on the thread of whoever calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trencadis.front.engine_client import EngineClient
+from trencadis.records import EmbeddingRequest, FinishedSequence, Request, TokenDeltas
+
+if TYPE_CHECKING:
+    from trencadis.engine.embedding_engine import EmbeddingEngine
+    from trencadis.engine.engine import Engine
+
+__all__ = ["LocalEngineClient"]
+
+
+class LocalEngineClient(EngineClient):
+    """Passes everything on; answers are immediate.
+
+    Args:
+        engine: Ready for requests; closed with the client.
+
+    Attributes:
+        engine: As given.
+    """
+
+    def __init__(self, engine: Engine | EmbeddingEngine) -> None:
+        self.engine = engine
+        self.model = engine.model
+        self.max_model_len = engine.max_model_len
+        self.plan_hash = engine.plan_hash
+        self._news = threading.Event()
+
+    def add(self, request: Request) -> int:
+        """Queue it."""
+        return self.engine.add(request)
+
+    def abort(self, request_id: str) -> FinishedSequence | None:
+        """End it at once."""
+        return self.engine.abort(request_id)
+
+    def stop(self, request_id: str) -> FinishedSequence | None:
+        """End it at once."""
+        return self.engine.stop(request_id)
+
+    def embed(self, request: EmbeddingRequest) -> None:
+        """Queue it."""
+        self.engine.embed(request)
+
+    @property
+    def has_work(self) -> bool:
+        """The engine's."""
+        return self.engine.has_work
+
+    @property
+    def is_stalled(self) -> bool:
+        """The engine's."""
+        return self.engine.is_stalled
+
+    def step(self, *, timeout_s: float | None = None) -> TokenDeltas:
+        """Run a step; the time it takes is its own."""
+        return self.engine.step()
+
+    def rest(self, timeout_s: float | None = None) -> None:
+        """Sleep: nothing comes from the engine while nobody steps it."""
+        self._news.wait(timeout_s)
+        self._news.clear()
+
+    def interrupt(self) -> None:
+        """Wake the sleeper."""
+        self._news.set()
+
+    def request_metrics(self, callback: Callable[[str], None]) -> None:
+        """Call back at once."""
+        callback(self.engine.metrics())
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()

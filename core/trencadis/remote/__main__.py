@@ -1,0 +1,111 @@
+"""``python -m trencadis.remote``: the child. Not for people; :class:`trencadis.remote.process.EngineProcess` starts it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trencadis.remote.messages import FailedMessage, StartMessage, decode_start, encode
+from trencadis.remote.process import LENGTH
+
+if TYPE_CHECKING:
+    from trencadis.remote.channel import Channel
+
+_LINGER_S = 2.0
+
+logger = logging.getLogger("trencadis")
+
+
+def main() -> int:
+    """Build the engine that standard input describes and serve its one client; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source = _take_standard_streams()
+    start = decode_start(_read(source, LENGTH.unpack(_read(source, LENGTH.size))[0]))
+    threading.Thread(target=_end_with_parent, args=(source, start.address), daemon=True).start()
+    if start.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = start.python_path
+
+    from trencadis.log import configure_logging
+    from trencadis.remote.channel import Channel
+    from trencadis.remote.conversion import fault_of
+
+    configure_logging(start.log_level)
+    channel = Channel(start.address, binds=False)
+    try:
+        _serve(start, channel)
+    except Exception as error:
+        logger.debug("The engine's process ends.", exc_info=error)
+        channel.send(encode(FailedMessage(fault=fault_of(error))))
+        return 1
+    finally:
+        channel.close(linger_s=_LINGER_S)
+    return 0
+
+
+def _serve(start: StartMessage, channel: Channel) -> None:
+    from trencadis.clock import SystemClock
+    from trencadis.engine.build import build_engine
+    from trencadis.progress import track
+    from trencadis.registry import load_with_plugins
+    from trencadis.remote.conversion import ready_message
+    from trencadis.remote.host import EngineHost
+
+    # The parent has resolved everything: neither its file nor the environment is read again.
+    resolved, registry = load_with_plugins(environ={}, overrides=start.tables)
+    registry.note_sources(start.sources)
+    config = resolved.config
+    with track(f"Loading {config.model.path}", unit="buckets", show=False) as advance:
+        engine = build_engine(config, registry=registry, progress=advance)
+    try:
+        ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash=engine.plan_hash)
+        channel.send(encode(ready))
+        gc.freeze()  # what loading left behind lives as long as the process: collections need not look at it
+        alive_s = min(1.0, config.engine.watchdog_s / 4)
+        EngineHost(engine, channel, clock=SystemClock(), alive_s=alive_s).run()
+    finally:
+        engine.close()
+
+
+def _take_standard_streams() -> int:
+    """Return a file for the parent's words, and keep both pipes from everything that runs here.
+
+    What is printed goes to standard error. The copy of standard output is closed by this process's end, and so tells the parent.
+    """
+    source = os.dup(0)
+    os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return source
+
+
+def _read(source: int, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        part = os.read(source, num_bytes - len(data))
+        if not part:
+            os._exit(1)  # the parent died while it spoke
+        data += part
+    return data
+
+
+def _end_with_parent(source: int, address: str) -> None:
+    """Wait for the parent's end, whatever the engine does meanwhile, and follow it."""
+    while os.read(source, 1):
+        pass
+    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Two processes, one socket: every message arrives, in order, and neither side waits for the other for ever.
+
+A full socket blocks its sender and drops nothing. While a sender waits it takes in what the other side has sent; so two senders
+that wait for each other both make room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+__all__ = ["Channel"]
+
+HIGH_WATER_MARK = 64
+"""Messages that either side's socket holds before a sender waits."""
+
+
+class Channel:
+    """One end. Used by one thread.
+
+    Args:
+        address: Such as ``ipc:///run/x/engine``.
+        binds: This end makes the address; the other one connects.
+        high_water_mark: Messages in the socket before a sender waits.
+    """
+
+    def __init__(self, address: str, *, binds: bool, high_water_mark: int = HIGH_WATER_MARK) -> None:
+        self._context = zmq.Context()
+        # A DEALER with one peer is a pipe: it blocks where others drop.
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(high_water_mark)
+        if binds:
+            self._socket.bind(address)
+        else:
+            self._socket.connect(address)
+        self._inbox: deque[bytes] = deque()
+        self._watched: list[Any] = []
+
+    def watch(self, fileno: int) -> None:
+        """End :meth:`wait` when a file becomes readable, too."""
+        self._watched.append((fileno, zmq.POLLIN))
+
+    def send(self, data: bytes, *, while_waiting: Callable[[list[int]], float | None] = lambda _: None) -> None:
+        """Send a message; waits while the socket is full, and takes in what comes meanwhile.
+
+        Args:
+            data: The message.
+            while_waiting: Called before each turn of waiting with the watched files that are readable; returns the longest next
+                turn in seconds, None for no limit. It may raise to give up: then the message is not sent.
+        """
+        readable: list[int] = []
+        while True:
+            try:
+                self._socket.send(data, zmq.NOBLOCK)
+            except zmq.Again:
+                self._take_in()
+                readable = self._poll(zmq.POLLIN | zmq.POLLOUT, while_waiting(readable))
+            else:
+                return
+
+    def receive(self) -> list[bytes]:
+        """Return, in order, every message that is here; does not wait."""
+        self._take_in()
+        messages = list(self._inbox)
+        self._inbox.clear()
+        return messages
+
+    def wait(self, timeout_s: float | None = None, *, watching: bool = True) -> list[int]:
+        """Sleep until a message is here, a watched file is readable, or time is up; returns the readable files.
+
+        Args:
+            timeout_s: None: no limit.
+            watching: False: for a message only.
+        """
+        return [] if self._inbox else self._poll(zmq.POLLIN, timeout_s, watching=watching)
+
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Free the socket; may be called twice.
+
+        Args:
+            linger_s: The longest wait for what is under way to be sent.
+        """
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()
+
+    def _poll(self, events: int, timeout_s: float | None, *, watching: bool = True) -> list[int]:
+        # Rounded up: a wait that ends too early would be repeated at once.
+        timeout_ms = -1 if timeout_s is None else max(0, math.ceil(timeout_s * 1000))
+        files = self._watched if watching else []
+        ready = zmq.zmq_poll([(self._socket, events), *files], timeout_ms)
+        return [one for one, _ in ready if one is not self._socket]
+
+    def _take_in(self) -> None:
+        # Asking is cheaper than an exception for each time that there is nothing.
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._inbox.append(self._socket.recv(zmq.NOBLOCK))

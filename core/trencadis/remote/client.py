@@ -1,0 +1,196 @@
+"""An engine in another process, as a client sees it: it asks and goes on; answers come with later steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from trencadis.engine.request_check import check_request
+from trencadis.errors import InvalidRequestError, RequestError
+from trencadis.front.engine_client import EngineClient
+from trencadis.records import EmbeddingRequest, FinishedSequence, Request, TokenDeltas
+from trencadis.remote.conversion import add_message, deltas_of, error_of, int32_bytes, model_of
+from trencadis.remote.link import Link
+from trencadis.remote.messages import (
+    AskMetricsMessage,
+    DropMessage,
+    EmbedMessage,
+    EndMessage,
+    FailedMessage,
+    HostMessage,
+    MetricsMessage,
+    ReadyMessage,
+    RefusedMessage,
+    StepMessage,
+)
+from trencadis.remote.tickets import Tickets
+
+__all__ = ["RemoteEngineClient"]
+
+_EMPTY = np.empty(0, np.int32)
+_NO_NEWS = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
+
+
+class RemoteEngineClient(EngineClient):
+    """Knows which requests are live by what it sent and what came back; the host alone decides when one has ended.
+
+    Slots are *tickets* of this side: one is given again once the end of its request has come.
+
+    Args:
+        link: To the host; closed with the client.
+        ready: What the host said when its engine was ready.
+    """
+
+    def __init__(self, link: Link, ready: ReadyMessage) -> None:
+        self.model = model_of(ready)
+        self.max_model_len = ready.max_model_len
+        self.plan_hash = ready.plan_hash
+        self._link = link
+        self._tickets = Tickets()
+        self._ticket_of: dict[str, int] = {}
+        self._ending: set[int] = set()
+        self._embedding: set[str] = set()
+        self._steps: deque[StepMessage] = deque()
+        self._refused: list[tuple[str, RequestError]] = []
+        self._callbacks: deque[Callable[[str], None]] = deque()
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose end has not come."""
+        return self._tickets.num_taken
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def add(self, request: Request) -> int:
+        """Send it; what the engine alone can refuse is refused later."""
+        self._check_id(request.request_id)
+        if self.model.generates:
+            check_request(request, vocab_size=self.model.vocab_size, max_model_len=self.max_model_len)
+        self._prepare()
+        ticket = self._tickets.take()
+        self._ticket_of[request.request_id] = ticket
+        self._link.send(add_message(request, ticket))
+        return ticket
+
+    def abort(self, request_id: str) -> FinishedSequence | None:
+        """Say so; the end comes with a later step. A text that waits to be embedded is forgotten at once."""
+        if request_id in self._embedding and not self._link.failure:
+            self._embedding.discard(request_id)
+            self._link.send(DropMessage(request_id=request_id))
+        else:
+            self._end(request_id, is_complete=False)
+        return None
+
+    def stop(self, request_id: str) -> FinishedSequence | None:
+        """Say so; the end comes with a later step."""
+        self._end(request_id, is_complete=True)
+        return None
+
+    def embed(self, request: EmbeddingRequest) -> None:
+        """Send it; a refusal comes later."""
+        self._check_id(request.request_id)
+        tokens = request.token_ids
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.model.vocab_size:
+            raise InvalidRequestError(
+                f"request {request.request_id!r}: a token id is outside the vocabulary, 0 to {self.model.vocab_size - 1}.",
+                hint="Use the model's own tokenizer.",
+            )
+        self._prepare()
+        self._embedding.add(request.request_id)
+        self._link.send(EmbedMessage(request_id=request.request_id, token_ids=int32_bytes(tokens)))
+
+    def take_refused(self) -> list[tuple[str, RequestError]]:
+        """Return them once."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def request_metrics(self, callback: Callable[[str], None]) -> None:
+        """Ask; the answer comes between two steps of the engine."""
+        self._link.check()
+        self._callbacks.append(callback)
+        self._link.send(AskMetricsMessage())
+
+    # --------------------------------------------------------------------------------------------------- steps
+
+    @property
+    def has_work(self) -> bool:
+        """True while something is to come, or came and was not taken."""
+        return bool(self._steps or self._refused or self._ticket_of or self._embedding)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Never: waiting for a message costs nothing."""
+        return False
+
+    def step(self, *, timeout_s: float | None = None) -> TokenDeltas:
+        """Return the news of the oldest step that came; waits for one if none is here."""
+        if not self._steps and not self._refused:
+            self._take(self._link.receive(timeout_s, has_work=self.has_work))
+        if not self._steps:
+            return _NO_NEWS
+        deltas = deltas_of(self._steps.popleft())
+        for finished in deltas.finished:
+            self._forget(finished.request_id)
+        self._embedding.difference_update(embedding.request_id for embedding in deltas.embeddings)
+        return deltas
+
+    def rest(self, timeout_s: float | None = None) -> None:
+        """Sleep in the socket."""
+        self._take(self._link.receive(timeout_s, has_work=False))
+
+    def interrupt(self) -> None:
+        """Wake the sleeper."""
+        self._link.interrupt()
+
+    def close(self) -> None:
+        """Ask the host to end, and make sure that it does."""
+        self._link.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _check_id(self, request_id: str) -> None:
+        self._link.check()
+        if request_id in self._ticket_of or request_id in self._embedding:
+            raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
+
+    def _prepare(self) -> None:
+        if not self.has_work:
+            self._link.work_begins()
+
+    def _end(self, request_id: str, *, is_complete: bool) -> None:
+        ticket = self._ticket_of.get(request_id)
+        if ticket is None or ticket in self._ending or self._link.failure:
+            return
+        self._ending.add(ticket)
+        self._link.send(EndMessage(ticket=ticket, is_complete=is_complete))
+
+    def _take(self, messages: Iterable[HostMessage]) -> None:
+        for message in messages:
+            match message:
+                case StepMessage():
+                    self._steps.append(message)
+                case RefusedMessage(request_id=request_id, fault=fault):
+                    self._refuse(request_id, error_of(fault))
+                case MetricsMessage(text=text):
+                    self._callbacks.popleft()(text)
+                case FailedMessage(fault=fault):
+                    self._link.fail(f"the engine failed: {fault.message}")
+                case _:
+                    pass  # a sign of life
+
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        if request_id in self._ticket_of:
+            self._forget(request_id)
+        elif request_id in self._embedding:
+            self._embedding.discard(request_id)
+        else:
+            return  # a text that nobody waits for any more
+        refusal = error if isinstance(error, RequestError) else InvalidRequestError(str(error))
+        self._refused.append((request_id, refusal))
+
+    def _forget(self, request_id: str) -> None:
+        ticket = self._ticket_of.pop(request_id)
+        self._ending.discard(ticket)
+        self._tickets.give_back(ticket)

@@ -1,0 +1,71 @@
+"""From a configuration to an engine in a process of its own, ready for requests."""
+
+from __future__ import annotations
+
+import logging
+
+from trencadis.clock import SystemClock
+from trencadis.config import Config
+from trencadis.config.dump import dump_config
+from trencadis.errors import PluginError
+from trencadis.front import Frontend, load_frontend_tokenizer
+from trencadis.progress import track
+from trencadis.registry import Registry
+from trencadis.remote.channel import Channel
+from trencadis.remote.client import RemoteEngineClient
+from trencadis.remote.conversion import error_of
+from trencadis.remote.link import Link
+from trencadis.remote.messages import FailedMessage, ReadyMessage
+from trencadis.remote.process import EngineProcess
+
+__all__ = ["connect_frontend"]
+
+
+def connect_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
+    """Start the engine's process, load the tokenizer meanwhile, and return what serves clients.
+
+    Args:
+        config: The configuration; the process finds the same plugins and loads it again.
+        registry: The plugins.
+        show_progress: Draw a bar; None: on a terminal only.
+
+    Raises:
+        PluginError: A plugin that was given in code cannot travel to another process.
+        TrencadisError: What went wrong there, as it would have here.
+        EngineEndedError: The process died before it was ready.
+    """
+    _check_plugins(registry)
+    process = EngineProcess(
+        tables=dump_config(config),
+        sources=dict(registry.sources),
+        log_level=logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower(),
+    )
+    channel = Channel(process.address, binds=True)
+    link = Link(channel, process, watchdog_s=config.engine.watchdog_s, clock=SystemClock())
+    try:
+        with track(f"Loading {config.model.path}", show=show_progress):
+            tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
+            return Frontend(RemoteEngineClient(link, _wait_until_ready(link)), tokenizer)
+    except BaseException:
+        link.failure = link.failure or "the engine was not ready."
+        link.close()
+        raise
+
+
+def _check_plugins(registry: Registry) -> None:
+    given = [str(plugin) for plugin in registry.plugins.values() if not plugin.distribution]
+    if given:
+        raise PluginError(
+            f"[engine] placement = process: {'; '.join(given)} cannot travel to another process.",
+            hint='Install it with an entry point, name its component by import path, or set placement = "thread".',
+        )
+
+
+def _wait_until_ready(link: Link) -> ReadyMessage:
+    while True:
+        for message in link.receive(has_work=False):
+            match message:
+                case ReadyMessage():
+                    return message
+                case FailedMessage(fault=fault):
+                    raise error_of(fault)

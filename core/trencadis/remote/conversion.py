@@ -1,0 +1,239 @@
+"""Records to parts of messages and back: nothing is lost, arrays are copied once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from trencadis import errors
+from trencadis.errors import InternalError, TrencadisError
+from trencadis.records import (
+    Embedding,
+    FinishedSequence,
+    FinishReason,
+    Int32Array,
+    ModelFacts,
+    Request,
+    SamplingParams,
+    TokenDeltas,
+    TokenLogprobs,
+)
+from trencadis.remote.messages import (
+    AddMessage,
+    EmbeddingPart,
+    Fault,
+    FinishedPart,
+    LogprobsPart,
+    ReadyMessage,
+    StepMessage,
+)
+
+__all__ = [
+    "add_message",
+    "deltas_of",
+    "error_of",
+    "fault_of",
+    "int32_bytes",
+    "int32_ids",
+    "model_of",
+    "ready_message",
+    "request_of",
+    "step_message",
+]
+
+_DEFAULTS = attrs.asdict(SamplingParams(), recurse=False)
+_REASONS = {reason.value: reason for reason in FinishReason}
+
+
+# ---------------------------------------------------------------------------------------------------- client to host
+
+
+def int32_bytes(token_ids: Iterable[int]) -> bytes:
+    """Return whole numbers below 2**31 as int32. Pure."""
+    return np.fromiter(token_ids, "<i4").tobytes()
+
+
+def int32_ids(data: bytes) -> tuple[int, ...]:
+    """Return what :func:`int32_bytes` was given. Pure."""
+    return tuple(np.frombuffer(data, "<i4").tolist())
+
+
+def add_message(request: Request, ticket: int) -> AddMessage:
+    """Return a request as a message. Pure."""
+    params = attrs.asdict(request.params, recurse=False)
+    return AddMessage(
+        ticket=ticket,
+        request_id=request.request_id,
+        prompt_token_ids=int32_bytes(request.prompt_token_ids),
+        params={name: value for name, value in params.items() if value != _DEFAULTS[name]},
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+    )
+
+
+def request_of(message: AddMessage) -> Request:
+    """Return the request that :func:`add_message` was given. Pure.
+
+    Raises:
+        InvalidRequestError: Sampling parameters that no client could have made.
+    """
+    return Request(
+        request_id=message.request_id,
+        prompt_token_ids=int32_ids(message.prompt_token_ids),
+        params=SamplingParams(**message.params),
+        priority=message.priority,
+        tenant=message.tenant,
+        cache_salt=message.cache_salt,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- host to client
+
+
+def ready_message(model: ModelFacts, *, max_model_len: int, plan_hash: str) -> ReadyMessage:
+    """Return what a client must know about an engine. Pure."""
+    return ReadyMessage(model=attrs.asdict(model), max_model_len=max_model_len, plan_hash=plan_hash)
+
+
+def model_of(message: ReadyMessage) -> ModelFacts:
+    """Return the model's facts. Pure."""
+    facts: dict[str, Any] = message.model
+    return ModelFacts(**{**facts, "eos_token_ids": tuple(facts["eos_token_ids"])})
+
+
+def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Iterable[int]) -> StepMessage:
+    """Return a step's news as a message. Pure.
+
+    Args:
+        deltas: Of the engine.
+        ticket_of_slot: Ticket of the sequence in each slot.
+        tickets: Of the finished sequences, in their order: a slot may have been given to another already.
+    """
+    return StepMessage(
+        tickets=ticket_of_slot[deltas.slots].tobytes(),
+        num_tokens=deltas.num_tokens.astype("<i4", copy=False).tobytes(),
+        token_ids=deltas.token_ids.astype("<i4", copy=False).tobytes(),
+        finished=tuple(
+            _finished_part(finished, ticket) for finished, ticket in zip(deltas.finished, tickets, strict=True)
+        ),
+        logprobs=tuple(_logprobs_part(entry, entry.index) for entry in deltas.logprobs),
+        prompt_logprobs=tuple(
+            _logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in deltas.prompt_logprobs
+        ),
+        embeddings=tuple(_embedding_part(embedding) for embedding in deltas.embeddings),
+    )
+
+
+def deltas_of(message: StepMessage) -> TokenDeltas:
+    """Return a step's news, tickets for slots; arrays are read-only views of the message. Pure."""
+    return TokenDeltas(
+        slots=np.frombuffer(message.tickets, "<i4"),
+        num_tokens=np.frombuffer(message.num_tokens, "<i4"),
+        token_ids=np.frombuffer(message.token_ids, "<i4"),
+        finished=tuple(_finished(part) for part in message.finished),
+        logprobs=tuple(_logprobs(part) for part in message.logprobs),
+        prompt_logprobs=tuple(_logprobs(part) for part in message.prompt_logprobs),
+        embeddings=tuple(_embedding(part) for part in message.embeddings),
+    )
+
+
+def _finished_part(finished: FinishedSequence, ticket: int) -> FinishedPart:
+    return FinishedPart(
+        request_id=finished.request_id,
+        ticket=ticket,
+        token_ids=finished.token_ids.astype("<i4", copy=False).tobytes(),
+        finish_reason=finished.finish_reason.value,
+        num_prompt_tokens=finished.num_prompt_tokens,
+        num_cached_tokens=finished.num_cached_tokens,
+        num_preemptions=finished.num_preemptions,
+        arrival_s=finished.arrival_s,
+        first_scheduled_s=finished.first_scheduled_s,
+        first_token_s=finished.first_token_s,
+        finish_s=finished.finish_s,
+        error=finished.error,
+        stop_token_id=finished.stop_token_id,
+    )
+
+
+def _finished(part: FinishedPart) -> FinishedSequence:
+    return FinishedSequence(
+        request_id=part.request_id,
+        slot=part.ticket,
+        token_ids=np.frombuffer(part.token_ids, "<i4"),
+        finish_reason=_REASONS[part.finish_reason],
+        num_prompt_tokens=part.num_prompt_tokens,
+        num_cached_tokens=part.num_cached_tokens,
+        num_preemptions=part.num_preemptions,
+        arrival_s=part.arrival_s,
+        first_scheduled_s=part.first_scheduled_s,
+        first_token_s=part.first_token_s,
+        finish_s=part.finish_s,
+        error=part.error,
+        stop_token_id=part.stop_token_id,
+    )
+
+
+def _logprobs_part(entry: TokenLogprobs, index: int) -> LogprobsPart:
+    return LogprobsPart(
+        index=index,
+        position=entry.position,
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )
+
+
+def _logprobs(part: LogprobsPart) -> TokenLogprobs:
+    return TokenLogprobs(
+        index=part.index,
+        position=part.position,
+        token_id=part.token_id,
+        logprob=part.logprob,
+        rank=part.rank,
+        top_token_ids=part.top_token_ids,
+        top_logprobs=part.top_logprobs,
+    )
+
+
+def _embedding_part(embedding: Embedding) -> EmbeddingPart:
+    return EmbeddingPart(
+        request_id=embedding.request_id,
+        vector=embedding.vector.astype("<f4", copy=False).tobytes(),
+        num_tokens=embedding.num_tokens,
+        error=embedding.error,
+    )
+
+
+def _embedding(part: EmbeddingPart) -> Embedding:
+    return Embedding(
+        request_id=part.request_id,
+        vector=np.frombuffer(part.vector, "<f4"),
+        num_tokens=part.num_tokens,
+        error=part.error,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Return an error as the nearest class of :mod:`trencadis.errors`; anything else is a broken invariant. Pure."""
+    if isinstance(error, TrencadisError):
+        kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
+        return Fault(kind=kind, message=str(error), hint=error.hint)
+    return Fault(kind=InternalError.__name__, message=f"{type(error).__name__}: {error}", hint="")
+
+
+def error_of(fault: Fault) -> TrencadisError:
+    """Return the error with the class and the words that :func:`fault_of` saw. Pure."""
+    found = getattr(errors, fault.kind, None) if fault.kind in errors.__all__ else None
+    kind = found if isinstance(found, type) and issubclass(found, TrencadisError) else InternalError
+    error = kind(fault.message)  # the hint is part of the message already
+    error.hint = fault.hint
+    return error

@@ -1,0 +1,181 @@
+"""The client's end of the line: messages, and the news that there will be no more of them.
+
+A peer that dies is heard at once, through a file that its end makes readable. A peer that hangs is silent while it has work: it is
+killed after a while. Either way the line is dead from then on and says why.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from trencadis.clock import Clock
+from trencadis.errors import EngineEndedError
+from trencadis.remote.channel import Channel
+from trencadis.remote.messages import ClientMessage, CloseMessage, HostMessage, decode_host_message, encode
+from trencadis.remote.waker import Waker
+
+__all__ = ["Link", "Peer"]
+
+_LAST_WORDS_S = 0.05
+_CLOSING_S = 10.0
+
+
+class Peer(Protocol):
+    """The process at the other end."""
+
+    def fileno(self) -> int:
+        """Return a file that becomes readable when it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def describe_end(self) -> str:
+        """Return how it ended: a sentence whose subject is left out."""
+        ...
+
+    def close(self) -> None:
+        """End it, and free what it held."""
+        ...
+
+
+class Link:
+    """A channel, the process behind it, and what wakes who waits for it. Used by one thread.
+
+    Args:
+        channel: To the host; closed with the link.
+        peer: Its process; closed with the link.
+        watchdog_s: With work and silent for longer, the peer hangs.
+        clock: Measures silence.
+
+    Attributes:
+        failure: Why the line is dead, or empty.
+    """
+
+    def __init__(self, channel: Channel, peer: Peer, *, watchdog_s: float, clock: Clock) -> None:
+        self.failure = ""
+        self._channel = channel
+        self._peer = peer
+        self._watchdog_s = watchdog_s
+        self._clock = clock
+        self._heard_s = clock.now_s()
+        self._blocked_s: float | None = None
+        self._is_interrupted = False
+        self._waker = Waker()
+        self._end_file, self._wake_file = peer.fileno(), self._waker.fileno()
+        channel.watch(self._end_file)
+        channel.watch(self._wake_file)
+
+    def check(self) -> None:
+        """Raise if the line is dead.
+
+        Raises:
+            EngineEndedError: It is; the message says why.
+        """
+        if self.failure:
+            raise EngineEndedError(self.failure)
+
+    def work_begins(self) -> None:
+        """Count silence from now: until now the peer had nothing to say."""
+        self._heard_s = self._clock.now_s()
+
+    def send(self, message: ClientMessage) -> None:
+        """Send a message; waits only while the peer has no room for it.
+
+        Raises:
+            EngineEndedError: The line is dead, or died meanwhile.
+        """
+        self.check()
+        self._blocked_s = None
+        self._channel.send(encode(message), while_waiting=self._wait_for_room)
+
+    def receive(self, timeout_s: float | None = None, *, has_work: bool) -> list[HostMessage]:
+        """Wait for messages; returns without any after :meth:`interrupt` or when time is up.
+
+        Args:
+            timeout_s: None: no limit.
+            has_work: The peer ought to say something: its silence is watched.
+
+        Raises:
+            EngineEndedError: The line is dead, or died meanwhile.
+        """
+        self.check()
+        if has_work:
+            timeout_s = self._patience_s() if timeout_s is None else min(timeout_s, self._patience_s())
+        readable = self._channel.wait(0.0 if self._is_interrupted else timeout_s)
+        self._is_interrupted = False
+        if self._wake_file in readable:
+            self._waker.clear()
+        messages = self._take(watching_end=self._end_file in readable)
+        if not messages and has_work and self._patience_s() <= 0:
+            self._hang()
+        return messages
+
+    def interrupt(self) -> None:
+        """End the present or the next :meth:`receive`. From any thread."""
+        self._waker.wake()
+
+    def fail(self, failure: str) -> None:
+        """Call the line dead.
+
+        Raises:
+            EngineEndedError: Always.
+        """
+        self.failure = failure
+        raise EngineEndedError(failure)
+
+    def close(self) -> None:
+        """Ask the peer to end, give it some seconds, and end it; may be called twice."""
+        if not self.failure:
+            try:
+                self.send(CloseMessage())
+                self._await_end()
+            except EngineEndedError:
+                pass  # it has ended
+            self.failure = self.failure or "the engine was closed."
+        self._waker.close()
+        self._channel.close()
+        self._peer.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _take(self, *, watching_end: bool) -> list[HostMessage]:
+        data = self._channel.receive()
+        if not data and watching_end:
+            self._channel.wait(_LAST_WORDS_S, watching=False)
+            data = self._channel.receive()
+            if not data:
+                self.fail(f"the engine's process {self._peer.describe_end()}.")
+        if data:
+            self._heard_s = self._clock.now_s()
+        return [decode_host_message(one) for one in data]
+
+    def _patience_s(self) -> float:
+        return self._heard_s + self._watchdog_s - self._clock.now_s()
+
+    def _wait_for_room(self, readable: list[int]) -> float:
+        if self._wake_file in readable:
+            self._is_interrupted = True
+            self._waker.clear()
+        if self._end_file in readable:
+            self.fail(f"the engine's process {self._peer.describe_end()}.")
+        now_s = self._clock.now_s()
+        self._blocked_s = now_s if self._blocked_s is None else self._blocked_s
+        left_s = self._blocked_s + self._watchdog_s - now_s
+        if left_s <= 0:
+            self._hang()
+        return left_s
+
+    def _hang(self) -> None:
+        self._peer.kill()
+        self.fail(
+            f"the engine's process hung: it had work and was silent for {self._watchdog_s:g} s "
+            "([engine] watchdog_s); it was killed."
+        )
+
+    def _await_end(self) -> None:
+        """Take in what still comes, so that the peer can end, until it does."""
+        deadline_s = self._clock.now_s() + _CLOSING_S
+        while (left_s := deadline_s - self._clock.now_s()) > 0:
+            self.receive(left_s, has_work=False)

@@ -1,0 +1,250 @@
+"""What the two processes tell each other: msgpack, numbers and text only; arrays are little-endian bytes.
+
+Nothing that arrives is ever executed: a message is one of these types, or an error.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "AddMessage",
+    "AliveMessage",
+    "AskMetricsMessage",
+    "ClientMessage",
+    "CloseMessage",
+    "DropMessage",
+    "EmbedMessage",
+    "EmbeddingPart",
+    "EndMessage",
+    "FailedMessage",
+    "Fault",
+    "FinishedPart",
+    "HostMessage",
+    "LogprobsPart",
+    "MetricsMessage",
+    "ReadyMessage",
+    "RefusedMessage",
+    "StartMessage",
+    "StepMessage",
+    "decode_client_message",
+    "decode_host_message",
+    "decode_start",
+    "encode",
+]
+
+
+class Part(msgspec.Struct, array_like=True, gc=False):
+    """A part of a message."""
+
+
+class Message(msgspec.Struct, array_like=True, gc=False, tag=True):
+    """A whole message; its tag is the name of its class."""
+
+
+class Fault(Part):
+    """A ``TrencadisError``: the name of its class, its whole message, its hint."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+# ------------------------------------------------------------------------------------------------- client to host
+
+
+class StartMessage(Message):
+    """How the host is to be set up; comes through its standard input, as it holds secrets.
+
+    Attributes:
+        address: Of the socket.
+        tables: The configuration.
+        sources: Who set each value.
+        log_level: Of the logger ``trencadis``.
+        python_path: ``PYTHONPATH`` as it was, or None.
+    """
+
+    address: str
+    tables: dict[str, Any]
+    sources: dict[str, str]
+    log_level: str
+    python_path: str | None
+
+
+class AddMessage(Message):
+    """A request. ``ticket`` is how both sides call it; ``params`` holds what differs from the defaults."""
+
+    ticket: int
+    request_id: str
+    prompt_token_ids: bytes
+    params: dict[str, Any]
+    priority: int
+    tenant: str
+    cache_salt: str
+
+
+class EndMessage(Message):
+    """End a request, if it has not ended: because its text is complete, or because nobody wants it."""
+
+    ticket: int
+    is_complete: bool
+
+
+class EmbedMessage(Message):
+    """A text to embed."""
+
+    request_id: str
+    token_ids: bytes
+
+
+class DropMessage(Message):
+    """Forget a text, if it waits."""
+
+    request_id: str
+
+
+class AskMetricsMessage(Message):
+    """Answer with a ``MetricsMessage``."""
+
+
+class CloseMessage(Message):
+    """End."""
+
+
+ClientMessage: TypeAlias = AddMessage | EndMessage | EmbedMessage | DropMessage | AskMetricsMessage | CloseMessage
+
+# ------------------------------------------------------------------------------------------------- host to client
+
+
+class ReadyMessage(Message):
+    """The engine takes requests; ``model`` holds the fields of ``ModelFacts``."""
+
+    model: dict[str, Any]
+    max_model_len: int
+    plan_hash: str
+
+
+class FailedMessage(Message):
+    """The engine could not be built, or failed beyond repair; the process ends."""
+
+    fault: Fault
+
+
+class RefusedMessage(Message):
+    """A request or a text that the engine did not take."""
+
+    request_id: str
+    fault: Fault
+
+
+class FinishedPart(Part):
+    """A ``FinishedSequence``, its slot replaced by the ticket."""
+
+    request_id: str
+    ticket: int
+    token_ids: bytes
+    finish_reason: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    finish_s: float
+    error: str
+    stop_token_id: int | None
+
+
+class LogprobsPart(Part):
+    """A ``TokenLogprobs``."""
+
+    index: int
+    position: int
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class EmbeddingPart(Part):
+    """An ``Embedding``; the vector as float32."""
+
+    request_id: str
+    vector: bytes
+    num_tokens: int
+    error: str
+
+
+class StepMessage(Message):
+    """The ``TokenDeltas`` of one step, slots replaced by tickets; arrays are int32."""
+
+    tickets: bytes
+    num_tokens: bytes
+    token_ids: bytes
+    finished: tuple[FinishedPart, ...] = ()
+    logprobs: tuple[LogprobsPart, ...] = ()
+    prompt_logprobs: tuple[LogprobsPart, ...] = ()
+    embeddings: tuple[EmbeddingPart, ...] = ()
+
+
+class MetricsMessage(Message):
+    """What the observers measured."""
+
+    text: str
+
+
+class AliveMessage(Message):
+    """There is work and no news: the engine is slow, but it is not stuck."""
+
+
+HostMessage: TypeAlias = ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AliveMessage
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as bytes. Pure."""
+    return _encoder().encode(message)
+
+
+def decode_start(data: bytes) -> StartMessage:
+    """Return what :func:`encode` was given. Pure.
+
+    Raises:
+        msgspec.DecodeError: It is no such message; also the others.
+    """
+    return _start_decoder().decode(data)
+
+
+def decode_client_message(data: bytes) -> ClientMessage:
+    """Return what the client encoded. Pure."""
+    message: ClientMessage = _client_decoder().decode(data)
+    return message
+
+
+def decode_host_message(data: bytes) -> HostMessage:
+    """Return what the host encoded. Pure."""
+    message: HostMessage = _host_decoder().decode(data)
+    return message
+
+
+@functools.cache
+def _encoder() -> msgspec.msgpack.Encoder:
+    return msgspec.msgpack.Encoder()
+
+
+@functools.cache
+def _start_decoder() -> msgspec.msgpack.Decoder[StartMessage]:
+    return msgspec.msgpack.Decoder(StartMessage)
+
+
+@functools.cache
+def _client_decoder() -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(ClientMessage)
+
+
+@functools.cache
+def _host_decoder() -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(HostMessage)

@@ -1,0 +1,142 @@
+"""The engine's process as its parent sees it: started, watched, ended.
+
+    parent ── standard input: StartMessage, then open as long as the parent lives ──▶ child ends with it
+    parent ◀── standard output: silent, open as long as the child lives ── child     parent hears its end at once
+
+What the child prints goes to standard error. It is in a session of its own, so Ctrl-C reaches the parent alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import weakref
+from typing import Any
+
+from trencadis.remote.messages import StartMessage, encode
+
+__all__ = ["LENGTH", "EngineProcess", "describe_exit"]
+
+LENGTH = struct.Struct("<I")
+"""Before the ``StartMessage``: its length in bytes."""
+
+_MAX_PATH_BYTES = 90  # a socket's path may have 107 bytes
+_PATIENCE_S = 2.0
+
+
+class EngineProcess:
+    """A child process with ``python -m trencadis.remote``. Used by one thread.
+
+    Args:
+        tables: The configuration.
+        sources: Who set each value.
+        log_level: Of the child's log, such as ``info``.
+    """
+
+    def __init__(self, *, tables: dict[str, Any], sources: dict[str, str], log_level: str) -> None:
+        self._directory = _private_directory()
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trencadis.remote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._release = weakref.finalize(self, _release, self._child, self._directory)
+        start = encode(
+            StartMessage(
+                address=self.address,
+                tables=tables,
+                sources=sources,
+                log_level=log_level,
+                python_path=os.environ.get("PYTHONPATH"),
+            )
+        )
+        with contextlib.suppress(BrokenPipeError):  # its end is heard, too
+            _write(self._child.stdin, LENGTH.pack(len(start)) + start)
+
+    @property
+    def address(self) -> str:
+        """Of the socket between the two; in a directory that nobody else may enter."""
+        return f"ipc://{self._directory}/engine"
+
+    @property
+    def pid(self) -> int:
+        """The child's."""
+        return self._child.pid
+
+    def fileno(self) -> int:
+        """Return a file that becomes readable when the child has ended."""
+        return _fileno(self._child.stdout)
+
+    def kill(self) -> None:
+        """End the child at once; for one that hangs."""
+        self._child.kill()
+
+    def describe_end(self) -> str:
+        """Return how the child ended, in words; call it when :meth:`fileno` is readable."""
+        try:
+            return describe_exit(self._child.wait(_PATIENCE_S))
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            return describe_exit(self._child.wait())
+
+    def close(self) -> None:
+        """End the child if it has not ended, first in good manners, and remove the directory; may be called twice."""
+        if self._child.poll() is None:
+            self._child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(_PATIENCE_S)
+        self._release()
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit code in words: ``was killed by SIGKILL; often the kernel ran out of memory``. Pure.
+
+    Args:
+        code: As ``subprocess`` has it: negative for a signal.
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}{'; often the kernel ran out of memory' if code == -signal.SIGKILL else ''}"
+
+
+def _private_directory() -> str:
+    directory = tempfile.mkdtemp(prefix="trencadis-")  # mode 0700
+    if len(os.fsencode(directory)) > _MAX_PATH_BYTES:
+        os.rmdir(directory)
+        directory = tempfile.mkdtemp(prefix="trencadis-", dir="/tmp")
+    return directory
+
+
+def _write(pipe: Any, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[pipe.write(view) :]
+
+
+def _fileno(pipe: Any) -> int:
+    number: int = pipe.fileno()
+    return number
+
+
+def _release(child: subprocess.Popen[bytes], directory: str) -> None:
+    """Leave neither process nor directory; also if nobody closed."""
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            pipe.close()
+    shutil.rmtree(directory, ignore_errors=True)

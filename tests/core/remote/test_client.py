@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from remote_parts import AtMostTwo
+
+from trencadis.errors import EngineEndedError, InvalidRequestError, PromptTooLongError, RequestRefusedError
+from trencadis.records import EmbeddingRequest, FinishReason, Request, SamplingParams
+from trencadis_testing.fakes import fake_embedding
+
+PROMPT = (5, 6, 7)
+
+
+def request(name: str, num_tokens: int = 5, **more: Any) -> Request:
+    params = {"max_tokens": num_tokens, **more.pop("params", {})}
+    return Request(**{"request_id": name, "prompt_token_ids": PROMPT, "params": SamplingParams(**params), **more})
+
+
+def endings(news: list[Any]) -> dict[str, FinishReason]:
+    return {finished.request_id: finished.finish_reason for deltas in news for finished in deltas.finished}
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ({"prompt_token_ids": ()}, InvalidRequestError),
+        ({"prompt_token_ids": (4096,)}, InvalidRequestError),
+        ({"prompt_token_ids": (2**40,)}, InvalidRequestError),
+        ({"prompt_token_ids": (5,) * 1024}, PromptTooLongError),
+        ({"params": {"stop_token_ids": [4096]}}, InvalidRequestError),
+    ],
+)
+def test_what_can_be_known_here_is_refused_at_once(
+    open_line: Callable[..., Any], bad: dict[str, Any], error: type[Exception]
+) -> None:
+    line = open_line()
+    with pytest.raises(error):
+        line.client.add(request("a", **bad))
+    assert not line.client.has_work
+    assert line.client.num_live == 0
+
+
+def test_a_live_id_is_refused_until_its_end_has_come(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    line.client.add(request("a"))
+    with pytest.raises(InvalidRequestError, match="live already"):
+        line.client.add(request("a"))
+    with pytest.raises(InvalidRequestError, match="live already"):
+        line.client.embed(EmbeddingRequest(request_id="a", token_ids=(1,)))
+    line.settle()
+    line.client.add(request("a"))
+    assert endings(line.settle()) == {"a": FinishReason.LENGTH}
+
+
+def test_a_refusal_of_the_engine_comes_with_its_class_and_words(open_line: Callable[..., Any]) -> None:
+    line = open_line(policy=AtMostTwo())
+    for name in "abc":
+        line.client.add(request(name))
+    line.settle()
+    ((name, error),) = line.refused
+    assert name == "c"
+    assert type(error) is RequestRefusedError
+    assert "two wait already" in str(error)
+    assert line.client.take_refused() == []
+    assert line.client.num_live == line.host.num_live == 0
+
+
+def test_an_abort_is_answered_with_what_there_is(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    line.client.add(request("a", 500))
+    line.client.add(request("b", 500))
+    while not line.client.step(timeout_s=0.01).slots.size:
+        line.host.turn()
+    assert line.client.abort("a") is None
+    assert line.client.stop("b") is None
+    line.client.abort("a")
+    line.client.abort("nobody")
+    ends = [end for deltas in line.settle() for end in deltas.finished]
+    assert {end.request_id: end.finish_reason for end in ends} == {"a": FinishReason.ABORT, "b": FinishReason.STOP}
+    assert all(0 < len(end.token_ids) < 500 for end in ends)
+    assert line.client.num_live == line.host.num_live == 0
+
+
+def test_texts_are_embedded_and_bad_ones_refused(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+        line.client.embed(EmbeddingRequest(request_id="x", token_ids=(2**40,)))
+    line.client.embed(EmbeddingRequest(request_id="a", token_ids=(5, 6)))
+    line.client.embed(EmbeddingRequest(request_id="empty", token_ids=()))
+    (embedding,) = [one for deltas in line.settle() for one in deltas.embeddings]
+    assert embedding.request_id == "a"
+    assert embedding.vector == pytest.approx(np.array(fake_embedding([5, 6]), np.float32))
+    ((name, error),) = line.refused
+    assert (name, type(error)) == ("empty", InvalidRequestError)
+
+
+def test_a_dropped_text_leaves_nothing_behind(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    line.client.embed(EmbeddingRequest(request_id="a", token_ids=(5, 6)))
+    line.client.abort("a")
+    assert not line.client.has_work
+    assert line.settle() == []
+    assert not line.engine.has_work
+
+
+def test_metrics_are_answered_in_the_order_of_the_questions(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    answers: list[int] = []
+    line.client.request_metrics(lambda text: answers.append(1))
+    line.client.request_metrics(lambda text: answers.append(2))
+    line.settle()
+    assert answers == [1, 2]
+
+
+def test_after_its_end_nothing_can_be_asked_and_closing_is_harmless(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    line.client.add(request("a", 500))
+    line.peer.end()
+    for _ in range(2):
+        with pytest.raises(EngineEndedError, match="ended in a test"):
+            line.client.step()
+    with pytest.raises(EngineEndedError):
+        line.client.add(request("b"))
+    with pytest.raises(EngineEndedError):
+        line.client.request_metrics(lambda text: None)
+    assert line.client.abort("a") is None
+    line.client.interrupt()
+    line.client.close()
+    line.client.close()
+    line.client.interrupt()
+    assert line.peer.was_closed
+
+
+MOVES = st.one_of(
+    st.tuples(st.just("add"), st.integers(1, 12)),
+    st.tuples(st.sampled_from(["abort", "stop", "embed", "drop"]), st.integers(0, 40)),
+    st.tuples(st.sampled_from(["client", "host"]), st.just(0)),
+)
+
+
+@settings(
+    phases=[Phase.explicit, Phase.generate],
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(moves=st.lists(MOVES, max_size=60), refuses=st.booleans())
+def test_whatever_the_order_of_requests_aborts_and_steps_nothing_is_left(
+    open_line: Callable[..., Any], moves: list[tuple[str, int]], refuses: bool
+) -> None:
+    options = {"policy": AtMostTwo()} if refuses else {}
+    line = open_line(**options)
+    num_added, ended = 0, []
+    for move, number in moves:
+        match move:
+            case "add":
+                line.client.add(request(f"r{num_added}", number))
+                num_added += 1
+            case "abort":
+                line.client.abort(f"r{number}")
+            case "stop":
+                line.client.stop(f"r{number}")
+            case "embed" if f"e{number}" not in line.client._embedding:
+                line.client.embed(EmbeddingRequest(request_id=f"e{number}", token_ids=(5, 6)))
+            case "drop":
+                line.client.abort(f"e{number}")
+            case "client":
+                ended += [end.request_id for end in line.client.step(timeout_s=0.0).finished]
+                line.refused.extend(line.client.take_refused())
+            case "host":
+                line.host.turn()
+    ended += [end.request_id for deltas in line.settle() for end in deltas.finished]
+    ended += [name for name, _ in line.refused if name.startswith("r")]
+    assert sorted(ended) == sorted(f"r{number}" for number in range(num_added))
+    assert line.client.num_live == line.host.num_live == 0
+    assert not line.engine.has_work
+    assert line.engine._state.blocks.num_used == 0

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+from trencadis.config import Config
+from trencadis.front.local_engine import LocalEngineClient
+from trencadis.registry import Registry
+from trencadis.remote import open_placed_frontend
+from trencadis.remote.client import RemoteEngineClient
+
+House = Callable[..., tuple[Config, Registry]]
+
+
+@pytest.mark.parametrize("placement", ["auto", "thread"])
+def test_auto_and_thread_are_this_process(fake_house: House, placement: str) -> None:
+    config, registry = fake_house()
+    config = attrs.evolve(config, engine=attrs.evolve(config.engine, placement=placement))
+    frontend = open_placed_frontend(config, registry)
+    assert isinstance(frontend.engine, LocalEngineClient)
+    frontend.close()
+
+
+def test_process_is_another(process_house: House) -> None:
+    frontend = open_placed_frontend(*process_house())
+    assert isinstance(frontend.engine, RemoteEngineClient)
+    frontend.close()
+
+
+def test_what_only_another_process_needs_is_not_imported_for_this_one() -> None:
+    code = "import sys, trencadis.llm, trencadis.async_llm; print([m for m in ('zmq', 'msgspec') if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

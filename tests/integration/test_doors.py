@@ -1,0 +1,314 @@
+"""One path with several doors: the engine on this thread, on another, or in a process of its own, which may die or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from trencadis import LLM, AsyncLLM, RequestOutput, SamplingParams
+from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, RequestRefusedError
+from trencadis.records import FinishReason
+from trencadis_testing.fakes import fake_embedding, fake_text
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+KIT = "trencadis_testing."
+LONG = SamplingParams(max_tokens=15_000)
+OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 20_000, "strict": False}
+
+
+def tables(**more: Any) -> dict[str, Any]:
+    """Tables of a fake engine in a process of its own, ready within a second."""
+    return {
+        "engine": {"placement": "process", "warmup": False, **more.pop("engine", {})},
+        "backend": {"name": f"{KIT}fakes:FakeBackend", "options": OPTIONS},
+        "executor": {"name": f"{KIT}fake_executor:FakeExecutor"},
+        "sampling": {"name": f"{KIT}backend:ArgmaxSampler"},
+        "bucketing": {"name": f"{KIT}engines:ExactShapes", "fallback": ""},
+        "cache": {"num_blocks": 4096, "block_size": 16},
+        "observer": {"names": ["remote_parts:StepCounter"]},
+        **more,
+    }
+
+
+def run(use: Callable[[AsyncLLM], Awaitable[Any]], **more: Any) -> Any:
+    """Run a coroutine with an engine in a process of its own, closed after it."""
+
+    async def main() -> Any:
+        async with AsyncLLM("demo", **tables(**more)) as llm:
+            return await asyncio.wait_for(use(llm), timeout=60)
+
+    return asyncio.run(main())
+
+
+def child_of(llm: Any) -> int:
+    frontend = llm._thread.frontend if isinstance(llm, AsyncLLM) else llm._frontend
+    pid: int = frontend.engine._link._peer.pid
+    return pid
+
+
+def cpu_s(pid: int) -> float:
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+async def last_of(llm: AsyncLLM, prompt: Any, params: SamplingParams, **more: Any) -> RequestOutput:
+    async for output in llm.generate(prompt, params, **more):
+        last = output
+    return last
+
+
+# ---------------------------------------------------------------------------------------------------------- equality
+
+PROMPTS = [f"The old man number {number} looked at the sea and" for number in range(7)]
+PARAMS = [
+    SamplingParams(max_tokens=24, temperature=0.0),
+    SamplingParams(max_tokens=24, seed=3),
+    SamplingParams(max_tokens=24),
+    SamplingParams(max_tokens=40, temperature=0.0, stop=["e", "a"]),
+    SamplingParams(max_tokens=8, temperature=0.0, logprobs=3, prompt_logprobs=2),
+    SamplingParams(max_tokens=16, n=2, seed=1),
+    SamplingParams(max_tokens=16, top_p=0.8, stop=["the"], include_stop_str_in_output=True),
+]
+
+
+def facts(outputs: list[RequestOutput]) -> Any:
+    """What must be equal to the bit, and the log-probabilities, which depend on what shares a batch in the last bits."""
+    plain = [
+        attrs.evolve(
+            output,
+            request_id="",
+            prompt_logprobs=None,
+            num_cached_tokens=0,
+            outputs=tuple(attrs.evolve(one, logprobs=None) for one in output.outputs),
+        )
+        for output in outputs
+    ]
+    asked = [
+        entry for output in outputs for entry in (*(output.prompt_logprobs or ()), *(output.outputs[0].logprobs or ()))
+    ]
+    return plain, [entry.logprob for entry in asked], [entry.top_token_ids for entry in asked]
+
+
+def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
+    with LLM("demo") as llm:
+        plain, logprobs, top = facts(llm.generate(PROMPTS, PARAMS))
+    with LLM("demo", engine={"placement": "process"}) as llm:
+        there = facts(llm.generate(PROMPTS, PARAMS))
+        pid = child_of(llm)
+    assert not Path(f"/proc/{pid}").exists()
+
+    async def online() -> list[RequestOutput]:
+        async with AsyncLLM("demo", engine={"placement": "process"}) as engine:
+            # The same names, from which unseeded requests draw.
+            return await asyncio.gather(
+                *(
+                    last_of(engine, prompt, params, request_id=str(number))
+                    for number, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
+                )
+            )
+
+    for found in (there, facts(asyncio.run(online()))):
+        assert found[0] == plain
+        assert found[1] == pytest.approx(logprobs, abs=1e-4)
+        assert found[2] == top
+    assert any(output.outputs[0].finish_reason is FinishReason.STOP for output in plain)
+
+
+# ------------------------------------------------------------------------------------------------------- the surface
+
+
+def test_streams_metrics_and_embeddings_come_from_the_other_process() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        outputs = [output async for output in llm.generate((5, 6), SamplingParams(max_tokens=30))]
+        assert outputs[-1].outputs[0].token_ids == tuple(fake_text((5, 6), 30, vocab_size=4096, eos=-1))
+        assert outputs[-1].finished
+        assert (await llm.metrics()).startswith("num_steps ")
+        vectors = await llm.embed([(5, 6), "Hello", (7,)])
+        assert [one.num_tokens for one in vectors][::2] == [2, 1]
+        assert vectors[2].vector.tolist() == pytest.approx(fake_embedding([7]))
+        assert await llm.embed([]) == []
+        with pytest.raises(InvalidRequestError, match="empty text"):
+            await llm.embed([(5,), ()])
+        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+            await llm.embed([(4096,)])
+        assert llm.num_live == 0
+        assert (llm.is_alive, llm.failure) == (True, "")
+
+    run(use)
+
+
+def test_a_reader_that_leaves_ends_its_request_there() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        outputs: Any = llm.generate((5, 6), LONG, request_id="left")
+        await anext(outputs)
+        assert llm.num_live == 1
+        await outputs.aclose()
+        # The host obeys in order: after this one it has ended the other.
+        await last_of(llm, (9,), SamplingParams(max_tokens=3))
+        while llm.num_live:
+            await last_of(llm, (9,), SamplingParams(max_tokens=1))
+        assert await llm.metrics() != ""
+        assert not llm._thread.frontend.has_work
+
+    run(use)
+
+
+def test_closing_gives_readers_what_there_is() -> None:
+    async def main() -> RequestOutput:
+        llm = AsyncLLM("demo", **tables())
+        seen: list[RequestOutput] = []
+
+        async def read() -> None:
+            seen.append(await last_of(llm, (5, 6), LONG, streams=False))
+
+        other: Any = llm.generate((7,), LONG)
+        reader = asyncio.create_task(read())
+        await anext(other)
+        await llm.close()
+        await llm.close()
+        await reader
+        with pytest.raises(EngineEndedError, match="closed"):
+            await last_of(llm, (5,), LONG)
+        assert llm.failure == "the engine was closed."
+        return seen[-1]
+
+    output = asyncio.run(main())
+    tokens = output.outputs[0].token_ids
+    assert output.outputs[0].finish_reason is FinishReason.ABORT
+    assert 0 < len(tokens) < 15_000
+    assert tokens == tuple(fake_text((5, 6), len(tokens), vocab_size=4096, eos=-1))
+
+
+def test_admission_refuses_one_and_the_others_go_on() -> None:
+    async def use(llm: AsyncLLM) -> list[Any]:
+        waiting = [last_of(llm, (5, number), SamplingParams(max_tokens=5), streams=False) for number in range(20)]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    results = run(use, scheduling={"name": "remote_parts:AtMostTwo", "fallback": ""})
+    refused = [one for one in results if isinstance(one, RequestRefusedError)]
+    assert refused
+    assert all("two wait already" in str(one) for one in refused)
+    good = [one for one in results if isinstance(one, RequestOutput)]
+    assert len(good) + len(refused) == 20
+    assert len(good) >= 2
+    assert all(one.outputs[0].finish_reason is FinishReason.LENGTH for one in good)
+
+
+def test_offline_a_refusal_from_there_is_raised_and_names_the_prompt() -> None:
+    with LLM("demo", **tables(scheduling={"name": "remote_parts:AtMostTwo", "fallback": ""})) as llm:
+        with pytest.raises(RequestRefusedError, match=r"prompts\[\d+\]: .*two wait already"):
+            llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=500))
+        assert len(llm.generate((5, 6), SamplingParams(max_tokens=4))[0].outputs[0].token_ids) == 4
+        assert llm.embed([(5, 6)])[0].num_tokens == 2
+
+
+def test_without_work_neither_process_uses_the_processor() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        await last_of(llm, (5, 6), SamplingParams(max_tokens=3))
+        before = time.process_time(), cpu_s(child_of(llm))
+        await asyncio.to_thread(threading.Event().wait, 1.0)
+        assert time.process_time() - before[0] < 0.02
+        assert cpu_s(child_of(llm)) - before[1] < 0.02
+
+    run(use)
+
+
+# ---------------------------------------------------------------------------------------------------- death and hang
+
+
+async def ended(llm: AsyncLLM) -> str:
+    """Wait until the engine's end is known."""
+    await asyncio.to_thread(llm._thread._thread.join, 30)
+    assert not llm.is_alive
+    return llm.failure
+
+
+def test_a_killed_engine_is_noticed_also_when_nothing_runs() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        os.kill(child_of(llm), signal.SIGKILL)
+        assert await ended(llm) == ("the engine's process was killed by SIGKILL; often the kernel ran out of memory.")
+        for ask in (lambda: last_of(llm, (5,), LONG), llm.metrics, lambda: llm.embed([(5,)])):
+            with pytest.raises(EngineEndedError, match="SIGKILL"):
+                await ask()
+
+    run(use)
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSEGV, "by SIGSEGV")])
+def test_when_the_engine_dies_every_request_is_told_why(number: int, words: str) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        streams: list[Any] = [llm.generate((5, n), LONG) for n in range(5)]
+        for stream in streams:
+            await anext(stream)
+        os.kill(child_of(llm), number)
+        for stream in streams:
+            with pytest.raises(EngineEndedError, match=words):
+                async for _ in stream:
+                    pass
+        assert words in await ended(llm)
+        assert llm.num_live == 0
+
+    run(use)
+
+
+def test_offline_the_death_of_the_engine_is_raised() -> None:
+    llm = LLM("demo", **tables())
+    stream = llm.stream((5, 6), LONG)
+    next(stream)
+    os.kill(child_of(llm), signal.SIGKILL)
+    with pytest.raises(EngineEndedError, match="SIGKILL"):
+        list(stream)
+    with pytest.raises(EngineEndedError, match="SIGKILL"):
+        llm.generate((5, 6))
+    llm.close()
+    llm.close()
+
+
+def test_an_engine_that_hangs_is_killed() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        pid = child_of(llm)
+        with pytest.raises(EngineEndedError, match=r"hung: .* silent for 1 s \(\[engine\] watchdog_s\); it was killed"):
+            await last_of(llm, (5, 6), LONG)
+        assert "hung" in await ended(llm)
+        assert not Path(f"/proc/{pid}").exists()
+
+    run(use, engine={"watchdog_s": 1.0}, backend={"name": "remote_parts:stopping_backend", "options": OPTIONS})
+
+
+def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_is_no_hang() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        os.kill(child_of(llm), signal.SIGSTOP)
+        with pytest.raises(BackendError, match=r"did not answer within 0\.3 s"):
+            await llm.metrics(timeout_s=0.3)
+        assert llm.is_alive
+        os.kill(child_of(llm), signal.SIGCONT)
+        assert await llm.metrics(timeout_s=30) != ""
+
+    run(use, engine={"watchdog_s": 0.2})
+
+
+def test_an_interrupt_of_the_terminal_is_the_parents_to_handle() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        assert os.getsid(child_of(llm)) != os.getsid(0)
+        os.kill(child_of(llm), signal.SIGINT)
+        assert (await last_of(llm, (5,), SamplingParams(max_tokens=3))).finished
+
+    run(use)
+
+
+def test_an_engine_that_fails_says_so_before_it_ends() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        with pytest.raises(EngineEndedError, match="the engine failed: a broken invariant of a test"):
+            await last_of(llm, (5, 6), LONG)
+
+    run(use, executor={"name": "remote_parts:BrokenExecutor"})
