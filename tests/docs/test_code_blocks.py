@@ -1,70 +1,139 @@
-"""Every Python block in README and docs runs; every shell command of the README is run by a test."""
+"""Every block of README and docs is run, loaded or parsed; those that talk to a server talk to a real one.
+
+A block whose first line is a comment with a file name is that file, in the folder in which the other blocks of its page run.
+"""
 
 from __future__ import annotations
 
-import re
-import shlex
+import configparser
+import json
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from doc_blocks import BLOCKS, PAGES, ROOT, STAND_INS, Block, parameters
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCKS = [
-    pytest.param(match.group(1), id=f"{page.relative_to(ROOT)}:{page.read_text()[: match.start()].count(chr(10)) + 1}")
-    for page in PAGES
-    for match in re.finditer(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-]
+CHECKED = {"python", "sh", "toml", "json", "jsonl", "yaml", "ini"}
+FREE = {"text"}
+PACKAGING_TABLES = {"project", "build-system", "tool"}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_python_block_runs(block: str, tmp_path: Path) -> None:
-    script = tmp_path / "block.py"
-    script.write_text(block)
+def talks_to_a_server(block: Block) -> bool:
+    return "127.0.0.1:800" in block.text
+
+
+@pytest.fixture
+def ready_text(request: pytest.FixtureRequest) -> Callable[[Block], str]:
+    """Gives a block's text, with the addresses of the server if it talks to one; starts it if need be."""
+
+    def text(block: Block) -> str:
+        if not talks_to_a_server(block):
+            return block.text
+        server = request.getfixturevalue("doc_server")
+        located: str = server.at_its_ports(block.text)
+        return located
+
+    return text
+
+
+@pytest.mark.parametrize("block", parameters("python"))
+def test_python_block_runs(block: Block, page_folder, ready_text) -> None:
     result = subprocess.run(
-        [sys.executable, "-W", "error::SyntaxWarning", str(script)],
+        [sys.executable, "-W", "error::SyntaxWarning", "-c", ready_text(block)],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=page_folder(block.page),
         timeout=120,
     )
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-README_COMMANDS = [
-    line.split("#")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("trencadis ")
-]
+@pytest.mark.parametrize("block", parameters("sh"))
+def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text) -> None:
+    result = shell(ready_text(block), page_folder(block.page))
+    assert result.returncode == 0, f"{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
 
 
-@pytest.mark.parametrize("command", README_COMMANDS)
-def test_command_of_the_readme_works(command: str, tmp_path: Path) -> None:
-    words = shlex.split(command)
-    result = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert len(result.stdout.strip()) > 40
-
-
-def test_readme_has_the_set_up_and_test_commands() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert "pip install -e .\n" in text
-    assert 'pip install -e ".[dev]" && pytest' in text
-    assert len(README_COMMANDS) >= 4
-
-
-def test_config_of_the_readme_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", parameters("toml"))
+def test_toml_block_is_a_configuration_or_a_part_of_pyproject(block: Block, tmp_path: Path) -> None:
     from trencadis.registry.startup import load_with_plugins
 
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    if tomllib.loads(block.text).keys() <= PACKAGING_TABLES:
+        return
+    path = tmp_path / "config.toml"
+    path.write_text(block.text)
+    load_with_plugins(file=path, environ={})
+
+
+@pytest.mark.parametrize("block", parameters("json", "jsonl", "yaml", "ini"))
+def test_data_block_can_be_read(block: Block) -> None:
+    if block.language == "yaml":
+        yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
+        yaml.safe_load(block.text)
+    elif block.language == "ini":
+        configparser.ConfigParser(interpolation=None).read_string(block.text)
+    else:
+        for text in block.text.splitlines() if block.language == "jsonl" else [block.text]:
+            json.loads(text)
+
+
+def test_every_block_has_a_language_that_is_checked() -> None:
+    odd = [
+        f"{block.page}:{block.line} {block.language!r}"
+        for block in BLOCKS
+        if block.language not in CHECKED | FREE and not block.language.startswith("{")
+    ]
+    assert not odd
+
+
+def test_no_fence_escapes_the_reader() -> None:
+    for page in PAGES:
+        fences = page.read_text(encoding="utf-8").count("```")
+        assert fences == 2 * sum(block.page == str(page.relative_to(ROOT)) for block in BLOCKS), page
+
+
+def test_readme_sets_up_shows_the_main_job_and_tests() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in (
+        "pip install -e .\n",
+        "trencadis generate ",
+        "trencadis serve",
+        'pip install -e ".[dev]" && pytest',
+    ):
+        assert command in text
+    assert len(text.splitlines()) <= 110, "the README is one screen of truth"
+
+
+def test_config_of_the_readme_says_what_it_shows(tmp_path: Path) -> None:
+    from trencadis.registry.startup import load_with_plugins
+
+    (block,) = [block for block in BLOCKS if block.page == "README.md" and block.language == "toml"]
     path = tmp_path / "serve.toml"
-    path.write_text(block)
+    path.write_text(block.text)
     resolved, _ = load_with_plugins(file=path, environ={})
     assert resolved.config.bucketing.name == "exponential"
     assert resolved.config.backend.components["torch"].layout == "padded"
+
+
+def test_a_wrong_command_would_be_found(shell, tmp_path: Path) -> None:
+    assert "--port" in shell("trencadis serve --prot 8000", tmp_path).stderr
+    assert shell("trencadis serve --prot 8000\ntrue", tmp_path).returncode == 2
+    assert shell("trencadis serve --server.port 99999", tmp_path).returncode == 2
+    assert shell("curl http://127.0.0.1:9/health", tmp_path).returncode != 0
+
+
+def test_every_command_that_pages_show_is_run_or_has_a_stand_in() -> None:
+    known = {*STAND_INS, "cat", "cd", "echo", "export", "ls", "mkdir"}
+    first_words = {
+        part.split()[0]
+        for block in BLOCKS
+        if block.language == "sh"
+        for line in block.text.replace("\\\n", " ").splitlines()
+        for part in line.split("#")[0].split("&&")
+        if part.strip()
+    }
+    assert first_words <= known

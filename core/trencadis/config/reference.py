@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import attrs
 
+from trencadis.config.aliases import alias_rows
 from trencadis.config.blame import demand
 from trencadis.config.convert import describe_type
 from trencadis.config.messages import show
@@ -16,7 +18,7 @@ __all__ = ["describe", "flag_names", "reference_page"]
 
 _HEAD = """# Configuration
 
-This page is made by `trencadis config --reference`; change the config classes, not the page.
+<!-- Made by trencadis config --reference; change the config classes, not the page. -->
 
 A value is taken from the last of these that gives one: its default, the config file (`--config FILE` or
 `TRENCADIS_CONFIG`; TOML, or YAML where PyYAML is installed), the environment, a flag, an argument from Python.
@@ -36,6 +38,12 @@ true; a list is written with commas. `TRENCADIS_BLOCKED_PLUGINS` adds to `[plugi
 The table of a noun names a component; the component's own keys are in a table below it. A component may also be given by
 import path, `name = "my_package.module:Policy"`; what `[scheduling.options]` holds is then passed to it as keyword
 arguments. A parameter called `context` receives the `ComponentContext`.
+"""
+
+_ALIASES = """## Names of other software
+
+An existing deployment moves over unchanged: these environment variables of the vLLM plugin for Gaudi are read with their
+meaning there. A `TRENCADIS_` variable is stronger, and says so in the log.
 """
 
 
@@ -58,7 +66,8 @@ def reference_page(settings: Settings) -> str:
         level = "##" if "." not in table else "###"
         parts.append(f"{level} `[{table}]`\n")
         if rows:
-            parts.append(f"{_purpose(config_class, table)}\n")
+            if purpose := _purpose(config_class, table):
+                parts.append(f"{purpose}\n")
             lines = [
                 "| key | type | default | unit | meaning |",
                 "|---|---|---|---|---|",
@@ -67,7 +76,12 @@ def reference_page(settings: Settings) -> str:
             parts.append("\n".join(lines) + "\n")
         else:
             parts.append("Nothing to set.\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _aliases(settings)])
+
+
+def _aliases(settings: Settings) -> str:
+    rows = [f"| `{name}` | {paths} |" for name, paths in alias_rows(settings)]
+    return "\n".join([_ALIASES, "| environment | setting |", "|---|---|", *rows]) + "\n"
 
 
 def _row(setting: Setting) -> str:
@@ -81,10 +95,10 @@ def _default(setting: Setting) -> str:
 
 
 def _purpose(config_class: type[Any], table: str) -> str:
-    """Return the first sentence of a class's docstring, without the table's name in front."""
+    """Return the first paragraph of a class's docstring, without the table's name in front; may be empty."""
     if table in NOUN_TABLES:
         return f"Which component of the noun `{table}`."
-    first = (inspect.getdoc(config_class) or "").split("\n\n")[0].replace("\n", " ")
-    own = first.startswith("Table ") and ": " in first
-    text = first.split(": ", 1)[1] if own else first
+    text = (inspect.getdoc(config_class) or "").split("\n\n")[0].replace("\n", " ")
+    own = re.match(r"Table ``[^`]+``(: |\.\s*)", text)
+    text = (text[own.end() :] if own else text).replace("``", "`")
     return text[:1].upper() + text[1:]

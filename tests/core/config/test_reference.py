@@ -52,6 +52,12 @@ def test_the_page_has_every_key_in_its_table(components):
     assert "| `url` | text | required |  | Where. |" in page
 
 
+def test_the_page_ends_with_the_names_of_other_software(components):
+    assert (
+        "| `VLLM_SKIP_WARMUP` | `engine.warmup` |" in reference_page(settings_of(components)).split("## Names of ")[1]
+    )
+
+
 def test_a_component_with_nothing_to_set_says_so():
     from trencadis.interfaces import NoConfig
 

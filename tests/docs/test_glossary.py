@@ -1,0 +1,87 @@
+"""The words of the glossary are used, in the pages and in public names; those it rules out are not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GLOSSARY = ROOT / "docs/why/glossary.md"
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page != GLOSSARY)]
+SOURCES = [path for room in ("core", "plugins", "backends") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def banned_words() -> dict[str, str]:
+    """Return each ruled-out word with the term to use, from the table of the glossary."""
+    banned = {}
+    for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 3 and cells[0] != "term":
+            banned |= {word: cells[0] for word in cells[2].split(", ") if word}
+    return banned
+
+
+BANNED = banned_words()
+
+
+def prose(text: str) -> str:
+    """Return a page without fenced blocks, code spans, HTML comments and addresses. Pure."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`]*`|<!--.*?-->|\]\([^)]*\)", " ", text, flags=re.DOTALL)
+
+
+def found_in(text: str, words: dict[str, str]) -> list[str]:
+    """Return the ruled-out words of a text, singular or plural, spread over lines or not. Pure."""
+    return [
+        f'"{word}": say {term}'
+        for word, term in words.items()
+        if re.search(rf"\b{re.escape(word)}s?\b".replace(r"\ ", r"[\s-]+"), text, re.IGNORECASE)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_uses_the_words_of_the_glossary(page: Path) -> None:
+    assert not found_in(prose(page.read_text(encoding="utf-8")), BANNED)
+
+
+def public_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module offers: classes, functions, their parameters, and annotated fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+            if not node.name.startswith("_"):
+                yield from (arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def words_of(name: str) -> str:
+    """Return a name's words in lower case with spaces between. Pure."""
+    return re.sub(r"_|(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_public_names_use_the_words_of_the_glossary(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = sorted({name for name in public_names(tree) if not name.startswith("_")})
+    assert not {name: found for name in names if (found := found_in(words_of(name), BANNED))}
+
+
+def test_the_glossary_rules_words_out() -> None:
+    assert BANNED["iteration"].startswith("step")
+    assert BANNED["job"].startswith("request")
+    assert len(BANNED) > 20
+
+
+def test_a_ruled_out_word_would_be_found() -> None:
+    assert found_in(prose("One iteration\nfor each `job`."), BANNED) == ['"iteration": say step']
+    assert found_in(prose("Two page\ntables."), BANNED)
+    assert not found_in(prose("```python\njob = 1\n```\n"), BANNED)
+    assert found_in(words_of("num_iterations"), BANNED)
+    assert found_in(words_of("JobQueue"), BANNED)

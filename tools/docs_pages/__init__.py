@@ -1,0 +1,26 @@
+"""The pages of the documentation that are made from code, each by a function that returns Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from docs_pages.commands import commands_page
+from docs_pages.configuration import configuration_page
+from docs_pages.errors import errors_page
+from docs_pages.hooks import hooks_page
+from docs_pages.http_api import http_api_page
+from docs_pages.metrics import metrics_page
+from docs_pages.python_api import python_page
+
+__all__ = ["PAGES"]
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "configuration.md": configuration_page,
+    "errors.md": errors_page,
+    "http-api.md": http_api_page,
+    "hooks.md": hooks_page,
+    "metrics.md": metrics_page,
+    "commands.md": commands_page,
+    "python.md": python_page,
+}
+"""Path under ``docs/`` of each page, and what makes it."""

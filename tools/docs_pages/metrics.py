@@ -1,0 +1,70 @@
+"""``docs/metrics.md``: every metric of ``/metrics``, from the objects that keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from docs_pages.markdown import heading_note, table
+from trencadis.records import FinishReason
+from trencadis.server.http_metrics import HttpMetrics
+from trencadis_plugins.observer.prometheus import PrometheusObserver
+from trencadis_testing.observer import finished_sequence, step_stats
+
+__all__ = ["metrics_page"]
+
+_HEAD = f"""# Metrics
+
+{heading_note("what the observer prometheus and the server keep")}
+
+`GET /metrics` answers in Prometheus' text format.
+Counters and histograms are totals since the start; a histogram has the series `_bucket`, `_sum` and `_count`.
+Durations are in seconds.
+How to read them: [What to watch](do/watching.md).
+"""
+
+_VLLM = """The same numbers under the names that vLLM gives them, so that existing dashboards go on working.
+"""
+
+
+def metrics_page() -> str:
+    """Return the page."""
+    engine = list(text_string_to_metric_families(_engine_text()))
+    theirs = [metric for metric in engine if metric.name.startswith("vllm")]
+    ours = [metric for metric in engine if metric not in theirs]
+    parts = [_HEAD, "## Engine\n", _rows(ours)]
+    if theirs:
+        parts += ["## Engine, by vLLM's names\n", _VLLM, _rows(theirs)]
+    parts += ["## Server\n", _rows(text_string_to_metric_families(_server_text()))]
+    return "\n".join(parts)
+
+
+def _engine_text() -> str:
+    """Return what an engine shows after one step and one finished sequence, so that every label has a value."""
+    observer = PrometheusObserver()
+    observer.on_step(step_stats(num_scheduled_tokens=1, num_padded_tokens=1))
+    observer.on_request(finished_sequence(num_output_tokens=1, reason=FinishReason.STOP))
+    return observer.metrics()
+
+
+def _server_text() -> str:
+    metrics = HttpMetrics()
+    metrics.note(route="/health", method="GET", status=200, num_bytes=1, duration_s=0.0)
+    return metrics.text(engine_up=True)
+
+
+def _rows(metrics: Iterable[Metric]) -> str:
+    return table(("name", "kind", "labels", "meaning"), (_row(metric) for metric in metrics if _is_told(metric)))
+
+
+def _is_told(metric: Metric) -> bool:
+    """Return whether a metric is one to show; when a series began is none."""
+    return not metric.name.endswith("_created")
+
+
+def _row(metric: Metric) -> tuple[str, str, str, str]:
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    labels = sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
+    return f"`{name}`", metric.type, ", ".join(f"`{label}`" for label in labels), metric.documentation
