@@ -203,6 +203,14 @@ class StepFailedError(BackendError):
     """
 
 
+class UnpreparedShapeError(StepFailedError):
+    """A pass fits no prepared bucket, and ``[bucketing] on_miss = "refuse"``.
+
+    Fix: prepare larger buckets, lower the engine's limits to what is prepared, or set ``bucketing.on_miss`` to
+    ``fallback``.
+    """
+
+
 class EngineEndedError(BackendError):
     """The engine was closed, its process died, or it hung and was killed; the message says which.
 

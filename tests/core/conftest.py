@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trencadis.config import Config
-from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, NounConfig, ObserverConfig
+from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, ObserverConfig
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
 from trencadis.registry import Registry
@@ -53,7 +53,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             engine=EngineConfig(warmup=False),
             cache=CacheConfig(num_blocks=512, block_size=4),
             observer=ObserverConfig(names=()),
-            **{noun: NounConfig(name="fake") for noun in factories},
+            **{noun: type(getattr(Config(), noun))(name="fake") for noun in factories},
         )
         return config, Registry.discover(entry_points=(), extra_plugins=(plugin,))
 

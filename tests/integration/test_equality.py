@@ -41,6 +41,17 @@ SETUPS: dict[str, dict[str, Any]] = {
         "bucketing.name": "linear",
         "engine.max_num_batched_tokens": 16,
     },
+    "padded exponential of 2025": {
+        "backend.torch.layout": "padded",
+        "bucketing.name": "exponential",
+        "bucketing.exponential.generation": "2025-07",
+    },
+    "padded padding_aware": {"backend.torch.layout": "padded", "bucketing.name": "padding_aware"},
+    "padded unified": {
+        "backend.torch.layout": "padded",
+        "bucketing.name": "unified",
+        "bucketing.unified.form": "alpha",
+    },
     "padded exact, preemption": {
         "backend.torch.layout": "padded",
         "bucketing.name": "exact",

@@ -204,6 +204,15 @@ def test_suite_passes_the_strategy_that_the_mutants_break(failures_of):
     assert failures_of(BucketingConformance, Powers) == set()
 
 
+def test_suite_lets_a_strategy_say_that_it_prepares_more_on_purpose(failures_of):
+    class Lenient(BucketingConformance):
+        def is_within(self, bucket, limits):
+            return bucket.batch_size <= 2 * limits.max_num_seqs
+
+    assert "test_table_lies_within_the_limits" in failures_of(BucketingConformance, TableBeyondLimits)
+    assert "test_table_lies_within_the_limits" not in failures_of(Lenient, TableBeyondLimits)
+
+
 def test_every_test_of_the_suite_is_needed_by_a_mutant():
     assert set(MUTANTS.values()) == {name for name in dir(BucketingConformance) if name.startswith("test_")}
 

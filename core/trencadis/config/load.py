@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from trencadis.config.aliases import from_aliases
 from trencadis.config.assemble import Assembly
 from trencadis.config.messages import DEFAULT
 from trencadis.config.schema import Config
@@ -130,6 +131,7 @@ def _gather(
     """Yield every given value, the weakest source first."""
     tree, name = _file_tree(file, environ)
     yield from from_tree(tree, settings, name)
+    yield from from_aliases(environ, settings)
     yield from from_environment(environ, settings)
     yield from from_flags(flags, settings)
     yield from from_tree(nest(overrides), settings, "argument")

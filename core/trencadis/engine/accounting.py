@@ -41,6 +41,7 @@ class EngineTotals:
     num_accepted_tokens: int = 0
     num_failed_steps: int = 0
     num_block_swaps: int = 0
+    num_compilations: int = 0
     num_observer_failures: int = 0
     plan_s: float = 0.0
     device_s: float = 0.0
@@ -70,6 +71,7 @@ class Accounting:
         totals.num_steps += 1
         totals.num_scheduled_tokens += num_tokens
         totals.num_padded_tokens += output.num_padded_tokens
+        totals.num_compilations += output.num_compilations
         totals.num_emitted_tokens += len(deltas.token_ids)
         totals.num_preempted += len(plan.preempted)
         totals.num_prompt_tokens_admitted += step.num_prompt_tokens_admitted
@@ -117,4 +119,5 @@ class Accounting:
             plan_s=step.plan_s,
             device_s=output.device_s,
             commit_s=commit_s,
+            num_compilations=output.num_compilations,
         )

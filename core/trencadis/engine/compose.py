@@ -24,7 +24,7 @@ from trencadis.engine.passes import PassPlanner
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfers import Transfers
-from trencadis.engine.warmup import warm_up
+from trencadis.engine.warmup import WarmUp, warm_up
 from trencadis.errors import ConfigValueError, OutOfMemoryError
 from trencadis.interfaces import (
     AllocationPlan,
@@ -103,6 +103,7 @@ def compose_engine(
     """
     clock = clock or SystemClock()
     executor, capabilities = parts.executor, parts.executor.capabilities
+    config = _without_sharing(config, capabilities)
     block_size = config.cache.block_size or capabilities.default_block_size
     max_drafts = parts.speculator.max_draft_tokens if parts.speculator else 0
     max_model_len, num_blocks = size_cache(config, parts.model, executor, block_size=block_size)
@@ -127,11 +128,12 @@ def compose_engine(
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         refuse_unprepared=config.bucketing.on_miss == "refuse",
     )
+    warmed = WarmUp()
     if capabilities.layout != "ragged":
         buckets = bucketing.strategy.buckets(limits) if config.engine.warmup else ()
         _check_misses(config, bucketing, buckets)
-        warm_up(executor, buckets, clock=clock, progress=progress)
-        passes.prepared(buckets)
+        warmed = warm_up(executor, buckets, clock=clock, progress=progress)
+        passes.prepared(warmed.report.prepared)
     policy = GuardedScheduling(*parts.scheduling)
     scheduler = Scheduler(
         state,
@@ -159,6 +161,7 @@ def compose_engine(
         # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
         depth=2 if config.engine.async_scheduling and parts.speculator is None else 1,
         plan_hash=parts.plan_hash,
+        warm_up=warmed,
         on_close=parts.on_close,
     )
 
@@ -183,6 +186,14 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
         plan_hash=parts.plan_hash,
         on_close=parts.on_close,
     )
+
+
+def _without_sharing(config: Config, capabilities: BackendCapabilities) -> Config:
+    """Return the config with prefix caching off if two sequences cannot have a block in common."""
+    if capabilities.shares_blocks or not config.cache.prefix_caching:
+        return config
+    logger.info("Using Contiguous PA, disabling prefix caching")
+    return attrs.evolve(config, cache=attrs.evolve(config.cache, prefix_caching=False))
 
 
 def _defragmenter(
@@ -267,7 +278,9 @@ def _affordable_blocks(
     config: Config, model: ModelFacts, report: MemoryReport, max_model_len: int, block_size: int
 ) -> int:
     cache = config.cache
-    usable = int((report.free_bytes - report.activation_bytes) * cache.memory_fraction)
+    usable = report.cache_bytes
+    if usable is None:
+        usable = int((report.free_bytes - report.activation_bytes) * cache.memory_fraction)
     if cache.max_bytes:
         usable = min(usable, cache.max_bytes)
     num_blocks = usable // max(1, model.kv_bytes_per_token * block_size)
@@ -296,12 +309,18 @@ def _limits(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        max_prefill_batch_size=min(capabilities.max_prefill_batch_size or max_num_seqs, max_num_seqs),
+        max_prefill_batch_size=_max_prefill_rows(capabilities, max_num_seqs),
         num_blocks=num_blocks,
         contiguous=capabilities.contiguous,
         prefix_caching=config.cache.prefix_caching,
         max_draft_tokens=max_drafts,
     )
+
+
+def _max_prefill_rows(capabilities: BackendCapabilities, max_num_seqs: int) -> int:
+    if capabilities.merges_prefills:
+        return 1
+    return min(capabilities.max_prefill_batch_size or max_num_seqs, max_num_seqs)
 
 
 def _check_misses(config: Config, bucketing: GuardedBucketing, buckets: tuple[Bucket, ...]) -> None:

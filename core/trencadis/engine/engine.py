@@ -29,6 +29,7 @@ from trencadis.engine.recovery import Recovery
 from trencadis.engine.request_check import check_request
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
+from trencadis.engine.warmup import WarmUp
 from trencadis.errors import (
     ContractError,
     InvalidRequestError,
@@ -62,6 +63,7 @@ class Engine:
         model: The loaded model.
         max_model_len: Longest sequence, tokens.
         plan_hash: Hash of the resolved plugins, versions and options.
+        warm_up: What was prepared before the first request.
         totals: Counters since the start.
     """
 
@@ -80,10 +82,12 @@ class Engine:
         depth: int,
         plan_hash: str,
         defragmenter: Defragmenter | None = None,
+        warm_up: WarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
         self.plan_hash = plan_hash
+        self.warm_up = warm_up or WarmUp()
         self._accounting = Accounting(state, observers)
         self.totals = self._accounting.totals
         self.max_model_len = state.max_model_len
@@ -197,6 +201,7 @@ class Engine:
             return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
         step = self._in_flight.popleft()
         plan = step.plan
+        self._num_idle_steps = 0
         try:
             output = step.pending.wait()
         except Exception as error:
@@ -212,8 +217,8 @@ class Engine:
         return deltas
 
     def metrics(self) -> str:
-        """Return what the observers measured, in Prometheus' text format; empty if none shows any."""
-        return self._observers.metrics()
+        """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
+        return self._observers.metrics() + self._executor.metrics()
 
     def close(self) -> None:
         """End every request, close observers and the executor; may be called twice."""

@@ -21,14 +21,15 @@ class PassPlanner:
     """Splits plans for one backend.
 
     A ragged backend gets one pass. A padded one gets prefill passes of at most ``max_prefill_batch_size`` sequences, then one
-    decode pass. Sources: spec of the vLLM Gaudi plugin (prefills first, then one decode batch).
+    decode pass. A prefill pass of several sequences stays within the token budget with its padding: that is what memory was
+    measured for. Sources: spec of the vLLM Gaudi plugin (prefills first, then one decode batch).
 
     Args:
         bucketing: The guarded strategy.
         capabilities: The backend's.
         table: The engine's sequences, read for sizes only.
         block_size: Tokens per block.
-        max_num_batched_tokens: A padded prefill pass has at most this many token positions, if it has several rows.
+        max_num_batched_tokens: A prefill pass of several sequences has at most this many token positions, padding included.
         refuse_unprepared: Refuse a pass whose bucket is not prepared, once any is.
     """
 
@@ -46,6 +47,7 @@ class PassPlanner:
         self._ragged = capabilities.layout == "ragged"
         self._contiguous = capabilities.contiguous
         self._max_prefills = capabilities.max_prefill_batch_size or 1 << 30
+        self._merges = capabilities.merges_prefills
         self._table = table
         self._block_size = block_size
         self._max_positions = max_num_batched_tokens
@@ -87,17 +89,30 @@ class PassPlanner:
         return tuple(passes)
 
     def _group(self, plan: Plan, prefills: Int32Array) -> list[Int32Array]:
-        """Cut prefills, longest first, into groups whose rectangle stays within the token budget."""
-        order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]
+        """Cut prefills, longest first, into groups whose bucket stays within the token budget."""
+        if self._merges:
+            # A prompt with context runs alone: so the context of a pass is that of one sequence.
+            order = prefills[np.lexsort((-plan.num_scheduled[prefills], plan.starts[prefills] > 0))]
+        else:
+            order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]
         groups: list[list[int]] = []
         for index in order.tolist():
-            longest = int(plan.num_scheduled[groups[-1][0]]) if groups else 0
-            size = len(groups[-1]) + 1 if groups else 0
-            if groups and size <= self._max_prefills and size * longest <= self._max_positions:
+            if groups and len(groups[-1]) < self._max_prefills and self._fits(plan, [*groups[-1], index]):
                 groups[-1].append(index)
             else:
                 groups.append([index])
         return [np.array(sorted(group), np.int32) for group in groups]
+
+    def _fits(self, plan: Plan, group: list[int]) -> bool:
+        """Whether sequences can be one prefill pass: as they are, and padded to their bucket."""
+        indices = np.array(group)
+        starts = plan.starts[indices]
+        shape = self._prefill_shape(starts, plan.num_scheduled[indices])
+        if shape.num_tokens > self._max_positions or (self._merges and starts.any()):
+            return False
+        bucket = self._bucketing.bucket_for(shape)
+        # Two passes that are prepared are faster than one that has to be compiled.
+        return bucket.num_tokens <= self._max_positions and (not self._prepared or bucket in self._prepared)
 
     def _pass(self, plan: Plan, indices: Int32Array, phase: Phase, block_tables: Int32Array) -> Pass:
         whole = len(indices) == plan.num_sequences
@@ -124,18 +139,22 @@ class PassPlanner:
     def _shape(
         self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array
     ) -> Shape:
-        size = self._block_size
         if phase is Phase.PREFILL:
-            num_blocks = -(-int(starts.max()) // size)
-        else:
-            per_sequence = -(-(starts + lengths) // size)
-            num_blocks = int(per_sequence.sum())
-            if self._contiguous:
-                num_blocks = 1 + max(
-                    int(block_tables[row, :count].max())
-                    for row, count in zip(rows.tolist(), per_sequence.tolist(), strict=True)
-                )
+            return self._prefill_shape(starts, lengths)
+        per_sequence = -(-(starts + lengths) // self._block_size)
+        num_blocks = int(per_sequence.sum())
+        if self._contiguous:
+            num_blocks = 1 + max(
+                int(block_tables[row, :count].max())
+                for row, count in zip(rows.tolist(), per_sequence.tolist(), strict=True)
+            )
         return Shape(len(lengths), int(lengths.max()), num_blocks, phase)
+
+    def _prefill_shape(self, starts: Int32Array, lengths: Int32Array) -> Shape:
+        num_blocks = -(-int(starts.max()) // self._block_size)
+        if self._merges:
+            return Shape(1, int(lengths.sum()), num_blocks)
+        return Shape(len(lengths), int(lengths.max()), num_blocks)
 
     def _prompt_logits(self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array) -> Int32Array:
         """How many query tokens of each sequence are followed by a prompt token whose logprob was asked for."""

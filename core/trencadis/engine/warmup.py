@@ -5,13 +5,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import attrs
+
 from trencadis.clock import Clock
 from trencadis.interfaces import Executor
-from trencadis.records import Bucket
+from trencadis.records import Bucket, WarmUpReport
 
-__all__ = ["warm_up"]
+__all__ = ["WarmUp", "warm_up"]
 
 logger = logging.getLogger("trencadis.engine")
+
+
+@attrs.frozen(kw_only=True)
+class WarmUp:
+    """A warm-up that is over.
+
+    Attributes:
+        buckets: What was asked for.
+        report: What the backend made of it.
+        took_s: Duration, seconds.
+    """
+
+    buckets: tuple[Bucket, ...] = ()
+    report: WarmUpReport = attrs.field(factory=lambda: WarmUpReport(prepared=()))
+    took_s: float = 0.0
+
+    @property
+    def skipped(self) -> tuple[Bucket, ...]:
+        """Buckets that are not prepared, in the order of the table."""
+        prepared = set(self.report.prepared)
+        return tuple(bucket for bucket in self.buckets if bucket not in prepared)
 
 
 def warm_up(
@@ -20,8 +43,8 @@ def warm_up(
     *,
     clock: Clock,
     progress: Callable[[int, int], None] | None = None,
-) -> float:
-    """Prepare ``buckets``, largest first, and return the seconds it took.
+) -> WarmUp:
+    """Have ``buckets`` prepared, and return what became of it.
 
     Args:
         executor: Prepares them on every rank.
@@ -29,12 +52,12 @@ def warm_up(
         clock: For the duration.
         progress: Called with the number done and the number of all, after each.
     """
+    if not buckets:
+        return WarmUp()
     start_s = clock.now_s()
-    for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
-        executor.prepare(bucket)
-        if progress is not None:
-            progress(done, len(buckets))
-    took_s = clock.now_s() - start_s
-    if buckets:
-        logger.info("Prepared %d buckets in %.1f s.", len(buckets), took_s)
-    return took_s
+    report = executor.warm_up(buckets, progress=progress)
+    done = WarmUp(buckets=buckets, report=report, took_s=clock.now_s() - start_s)
+    logger.info("Prepared %d buckets in %.1f s.", len(report.prepared), done.took_s)
+    if done.skipped:
+        logger.warning("%d of %d buckets are not prepared: %s", len(done.skipped), len(buckets), list(done.skipped[:8]))
+    return done

@@ -10,7 +10,14 @@ from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, NoConfig
 from trencadis.interfaces.bucketing import INTERFACE_VERSION
 from trencadis.records import BucketLimits
-from trencadis_plugins.bucketing.config import ExponentialConfig, LinearConfig
+from trencadis_plugins.bucketing.config import (
+    ExponentialConfig,
+    FromFileConfig,
+    LinearConfig,
+    PaddingAwareConfig,
+    UnifiedConfig,
+)
+from trencadis_plugins.bucketing.fitted_config import FittedConfig
 
 if TYPE_CHECKING:
     from trencadis.interfaces import BucketingStrategy
@@ -20,7 +27,7 @@ __all__ = ["trencadis_bucketings"]
 
 @hookimpl
 def trencadis_bucketings() -> Iterable[Component]:
-    """Yield ``exact``, ``exponential`` and ``linear``."""
+    """Yield the built-in strategies."""
     yield Component(
         name="exact",
         factory=_make_exact,
@@ -41,6 +48,34 @@ def trencadis_bucketings() -> Iterable[Component]:
         summary="Powers of two up to a step, then its multiples: little padding, many buckets.",
         interface_version=INTERFACE_VERSION,
     )
+    yield Component(
+        name="padding_aware",
+        factory=_make_padding_aware,
+        config=PaddingAwareConfig,
+        summary="Multiples of a step as far as padding bounds ask for them: between exponential and linear.",
+        interface_version=INTERFACE_VERSION,
+    )
+    yield Component(
+        name="unified",
+        factory=_make_unified,
+        config=UnifiedConfig,
+        summary="The sizes of unified attention in each dimension: few, and tied to the number of sequences.",
+        interface_version=INTERFACE_VERSION,
+    )
+    yield Component(
+        name="from_file",
+        factory=_make_from_file,
+        config=FromFileConfig,
+        summary="The buckets that a file lists.",
+        interface_version=INTERFACE_VERSION,
+    )
+    yield Component(
+        name="fitted",
+        factory=_make_fitted,
+        config=FittedConfig,
+        summary="The buckets that pad a trace least, as many as a budget pays for.",
+        interface_version=INTERFACE_VERSION,
+    )
 
 
 def _make_exact(config: NoConfig, context: ComponentContext) -> BucketingStrategy:
@@ -59,6 +94,30 @@ def _make_linear(config: LinearConfig, context: ComponentContext) -> BucketingSt
     from trencadis_plugins.bucketing.linear import Linear
 
     return Linear(_limits(context, "linear"), config)
+
+
+def _make_padding_aware(config: PaddingAwareConfig, context: ComponentContext) -> BucketingStrategy:
+    from trencadis_plugins.bucketing.padding_aware import PaddingAware
+
+    return PaddingAware(_limits(context, "padding_aware"), config)
+
+
+def _make_unified(config: UnifiedConfig, context: ComponentContext) -> BucketingStrategy:
+    from trencadis_plugins.bucketing.unified import Unified
+
+    return Unified(_limits(context, "unified"), config)
+
+
+def _make_from_file(config: FromFileConfig, context: ComponentContext) -> BucketingStrategy:
+    from trencadis_plugins.bucketing.from_file import FromFile
+
+    return FromFile(_limits(context, "from_file"), config)
+
+
+def _make_fitted(config: FittedConfig, context: ComponentContext) -> BucketingStrategy:
+    from trencadis_plugins.bucketing.fitted import Fitted
+
+    return Fitted(_limits(context, "fitted"), config)
 
 
 def _limits(context: ComponentContext, name: str) -> BucketLimits:

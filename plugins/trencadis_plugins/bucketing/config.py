@@ -5,32 +5,73 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from attrs.validators import ge
+from attrs.validators import and_, ge, in_, le
 
-__all__ = ["ExponentialConfig", "LinearConfig"]
+from trencadis_plugins.bucketing.vendor_names import vendor_names
+
+__all__ = [
+    "ExponentialConfig",
+    "FromFileConfig",
+    "LinearConfig",
+    "PaddingAwareConfig",
+    "UnifiedConfig",
+]
 
 
 def _size(help: str, *, unit: str, default: int = 0) -> Any:  # noqa: A002 - the word of the metadata
     return attrs.field(default=default, validator=ge(min(default, 0)), metadata={"help": help, "unit": unit})
 
 
-@attrs.frozen(kw_only=True)
+def _choice(help: str, *choices: str) -> Any:  # noqa: A002
+    """One of the choices; the first is the default."""
+    return attrs.field(default=choices[0], validator=in_(list(choices)), metadata={"help": help, "unit": ""})
+
+
+def _percent(help: str) -> Any:  # noqa: A002
+    return attrs.field(default=25, validator=and_(ge(0), le(50)), metadata={"help": help, "unit": "percent"})
+
+
+def _switch(help: str, *, default: bool) -> Any:  # noqa: A002
+    return attrs.field(default=default, metadata={"help": help, "unit": ""})
+
+
+def _flat_drafts() -> Any:
+    return _switch(
+        "Decode passes with drafts have a row for each token, for a backend that flattens them; else a longer query.",
+        default=False,
+    )
+
+
+@attrs.frozen(kw_only=True, field_transformer=vendor_names)
 class ExponentialConfig:
     """Table ``[bucketing.exponential]``: how many sizes a dimension has; 0 derives the number from its range.
 
     A dimension from 1 to m has about log2(m) + 1 sizes by default. The largest size is always kept, and 0 or 1 beside
-    the computed ones where a dimension starts there, unless its limit is 1.
+    the computed ones where a dimension starts there, unless its limit is 1. The generation 2025-07 fills coinciding sizes
+    up with unused ones, lists every context that fits the token budget, and leaves no decode combination out.
     """
 
+    generation: str = _choice("Whose rules: of August 2026, or the filling ones of July 2025.", "2026-08", "2025-07")
     limit: int = _size("Sizes in each dimension; 0: derived.", unit="sizes")
     prompt_bs_limit: int = _size("Batch sizes of prefill passes; 0: as limit.", unit="sizes")
     prompt_query_limit: int = _size("Query lengths of prefill passes; 0: as limit.", unit="sizes")
-    prompt_ctx_limit: int = _size("Context sizes of prefill passes; 0: as limit.", unit="sizes")
+    prompt_ctx_limit: int = _size("Context sizes of prefill passes; 0: as limit. Not for 2025-07.", unit="sizes")
     decode_bs_limit: int = _size("Batch sizes of decode passes; 0: as limit.", unit="sizes")
     decode_block_limit: int = _size("Block counts of decode passes; 0: as limit.", unit="sizes")
+    clamp_decode_blocks: bool = _switch(
+        "Decode passes over listed blocks are prepared for at most three times the cache. Not for 2025-07.",
+        default=True,
+    )
+    flat_drafts: bool = _flat_drafts()
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what the older generation does not know."""
+        if self.generation == "2025-07" and (self.prompt_ctx_limit or not self.clamp_decode_blocks):
+            setting = "prompt_ctx_limit" if self.prompt_ctx_limit else "clamp_decode_blocks"
+            raise ValueError(f'{setting} has no meaning with generation = "2025-07"')
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=vendor_names)
 class LinearConfig:
     """Table ``[bucketing.linear]``: smallest size, step and largest size of each dimension; 0 derives a value.
 
@@ -53,3 +94,77 @@ class LinearConfig:
     decode_block_min: int = _size("Fewest blocks of a decode pass; 0: 1.", unit="blocks")
     decode_block_step: int = _size("Step of block counts; 0: the block size, read as a count.", unit="blocks")
     decode_block_max: int = _size("Most blocks of a decode pass; 0: what the longest sequences need.", unit="blocks")
+    flat_drafts: bool = _flat_drafts()
+
+
+@attrs.frozen(kw_only=True, field_transformer=vendor_names)
+class PaddingAwareConfig:
+    """Table ``[bucketing.padding_aware]``: as ``[bucketing.linear]``, with a bound on padding for each dimension.
+
+    Sizes double from ``min`` up to ``step``. From there a multiple of ``step`` is kept where padding would otherwise exceed
+    ``pad_max``, or ``pad_percent`` of the padded size. ``max`` is always kept.
+    """
+
+    prompt_bs_min: int = _size("Smallest batch of a prefill pass; 0: 1.", unit="sequences")
+    prompt_bs_step: int = _size("Step of prefill batch sizes; 0: 1.", unit="sequences")
+    prompt_bs_max: int = _size("Largest batch of a prefill pass; 0: the engine's.", unit="sequences")
+    prompt_bs_pad_max: int = _size("Most added sequences; 0: any; -1: a quarter of most.", unit="sequences", default=-1)
+    prompt_bs_pad_percent: int = _percent("Most added sequences, of the padded batch.")
+    prompt_query_min: int = _size("Shortest query; 0: a block.", unit="tokens")
+    prompt_query_step: int = _size("Step of query lengths; 0: a block.", unit="tokens")
+    prompt_query_max: int = _size("Longest query; 0: the token budget.", unit="tokens")
+    prompt_query_pad_max: int = _size(
+        "Most added tokens; 0: any; -1: a quarter of the budget.", unit="tokens", default=-1
+    )
+    prompt_query_pad_percent: int = _percent("Most added tokens, of the padded query.")
+    prompt_ctx_min: int = _size("Smallest context.", unit="blocks")
+    prompt_ctx_step: int = _size("Step of context sizes; 0: 2.", unit="blocks")
+    prompt_ctx_max: int = _size("Largest context; -1: what the longest sequence can have.", unit="blocks", default=-1)
+    prompt_ctx_pad_max: int = _size(
+        "Most added context; 0: any; -1: the token budget's blocks.", unit="blocks", default=-1
+    )
+    prompt_ctx_pad_percent: int = _percent("Most added context, of the padded one.")
+    decode_bs_min: int = _size("Smallest batch of a decode pass; 0: 1.", unit="sequences")
+    decode_bs_step: int = _size("Step of decode batch sizes; 0: 2.", unit="sequences")
+    decode_bs_max: int = _size("Largest batch of a decode pass; 0: the engine's.", unit="sequences")
+    decode_bs_pad_max: int = _size("Most added sequences; 0: any; -1: a quarter of most.", unit="sequences", default=-1)
+    decode_bs_pad_percent: int = _percent("Most added sequences, of the padded batch.")
+    decode_block_min: int = _size("Fewest blocks; 0: the block size, read as a count.", unit="blocks")
+    decode_block_step: int = _size("Step of block counts; 0: the block size, read as a count.", unit="blocks")
+    decode_block_max: int = _size("Most blocks of a decode pass; 0: what the longest sequences need.", unit="blocks")
+    decode_block_pad_max: int = _size("Most added blocks; 0: any; -1: a quarter of most.", unit="blocks", default=-1)
+    decode_block_pad_percent: int = _percent("Most added blocks, of the padded count.")
+    flat_drafts: bool = _flat_drafts()
+
+
+@attrs.frozen(kw_only=True)
+class UnifiedConfig:
+    """Table ``[bucketing.unified]``: the sizes that unified attention has, in each dimension of a pass.
+
+    ``exponential`` takes ten sizes in geometric progression, rounded up to multiples of the most sequences. ``alpha`` takes a
+    quarter, a half and the whole of a dimension's largest size and of the most sequences.
+    """
+
+    form: str = _choice("How sizes are made.", "exponential", "alpha")
+    flat_drafts: bool = _flat_drafts()
+
+
+@attrs.frozen(kw_only=True)
+class FromFileConfig:
+    """Table ``[bucketing.from_file]``: which file lists the buckets.
+
+    A line is ``(batch size, query length, blocks)``; each of the three may also be a list or ``range(start, stop, step)``. A
+    query of one token means decode. An invalid line is skipped with a warning.
+    """
+
+    path: str = attrs.field(metadata={"help": "The file.", "unit": "", "aliases": "VLLM_BUCKETING_FROM_FILE"})
+    strict: bool = _switch("Refuse a file with an invalid line.", default=False)
+    phases: str = _choice(
+        "Which phases must have a bucket; the other one may run in fallbacks.", "both", "prefill", "decode"
+    )
+    flat_drafts: bool = _flat_drafts()
+
+    @path.validator
+    def _check_path(self, attribute: attrs.Attribute[str], path: str) -> None:
+        if not path:
+            raise ValueError("must name a file")

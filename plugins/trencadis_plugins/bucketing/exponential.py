@@ -1,41 +1,39 @@
 """Sizes that grow by a constant factor.
 
-Source: vllm-gaudi, extension/bucketing/exponential.py, rules of 2026.
+Source: vllm-gaudi, extension/bucketing/exponential.py, rules of 2026; the rules of July 2025 are in ``filled.py``.
 """
 
 from __future__ import annotations
 
 import math
 
-from trencadis.interfaces import BucketingStrategy
-from trencadis.records import Bucket, BucketLimits, Shape
+from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import ExponentialConfig
+from trencadis_plugins.bucketing.filled import filled_decode_buckets, filled_prefill_buckets
 from trencadis_plugins.bucketing.generate import LONG_MODEL_LEN, decode_buckets, prefill_buckets
-from trencadis_plugins.bucketing.table import BucketTable, fallback_bucket
+from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
 
 __all__ = ["Exponential", "exponential_range"]
 
 
-class Exponential(BucketingStrategy):
+class Exponential(TableStrategy):
     """About log2(largest) sizes in each dimension, so warm-up stays short over a wide range. Immutable.
 
     Args:
         limits: What ``bucket_for`` works under.
-        config: How many sizes a dimension has.
+        config: How many sizes a dimension has, and whose rules make them.
     """
 
     def __init__(self, limits: BucketLimits, config: ExponentialConfig | None = None) -> None:
         self._config = config if config is not None else ExponentialConfig()
-        self._limits = limits
-        self._table = BucketTable(self.buckets(limits))
+        super().__init__(limits)
 
     def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         """Return the table: prefill buckets, then decode buckets. Pure."""
-        return self._prefill(limits) + self._decode(limits)
-
-    def bucket_for(self, shape: Shape) -> Bucket:
-        """Return the prepared bucket of least ``padded_cost`` that covers ``shape``, or a fallback. Pure."""
-        return self._table.find(shape) or fallback_bucket(shape, self._limits)
+        filled = self._config.generation == "2025-07"
+        prefill = self._filled_prefill(limits) if filled else self._prefill(limits)
+        decode = self._filled_decode(limits) if filled else self._decode(limits)
+        return or_largest(prefill, limits, Phase.PREFILL) + or_largest(decode, limits, Phase.DECODE)
 
     def _prefill(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         config, block_size = self._config, limits.block_size
@@ -57,15 +55,43 @@ class Exponential(BucketingStrategy):
 
     def _decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         config, max_batch = self._config, limits.max_num_seqs
-        # Without contiguous blocks, shared prefixes let sequences read more blocks than there are; three times is enough.
-        max_readable = limits.num_blocks if limits.contiguous else 3 * limits.num_blocks
-        max_blocks = min(limits.max_blocks_per_sequence * max_batch, max_readable)
+        max_blocks, derived = self._decode_blocks(limits)
         bs_limit = self._limit(config.decode_bs_limit, derived=_ceil_log2(max_batch) + 1)
-        block_limit = self._limit(config.decode_block_limit, derived=_ceil_log2(max_blocks) + 1)
+        block_limit = self._limit(config.decode_block_limit, derived=derived)
         return decode_buckets(
             limits,
             batch_sizes=exponential_range(1, 2, max_batch, bs_limit),
             num_blocks=exponential_range(1, max_batch, max_blocks, block_limit),
+            flat_drafts=config.flat_drafts,
+        )
+
+    def _decode_blocks(self, limits: BucketLimits) -> tuple[int, int]:
+        """Return the largest count of blocks, and how many counts there are."""
+        most = limits.max_blocks_per_sequence * limits.max_num_seqs
+        if limits.contiguous:
+            most = min(most, limits.num_blocks)
+            return most, _ceil_log2(most) + 1
+        # Shared prefixes let sequences read more blocks than there are; three times is enough.
+        readable = 3 * limits.num_blocks
+        if self._config.clamp_decode_blocks:
+            most = min(most, readable)
+        # Beyond that the same number of counts would lie thinner: add one for each doubling.
+        extra = _ceil_log2(-(-most // readable)) + 1 if most > readable else 0
+        return most, _ceil_log2(most) + 1 + extra
+
+    def _filled_prefill(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        return filled_prefill_buckets(
+            limits,
+            bs_limit=self._limit(self._config.prompt_bs_limit, derived=_ceil_log2(limits.max_prefill_batch_size) + 1),
+            query_limit=self._limit(self._config.prompt_query_limit, derived=_ceil_log2(limits.max_model_len) + 1),
+        )
+
+    def _filled_decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        return filled_decode_buckets(
+            limits,
+            bs_limit=self._limit(self._config.decode_bs_limit, derived=_ceil_log2(limits.max_num_seqs) + 1),
+            block_limit=self._limit(self._config.decode_block_limit, derived=_ceil_log2(limits.num_blocks) + 1),
+            flat_drafts=self._config.flat_drafts,
         )
 
     def _limit(self, own: int, *, derived: int) -> int:

@@ -1,16 +1,31 @@
 """From the sizes of each dimension to a table of buckets: product, filters, correctors; the same for every strategy.
 
+    batch sizes × query lengths × blocks ─ filter: can a legal pass need it? ─ corrector ─ drafts ─▶ sorted buckets
+
 Names of the formulas: P most sequences of a prefill pass, S most sequences, C context blocks, M decode blocks.
-Source: vllm-gaudi, extension/bucketing/exponential.py and linear.py, rules of 2026.
+Source: vllm-gaudi, extension/bucketing/common.py, exponential.py and linear.py, rules of 2026.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from trencadis.records import Bucket, BucketLimits, Phase
+from trencadis_plugins.bucketing.table import max_context_blocks
 
-__all__ = ["LONG_MODEL_LEN", "decode_buckets", "prefill_buckets"]
+__all__ = [
+    "LONG_MODEL_LEN",
+    "corrected",
+    "decode_buckets",
+    "flattened",
+    "legal_buckets",
+    "prefill_buckets",
+    "why_omitted",
+    "with_drafts",
+]
+
+_log = logging.getLogger(__name__)
 
 LONG_MODEL_LEN = 8192
 """From this ``max_model_len`` on, the largest context of a query length is what the query leaves of the model length."""
@@ -24,10 +39,7 @@ def prefill_buckets(
     context_blocks: Sequence[int],
     max_edge: int | None = None,
 ) -> tuple[Bucket, ...]:
-    """Return the prefill buckets over all combinations that a legal step can need, sorted. Pure.
-
-    Combinations above the token budget or the model length are left out. If that leaves nothing, one bucket for the
-    longest query without context stays.
+    """Return the prefill buckets over all combinations that a legal pass can need, sorted; maybe none. Pure.
 
     Args:
         limits: What bounds a shape.
@@ -36,58 +48,100 @@ def prefill_buckets(
         context_blocks: Blocks per sequence, ascending.
         max_edge: The largest context follows the query length only where that stays below this many blocks.
     """
-    largest_context = context_blocks[-1]
-    max_context = -(-(limits.max_model_len - 1) // limits.block_size)
-    found = set()
-    for batch_size in batch_sizes:
-        edge = largest_context
-        for query_len in query_lens:
-            left = (limits.max_model_len - query_len) // limits.block_size
-            if limits.max_model_len >= LONG_MODEL_LEN and left >= 0 and (max_edge is None or left < max_edge):
-                edge = left
-            for context in (*context_blocks[:-1], edge):
-                if (
-                    context <= max_context
-                    and query_len <= limits.max_model_len
-                    and batch_size * query_len <= limits.max_num_batched_tokens
-                ):
-                    found.add(Bucket(batch_size, query_len, context, Phase.PREFILL))
-    if not found:
-        longest = min(limits.max_num_batched_tokens, limits.max_model_len)
-        found.add(Bucket(1, longest, 0, Phase.PREFILL))
-    return tuple(sorted(found))
+    edge = context_blocks[-1]
+    found = []
+    for query_len in query_lens:
+        left = (limits.max_model_len - query_len) // limits.block_size
+        if limits.max_model_len >= LONG_MODEL_LEN and left >= 0 and (max_edge is None or left < max_edge):
+            edge = left
+        contexts = (*context_blocks[:-1], edge)
+        found += [Bucket(batch_size, query_len, context) for batch_size in batch_sizes for context in contexts]
+    return legal_buckets(found, limits)
 
 
 def decode_buckets(
-    limits: BucketLimits, *, batch_sizes: Sequence[int], num_blocks: Iterable[int]
+    limits: BucketLimits, *, batch_sizes: Sequence[int], num_blocks: Iterable[int], flat_drafts: bool = False
 ) -> tuple[Bucket, ...]:
-    """Return the decode buckets over all combinations that a legal step can need, sorted. Pure.
+    """Return the decode buckets over all combinations that a legal pass can need, sorted; maybe none. Pure.
 
-    With contiguous blocks a range over the whole cache is added. Otherwise every sequence reads at least one block, so
-    that smaller combinations are left out, and at most its longest table, so that larger ones are cut. With drafts,
-    every bucket exists for one token and for ``1 + max_draft_tokens``.
+    With contiguous blocks a range over the whole cache is added.
 
     Args:
         limits: What bounds a shape.
         batch_sizes: Ascending.
         num_blocks: Blocks of all sequences together.
+        flat_drafts: How passes with drafts are shaped, see :func:`with_drafts`.
     """
-    blocks = set(num_blocks)
-    if limits.contiguous:
-        blocks.add(limits.num_blocks)
-        pairs = {(batch_size, count) for batch_size in batch_sizes for count in blocks}
-    else:
-        pairs = {
-            (batch_size, min(count, batch_size * limits.max_blocks_per_sequence))
-            for batch_size in batch_sizes
-            for count in blocks
-            if batch_size <= count
-        }
-    query_lens = {1, 1 + limits.max_draft_tokens}
+    blocks = set(num_blocks) | ({limits.num_blocks} if limits.contiguous else set())
+    pairs = [Bucket(batch_size, 1, count, Phase.DECODE) for batch_size in batch_sizes for count in sorted(blocks)]
+    return with_drafts(legal_buckets(pairs, limits), limits, flat=flat_drafts)
+
+
+def legal_buckets(buckets: Iterable[Bucket], limits: BucketLimits) -> tuple[Bucket, ...]:
+    """Return those that a legal pass can need, corrected, sorted and without duplicates. Pure; logs the rest at DEBUG."""
+    candidates = sorted(set(buckets))
+    omitted = [bucket for bucket in candidates if why_omitted(bucket, limits)]
+    if omitted and _log.isEnabledFor(logging.DEBUG):
+        sizes = [(bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in omitted]
+        name = "prompt" if omitted[0].phase is Phase.PREFILL else "decode"
+        _log.debug("Omitted %d %s buckets: %s", len(omitted), name, sizes)
+    left_out = set(omitted)
+    return tuple(sorted({corrected(bucket, limits) for bucket in candidates if bucket not in left_out}))
+
+
+def why_omitted(bucket: Bucket, limits: BucketLimits) -> str:
+    """Return why no legal pass needs ``bucket``, or an empty string. Pure.
+
+    Without contiguous blocks every sequence of a decode pass reads at least one block.
+    """
+    if bucket.phase is Phase.DECODE:
+        fewer = not limits.contiguous and bucket.num_blocks < bucket.batch_size
+        return f"{bucket.num_blocks} blocks for {bucket.batch_size} sequences" if fewer else ""
+    if bucket.num_blocks > max_context_blocks(limits):
+        return f"{bucket.num_blocks} context blocks, but a sequence has at most {max_context_blocks(limits)}"
+    if bucket.query_len > limits.max_model_len:
+        return f"a query of {bucket.query_len} tokens, but max_model_len is {limits.max_model_len}"
+    if bucket.num_tokens > limits.max_num_batched_tokens:
+        return f"{bucket.num_tokens} tokens, but max_num_batched_tokens is {limits.max_num_batched_tokens}"
+    return ""
+
+
+def corrected(bucket: Bucket, limits: BucketLimits) -> Bucket:
+    """Return ``bucket`` with no more blocks than its sequences' longest tables hold, where blocks are listed. Pure."""
+    if bucket.phase is Phase.PREFILL or limits.contiguous:
+        return bucket
+    most = bucket.batch_size * limits.max_blocks_per_sequence
+    return Bucket(bucket.batch_size, bucket.query_len, min(bucket.num_blocks, most), Phase.DECODE)
+
+
+def with_drafts(seeds: Sequence[Bucket], limits: BucketLimits, *, flat: bool = False) -> tuple[Bucket, ...]:
+    """Return decode buckets of one token each and what verifies drafts beside them, sorted. Pure.
+
+    Args:
+        seeds: Decode buckets with a query of one token.
+        limits: ``max_draft_tokens`` is read: 0 adds nothing.
+        flat: A pass with drafts has a row for each token, as a backend that flattens asks for; else a longer query.
+    """
+    if flat:
+        return flattened(seeds, limits)
+    lens = {1, 1 + limits.max_draft_tokens}
     return tuple(
-        sorted(
-            Bucket(batch_size, query_len, count, Phase.DECODE)
-            for batch_size, count in pairs
-            for query_len in query_lens
-        )
+        sorted(Bucket(seed.batch_size, query, seed.num_blocks, Phase.DECODE) for seed in seeds for query in lens)
     )
+
+
+def flattened(seeds: Sequence[Bucket], limits: BucketLimits) -> tuple[Bucket, ...]:
+    """Return decode buckets for passes whose drafts are rows of their own, beside the seeds, sorted. Pure.
+
+    With t tokens a sequence a batch of bs has bs · t rows, which read the sequences' c blocks once (if there is one for
+    each row) or once each, c · t.
+
+    Source: vllm-gaudi, extension/bucketing/common.py, speculative decoding.
+    """
+    rows = 1 + limits.max_draft_tokens
+    found = set(seeds)
+    for seed in seeds:
+        batch_size, blocks = seed.batch_size * rows, seed.num_blocks
+        counts = (blocks, blocks * rows) if batch_size <= blocks else (blocks * rows,)
+        found.update(corrected(Bucket(batch_size, 1, count, Phase.DECODE), limits) for count in counts)
+    return tuple(sorted(found))

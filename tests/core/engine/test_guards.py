@@ -119,6 +119,20 @@ class NeverPrefills(SchedulingPolicy):
         return 0
 
 
+class PausesEveryOtherStep(SchedulingPolicy):
+    num_calls = 0
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        self.num_calls += 1
+        return TokenSplit(decode=0, prefill=0) if self.num_calls % 2 else super().split(view, token_budget=token_budget)
+
+
+def test_policy_that_pauses_between_steps_is_left_alone() -> None:
+    engine = make_engine(policy=PausesEveryOtherStep(), async_scheduling=False)
+    engine.add(request("a"))
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
+
+
 @pytest.mark.parametrize("fallback", [False, True])
 def test_policy_that_schedules_nothing_is_replaced_or_named(fallback: bool) -> None:
     engine = make_engine(policy=NeverPrefills(), fallback=fallback)

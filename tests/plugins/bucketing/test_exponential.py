@@ -32,6 +32,24 @@ class TestExponentialOfOneSize(BucketingConformance):
         return Exponential(limits, ExponentialConfig(limit=1))
 
 
+class TestExponentialOf2025(BucketingConformance):
+    def make(self, limits):
+        return Exponential(limits, ExponentialConfig(generation="2025-07"))
+
+    def is_within(self, bucket, limits):
+        """The older rules list counts up to the whole cache, rounded up to a block size, for every batch."""
+        if bucket.phase is Phase.DECODE and bucket.num_blocks <= -(-limits.num_blocks // limits.block_size) * (
+            limits.block_size
+        ):
+            return bucket.batch_size <= limits.max_num_seqs and bucket.query_len <= 1 + limits.max_draft_tokens
+        return super().is_within(bucket, limits)
+
+
+class TestExponentialWithoutClamp(BucketingConformance):
+    def make(self, limits):
+        return Exponential(limits, ExponentialConfig(clamp_decode_blocks=False))
+
+
 def limits(seqs, tokens, length, blocks, contiguous=False):
     return attrs.evolve(
         SMALL,
@@ -114,6 +132,12 @@ def test_contiguous_decode_buckets_reach_over_the_whole_cache():
     case = attrs.evolve(SMALL, contiguous=True)
     sizes = {bucket.num_blocks for bucket in of_phase(Exponential(case).buckets(case), Phase.DECODE)}
     assert sorted(sizes) == [1, 4, 8, 12, 16, 24, 32, 5781]
+
+
+def test_contiguous_decode_blocks_of_a_large_engine_are_as_many_as_the_caches_doublings_and_one():
+    case = limits(256, 8192, 32768, 4127, contiguous=True)
+    sizes = {bucket.num_blocks for bucket in of_phase(Exponential(case).buckets(case), Phase.DECODE)}
+    assert sorted(sizes) == exponential_range(1, 256, 4127, 14)
 
 
 def test_decode_blocks_end_with_the_longest_tables_of_all_sequences():
@@ -222,3 +246,79 @@ def test_prepared_bucket_is_the_next_larger_one(shape, bucket):
 def test_shape_beyond_the_table_gets_a_fallback_that_covers_it():
     case = attrs.evolve(SMALL, num_blocks=5)
     assert Exponential(case).bucket_for(Shape(4, 1, 31, Phase.DECODE)) == Bucket(4, 1, 32, Phase.DECODE)
+
+
+def test_tables_of_july_2025_equal_the_vendors_lists():
+    table = Exponential(SMALL, ExponentialConfig(generation="2025-07")).buckets(SMALL)
+    prefill = [(b.batch_size, b.query_len, b.num_blocks) for b in of_phase(table, Phase.PREFILL)]
+    decode = [(b.batch_size, b.query_len, b.num_blocks) for b in of_phase(table, Phase.DECODE)]
+    blocks = [128, 256, 384, 512, 640, 768, 896, 1024, 1408, 1792, 2432, 3328, 4352, 5888]
+    assert prefill == [(1, 128 * i, context) for i in range(1, 9) for context in range(9 - i)]
+    assert decode == [(batch_size, 1, count) for batch_size in (1, 2, 4) for count in blocks]
+    assert (len(prefill), len(decode)) == (36, 42)
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_prefill", "num_decode"),
+    [
+        ({"limit": 1}, 1, 1),
+        ({"prompt_query_limit": 1}, 1, 42),
+        ({"decode_bs_limit": 1}, 36, 14),
+        ({"decode_block_limit": 4}, 36, 12),
+    ],
+)
+def test_limits_of_july_2025_belong_to_their_dimensions(setting, num_prefill, num_decode):
+    table = Exponential(SMALL, ExponentialConfig(generation="2025-07", **setting)).buckets(SMALL)
+    assert len(of_phase(table, Phase.PREFILL)) == num_prefill
+    assert len(of_phase(table, Phase.DECODE)) == num_decode
+
+
+def test_prefill_batches_of_july_2025_follow_the_limit():
+    case = attrs.evolve(SMALL, max_prefill_batch_size=4)
+    batches = lambda **setting: {  # noqa: E731
+        bucket.batch_size
+        for bucket in of_phase(
+            Exponential(case, ExponentialConfig(generation="2025-07", **setting)).buckets(case), Phase.PREFILL
+        )
+    }
+    assert batches() == {1, 2, 4}
+    assert batches(prompt_bs_limit=1) == {4}
+
+
+def test_decode_blocks_without_clamp_reach_over_all_tables_and_are_denser():
+    case = limits(256, 8192, 32768, 4127)  # 65,536 blocks in tables, a cache of 4,127: 16 doublings, and 4 more
+    table = Exponential(case, ExponentialConfig(clamp_decode_blocks=False)).buckets(case)
+    sizes = sorted({bucket.num_blocks for bucket in table if bucket.batch_size == 256 and bucket.query_len == 1})
+    assert sizes == exponential_range(1, 256, 65536, 16 + 1 + 3 + 1)[1:]
+
+
+def test_clamp_is_nothing_to_a_cache_that_holds_the_tables():
+    without = ExponentialConfig(clamp_decode_blocks=False)
+    assert Exponential(SMALL, without).buckets(SMALL) == Exponential(SMALL).buckets(SMALL)
+
+
+def test_batch_of_one_is_prepared_beside_even_batches():
+    """It was missing in September 2025, and every single sequence ran in a batch of two."""
+    for case in (SMALL, limits(256, 8192, 32768, 4127)):
+        assert 1 in {bucket.batch_size for bucket in of_phase(Exponential(case).buckets(case), Phase.DECODE)}
+
+
+def test_number_of_decode_counts_is_not_capped():
+    """A cap, in April 2026, cut warm-up to a third, and let passes fall between the buckets."""
+    case = limits(4, 2048, 32768, 100_000)
+    sizes = {bucket.num_blocks for bucket in of_phase(Exponential(case).buckets(case), Phase.DECODE)}
+    assert len(sizes) > 6
+
+
+def test_flat_drafts_take_the_place_of_longer_queries():
+    case = attrs.evolve(SMALL, num_blocks=300, max_draft_tokens=2)
+    decode = of_phase(Exponential(case, ExponentialConfig(flat_drafts=True)).buckets(case), Phase.DECODE)
+    assert len(decode) == 32
+    assert {bucket.query_len for bucket in decode} == {1}
+
+
+@pytest.mark.parametrize("generation", ["2026-08", "2025-07"])
+def test_budget_below_every_size_leaves_the_longest_query(generation):
+    case = attrs.evolve(SMALL, max_model_len=100, max_num_batched_tokens=120)
+    prefill = of_phase(Exponential(case, ExponentialConfig(generation=generation)).buckets(case), Phase.PREFILL)
+    assert prefill == [Bucket(1, 100, 0)]

@@ -173,3 +173,14 @@ def test_contiguous_minimum_equal_to_the_cache_stays():
 def test_no_context_is_no_context_in_a_long_model_too():
     limits = attrs.evolve(SMALL, max_model_len=16384)
     assert sizes(LinearConfig(prompt_ctx_max=0), "num_blocks", Phase.PREFILL, limits) == [0]
+
+
+def test_ranges_of_august_2024_have_the_vendors_24_and_48_combinations():
+    """Four sequences, steps of 32 and 128, prompts to 1,024 tokens and 2,048 in all: 3 sequences of 412 run as (4, 512)."""
+    prompt = [linear_range(1, 32, 4), linear_range(128, 128, 1024)]
+    decode = [linear_range(1, 128, 4), linear_range(128, 128, 2048)]
+    assert [len(batch_sizes) * len(lengths) for batch_sizes, lengths in (prompt, decode)] == [24, 48]
+    assert [next(size for size in sizes if size >= least) for sizes, least in zip(prompt, (3, 412), strict=True)] == [
+        4,
+        512,
+    ]

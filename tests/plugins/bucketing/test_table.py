@@ -5,8 +5,16 @@ import random
 import attrs
 import pytest
 
+from trencadis.errors import ConfigValueError
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
-from trencadis_plugins.bucketing.table import BucketTable, fallback_bucket, fallback_size, padded_cost
+from trencadis_plugins.bucketing.table import (
+    BucketTable,
+    fallback_bucket,
+    fallback_size,
+    max_context_blocks,
+    max_decode_blocks,
+    padded_cost,
+)
 
 LIMITS = BucketLimits(
     block_size=128,
@@ -66,6 +74,46 @@ def test_find_equals_a_search_of_the_whole_table(phase):
             covering = [bucket for bucket in buckets if bucket.covers(shape)]
             expected = min(covering, key=lambda bucket: (padded_cost(bucket), bucket), default=None)
             assert table.find(shape) == expected
+
+
+def test_look_up_is_three_bisections_whatever_the_size_of_the_table(monkeypatch):
+    """Counted, not timed: a look-up compares no bucket and makes none."""
+    sizes = range(1, 41)
+    table = BucketTable([Bucket(i, j, k) for i in sizes for j in sizes for k in sizes])
+    monkeypatch.setattr(Bucket, "covers", None)
+    monkeypatch.setattr("trencadis_plugins.bucketing.table.padded_cost", None)
+    calls = []
+    monkeypatch.setattr(
+        "trencadis_plugins.bucketing.table.bisect_left",
+        lambda axis, size: (
+            calls.append(len(axis)) or next((i for i, item in enumerate(axis) if item >= size), len(axis))
+        ),
+    )
+    assert table.find(Shape(7, 39, 40)) == Bucket(7, 39, 40)
+    assert table.find(Shape(7, 41, 40)) is None
+    assert calls == [40] * 6
+
+
+def test_hundreds_of_buckets_without_a_common_size_are_looked_up():
+    buckets = [Bucket(i, 1000 - i, i) for i in range(1, 201)]
+    assert BucketTable(buckets).find(Shape(150, 850, 1)) == Bucket(150, 850, 150)
+    assert BucketTable(buckets).find(Shape(150, 851, 1)) is None
+
+
+def test_table_without_common_sizes_that_is_too_large_is_refused():
+    buckets = [Bucket(i, 1000 - i, i) for i in range(1, 301)]
+    with pytest.raises(ConfigValueError, match=r"300 prefill buckets have 300 batch sizes.*Use fewer different sizes"):
+        BucketTable(buckets)
+
+
+@pytest.mark.parametrize(("length", "blocks"), [(1, 0), (2, 1), (129, 1), (130, 2), (4096, 32)])
+def test_context_is_all_but_one_token_rounded_up_to_blocks(length, blocks):
+    assert max_context_blocks(attrs.evolve(LIMITS, max_model_len=length)) == blocks
+
+
+def test_decode_reads_the_cache_or_all_tables():
+    assert max_decode_blocks(LIMITS) == 16 * 32
+    assert max_decode_blocks(attrs.evolve(LIMITS, contiguous=True)) == 300
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -1,0 +1,153 @@
+"""Environment names of other software that mean one of our settings, so that an existing deployment moves over unchanged.
+
+A config class, of a plugin too, declares them in a field's metadata: ``"aliases"`` is a name, several names, or a mapping
+of names to functions that turn the text into a value. The schema's own are in a table here. The strongest name comes
+first; a ``TRENCADIS_`` name is stronger than any alias, and a weaker name that says something else is reported.
+
+    VLLM_SKIP_WARMUP=true ▶ Alias("VLLM_SKIP_WARMUP", "engine.warmup", inverted) ▶ Given("engine.warmup", False)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from trencadis.config.messages import value_error
+from trencadis.config.settings import Setting, Settings
+from trencadis.config.sources import Given
+from trencadis.errors import did_you_mean
+
+__all__ = ["Alias", "alias_rows", "aliases_of", "from_aliases", "truth"]
+
+_log = logging.getLogger(__name__)
+
+Reader = Callable[[str], Any]
+"""Text of a variable to the value of a setting; ``attrs.NOTHING`` if it says nothing about it. Raises ``ValueError``."""
+
+_TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
+_FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
+
+
+@attrs.frozen
+class Alias:
+    """An environment name of other software.
+
+    Attributes:
+        name: Such as ``VLLM_SKIP_WARMUP``.
+        path: Dotted path of the setting it sets. One name may set several settings.
+        read: Turns its text into the setting's value; None: as the setting's type says.
+    """
+
+    name: str
+    path: str
+    read: Reader | None = None
+
+
+def truth(text: str) -> bool:
+    """Return what a boolean variable says. Pure.
+
+    Raises:
+        ValueError: Neither yes nor no.
+
+    Source: vllm-gaudi, extension/environment.py, which takes all but the true words for false.
+    """
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError("must be true or false (also: yes, no, on, off, 1, 0).")
+    return word in _TRUE
+
+
+def _inverted(text: str) -> bool:
+    return not truth(text)
+
+
+def _strategy(text: str) -> str:
+    names = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
+    if text not in names:
+        raise ValueError(f"must be one of: {', '.join(names)}.{did_you_mean(text, names)}")
+    return names[text]
+
+
+def _exponential_or_linear(text: str) -> str:
+    return "exponential" if truth(text) else "linear"
+
+
+def _exact_if_off(text: str) -> Any:
+    return attrs.NOTHING if truth(text) else "exact"
+
+
+def _level(text: str) -> str:
+    return {"critical": "error", "warn": "warning"}.get(text.lower(), text.lower())
+
+
+_SCHEMA: tuple[Alias, ...] = (
+    Alias("VLLM_ENABLE_BUCKETING", "bucketing.name", _exact_if_off),
+    Alias("VLLM_BUCKETING_FROM_FILE", "bucketing.name", lambda _: "from_file"),
+    Alias("VLLM_EXPONENTIAL_BUCKETING", "bucketing.name", _exponential_or_linear),
+    Alias("VLLM_BUCKETING_STRATEGY", "bucketing.name", _strategy),
+    Alias("VLLM_SKIP_WARMUP", "engine.warmup", _inverted),
+    Alias("VLLM_PREFIX_CACHING", "cache.prefix_caching", truth),
+    Alias("VLLM_LOGGING_LEVEL", "log.level", _level),
+)
+"""Names for the schema's own settings. Source: vllm-gaudi, extension/config.py, features.py and runtime.py."""
+
+
+def aliases_of(settings: Settings) -> list[Alias]:
+    """Return every alias: the schema's, then those that config classes declare, the strongest of a setting first. Pure."""
+    found = [alias for alias in _SCHEMA if settings.get(alias.path) is not None]
+    for setting in settings:
+        found += _declared(setting)
+    return found
+
+
+def _declared(setting: Setting) -> Iterator[Alias]:
+    declared = setting.attribute.metadata.get("aliases", ())
+    if isinstance(declared, str):
+        declared = (declared,)
+    for name in declared:
+        yield Alias(name, setting.path, declared[name] if isinstance(declared, Mapping) else None)
+
+
+def from_aliases(environ: Mapping[str, str], settings: Settings) -> list[Given]:
+    """Return the values of aliases that are set and not empty, at most one for each setting. Pure but for warnings.
+
+    Raises:
+        ConfigValueError: A text that the alias has no meaning for.
+    """
+    given: dict[str, Given] = {}
+    for alias in aliases_of(settings):
+        text = environ.get(alias.name, "")
+        setting = settings.get(alias.path)
+        item = _given(alias, setting, text) if text and setting is not None else None
+        if item is None or setting is None:
+            continue
+        stronger = given.setdefault(alias.path, item)
+        if stronger is not item and stronger.raw != item.raw:
+            _log.warning("%s=%s is ignored: %s says otherwise.", alias.name, text, stronger.source)
+        elif stronger is item and setting.environment in environ:
+            _log.warning("%s=%s is ignored: environment %s is set too.", alias.name, text, setting.environment)
+    return list(given.values())
+
+
+def _given(alias: Alias, setting: Setting, text: str) -> Given | None:
+    """Return what an alias says about a setting; None if nothing."""
+    source = f"environment {alias.name}"
+    read = truth if alias.read is None and setting.type is bool else alias.read
+    if read is None:
+        return Given(path=alias.path, raw=text, source=source, is_text=True)
+    try:
+        value = read(text)
+    except ValueError as error:
+        raise value_error(alias.path, text, source, str(error), secret=setting.secret) from error
+    return None if value is attrs.NOTHING else Given(path=alias.path, raw=value, source=source)
+
+
+def alias_rows(settings: Settings) -> list[tuple[str, str]]:
+    """Return each alias name with the settings it sets, for the reference page. Pure."""
+    rows: dict[str, list[str]] = {}
+    for alias in aliases_of(settings):
+        rows.setdefault(alias.name, []).append(alias.path)
+    return [(name, ", ".join(f"`{path}`" for path in paths)) for name, paths in rows.items()]

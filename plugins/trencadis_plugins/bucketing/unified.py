@@ -1,0 +1,55 @@
+"""The sizes of unified attention, on the shapes that the engine has."""
+
+from __future__ import annotations
+
+from trencadis.records import Bucket, BucketLimits, Phase
+from trencadis_plugins.bucketing.config import UnifiedConfig
+from trencadis_plugins.bucketing.generate import decode_buckets, prefill_buckets
+from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
+from trencadis_plugins.bucketing.table import max_context_blocks, max_decode_blocks
+from trencadis_plugins.bucketing.unified_table import (
+    UnifiedBucket,
+    alpha_points,
+    exponential_points,
+    unified_buckets,
+)
+
+__all__ = ["Unified"]
+
+
+class Unified(TableStrategy):
+    """The form's sizes in each dimension of prefill and decode passes: few, and tied to the number of sequences. Immutable.
+
+    Args:
+        limits: What ``bucket_for`` works under.
+        config: Which form.
+    """
+
+    def __init__(self, limits: BucketLimits, config: UnifiedConfig | None = None) -> None:
+        self._config = config if config is not None else UnifiedConfig()
+        super().__init__(limits)
+
+    def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        """Return the table: prefill buckets, then decode buckets. Pure."""
+        longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+        prefill = prefill_buckets(
+            limits,
+            batch_sizes=self._points(limits.max_prefill_batch_size, limits),
+            query_lens=self._points(longest, limits),
+            context_blocks=[0, *self._points(max_context_blocks(limits), limits)],
+        )
+        decode = decode_buckets(
+            limits,
+            batch_sizes=self._points(limits.max_num_seqs, limits),
+            num_blocks=self._points(max_decode_blocks(limits), limits),
+            flat_drafts=self._config.flat_drafts,
+        )
+        return or_largest(prefill, limits, Phase.PREFILL) + or_largest(decode, limits, Phase.DECODE)
+
+    def unified_buckets(self, limits: BucketLimits) -> tuple[UnifiedBucket, ...]:
+        """Return the table of a device whose passes hold prefills and decodes at once, sorted. Pure."""
+        return unified_buckets(limits, self._config.form)
+
+    def _points(self, maximum: int, limits: BucketLimits) -> list[int]:
+        points = alpha_points if self._config.form == "alpha" else exponential_points
+        return sorted(size for size in points(maximum, limits.max_num_seqs) if size <= maximum)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import logging
+
+import attrs
+import pytest
+
+from trencadis.config import load_config, settings_of
+from trencadis.config.aliases import Alias, alias_rows, aliases_of, from_aliases, truth
+from trencadis.config.explain import explain
+from trencadis.errors import ConfigValueError
+
+
+def _halved(text):
+    return int(text) // 2
+
+
+def _unless_default(text):
+    return attrs.NOTHING if text == "default" else text
+
+
+@attrs.frozen(kw_only=True)
+class PlainConfig:
+    """Table ``[bucketing.plain]``: aliases of every form."""
+
+    size: int = attrs.field(default=1, metadata={"aliases": "OTHER_SIZE"})
+    width: int = attrs.field(default=1, metadata={"aliases": ("OTHER_WIDTH", "OLDER_WIDTH")})
+    half: int = attrs.field(default=1, metadata={"aliases": {"OTHER_WHOLE": _halved}})
+    switch: bool = attrs.field(default=False, metadata={"aliases": ["OTHER_SWITCH"]})
+    word: str = attrs.field(default="", metadata={"aliases": {"OTHER_WORD": _unless_default}})
+
+
+@attrs.frozen(kw_only=True)
+class TwinConfig:
+    """Table ``[bucketing.twin]``: shares a name with the other."""
+
+    size: int = attrs.field(default=1, metadata={"aliases": ("OTHER_SIZE",)})
+
+
+COMPONENTS = {"bucketing": {"plain": PlainConfig, "twin": TwinConfig}}
+
+
+def load(environ, **more):
+    return load_config(components=COMPONENTS, environ=environ, **more)
+
+
+def plain(environ, **more):
+    return load(environ, **more).config.bucketing.components["plain"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "values"),
+    [
+        ({"OTHER_SIZE": "7"}, {"size": 7}),
+        ({"OLDER_WIDTH": "5"}, {"width": 5}),
+        ({"OTHER_WHOLE": "10"}, {"half": 5}),
+        ({"OTHER_SWITCH": "Y"}, {"switch": True}),
+        ({"OTHER_SWITCH": "off"}, {"switch": False}),
+        ({"OTHER_WORD": "default"}, {"word": ""}),
+        ({"OTHER_SIZE": ""}, {"size": 1}),
+    ],
+)
+def test_components_field_declares_what_its_alias_means(environ, values):
+    assert plain(environ) == attrs.evolve(PlainConfig(), **values)
+
+
+def test_one_name_sets_every_setting_that_declares_it():
+    components = load({"OTHER_SIZE": "7"}).config.bucketing.components
+    assert (components["plain"].size, components["twin"].size) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("environ", "path", "value"),
+    [
+        ({"VLLM_SKIP_WARMUP": "true"}, "engine.warmup", False),
+        ({"VLLM_SKIP_WARMUP": "0"}, "engine.warmup", True),
+        ({"VLLM_PREFIX_CACHING": "no"}, "cache.prefix_caching", False),
+        ({"VLLM_BUCKETING_STRATEGY": "exp"}, "bucketing.name", "exponential"),
+        ({"VLLM_BUCKETING_STRATEGY": "lin"}, "bucketing.name", "linear"),
+        ({"VLLM_BUCKETING_STRATEGY": "pad"}, "bucketing.name", "padding_aware"),
+        ({"VLLM_EXPONENTIAL_BUCKETING": "true"}, "bucketing.name", "exponential"),
+        ({"VLLM_EXPONENTIAL_BUCKETING": "false"}, "bucketing.name", "linear"),
+        ({"VLLM_BUCKETING_FROM_FILE": "/tmp/b.txt"}, "bucketing.name", "from_file"),
+        ({"VLLM_ENABLE_BUCKETING": "false"}, "bucketing.name", "exact"),
+        ({"VLLM_LOGGING_LEVEL": "DEBUG"}, "log.level", "debug"),
+        ({"VLLM_LOGGING_LEVEL": "CRITICAL"}, "log.level", "error"),
+    ],
+)
+def test_names_of_the_vllm_plugin_set_the_schemas_settings(environ, path, value):
+    resolved = load(environ)
+    assert resolved.values[path] == value
+    assert resolved.sources[path] == f"environment {next(iter(environ))}"
+
+
+def test_enabled_bucketing_says_nothing_about_which():
+    resolved = load({"VLLM_ENABLE_BUCKETING": "true"})
+    assert (resolved.values["bucketing.name"], resolved.sources["bucketing.name"]) == ("auto", "default")
+
+
+def test_explanation_names_the_alias_as_the_source():
+    rows = {row.path: row for row in explain(load({"VLLM_SKIP_WARMUP": "1"}))}
+    assert (rows["engine.warmup"].value, rows["engine.warmup"].source) == ("false", "environment VLLM_SKIP_WARMUP")
+
+
+def test_file_is_weaker_and_flag_and_argument_are_stronger(tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text("[bucketing.plain]\nsize = 2\n")
+    environ = {"OTHER_SIZE": "3"}
+    assert plain(environ, file=file).size == 3
+    assert plain(environ, file=file, flags=["--bucketing.plain.size", "4"]).size == 4
+    assert plain(environ, file=file, overrides={"bucketing.plain.size": 5}).size == 5
+
+
+def test_own_name_wins_and_the_alias_is_reported_once(caplog):
+    environ = {"TRENCADIS_ENGINE__WARMUP": "true", "VLLM_SKIP_WARMUP": "true"}
+    with caplog.at_level(logging.WARNING, logger="trencadis"):
+        resolved = load(environ)
+    assert resolved.config.engine.warmup is True
+    assert resolved.sources["engine.warmup"] == "environment TRENCADIS_ENGINE__WARMUP"
+    said = "VLLM_SKIP_WARMUP=true is ignored: environment TRENCADIS_ENGINE__WARMUP is set too."
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_stronger_of_two_aliases_wins_and_the_other_is_reported(caplog):
+    environ = {"VLLM_EXPONENTIAL_BUCKETING": "false", "VLLM_BUCKETING_STRATEGY": "pad"}
+    with caplog.at_level(logging.WARNING, logger="trencadis"):
+        assert load(environ).config.bucketing.name == "linear"
+    said = "VLLM_BUCKETING_STRATEGY=pad is ignored: environment VLLM_EXPONENTIAL_BUCKETING says otherwise."
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+def test_aliases_that_agree_are_not_reported(caplog):
+    with caplog.at_level(logging.WARNING, logger="trencadis"):
+        assert plain({"OTHER_WIDTH": "4", "OLDER_WIDTH": "4"}).width == 4
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (
+            {"VLLM_SKIP_WARMUP": "perhaps"},
+            '[engine] warmup = "perhaps" (from environment VLLM_SKIP_WARMUP): must be true or false (also: ',
+        ),
+        (
+            {"VLLM_BUCKETING_STRATEGY": "exponential"},
+            '[bucketing] name = "exponential" (from environment VLLM_BUCKETING_STRATEGY): must be one of: exp, lin, pad.',
+        ),
+        (
+            {"OTHER_SIZE": "big"},
+            '[bucketing.plain] size = "big" (from environment OTHER_SIZE): must be a whole number.',
+        ),
+        ({"OTHER_WHOLE": "x"}, '[bucketing.plain] half = "x" (from environment OTHER_WHOLE): invalid literal'),
+    ],
+)
+def test_text_without_a_meaning_is_refused_with_name_and_value(environ, said):
+    with pytest.raises(ConfigValueError) as caught:
+        load(environ)
+    assert str(caught.value).startswith(said)
+
+
+def test_unknown_names_of_other_software_are_none_of_our_business():
+    assert from_aliases({"VLLM_NO_SUCH_THING": "1"}, settings_of(COMPONENTS)) == []
+
+
+def test_every_alias_leads_to_a_setting():
+    settings = settings_of(COMPONENTS)
+    aliases = aliases_of(settings)
+    assert Alias("OLDER_WIDTH", "bucketing.plain.width") in aliases
+    assert all(settings.get(alias.path) is not None for alias in aliases)
+
+
+def test_reference_lists_an_alias_once_with_all_its_settings():
+    rows = dict(alias_rows(settings_of(COMPONENTS)))
+    assert rows["OTHER_SIZE"] == "`bucketing.plain.size`, `bucketing.twin.size`"
+
+
+@pytest.mark.parametrize(("text", "value"), [("T", True), (" on ", True), ("1", True), ("F", False), ("No", False)])
+def test_truth_is_written_in_many_ways(text, value):
+    assert truth(text) is value

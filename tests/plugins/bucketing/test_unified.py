@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.records import BucketLimits, Phase
+from trencadis_plugins.bucketing.config import UnifiedConfig
+from trencadis_plugins.bucketing.unified import Unified
+from trencadis_plugins.bucketing.unified_table import unified_buckets
+from trencadis_testing.bucketing import BucketingConformance
+
+LIMITS = BucketLimits(
+    block_size=128,
+    max_model_len=1024,
+    max_num_seqs=32,
+    max_num_batched_tokens=2048,
+    max_prefill_batch_size=8,
+    num_blocks=5781,
+    contiguous=False,
+    prefix_caching=True,
+    max_draft_tokens=0,
+)
+
+
+class TestUnified(BucketingConformance):
+    make = Unified
+
+
+class TestUnifiedAlpha(BucketingConformance):
+    def make(self, limits):
+        return Unified(limits, UnifiedConfig(form="alpha"))
+
+
+def sizes(form, dimension, phase, limits=LIMITS):
+    buckets = Unified(limits, UnifiedConfig(form=form)).buckets(limits)
+    return sorted({getattr(bucket, dimension) for bucket in buckets if bucket.phase is phase})
+
+
+@pytest.mark.parametrize(
+    ("form", "dimension", "phase", "expected"),
+    [
+        ("alpha", "batch_size", Phase.PREFILL, [2, 4, 8]),
+        ("alpha", "query_len", Phase.PREFILL, [8, 16, 32, 256, 512, 1024]),
+        ("alpha", "num_blocks", Phase.PREFILL, [0, 2, 4, 8]),
+        ("alpha", "batch_size", Phase.DECODE, [8, 16, 32]),
+        ("alpha", "num_blocks", Phase.DECODE, [8, 16, 32, 64, 128, 256]),
+        ("exponential", "batch_size", Phase.PREFILL, [8]),
+        ("exponential", "num_blocks", Phase.PREFILL, [0, 8]),
+        ("exponential", "batch_size", Phase.DECODE, [32]),
+        ("exponential", "num_blocks", Phase.DECODE, [32, 64, 96, 160, 256]),
+    ],
+)
+def test_each_dimension_has_the_sizes_of_the_form(form, dimension, phase, expected):
+    assert sizes(form, dimension, phase) == expected
+
+
+def test_contiguous_counts_end_with_the_cache():
+    assert sizes("alpha", "num_blocks", Phase.DECODE, attrs.evolve(LIMITS, contiguous=True))[-3:] == [1445, 2890, 5781]
+
+
+@pytest.mark.parametrize("form", ["alpha", "exponential"])
+def test_table_of_a_unified_device_is_that_of_the_form(form):
+    assert Unified(LIMITS, UnifiedConfig(form=form)).unified_buckets(LIMITS) == unified_buckets(LIMITS, form)
