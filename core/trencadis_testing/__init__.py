@@ -17,29 +17,38 @@ if TYPE_CHECKING:
     from trencadis_testing.backend import BackendConformance
     from trencadis_testing.bucketing import BucketingConformance
     from trencadis_testing.eviction import EvictionConformance
+    from trencadis_testing.executor import ExecutorConformance
     from trencadis_testing.fakes import FakeBackend
+    from trencadis_testing.kv_connector import KVConnectorConformance
     from trencadis_testing.observer import ObserverConformance
     from trencadis_testing.sampling import SamplingConformance
     from trencadis_testing.scheduling import SchedulingConformance
+    from trencadis_testing.speculation import SpeculationConformance
 
 __all__ = [
     "BackendConformance",
     "BucketingConformance",
     "EvictionConformance",
+    "ExecutorConformance",
     "FakeBackend",
+    "KVConnectorConformance",
     "ObserverConformance",
     "SamplingConformance",
     "SchedulingConformance",
+    "SpeculationConformance",
 ]
 
 _HOMES = {
     "BackendConformance": "trencadis_testing.backend",
     "BucketingConformance": "trencadis_testing.bucketing",
     "EvictionConformance": "trencadis_testing.eviction",
+    "ExecutorConformance": "trencadis_testing.executor",
     "FakeBackend": "trencadis_testing.fakes",
+    "KVConnectorConformance": "trencadis_testing.kv_connector",
     "ObserverConformance": "trencadis_testing.observer",
     "SamplingConformance": "trencadis_testing.sampling",
     "SchedulingConformance": "trencadis_testing.scheduling",
+    "SpeculationConformance": "trencadis_testing.speculation",
 }
 
 

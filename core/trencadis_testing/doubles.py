@@ -138,13 +138,13 @@ class _LoopWorker(KVWorkerSide):
             if load[0] > 0:
                 continue
             del self._loads[ticket]
-            num_valid = self._store.fail(ticket)
-            num_blocks = len(load[1]) if num_valid is None else num_valid // self._block_size
+            num_valid, cause = self._num_valid_tokens(ticket, load[2])
+            num_blocks = num_valid // self._block_size
             self._copy_in(load[1][:num_blocks], load[2][:num_blocks])
-            if num_valid is None:
-                loaded.append(ticket)
+            if cause:
+                failed.append(FailedLoad(ticket=ticket, num_valid_tokens=num_valid, cause=cause))
             else:
-                failed.append(FailedLoad(ticket=ticket, num_valid_tokens=num_valid, cause="injected"))
+                loaded.append(ticket)
         self._releases = {ticket: left - 1 for ticket, left in self._releases.items()}
         released = [ticket for ticket, left in self._releases.items() if left <= 0]
         for ticket in released:
@@ -156,8 +156,18 @@ class _LoopWorker(KVWorkerSide):
     def close(self) -> None:
         self._loads.clear()
 
+    def _num_valid_tokens(self, ticket: int, hashes: list[str]) -> tuple[int, str]:
+        """Return how many tokens of a load are good, and why not all; empty if all are."""
+        injected = self._store.fail(ticket)
+        if injected is not None:
+            return injected, "injected"
+        num_held = sum(1 for _ in itertools.takewhile(self._store.blocks.__contains__, hashes))
+        return num_held * self._block_size, "" if num_held == len(hashes) else "no longer stored"
+
     def _copy_in(self, blocks: list[int], hashes: list[str]) -> None:
         for block, block_hash in zip(blocks, hashes, strict=True):
+            if block_hash not in self._store.blocks:
+                continue
             part = slice(block * self._block_size, (block + 1) * self._block_size)
             for array, content in zip(self._arrays, self._store.blocks[block_hash], strict=True):
                 array[part] = content

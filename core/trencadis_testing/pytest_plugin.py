@@ -1,7 +1,7 @@
-"""Fixtures for plugin authors; pytest finds them through the entry point ``trencadis`` of the group ``pytest11``.
+"""Fixtures and the option ``--trencadis-conform``; pytest finds them through the entry point ``trencadis`` of ``pytest11``.
 
 pytest imports this module in every run on a machine that has Trencadís installed, so it imports nothing of it: each
-fixture does, when a test asks for it.
+fixture does, when a test asks for it, and the option when it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,45 @@ if TYPE_CHECKING:
     from trencadis.registry import Registry
     from trencadis_testing.fakes import FakeBackend
 
-__all__ = ["fake_backend", "simulated_clock", "trencadis_registry"]
+__all__ = [
+    "fake_backend",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "simulated_clock",
+    "trencadis_registry",
+]
+
+_OPTION = "trencadis_conform"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.getgroup("trencadis").addoption(
+        "--trencadis-conform",
+        dest=_OPTION,
+        action="append",
+        default=[],
+        metavar="NOUN=TARGET[,KEY=VALUE...]",
+        help="run a noun's conformance suite against package.module:Class or an installed component; may be repeated. "
+        "KEY=VALUE: an option of the component, or suite.ATTRIBUTE=VALUE. Without paths nothing else is collected.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect nothing else if the command line names no path."""
+    if config.getoption(_OPTION) and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the suites that were asked for, before ``-k`` and its like choose."""
+    values = config.getoption(_OPTION)
+    if values:
+        from trencadis_testing.conform import items_of
+
+        items.extend(items_of(session, values))
 
 
 @pytest.fixture

@@ -45,3 +45,11 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
         assert f"{plugin} = trencadis_plugins.{plugin}" in text
     assert "torch = trencadis_torch" in text
     assert "trencadis = trencadis.cli:main" in text
+
+
+def test_wheel_carries_the_templates_of_new_plugins(wheel: zipfile.ZipFile) -> None:
+    from trencadis.hookspecs import NOUNS
+
+    names = set(wheel.namelist())
+    for template in ("pyproject.toml", "README.md", "init.py", "config.py", *(f"{noun}.py" for noun in NOUNS)):
+        assert f"trencadis/scaffold/templates/{template}.tmpl" in names

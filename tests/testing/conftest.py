@@ -10,14 +10,18 @@ import pytest
 
 
 @pytest.fixture
-def failures_of() -> Callable[[type[Any], Callable[..., Any]], set[str]]:
-    """``failures_of(Suite, make)`` returns the names of the suite's tests that a strategy made by ``make`` fails."""
+def failures_of() -> Callable[..., set[str]]:
+    """``failures_of(Suite, make)`` returns the names of the suite's tests that a strategy made by ``make`` fails.
+
+    ``only`` names the one test to run, where whole engines make all of them slow.
+    """
     return _failures_of
 
 
-def _failures_of(suite: type[Any], make: Callable[..., Any]) -> set[str]:
+def _failures_of(suite: type[Any], make: Callable[..., Any], *, only: str = "") -> set[str]:
     candidate = type("TestCandidate", (suite,), {"make": staticmethod(make)})
-    return {name for name in dir(suite) if name.startswith("test_") and any(map(_fails, _cases(candidate, name)))}
+    names = [only] if only else [name for name in dir(suite) if name.startswith("test_")]
+    return {name for name in names if any(map(_fails, _cases(candidate, name)))}
 
 
 def _cases(suite: type[Any], name: str) -> Iterator[Callable[[], None]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.cli.flags import CommandParser, config_file, config_flags_help, spell_out
+from trencadis.cli.flags import CommandParser, config_file, config_flags_help, set_aside_config_flags, spell_out
 from trencadis.config import settings_of
 from trencadis.errors import ConfigError
 
@@ -105,3 +105,23 @@ def test_short_forms_are_in_the_help_and_in_suggestions():
 
 def test_a_command_without_short_forms_does_not_speak_of_them(parser):
     assert "short form" not in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "rest"),
+    [
+        (["--a.b=3", "word", "--json"], ["--a.b=3"], ["word", "--json"]),
+        (["--a.b", "3", "word"], ["--a.b=3"], ["word"]),
+        (["--a.b", "--json"], ["--a.b"], ["--json"]),
+        (["word", "--a.b"], ["--a.b"], ["word"]),
+        (["--", "--a.b", "3"], [], ["--", "--a.b", "3"]),
+    ],
+)
+def test_config_flags_are_set_aside_without_knowing_which_there_are(line, flags, rest):
+    assert set_aside_config_flags(line) == (flags, rest)
+
+
+def test_a_command_that_is_not_configured_has_no_config_flags():
+    parser = CommandParser("make", "Makes.", None)
+    assert "--engine.seed" not in parser.format_help()
+    assert "unknown argument --config" in _said(parser.parse, ["--config", "x"])

@@ -73,6 +73,38 @@ def test_ctrl_c_ends_with_130(command):
     assert run_main(["try", "--fail", "ctrl-c"]) == 130
 
 
+@pytest.fixture
+def lone_command(monkeypatch, installed):
+    """A command of the test that needs nothing loaded; returns what it was called with."""
+    calls = []
+    module = types.ModuleType("lone_command")
+    module.SUMMARY = "Works alone."
+    module.add_arguments = lambda parser: parser.add_argument("--json", action="store_true")
+    module.run_alone = lambda args, flags: calls.append((args, flags)) or 5
+    monkeypatch.setitem(sys.modules, "lone_command", module)
+    monkeypatch.setattr(sys.modules["trencadis.cli.main"], "COMMANDS", {"lone": "lone_command"})
+    return module, calls
+
+
+def test_a_command_that_works_alone_loads_neither_plugins_nor_configuration(lone_command, installed, tmp_path):
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)
+    _, calls = lone_command
+    file = str(tmp_path / "no.toml")
+    assert run_main(["lone", "--config", file, "--engine.sed", "3", "--json", "--engine.warmup"]) == 5
+    ((args, flags),) = calls
+    assert (str(args.config), args.json, flags) == (file, True, ["--engine.sed=3", "--engine.warmup"])
+
+
+def test_a_command_that_is_not_configured_refuses_config_flags(lone_command, capsys):
+    module, calls = lone_command
+    module.TAKES_CONFIG = False
+    assert run_main(["lone", "--engine.seed", "3"]) == 2
+    assert "unknown argument --engine.seed" in capsys.readouterr().err
+    assert calls == []
+
+
 def test_the_version_is_printed(capsys):
     assert run_main(["--version"]) == 0
     assert capsys.readouterr().out == f"trencadis {trencadis.__version__}\n"

@@ -1,0 +1,143 @@
+"""Every component that the configuration makes active: exists, fits the others, and can be built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from trencadis.clock import SystemClock
+from trencadis.config import Config
+from trencadis.doctor.findings import Findings
+from trencadis.errors import TrencadisError
+from trencadis.hookspecs import NOUNS
+from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.records import BucketLimits, ModelFacts
+from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
+from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
+
+__all__ = ["check_components"]
+
+_NOMINAL = ModelFacts(
+    architecture="unknown",
+    dtype="float32",
+    vocab_size=32_000,
+    max_model_len=2048,
+    eos_token_ids=(),
+    num_parameters=0,
+    weights_bytes=0,
+    kv_bytes_per_token=1024,
+)
+"""What components are told where the model's files say nothing."""
+
+
+def check_components(
+    found: Findings, registry: Registry, config: Config, sources: Mapping[str, str], model: ModelFacts | None
+) -> None:
+    """Resolve the plan and build each of its components once.
+
+    Args:
+        found: Takes the findings.
+        registry: Of the plugins that can be loaded.
+        config: What is asked for.
+        sources: Who asked, by dotted path.
+        model: What the model's files say, or None.
+    """
+    try:
+        plan = resolve_plan(config, registry, sources=sources)
+    except TrencadisError as error:
+        _check_names(found, registry, config, sources, error)
+        return
+    context = _context(config, model or _NOMINAL)
+    for noun, role, choice in _active(plan):
+        _check_one(found, registry, context, noun, role, choice)
+
+
+def _check_names(
+    found: Findings, registry: Registry, config: Config, sources: Mapping[str, str], error: TrencadisError
+) -> None:
+    """Find every name that no plugin offers; if all are there, what they are together is wrong."""
+    num_unknown = 0
+    for path, name in _named(config):
+        noun, _, key = path.partition(".")
+        if name in NOTHING_CHOSEN or name == AUTO:
+            continue
+        try:
+            registry.select(noun, name, source=sources.get(path, ""), key=key)
+        except TrencadisError as unknown:
+            num_unknown += 1
+            found.fail_with(unknown)
+    if not num_unknown:
+        found.fail_with(error)
+
+
+def _named(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the path and value of every setting that names a component."""
+    for noun in NOUNS:
+        table = getattr(config, noun)
+        for key in ("name", "fallback", "names"):
+            value = getattr(table, key, ())
+            for name in (value,) if isinstance(value, str) else value:
+                yield f"{noun}.{key}", name
+
+
+def _active(plan: ResolvedPlan) -> Iterator[tuple[str, str, Choice]]:
+    for noun, choice in plan.choices.items():
+        yield noun, "active", choice
+    for layout, choice in plan.by_layout.items():
+        yield "bucketing", f"with a {layout} backend", choice
+    for choice in plan.observers:
+        yield "observer", "active", choice
+    for noun, choice in plan.fallbacks.items():
+        if choice.component != getattr(plan.choices.get(noun), "component", None):
+            yield noun, "fallback", choice
+
+
+def _check_one(
+    found: Findings, registry: Registry, context: ComponentContext, noun: str, role: str, choice: Choice
+) -> None:
+    component = choice.component
+    try:
+        made = registry.build(component, choice.options, context)
+    except TrencadisError as error:
+        found.fail_with(error)
+        return
+    trouble = _close(made)
+    origin = component.provenance
+    owner = f"{origin.distribution} {origin.version}" if origin.distribution else f"{origin.module}, no distribution"
+    version = component.component.interface_version
+    text = f"{noun}: {component.name}, {role}; {owner}, interface {version}, can be built"
+    if trouble:
+        found.warn(f"{text}, but not closed again: {trouble}", f"Upgrade {owner}, or tell its author.")
+    else:
+        found.ok(text)
+
+
+def _close(made: Any) -> str:
+    """Give up threads and connections that building has opened; returns what that raises, in words."""
+    target = made.worker if isinstance(made, ConnectorPair) else made
+    try:
+        getattr(target, "close", lambda: None)()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _context(config: Config, model: ModelFacts) -> ComponentContext:
+    """Return what components are built with: sizes of the configuration, and nominal ones where it leaves them open."""
+    block_size = config.cache.block_size or 16
+    max_model_len = config.model.max_model_len or min(model.max_model_len, 4096)
+    limits = BucketLimits(
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_prefill_batch_size=1,
+        num_blocks=config.cache.num_blocks or 4096,
+        contiguous=False,
+        prefix_caching=config.cache.prefix_caching,
+        max_draft_tokens=0,
+    )
+    facts = attrs.evolve(model, max_model_len=max(model.max_model_len, 1))
+    return ComponentContext(clock=SystemClock(), seed=config.engine.seed, limits=limits, model=facts)

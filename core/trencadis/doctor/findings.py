@@ -1,0 +1,109 @@
+"""What an examination found."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import attrs
+
+from trencadis.errors import TrencadisError
+
+__all__ = ["Finding", "Findings", "Severity"]
+
+T = TypeVar("T")
+
+
+class Severity(enum.Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        section: Such as ``plugins``.
+        severity: Whether it is right, doubtful or wrong.
+        message: What was found.
+        remedy: How to mend it; empty if nothing is wrong.
+    """
+
+    section: str
+    severity: Severity
+    message: str
+    remedy: str = ""
+
+
+class Findings:
+    """Findings in the order in which they were made, section by section."""
+
+    def __init__(self) -> None:
+        self._items: list[Finding] = []
+        self._section = ""
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._items)
+
+    def count(self, severity: Severity) -> int:
+        """Return how many findings are of a severity. Pure."""
+        return sum(item.severity is severity for item in self._items)
+
+    def ok(self, message: str) -> None:
+        """Note what is right."""
+        self._add(Severity.OK, message, "")
+
+    def warn(self, message: str, remedy: str) -> None:
+        """Note what is doubtful, and what to do about it."""
+        self._add(Severity.WARN, message, remedy)
+
+    def fail(self, message: str, remedy: str) -> None:
+        """Note what is wrong, and how to mend it."""
+        self._add(Severity.FAIL, message, remedy)
+
+    def fail_with(self, error: TrencadisError) -> None:
+        """Note an error of ours: its hint is the remedy, or what its class says about all errors of its kind."""
+        remedy = error.hint or _remedy_of(type(error))
+        self._add(Severity.FAIL, str(error).removesuffix(error.hint).strip(), remedy)
+
+    def run(self, section: str, check: Callable[..., T], *arguments: Any, otherwise: T | None = None) -> T | None:
+        """Run one check; whatever it raises becomes a finding.
+
+        Args:
+            section: Under which its findings are noted.
+            check: Called with this object and the arguments.
+            arguments: Further ones.
+            otherwise: Returned if it raises.
+        """
+        before, self._section = self._section, section
+        try:
+            return check(self, *arguments)
+        except TrencadisError as error:
+            self.fail_with(error)
+        except (Exception, SystemExit) as error:
+            self.fail(
+                f"the check of this section raised {type(error).__name__}: {error}",
+                "Mend what the message names; if it names nothing of yours, report it.",
+            )
+        finally:
+            self._section = before
+        return otherwise
+
+    def _add(self, severity: Severity, message: str, remedy: str) -> None:
+        one_line = " ".join(message.split())
+        self._items.append(
+            Finding(section=self._section, severity=severity, message=one_line, remedy=" ".join(remedy.split()))
+        )
+
+
+def _remedy_of(kind: type[TrencadisError]) -> str:
+    """Return the sentence after ``Fix:`` in the docstring of an error's class."""
+    _, _, fix = (inspect.getdoc(kind) or "").partition("Fix: ")
+    sentence = " ".join(fix.split())
+    return sentence[:1].upper() + sentence[1:] or "Correct what the message names."

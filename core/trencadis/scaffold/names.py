@@ -1,0 +1,83 @@
+"""What a new plugin is called, in each of the places where it has a name."""
+
+from __future__ import annotations
+
+import keyword
+import re
+
+import attrs
+
+from trencadis import interfaces, records
+from trencadis.errors import ConfigValueError, did_you_mean
+from trencadis.hookspecs import NOUNS
+
+__all__ = ["PluginNames"]
+
+_NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
+_MOST_LETTERS = 24
+_RESERVED = frozenset(
+    {"auto", "budget_ms", "components", "config", "fallback", "name", "names", "none", "options", "py", "test"}
+)
+"""Values and keys of the configuration's noun tables, and modules of the package itself."""
+
+
+@attrs.frozen
+class PluginNames:
+    """The names of one new plugin.
+
+    Attributes:
+        noun: What it plugs into, such as ``kv_connector``.
+        name: Of the component: letters, digits and underscores, such as ``fair_lottery``.
+    """
+
+    noun: str
+    name: str
+
+    @classmethod
+    def read(cls, noun: str, name: str) -> PluginNames:
+        """Return the names for what a user typed; dashes and underscores are the same. Pure.
+
+        Raises:
+            ConfigValueError: There is no such noun, or the name cannot be used; says why.
+        """
+        tidy = noun.strip().lower().replace("-", "_")
+        if tidy not in NOUNS:
+            raise ConfigValueError(
+                f'new-plugin: there is no noun "{noun}". Choose one of: {", ".join(NOUNS)}.{did_you_mean(tidy, NOUNS)}'
+            )
+        if not _NAME.fullmatch(name) or len(name) > _MOST_LETTERS:
+            raise ConfigValueError(
+                f'new-plugin: the name "{name}" cannot be used.',
+                hint=f"Use lower-case letters, digits and single dashes, a letter first, at most {_MOST_LETTERS} in all.",
+            )
+        found = cls(tidy, name.replace("-", "_"))
+        if found.name in _RESERVED or keyword.iskeyword(found.name) or found.class_name in _TAKEN_CLASSES:
+            raise ConfigValueError(
+                f'new-plugin: the name "{name}" has another meaning already, in Python or in Trencadís.',
+                hint="Choose another name.",
+            )
+        return found
+
+    @property
+    def project(self) -> str:
+        """Name of the distribution and of its folder: ``trencadis-kv-connector-fair-lottery``."""
+        return f"trencadis-{self.noun}-{self.name}".replace("_", "-")
+
+    @property
+    def package(self) -> str:
+        """Name of the import package: ``trencadis_kv_connector_fair_lottery``."""
+        return self.project.replace("-", "_")
+
+    @property
+    def entry_point(self) -> str:
+        """Name under which the plugin can be blocked: ``kv-connector-fair-lottery``."""
+        return self.project.removeprefix("trencadis-")
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class: ``FairLottery``."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+_TAKEN_CLASSES = frozenset({*interfaces.__all__, *records.__all__, "Any", "Callable", "Future", "Sequence", "Stuck"})
+"""Classes that the templates import."""

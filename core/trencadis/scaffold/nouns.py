@@ -1,0 +1,104 @@
+"""What the templates need to know about each noun: its contract, the starting component's option, how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+__all__ = ["STARTS", "Option", "Start"]
+
+
+@attrs.frozen
+class Option:
+    """The one option of a starting component.
+
+    Attributes:
+        name: Key of its config table.
+        type: Of the value.
+        default: As Python and TOML both write it.
+        validator: Call of one of ``attrs.validators``.
+        help: One sentence.
+        unit: Such as ``tokens``; empty for none.
+    """
+
+    name: str
+    type: str
+    default: str
+    validator: str
+    help: str
+    unit: str = ""
+
+
+@attrs.frozen
+class Start:
+    """The component that a new plugin of a noun starts with.
+
+    Attributes:
+        contract: Class that the factory returns.
+        summary: What the component does, one line.
+        option: Its option.
+        maker: What the factory imports from the component's module; ``{class}`` stands for the class.
+        call: How the factory calls it.
+    """
+
+    contract: str
+    summary: str
+    option: Option
+    maker: str = "{class}"
+    call: str = "{class}(config)"
+
+
+STARTS: Mapping[str, Start] = {
+    "bucketing": Start(
+        "BucketingStrategy",
+        "Sizes that grow by a constant factor in every dimension.",
+        Option("growth", "float", "2.0", "gt(1.0)", "Each size is this many times the one before."),
+        call="{class}.from_context(config, context)",
+    ),
+    "scheduling": Start(
+        "SchedulingPolicy",
+        "Short prompts before long ones, each by arrival.",
+        Option("long_prompt_tokens", "int", "512", "ge(1)", "A prompt of so many tokens counts as long.", "tokens"),
+    ),
+    "eviction": Start(
+        "EvictionPolicy",
+        "The beginnings of prompts, which others may share, go last.",
+        Option("protected_depth", "int", "4", "ge(0)", "So many blocks from the start go last.", "blocks"),
+    ),
+    "sampling": Start(
+        "Sampler",
+        "The standard sampler, and no token far below the best one.",
+        Option("num_sigmas", "float", "0.0", "ge(0.0)", "Most standard deviations below the best logit; 0: no limit."),
+        maker="make_sampler",
+        call="make_sampler(config)",
+    ),
+    "speculation": Start(
+        "Speculator",
+        "Drafts what followed the last few tokens when they last occurred.",
+        Option("max_draft_tokens", "int", "3", "ge(1)", "Most drafts of a sequence in a step.", "tokens"),
+    ),
+    "kv_connector": Start(
+        "ConnectorPair",
+        "Keeps KV blocks in host memory after the device has forgotten them.",
+        Option("max_blocks", "int", "4096", "ge(1)", "Most blocks kept; the least recently used go first.", "blocks"),
+        maker="make_pair",
+        call="make_pair(config)",
+    ),
+    "backend": Start(
+        "Backend",
+        "A toy model in NumPy: the place for a device of your own.",
+        Option("vocab_size", "int", "4096", "ge(32)", "Number of tokens the toy model knows.", "tokens"),
+    ),
+    "executor": Start(
+        "Executor",
+        "One backend on one thread, with a limit to how long a step may take.",
+        Option("step_timeout_s", "float", "60.0", "gt(0.0)", "A step that takes longer fails.", "s"),
+    ),
+    "observer": Start(
+        "Observer",
+        "Warns of requests that waited too long for their first token.",
+        Option("threshold_s", "float", "1.0", "gt(0.0)", "A longer wait for the first token is too long.", "s"),
+    ),
+}
+"""Of each noun."""

@@ -1,0 +1,242 @@
+"""``pytest --trencadis-conform noun=target``: a noun's suite against any class, without a test file.
+
+    noun=package.module:Class                     a class or a function, as by import path in the configuration
+    noun=name                                     an installed component
+    noun=target,key=value,key=value               with options of the component
+    noun=target,suite.attribute=value             with an attribute of the suite, such as suite.may_refuse=true
+
+Imported by the pytest plugin when the option is used, and only then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.config import load_config
+from trencadis.errors import ConfigError, TrencadisError, did_you_mean
+from trencadis.hookspecs import NOUNS
+from trencadis.interfaces import ComponentContext
+from trencadis.records import BucketLimits, ModelFacts, ModelSource
+from trencadis.registry import Registry
+from trencadis.text import resolve_model_path
+
+__all__ = ["Conformance", "ConformanceModule", "items_of", "parse", "suite_class"]
+
+_SUITES = {
+    noun: (
+        f"trencadis_testing.{noun}",
+        "KVConnectorConformance" if noun == "kv_connector" else f"{noun.capitalize()}Conformance",
+    )
+    for noun in NOUNS
+}
+
+_LIMITS = BucketLimits(
+    block_size=4,
+    max_model_len=256,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    max_prefill_batch_size=2,
+    num_blocks=64,
+    contiguous=False,
+    prefix_caching=True,
+    max_draft_tokens=0,
+)
+_MODEL = ModelFacts(
+    architecture="Fake",
+    dtype="float32",
+    vocab_size=97,
+    max_model_len=256,
+    eos_token_ids=(0,),
+    num_parameters=0,
+    weights_bytes=0,
+    kv_bytes_per_token=16,
+)
+"""What a component is told of engine and model: those of the suites' fake backend."""
+
+
+@attrs.frozen(kw_only=True)
+class Conformance:
+    """One value of the option.
+
+    Attributes:
+        text: As given.
+        noun: Which suite.
+        target: Import path, or name of an installed component.
+        options: Of the component, as text.
+        attributes: Of the suite, as text.
+    """
+
+    text: str
+    noun: str
+    target: str
+    options: Mapping[str, str]
+    attributes: Mapping[str, str]
+
+
+def parse(text: str) -> Conformance:
+    """Read one value of the option. Pure.
+
+    Raises:
+        ConfigError: It is not of the form ``noun=target``, or there is no such noun.
+    """
+    first, *rest = text.split(",")
+    noun, _, target = (part.strip() for part in first.partition("="))
+    if not noun or not target:
+        raise ConfigError(
+            f"--trencadis-conform {text}: no noun and target.",
+            hint="Write --trencadis-conform noun=package.module:Class, or noun=name of an installed component.",
+        )
+    if noun not in NOUNS:
+        raise ConfigError(
+            f"--trencadis-conform {text}: there is no noun {noun!r}. Choose one of: {', '.join(NOUNS)}.{did_you_mean(noun, NOUNS)}"
+        )
+    options: dict[str, str] = {}
+    attributes: dict[str, str] = {}
+    for part in rest:
+        key, has_value, value = (piece.strip() for piece in part.partition("="))
+        if not has_value:
+            raise ConfigError(f"--trencadis-conform {text}: {part!r} is no option.", hint="Write key=value.")
+        if key.startswith("suite."):
+            attributes[key.removeprefix("suite.")] = value
+        else:
+            options[key] = value
+    return Conformance(text=text, noun=noun, target=target, options=options, attributes=attributes)
+
+
+def suite_class(asked: Conformance) -> type[Any]:
+    """Return the noun's suite, made to test the target. Imports the target and, but for an import path, every plugin.
+
+    Raises:
+        TrencadisError: The target cannot be imported or is not of the noun's contract, or an option does not exist.
+    """
+    module, name = _SUITES[asked.noun]
+    suite = getattr(importlib.import_module(module), name)
+    body: dict[str, Any] = {"make": _maker(asked), "__doc__": suite.__doc__, "__module__": module}
+    if asked.noun == "sampling":
+        body["tensor"] = staticmethod(_tensor)
+    if asked.noun == "backend":
+        body["source"] = ModelSource(path=resolve_model_path("demo"))
+    body |= {key: _attribute(suite, key, value, asked) for key, value in asked.attributes.items()}
+    return type(name, (suite,), body)
+
+
+def _maker(asked: Conformance) -> Callable[..., Any]:
+    """Return the suite's method ``make``."""
+    by_path = ":" in asked.target
+    registry = Registry.discover(entry_points=()) if by_path else Registry.discover()
+    noun, target = asked.noun, asked.target
+    flags = [f"--{noun}.{'options' if by_path else target}.{key}={value}" for key, value in asked.options.items()]
+    registered = registry.select(noun, target, source="--trencadis-conform")
+    # The configuration reads the options, so that their types, and errors in words, are those of a config file.
+    name = {f"{noun}.names": (target,)} if noun == "observer" else {f"{noun}.name": target}
+    components = {} if by_path else registry.config_classes()
+    config = load_config(components=components, environ={}, flags=flags, overrides=name).config
+    options = getattr(config, noun).components.get(target, {})
+    context = ComponentContext(clock=SimulatedClock(), seed=0, limits=_LIMITS, model=_MODEL)
+    made = _attribute_of(target) if by_path else None
+    if noun == "bucketing" and made is not None and "context" not in inspect.signature(made).parameters:
+        # As ``make = Fibonacci`` in a test: called with the limits themselves.
+        return lambda _, limits: made(limits, **options)
+
+    def make(_: object, limits: BucketLimits = _LIMITS) -> Any:
+        return registry.build(registered, options, attrs.evolve(context, limits=limits))
+
+    # Once before any test: what cannot be made at all is a mistake on the command line.
+    getattr(make(None), "close", lambda: None)()
+    return make
+
+
+def _attribute_of(path: str) -> Any:
+    module, _, names = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _tensor(array: Any) -> Any:
+    torch: Any = importlib.import_module("torch")
+    return torch.from_numpy(array)
+
+
+def _attribute(suite: type[Any], key: str, text: str, asked: Conformance) -> Any:
+    """Return the value of a suite's attribute, read as the type it has."""
+    names = [name for name, value in vars(suite).items() if not name.startswith("_") and not callable(value)]
+    if key not in names:
+        known = f"It has: {', '.join(names)}." if names else "It has none."
+        raise ConfigError(
+            f"--trencadis-conform {asked.text}: {suite.__name__} has no attribute {key!r}. {known}{did_you_mean(key, names)}"
+        )
+    before = getattr(suite, key)
+    try:
+        if isinstance(before, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(before, int):
+            return int(text)
+    except (KeyError, ValueError):
+        wanted = "true or false" if isinstance(before, bool) else "a whole number"
+        raise ConfigError(f"--trencadis-conform {asked.text}: {key} = {text!r} must be {wanted}.") from None
+    if isinstance(before, frozenset):
+        return frozenset(word for word in text.split("+") if word)
+    return ModelSource(path=text) if isinstance(before, ModelSource) else text
+
+
+class ConformanceModule(pytest.Module):
+    """Collects one suite; its node id is the option's value, so that ids say what was tested.
+
+    Made by :meth:`of`.
+    """
+
+    suite: type[Any]
+
+    @classmethod
+    def of(cls, session: pytest.Session, asked: Conformance) -> ConformanceModule:
+        """Return the collector of one value of the option.
+
+        Raises:
+            pytest.UsageError: The value cannot be used; says why.
+        """
+        try:
+            suite = suite_class(asked)
+        except TrencadisError as error:
+            raise pytest.UsageError(str(error)) from error
+        path = Path(str(importlib.import_module(suite.__module__).__file__))
+        collector: ConformanceModule = cls.from_parent(session, path=path, nodeid=asked.text)
+        collector.suite = suite
+        module = ModuleType(suite.__module__)
+        setattr(module, suite.__name__, suite)
+        collector.obj = module
+        return collector
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Yield the suite's class."""
+        yield pytest.Class.from_parent(self, name=self.suite.__name__)
+
+
+def items_of(session: pytest.Session, values: Iterable[str]) -> list[pytest.Item]:
+    """Return the tests of all values of the option.
+
+    Raises:
+        pytest.UsageError: A value cannot be used; says why.
+    """
+    here = str(session.config.invocation_params.dir)
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found: list[pytest.Item] = []
+    for text in values:
+        try:
+            asked = parse(text)
+        except ConfigError as error:
+            raise pytest.UsageError(str(error)) from error
+        found.extend(session.genitems(ConformanceModule.of(session, asked)))
+    return found

@@ -1,0 +1,128 @@
+"""Drives both sides of a KV connector by hand, without an engine: what the suite looks at call by call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trencadis.interfaces import ConnectorPair, Lookup
+from trencadis.records import ConnectorReport, Request
+
+__all__ = ["ConnectorDesk", "hashes_of", "request_of"]
+
+_MAX_STEPS = 300
+
+
+def hashes_of(numbers: Iterable[int]) -> list[bytes]:
+    """Return the hashes of blocks with these numbers. Pure."""
+    return [hashlib.blake2b(f"block {number}".encode(), digest_size=16).digest() for number in numbers]
+
+
+def request_of(hashes: Sequence[bytes], number: int = 0, *, block_size: int = 4) -> Request:
+    """Return a request with a prompt of as many full blocks, and one token more. Pure."""
+    tokens = range(1, len(hashes) * block_size + 2)
+    return Request(request_id=f"request {number} of {len(hashes)}", prompt_token_ids=tuple(tokens))
+
+
+class ConnectorDesk:
+    """A connector over a cache of its own, whose blocks hold noise.
+
+    Args:
+        pair: The connector.
+        block_size: Tokens per block.
+        cache: From three arrays ``[num_blocks * block_size]`` to what ``register`` is given.
+        settle: Called after every step.
+
+    Attributes:
+        pair: The connector.
+        num_blocks: Of the cache.
+        num_valid_tokens: Of the last load that failed.
+    """
+
+    def __init__(
+        self,
+        pair: ConnectorPair,
+        *,
+        block_size: int,
+        cache: Callable[[tuple[Any, ...]], Any],
+        settle: Callable[[], None],
+    ) -> None:
+        self.pair = pair
+        self.num_blocks = 16
+        self.num_valid_tokens = 0
+        self._block_size = block_size
+        self._settle = settle
+        self._noise = np.random.default_rng(0)
+        size = self.num_blocks * block_size
+        self._arrays = (np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64))
+        self._num_requests = 0
+        self.scribble()
+        pair.worker.register(cache(self._arrays))
+
+    def scribble(self) -> None:
+        """Overwrite the whole cache with new noise."""
+        for array in self._arrays:
+            array[:] = self._noise.integers(0, 2**60, len(array)).astype(array.dtype)
+
+    def contents(self, blocks: Iterable[int]) -> list[list[list[int]]]:
+        """Return what the blocks hold, array by array."""
+        size = self._block_size
+        return [[array[block * size : (block + 1) * size].tolist() for array in self._arrays] for block in blocks]
+
+    def step(self) -> ConnectorReport:
+        """Carry one message over and its report back."""
+        worker, scheduler = self.pair.worker, self.pair.scheduler
+        worker.begin_step(scheduler.take_message())
+        worker.end_step()
+        self._settle()
+        report = worker.poll()
+        scheduler.on_report(report)
+        return report
+
+    def until(self, done: Callable[[ConnectorReport], bool]) -> bool:
+        """Step until a report is as asked for; False if it never is."""
+        return any(done(self.step()) for _ in range(_MAX_STEPS))
+
+    def save(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[list[list[int]]]:
+        """Offer blocks for saving, and overwrite the cache one step later, as an engine may; returns what they held."""
+        contents = self.contents(blocks)
+        self.pair.scheduler.on_computed(blocks=list(blocks), block_hashes=list(hashes))
+        self.step()
+        self.scribble()
+        self.step()
+        return contents
+
+    def lookup(self, hashes: Sequence[bytes]) -> Lookup:
+        """Ask for a prompt until the answer is not ``pending``.
+
+        Raises:
+            AssertionError: It always is.
+        """
+        self._num_requests += 1
+        request = request_of(hashes, self._num_requests, block_size=self._block_size)
+        for _ in range(_MAX_STEPS):
+            found = self.pair.scheduler.lookup(request, block_hashes=tuple(hashes), num_local_tokens=0)
+            if not found.pending:
+                return found
+            self.step()
+        raise AssertionError(f"lookup() answers pending, {_MAX_STEPS} times in a row")
+
+    def load(self, ticket: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> str:
+        """Load into blocks; returns why it failed, or an empty string.
+
+        Raises:
+            AssertionError: It is neither loaded nor failed.
+        """
+        self.pair.scheduler.on_allocated(ticket, blocks=list(blocks), block_hashes=list(hashes))
+        for _ in range(_MAX_STEPS):
+            report = self.step()
+            if ticket in report.loaded:
+                return ""
+            for failed in report.failed:
+                if failed.ticket == ticket:
+                    self.num_valid_tokens = failed.num_valid_tokens
+                    return failed.cause or "failed"
+        raise AssertionError(f"load {ticket} neither arrives nor fails in {_MAX_STEPS} steps")

@@ -1,0 +1,253 @@
+"""Conformance suite of the noun ``executor``."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.errors import BackendError, StepFailedError
+from trencadis.interfaces import Executor, PendingStep
+from trencadis.records import Bucket, ModelSource, Phase, StepOutput
+from trencadis_testing.driver import BackendDriver, Work
+from trencadis_testing.engines import make_engine
+from trencadis_testing.executor_fakes import (
+    CLOSED,
+    POISON,
+    BlockedBackends,
+    FramingWorker,
+    Gate,
+    RaisingWorker,
+    make_backend,
+    make_sampler,
+    one_token,
+    plan_of,
+)
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.workloads import arrivals, serve, wrong_texts
+
+__all__ = ["ExecutorConformance"]
+
+_SOURCE = ModelSource(path="model/of/the/suite")
+_WAIT_S = 20.0
+
+
+class ExecutorConformance:
+    """What every executor must do; inherit from it, and set ``make``.
+
+    The backends are fakes whose behaviour shows in what an executor returns, so that ranks in other processes pass too: the
+    makers handed over can be pickled. Example::
+
+        class TestThreaded(ExecutorConformance):
+            make = Threaded
+
+    Attributes:
+        returns_at_once: ``submit`` returns although the backend's own has not; set it to False for an executor that calls
+            the backend where it is called itself, which suits devices that do not block.
+    """
+
+    returns_at_once: bool = True
+
+    def make(self) -> Executor:
+        """Return a new executor, not started."""
+        raise NotImplementedError(f"{type(self).__name__} needs make = YourExecutor, or a method make(self)")
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def test_start_makes_a_backend_of_rank_0_and_loads_the_model_with_its_sampler(self) -> None:
+        """The facts are those of the backend, which saw the source and the sampler of its own rank."""
+        with _Running(self.make()) as executor:
+            facts = executor.start(make_backend=make_backend, make_sampler=make_sampler, source=_SOURCE)
+            assert facts.architecture == "model/of/the/suite, rank 0, sampler 0"
+            assert executor.capabilities.default_block_size == 4
+
+    def test_memory_is_the_backends_report(self) -> None:
+        """The engine sizes its cache with it."""
+        with _Running(self.make(), starts=True) as executor:
+            report = executor.memory(max_num_batched_tokens=30, max_num_seqs=3)
+            assert (report.total_bytes, report.free_bytes, report.activation_bytes) == (1000, 900, 33)
+
+    def test_prepare_reaches_the_backend_and_fails_with_it(self) -> None:
+        """It returns when the bucket is prepared, so what goes wrong is known then."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            executor.prepare(Bucket(1, 8, 0))
+            told = _error_of(lambda: executor.prepare(Bucket(POISON, 1, 1, Phase.DECODE)), BackendError)
+            assert "bucket" in told, "prepare() returned although the backend refused the bucket"
+
+    def test_close_closes_the_backend_and_may_be_called_twice(self) -> None:
+        """Also before anything was started: an engine that fails to start closes what it has."""
+        unused = self.make()
+        unused.close()
+        unused.close()
+        with tempfile.TemporaryDirectory() as folder:
+            mark = Path(folder) / CLOSED
+            executor = self.make()
+            source = ModelSource(path=str(mark))
+            executor.start(make_backend=make_backend, make_sampler=make_sampler, source=source)
+            executor.allocate(plan_of())
+            executor.close()
+            executor.close()
+            assert mark.read_text() == "closed\n", "the backend was not closed once"
+
+    def test_embed_returns_the_backends_vectors_in_order(self) -> None:
+        """Or says that this executor does not embed."""
+        texts = [np.array(tokens, np.int32) for tokens in ([1, 2, 3], [5], [7, 7])]
+        with _Running(self.make(), starts=True) as executor:
+            try:
+                vectors = executor.embed(texts)
+            except BackendError as error:
+                assert "does not embed" in str(error)  # noqa: PT017 - embedding is optional
+                return
+            assert vectors.tolist() == [[3.0, 6.0], [1.0, 5.0], [2.0, 14.0]]
+
+    # ----------------------------------------------------------------------------------------------- steps
+
+    def test_tokens_are_those_of_the_backend(self) -> None:
+        """One step after the other, several sequences, prompts in chunks."""
+        prompts = {0: [1, 2, 3], 2: list(range(20, 40))}
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            found = _driver(executor).generate(prompts, 6, chunk=7)
+        assert found == {row: fake_text(prompt, 6, eos=-1) for row, prompt in prompts.items()}
+
+    def test_batches_run_in_the_order_in_which_they_were_submitted(self) -> None:
+        """Several steps are submitted before any is waited for; each needs the tokens of the one before."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            driver = _driver(executor)
+            driver.start(0, [5, 6, 7])
+            for _ in range(4):
+                driver.submit([Work(0)])
+            for _ in range(4):
+                driver.wait()
+            assert driver.output(0) == fake_text([5, 6, 7], 4, eos=-1)
+
+    def test_blocks_are_copied_in_order_with_batches(self) -> None:
+        """Behind every batch submitted so far, and before any later one."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            driver = _driver(executor)
+            driver.start(0, [5, 6, 7, 8, 9])
+            driver.step([Work(0)])
+            driver.submit([Work(0)])
+            driver.move(0)
+            driver.submit([Work(0)])
+            driver.wait()
+            driver.wait()
+            assert driver.output(0) == fake_text([5, 6, 7, 8, 9], 3, eos=-1)
+
+    @pytest.mark.parametrize("poison", [POISON, POISON + 1])
+    def test_step_that_raises_fails_alone(self, poison: int) -> None:
+        """In ``submit`` or in ``wait`` of the backend: it comes as a StepFailedError from ``wait``, and later batches run."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            bad, good = executor.submit(one_token(poison)), executor.submit(one_token(1))
+            for _ in range(2):
+                told = _error_of(bad.wait, StepFailedError)
+                assert "poison" in told, "wait() did not raise what the step raised"
+            assert good.wait().num_emitted.tolist() == [0]
+
+    def test_any_thread_may_wait(self) -> None:
+        """The engine's own thread plans; who waits is its affair."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            pending, outputs = executor.submit(one_token(1)), list[StepOutput]()
+
+            def wait() -> None:
+                with contextlib.suppress(Exception):
+                    outputs.append(pending.wait())
+
+            thread = threading.Thread(target=wait, daemon=True)
+            thread.start()
+            thread.join(_WAIT_S)
+            assert [output.num_padded_tokens for output in outputs] == [1], "wait() did not return in another thread"
+
+    def test_submit_returns_although_the_backend_computes(self) -> None:
+        """A step that is planned while another one runs is what makes an engine fast."""
+        if not self.returns_at_once:
+            pytest.skip("this executor calls the backend in the caller's thread")
+        with tempfile.TemporaryDirectory() as folder:
+            gate = Gate(Path(folder))
+            executor = self.make()
+            executor.start(make_backend=BlockedBackends(gate), make_sampler=make_sampler, source=_SOURCE)
+            executor.allocate(plan_of())
+            pending: list[PendingStep] = []
+            thread = threading.Thread(target=lambda: pending.append(executor.submit(one_token(1))), daemon=True)
+            thread.start()
+            thread.join(_WAIT_S / 4)
+            returned = not thread.is_alive()
+            gate.open()
+            thread.join(_WAIT_S)
+            assert returned, "submit() waited for the backend"
+            pending[0].wait()
+            executor.close()
+            gate.close()
+
+    # ------------------------------------------------------------------------------------------- connector
+
+    def test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens(self) -> None:
+        """Register after allocation; for each batch begin_step, the passes, end_step, poll."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(FramingWorker()))
+            for token, before in ((41, -1), (42, 41)):
+                report = executor.submit(one_token(token, message=b"x" * token)).wait().connector_report
+                expected = (token, before, token)
+                assert report is not None, "the output carries no report"
+                assert report.loaded == expected, f"the worker side saw {report.loaded}, not {expected}"
+
+    def test_a_connector_that_raises_costs_no_token(self) -> None:
+        """The engine gives its loads up after a time; the step goes on."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(RaisingWorker()))
+            driver = _driver(executor)
+            assert driver.generate({0: [5, 6, 7]}, 3)[0] == fake_text([5, 6, 7], 3, eos=-1)
+
+    # ---------------------------------------------------------------------------------------- whole engine
+
+    def test_texts_of_a_whole_engine_are_right(self) -> None:
+        """With aborts, preemptions and two steps in flight; every block comes back."""
+        todo, clock = arrivals(6), SimulatedClock()
+        engine = make_engine(
+            executor=self.make(),
+            backend=FakeBackend(max_model_len=120),
+            clock=clock,
+            num_blocks=30,
+            max_num_seqs=4,
+            max_num_batched_tokens=24,
+        )
+        served = serve(engine, clock, todo, abort_every=7)
+        engine.close()
+        assert wrong_texts(served, todo) == []
+
+
+class _Running:
+    """An executor that is closed at the end."""
+
+    def __init__(self, executor: Executor, *, starts: bool = False, allocates: bool = False) -> None:
+        self._executor = executor
+        if starts:
+            executor.start(make_backend=make_backend, make_sampler=make_sampler, source=_SOURCE)
+        if allocates:
+            executor.allocate(plan_of())
+
+    def __enter__(self) -> Executor:
+        return self._executor
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.close()
+
+
+def _error_of(call: Callable[[], object], kind: type[Exception]) -> str:
+    """Return the message of what a call raises; empty if it returns."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    return ""
+
+
+def _driver(executor: Executor) -> BackendDriver:
+    backend: Any = executor  # it has the methods of a backend that the driver calls
+    return BackendDriver(backend, plan_of(), seed=3)

@@ -1,0 +1,266 @@
+"""Conformance suite of the noun ``kv_connector``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.errors import StepFailedError
+from trencadis.interfaces import ConnectorPair
+from trencadis.records import Batch, SamplingParams, StepOutput
+from trencadis_testing.connector_desk import ConnectorDesk, hashes_of, request_of
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend
+from trencadis_testing.workloads import Arrival, Served, arrivals, serve, wrong_texts
+
+__all__ = ["KVConnectorConformance"]
+
+
+class KVConnectorConformance:
+    """What every KV connector must do; inherit from it, and set ``make``.
+
+    The cache is that of a fake backend: it notices at once when a sequence reads a block with another's content. Example::
+
+        class TestShelf(KVConnectorConformance):
+            make = make_shelf          # returns a ConnectorPair with a store of its own
+
+    Attributes:
+        block_size: Tokens per block.
+        loads_again: A prompt that was computed before is loaded, not computed; set it to False for a connector that only
+            saves, or only loads what others saved.
+    """
+
+    block_size: int = 4
+    loads_again: bool = True
+
+    def make(self) -> ConnectorPair:
+        """Return a new pair whose store is empty."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method make(self) that returns a ConnectorPair")
+
+    def kv_cache(self, arrays: tuple[Any, ...]) -> Any:
+        """Return what ``register`` is given; override it to wrap the arrays as your backend's cache does.
+
+        Args:
+            arrays: Writable NumPy arrays ``[num_blocks * block_size]`` of 8-byte integers, which a view must share.
+        """
+        return arrays
+
+    def settle(self, pair: ConnectorPair) -> None:
+        """Return when transfers on threads of the connector's own are done; called after every step. By default at once."""
+
+    def lose(self, pair: ConnectorPair) -> None:
+        """Lose everything that is stored, behind the connector's back; override it, else a test is skipped."""
+        pytest.skip(f"{type(self).__name__} has no method lose(self, pair)")
+
+    # ------------------------------------------------------------------------------------------ call by call
+
+    def test_what_was_saved_is_loaded_bit_for_bit(self) -> None:
+        """Into other blocks, although the old ones hold something else by now; no other block is touched."""
+        desk, hashes = self._desk(), hashes_of(range(5))
+        saved = desk.save([9, 2, 7, 4, 11], hashes)
+        before = desk.contents(range(desk.num_blocks))
+        found = desk.lookup(hashes)
+        if not self.loads_again and not found.num_tokens:
+            return
+        assert found.num_tokens == 5 * self.block_size, f"5 blocks were saved, {found.num_tokens} tokens can be loaded"
+        targets = [3, 14, 0, 8, 6]
+        assert desk.load(found.ticket, targets, hashes) == "", "the load failed"
+        assert desk.contents(targets) == saved, "what was loaded is not what was saved"
+        others = [block for block in range(desk.num_blocks) if block not in targets]
+        assert desk.contents(others) == [before[block] for block in others], "a load wrote into other blocks"
+
+    def test_lookup_claims_no_more_than_a_leading_run_of_what_was_saved(self) -> None:
+        """In whole blocks: a block is useless without those before it."""
+        desk, hashes = self._desk(), hashes_of(range(6))
+        desk.save([1, 2, 3], [hashes[0], hashes[1], hashes[3]])
+        num_tokens = desk.lookup(hashes).num_tokens
+        assert num_tokens in {0, self.block_size, 2 * self.block_size}, f"{num_tokens} tokens of blocks 0, 1 and 3"
+        assert desk.lookup(hashes[2:]).num_tokens == 0, "a block that was never saved can be loaded"
+
+    def test_prompt_that_nobody_saved_is_a_miss(self) -> None:
+        """Also a prompt without a full block; and the answer comes within a few steps."""
+        desk = self._desk()
+        assert desk.lookup(hashes_of([50, 51])).num_tokens == 0
+        assert desk.lookup([]).num_tokens == 0
+
+    def test_tickets_are_unique(self) -> None:
+        """They name loads and held blocks for the life of the engine."""
+        desk, hashes = self._desk(), hashes_of(range(3))
+        desk.save([1, 2, 3], hashes)
+        found = [desk.lookup(hashes) for _ in range(4)]
+        tickets = [one.ticket for one in found if one.num_tokens]
+        held = [desk.pair.scheduler.on_finished(request_of(hashes, i), blocks=[5 + i]) for i in range(3)]
+        tickets += [ticket for ticket in held if ticket is not None]
+        assert len(set(tickets)) == len(tickets), f"a ticket was given twice: {tickets}"
+
+    def test_message_is_taken_once(self) -> None:
+        """What it asks for must not be done in the next step as well; nothing to do is an empty message."""
+        desk = self._desk()
+        scheduler = desk.pair.scheduler
+        assert scheduler.take_message() == b"", "there is a message, but nothing to do"
+        scheduler.on_computed(blocks=[1], block_hashes=hashes_of([1]))
+        assert isinstance(scheduler.take_message(), bytes)
+        assert scheduler.take_message() == b"", "a message was given twice"
+
+    def test_empty_messages_are_harmless(self) -> None:
+        """Most steps have nothing to load or save."""
+        desk = self._desk()
+        worker = desk.pair.worker
+        worker.begin_step(b"")
+        worker.end_step()
+        report = worker.poll()
+        assert (report.loaded, report.failed, report.released) == ((), (), ()), f"nothing was asked for: {report}"
+
+    @pytest.mark.parametrize("num_steps", [0, 1, 2])
+    def test_cancelled_load_is_released_and_touches_nothing_from_then_on(self, num_steps: int) -> None:
+        """A ticket that is never released keeps its blocks for good; a late write hits another sequence."""
+        desk, hashes = self._desk(), hashes_of(range(3))
+        desk.save([1, 2, 3], hashes)
+        found = desk.lookup(hashes)
+        if not found.num_tokens:
+            return
+        targets = [9, 10, 11][: found.num_tokens // self.block_size]
+        desk.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
+        if any(found.ticket in desk.step().loaded for _ in range(num_steps)):
+            return
+        desk.pair.scheduler.on_cancelled(found.ticket)
+        assert desk.until(lambda report: found.ticket in report.released), "the ticket is never released"
+        desk.scribble()
+        before = desk.contents(targets)
+        for _ in range(20):
+            desk.step()
+        assert desk.contents(targets) == before, "blocks were written to after their ticket was released"
+
+    def test_held_blocks_are_released(self) -> None:
+        """Those of a finished sequence, if the connector keeps them."""
+        desk, hashes = self._desk(), hashes_of(range(2))
+        desk.pair.scheduler.on_computed(blocks=[4, 5], block_hashes=hashes)
+        ticket = desk.pair.scheduler.on_finished(request_of(hashes), blocks=[4, 5])
+        assert ticket is None or desk.until(lambda report: ticket in report.released), "the ticket is never released"
+
+    def test_what_is_lost_between_the_lookup_and_the_load_is_a_failed_load(self) -> None:
+        """Or it was there all the same; what the report calls valid must be right."""
+        desk, hashes = self._desk(), hashes_of(range(3))
+        saved = desk.save([1, 2, 3], hashes)
+        found = desk.lookup(hashes)
+        self.lose(desk.pair)
+        if not found.num_tokens:
+            return
+        targets = [9, 10, 11][: found.num_tokens // self.block_size]
+        cause = desk.load(found.ticket, targets, hashes[: len(targets)])
+        num_valid = len(targets) if not cause else desk.num_valid_tokens // self.block_size
+        assert desk.contents(targets[:num_valid]) == saved[:num_valid], (
+            "a load counts as valid, but its content is wrong"
+        )
+
+    def test_closed_worker_touches_nothing(self) -> None:
+        """Also with a load under way; close may be called twice."""
+        desk, hashes = self._desk(), hashes_of(range(3))
+        desk.save([1, 2, 3], hashes)
+        found = desk.lookup(hashes)
+        targets = [9, 10, 11][: found.num_tokens // self.block_size]
+        desk.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
+        desk.pair.worker.begin_step(desk.pair.scheduler.take_message())
+        desk.pair.worker.close()
+        before = desk.contents(targets)
+        self.settle(desk.pair)
+        desk.pair.worker.close()
+        assert desk.contents(targets) == before, "a block was written to after close()"
+
+    # ----------------------------------------------------------------------------------------- whole engines
+
+    @pytest.mark.parametrize("prefix_caching", [True, False])
+    def test_texts_are_those_without_a_connector(self, *, prefix_caching: bool) -> None:
+        """Shared prefixes, prompts that come back, sequences that come and go."""
+        for seed in range(2):
+            todo = _twice(arrivals(seed, num_requests=16))
+            assert wrong_texts(self._serve(todo, prefix_caching=prefix_caching), todo) == []
+
+    def test_prompt_that_comes_back_is_loaded(self) -> None:
+        """With the engine's own prefix cache off, only the connector can have it."""
+        todo = _twice(arrivals(1, num_requests=6))
+        served = self._serve(todo, prefix_caching=False)
+        cached = sum(end.num_cached_tokens for end in served.ends.values())
+        assert cached > 0 or not self.loads_again, "nothing that was computed was ever loaded"
+
+    def test_preempted_sequences_come_back(self) -> None:
+        """Long outputs in a tiny cache: blocks change hands while they are saved."""
+        todo = [
+            Arrival(0, attrs.evolve(a.request, params=SamplingParams(max_tokens=30, ignore_eos=True)))
+            for a in arrivals(3, num_requests=6, longest=8)
+        ]
+        todo = _twice(todo)
+        served = self._serve(todo, num_blocks=18, eos=-1, prefix_caching=False)
+        assert wrong_texts(served, todo, eos=-1) == []
+
+    def test_aborts_at_any_step_leave_nothing_behind(self) -> None:
+        """Also while a load is under way: its blocks come back, and serve others unharmed."""
+        todo = _twice(arrivals(5, num_requests=16))
+        served = self._serve(todo, prefix_caching=False, abort_every=2)
+        assert served.num_aborted
+        assert wrong_texts(served, todo) == []
+
+    def test_loads_that_take_too_long_are_given_up(self) -> None:
+        """At a deadline of nothing at all every load is cancelled, and its tokens are computed."""
+        todo = _twice(arrivals(2, num_requests=12))
+        assert wrong_texts(self._serve(todo, prefix_caching=False, load_timeout_s=1e-6), todo) == []
+
+    # ----------------------------------------------------------------------------------------------- helpers
+
+    def _desk(self) -> ConnectorDesk:
+        pair = self.make()
+        return ConnectorDesk(pair, block_size=self.block_size, cache=self.kv_cache, settle=lambda: self.settle(pair))
+
+    def _serve(
+        self, todo: Sequence[Arrival], *, num_blocks: int = 60, eos: int = 0, abort_every: int = 0, **options: Any
+    ) -> Served:
+        pair, clock = self.make(), SimulatedClock()
+        backend = _Wrapped(self, eos=eos, max_model_len=num_blocks * self.block_size, block_size=self.block_size)
+        engine = make_engine(
+            connector=pair,
+            backend=backend,
+            clock=clock,
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=4,
+            max_num_batched_tokens=24,
+            warmup=False,
+            **options,
+        )
+        try:
+            served = serve(engine, clock, todo, abort_every=abort_every, after_step=lambda: self.settle(pair))
+        finally:
+            engine.close()
+            pair.worker.close()
+        assert backend.faults == [], "the engine recovered, but a sequence read what is not its own"
+        return served
+
+
+class _Wrapped(FakeBackend):
+    """Shows its cache as the suite says, and remembers why steps failed: the engine computes lost tokens again."""
+
+    def __init__(self, suite: KVConnectorConformance, **options: Any) -> None:
+        super().__init__(**options)
+        self._suite = suite
+        self.faults: list[str] = []
+
+    def _run(self, batch: Batch) -> StepOutput:
+        try:
+            return super()._run(batch)
+        except StepFailedError as error:
+            self.faults.append(str(error))
+            raise
+
+    def kv_cache(self) -> Any:
+        return self._suite.kv_cache(super().kv_cache())
+
+
+def _twice(todo: Sequence[Arrival]) -> list[Arrival]:
+    """Return a workload, and the same prompts once more behind it."""
+    last = max(arrival.step for arrival in todo) + 40
+    again = [Arrival(last + a.step, attrs.evolve(a.request, request_id=f"{a.request.request_id} again")) for a in todo]
+    return [*todo, *again]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.config import Config
+from trencadis.config.schema import NounConfig, ObserverConfig
+from trencadis.doctor.components import check_components
+from trencadis.interfaces import Component, Observer
+from trencadis.records import ModelFacts
+from trencadis.registry import Registry
+
+
+def kinds(told):
+    return [kind for kind, _ in told()]
+
+
+def test_active_components_are_built_once_each_and_closed(found, told, fake_house):
+    closed = []
+
+    class Watching(Observer):
+        def close(self):
+            closed.append(self)
+
+    config, registry = fake_house()
+    add(registry, "observer", lambda config, context: Watching())
+    config = attrs.evolve(config, observer=ObserverConfig(names=("mine",)))
+    check_components(found, registry, config, {}, None)
+    assert set(kinds(told)) == {"ok"}
+    assert len(closed) == 1
+    nouns = [message.split(":")[0] for _, message in told()]
+    assert nouns == ["bucketing", "scheduling", "eviction", "sampling", "backend", "executor", "observer"]
+    assert "no distribution, interface 1, can be built" in told()[0][1]
+
+
+def test_component_that_cannot_be_built_is_named_and_the_others_are_built(found, told, fake_house):
+    def raises():
+        raise ZeroDivisionError("no reason")
+
+    config, registry = fake_house(policy=raises)
+    check_components(found, registry, config, {}, None)
+    (message,) = (message for kind, message in told() if kind == "fail")
+    assert "scheduling component" in message
+    assert "ZeroDivisionError: no reason" in message
+    assert kinds(told).count("ok") == 5
+
+
+def test_component_that_cannot_be_closed_is_doubtful(found, told, fake_house):
+    class Stuck(Observer):
+        def close(self):
+            raise KeyError("stuck")
+
+    config, registry = fake_house()
+    add(registry, "observer", lambda config, context: Stuck())
+    check_components(found, registry, attrs.evolve(config, observer=ObserverConfig(names=("mine",))), {}, None)
+    assert told()[-1][0] == "warn"
+    assert "not closed again: KeyError: 'stuck'" in told()[-1][1]
+
+
+def test_every_unknown_name_is_found(found, told, fake_house):
+    config, registry = fake_house()
+    config = attrs.evolve(
+        config,
+        scheduling=NounConfig(name="fcsf"),
+        observer=ObserverConfig(names=("loog",)),
+        eviction=NounConfig(name="x:y"),
+    )
+    check_components(found, registry, config, {"scheduling.name": "serve.toml"}, None)
+    messages = [message for kind, message in told() if kind == "fail"]
+    assert messages[0].startswith('[scheduling] name = "fcsf" (from serve.toml): no such component.')
+    assert len(messages) == 3
+
+
+def test_components_that_do_not_fit_each_other_are_wrong(found, told, fake_house):
+    config, registry = fake_house()
+    add(registry, "speculation", lambda config, context: None, requires={"backend.tree_attention"})
+    config = attrs.evolve(config, speculation=NounConfig(name="mine"))
+    check_components(found, registry, config, {}, None)
+    assert kinds(told) == ["fail"]
+    assert 'requires the capability "backend.tree_attention"' in told()[0][1]
+
+
+def test_components_are_built_with_what_the_models_files_say(found, fake_house):
+    seen = []
+    config, registry = fake_house()
+    add(registry, "observer", lambda config, context: seen.append(context) or Observer())
+    config = attrs.evolve(config, observer=ObserverConfig(names=("mine",)))
+    facts = ModelFacts(
+        architecture="A",
+        dtype="float32",
+        vocab_size=11,
+        max_model_len=64,
+        eos_token_ids=(),
+        num_parameters=1,
+        weights_bytes=4,
+        kv_bytes_per_token=8,
+    )
+    check_components(found, registry, config, {}, facts)
+    (context,) = seen
+    assert context.model.vocab_size == 11
+    assert (context.limits.max_model_len, context.limits.num_blocks, context.limits.block_size) == (64, 512, 4)
+
+
+@pytest.mark.parametrize("name", ["none", ""])
+def test_noun_without_a_component_is_not_looked_at(found, told, fake_house, name):
+    config, registry = fake_house()
+    check_components(found, registry, attrs.evolve(config, speculation=NounConfig(name=name)), {}, None)
+    assert not [message for _, message in told() if message.startswith("speculation")]
+
+
+def test_default_names_without_any_plugin_are_all_unknown(found, told):
+    check_components(found, Registry.discover(entry_points=()), Config(), {}, None)
+    assert set(kinds(told)) == {"fail"}
+
+
+def add(registry, noun, factory, **more):
+    from trencadis.hookspecs import NOUNS, hookimpl
+
+    component = Component(name="mine", factory=factory, summary="Mine.", interface_version=1, **more)
+    body = {NOUNS[noun]: hookimpl(lambda self: [component], specname=NOUNS[noun])}
+    registry.register(type("Mine", (), body)())

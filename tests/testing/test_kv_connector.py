@@ -1,0 +1,237 @@
+"""The KV connector suite passes a small correct connector and fails every broken one, each for the right reason."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+
+from trencadis.interfaces import ConnectorPair, Lookup
+from trencadis.records import ConnectorReport
+from trencadis_testing.doubles import LoopConnector, _LoopScheduler, _LoopWorker
+from trencadis_testing.kv_connector import KVConnectorConformance
+
+
+class Suite(KVConnectorConformance):
+    def lose(self, pair):
+        pair.worker._store.blocks.clear()
+
+
+class TestLoopConnector(Suite):
+    def make(self):
+        return LoopConnector().pair()
+
+
+class TestSlowLoopConnector(Suite):
+    """Loads take three steps, look-ups answer at the third call, and finished blocks are held."""
+
+    def make(self):
+        return LoopConnector(delay=3, pending=2, holds=True).pair()
+
+
+class TestFailingLoopConnector(Suite):
+    """Every second load breaks off."""
+
+    loads_again = True
+
+    def make(self):
+        return LoopConnector(fail=lambda ticket: 4 if ticket % 2 and ticket > 5 else None).pair()
+
+
+def mutant(*, scheduler=_LoopScheduler, worker=_LoopWorker, **options):
+    """Return a maker of pairs that differ from the double in one of its sides."""
+
+    def make():
+        store = LoopConnector(**options).store
+        return ConnectorPair(scheduler=scheduler(store, 4), worker=worker(store, 4))
+
+    return make
+
+
+class SavesLate(_LoopWorker):
+    """Copies what was offered some steps too late."""
+
+    num_late = 1
+
+    def __init__(self, store, block_size):
+        super().__init__(store, block_size)
+        self.late = []
+
+    def begin_step(self, message):
+        orders = json.loads(message or b"{}")
+        self.late.append(orders.get("save", []))
+        orders["save"] = self.late.pop(0) if len(self.late) > self.num_late else []
+        super().begin_step(json.dumps(orders).encode())
+
+
+class SavesVeryLate(SavesLate):
+    num_late = 20
+
+
+class LoadsOneOff(_LoopWorker):
+    def _copy_in(self, blocks, hashes):
+        super()._copy_in([block ^ 1 for block in blocks], hashes)
+
+
+class ClaimsAnyKnown(_LoopScheduler):
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        num_known = sum(block_hash.hex() in self._store.blocks for block_hash in block_hashes)
+        return Lookup(num_tokens=4 * num_known, ticket=next(self._tickets)) if num_known else Lookup()
+
+
+class ClaimsEverything(_LoopScheduler):
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        return Lookup(num_tokens=4 * len(block_hashes) or 4, ticket=next(self._tickets))
+
+
+class AlwaysTheSameTicket(_LoopScheduler):
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        found = super().lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
+        return attrs.evolve(found, ticket=1) if found.num_tokens else found
+
+
+class RepeatsItself(_LoopScheduler):
+    last = b""
+
+    def take_message(self):
+        self.last = super().take_message() or self.last
+        return self.last
+
+
+class NeedsAMessage(_LoopWorker):
+    def begin_step(self, message):
+        json.loads(message)
+        super().begin_step(message)
+
+
+class NeverReleases(_LoopWorker):
+    def poll(self):
+        return attrs.evolve(super().poll(), released=())
+
+
+class ReleasesAtOnce(_LoopWorker):
+    """Says that a cancelled load is over, and lets it arrive three steps later."""
+
+    def __init__(self, store, block_size):
+        super().__init__(store, block_size)
+        self.flying = []
+
+    def begin_step(self, message):
+        for ticket in json.loads(message or b"{}").get("cancel", []):
+            self.flying.append([3, *self._loads.get(ticket, [0, [], []])[1:]])
+        super().begin_step(message)
+
+    def poll(self):
+        for load in self.flying:
+            load[0] -= 1
+            if load[0] == 0:
+                self._copy_in(load[1], load[2])
+        report = super().poll()
+        return attrs.evolve(report, released=tuple({*report.released, *self._releases}))
+
+
+class KeepsFinishedBlocks(_LoopWorker):
+    def begin_step(self, message):
+        orders = json.loads(message or b"{}")
+        orders.pop("hold", None)
+        super().begin_step(json.dumps(orders).encode())
+
+
+class CallsLostLoadsGood(_LoopWorker):
+    def _num_valid_tokens(self, ticket, hashes):
+        return len(hashes) * self._block_size, ""
+
+
+class WritesAfterClose(_LoopWorker):
+    """A transfer that was not stopped lands behind the first close."""
+
+    flying = ()
+
+    def close(self):
+        for _, blocks, hashes in self.flying:
+            self._copy_in(blocks, hashes)
+        self.flying = list(self._loads.values())
+        super().close()
+
+
+class ClosesOnce(_LoopWorker):
+    def close(self):
+        del self._loads
+
+
+class NeverLoads(_LoopScheduler):
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        return Lookup()
+
+
+class ForgetsCancelledTickets(_LoopScheduler):
+    def on_cancelled(self, ticket):
+        pass
+
+
+class LoadsNothing(_LoopWorker):
+    """Reports loads that it never made; only a whole engine or a look at the blocks notices."""
+
+    def poll(self):
+        loaded = tuple(self._loads)
+        self._loads.clear()
+        return ConnectorReport(loaded=loaded, released=super().poll().released)
+
+
+MUTANTS = {
+    "SavesLate": (mutant(worker=SavesLate), "test_what_was_saved_is_loaded_bit_for_bit"),
+    "SavesVeryLate": (mutant(worker=SavesVeryLate), "test_preempted_sequences_come_back"),
+    "LoadsOneOff": (mutant(worker=LoadsOneOff), "test_what_was_saved_is_loaded_bit_for_bit"),
+    "ClaimsAnyKnown": (
+        mutant(scheduler=ClaimsAnyKnown),
+        "test_lookup_claims_no_more_than_a_leading_run_of_what_was_saved",
+    ),
+    "ClaimsEverything": (mutant(scheduler=ClaimsEverything), "test_prompt_that_nobody_saved_is_a_miss"),
+    "AlwaysTheSameTicket": (mutant(scheduler=AlwaysTheSameTicket), "test_tickets_are_unique"),
+    "RepeatsItself": (mutant(scheduler=RepeatsItself), "test_message_is_taken_once"),
+    "NeedsAMessage": (mutant(worker=NeedsAMessage), "test_empty_messages_are_harmless"),
+    "NeverReleases": (
+        mutant(worker=NeverReleases),
+        "test_cancelled_load_is_released_and_touches_nothing_from_then_on",
+    ),
+    "ReleasesAtOnce": (
+        mutant(worker=ReleasesAtOnce, delay=2),
+        "test_cancelled_load_is_released_and_touches_nothing_from_then_on",
+    ),
+    "KeepsFinishedBlocks": (mutant(worker=KeepsFinishedBlocks, holds=True), "test_held_blocks_are_released"),
+    "CallsLostLoadsGood": (
+        mutant(worker=CallsLostLoadsGood),
+        "test_what_is_lost_between_the_lookup_and_the_load_is_a_failed_load",
+    ),
+    "ClosesOnce": (mutant(worker=ClosesOnce), "test_closed_worker_touches_nothing"),
+    "WritesAfterClose": (mutant(worker=WritesAfterClose, delay=3), "test_closed_worker_touches_nothing"),
+    "NeverLoads": (mutant(scheduler=NeverLoads), "test_prompt_that_comes_back_is_loaded"),
+    "ForgetsCancelledTickets": (
+        mutant(scheduler=ForgetsCancelledTickets, delay=3),
+        "test_loads_that_take_too_long_are_given_up",
+    ),
+    "ForgetsAborted": (
+        mutant(scheduler=ForgetsCancelledTickets, delay=3),
+        "test_aborts_at_any_step_leave_nothing_behind",
+    ),
+    "LoadsNothing": (mutant(worker=LoadsNothing), "test_texts_are_those_without_a_connector"),
+}
+
+
+@pytest.mark.parametrize(("make", "test"), MUTANTS.values(), ids=MUTANTS)
+def test_suite_fails_a_broken_connector(failures_of, make, test):
+    assert failures_of(Suite, make, only=test)
+
+
+def test_suite_passes_the_connector_that_the_mutants_break(failures_of):
+    assert failures_of(Suite, mutant()) == set()
+
+
+def test_every_test_of_the_suite_is_needed_by_a_mutant():
+    assert {test for _, test in MUTANTS.values()} == {name for name in dir(Suite) if name.startswith("test_")}
+
+
+def test_suite_without_make_says_what_to_do():
+    with pytest.raises(NotImplementedError, match="returns a ConnectorPair"):
+        KVConnectorConformance().make()

@@ -1,0 +1,239 @@
+"""The speculation suite passes a small correct speculator and fails every broken one, each for the right reason."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from trencadis.interfaces import Speculator
+from trencadis.records import Drafts
+from trencadis_testing.doubles import ScriptedSpeculator
+from trencadis_testing.speculation import SpeculationConformance, draft_view
+
+
+class LastPair(Speculator):
+    """Correct: drafts what followed the last token when it last occurred. Each mutant breaks one thing."""
+
+    max_draft_tokens = 3
+
+    def propose(self, view):
+        runs = [
+            self.draft(slot, epoch, tokens.tolist())[:most]
+            for slot, epoch, tokens, most in zip(
+                view.slots.tolist(),
+                view.epochs.tolist(),
+                view.token_ids,
+                view.max_draft_tokens.tolist(),
+                strict=True,
+            )
+        ]
+        return self.drafts(runs)
+
+    def drafts(self, runs):
+        return Drafts(
+            num_drafts=np.array([len(run) for run in runs], np.int32),
+            token_ids=np.array([token for run in runs for token in run], np.int32),
+        )
+
+    def draft(self, slot, epoch, tokens):
+        for i in range(len(tokens) - 2, -1, -1):
+            if tokens[i] == tokens[-1]:
+                return tokens[i + 1 : i + 1 + self.max_draft_tokens]
+        return []
+
+
+class TestLastPair(SpeculationConformance):
+    make = LastPair
+
+
+class TestScripted(SpeculationConformance):
+    """Drafts that are almost always wrong cost nothing but time."""
+
+    def make(self):
+        return ScriptedSpeculator(lambda tokens: [int(tokens[-1])] * 3)
+
+
+class LimitIsZero(LastPair):
+    max_draft_tokens = 0
+
+
+class LimitGrows(LastPair):
+    def __init__(self):
+        self.max_draft_tokens = 3
+
+    def propose(self, view):
+        self.max_draft_tokens += 1
+        return super().propose(view)
+
+
+class IgnoresTheLimit(LastPair):
+    def propose(self, view):
+        return super().propose(draft_view([t.tolist() for t in view.token_ids], most=3, slots=view.slots.tolist()))
+
+
+class WideTokens(LastPair):
+    def drafts(self, runs):
+        drafts = super().drafts(runs)
+        return Drafts(num_drafts=drafts.num_drafts, token_ids=drafts.token_ids.astype(np.int64))
+
+
+class BeyondTheVocabulary(LastPair):
+    def draft(self, slot, epoch, tokens):
+        return [tokens[-1] + 1]
+
+
+class InOrderOfSlots(LastPair):
+    def propose(self, view):
+        order = np.argsort(view.slots)
+        histories = [view.token_ids[i].tolist() for i in order]
+        return super().propose(draft_view(histories, most=view.max_draft_tokens[order].tolist()))
+
+
+class WritesIntoTheView(LastPair):
+    def propose(self, view):
+        drafts = super().propose(view)
+        for tokens in view.token_ids:
+            tokens[:-1] = tokens[-1]
+        return drafts
+
+
+class EveryOtherOneIsDifferent(LastPair):
+    made = itertools.count()
+
+    def __init__(self):
+        self.most = 1 + next(self.made) % 2
+
+    def draft(self, slot, epoch, tokens):
+        return super().draft(slot, epoch, tokens)[: self.most]
+
+
+class RemembersSlots(LastPair):
+    """Keeps the first history of a slot until it is told, and forgets the epoch."""
+
+    def __init__(self):
+        self.known = {}
+
+    def draft(self, slot, epoch, tokens):
+        known = self.known.setdefault(slot, [])
+        known += tokens[len(known) :]
+        return super().draft(slot, epoch, known)
+
+    def on_finished(self, *, slot):
+        self.known.pop(slot, None)
+
+
+class NeverForgets(RemembersSlots):
+    def on_finished(self, *, slot):
+        pass
+
+
+class NeedsToKnowTheSlot(LastPair):
+    def __init__(self):
+        self.seen = set()
+
+    def draft(self, slot, epoch, tokens):
+        self.seen.add(slot)
+        return super().draft(slot, epoch, tokens)
+
+    def on_finished(self, *, slot):
+        self.seen.remove(slot)
+
+
+class DividesByDrafts(LastPair):
+    def on_verified(self, *, slots, num_drafts, num_accepted):
+        self.rates = [accepted // drafted for accepted, drafted in zip(num_accepted, num_drafts.tolist(), strict=True)]
+
+
+class RunsOutOfRoom(LastPair):
+    """Takes a place for each sequence that ends, as if slots were never used again."""
+
+    num_ended = 0
+
+    def on_finished(self, *, slot):
+        self.num_ended += 1
+        if self.num_ended > 12:
+            raise IndexError("no place left")
+
+
+class WritesIntoLongTexts(LastPair):
+    def propose(self, view):
+        drafts = super().propose(view)
+        for tokens in view.token_ids:
+            if len(tokens) > 30:
+                tokens[-1] = 1
+        return drafts
+
+
+class FailsOnManyAccepted(LastPair):
+    """Only text that repeats itself has three right drafts in a row."""
+
+    def on_verified(self, *, slots, num_drafts, num_accepted):
+        self.tired = getattr(self, "tired", False) or bool((num_accepted >= 3).any())
+
+    def propose(self, view):
+        if getattr(self, "tired", False):
+            raise IndexError("too many")
+        return super().propose(view)
+
+
+class FailsOnHighEpochs(LastPair):
+    """A preemption is a new epoch of the same slot in the middle of a text."""
+
+    def __init__(self):
+        self.lengths = {}
+
+    def draft(self, slot, epoch, tokens):
+        first, length = self.lengths.get(slot, (epoch, 0))
+        if epoch != first and len(tokens) > 20:
+            raise KeyError(epoch)
+        self.lengths[slot] = (first, length)
+        return super().draft(slot, epoch, tokens)
+
+    def on_finished(self, *, slot):
+        self.lengths.pop(slot, None)
+
+
+MUTANTS = {
+    LimitIsZero: "test_number_of_drafts_is_positive_and_constant",
+    LimitGrows: "test_number_of_drafts_is_positive_and_constant",
+    IgnoresTheLimit: "test_drafts_are_no_more_than_allowed_and_in_one_flat_array",
+    WideTokens: "test_drafts_are_int32_token_ids_of_the_vocabulary",
+    BeyondTheVocabulary: "test_drafts_are_int32_token_ids_of_the_vocabulary",
+    InOrderOfSlots: "test_drafts_come_in_the_order_of_the_view",
+    WritesIntoTheView: "test_the_view_is_not_changed",
+    EveryOtherOneIsDifferent: "test_same_calls_give_the_same_drafts",
+    RemembersSlots: "test_a_slot_forgets_the_sequence_that_held_it",
+    NeverForgets: "test_a_slot_forgets_the_sequence_that_held_it",
+    NeedsToKnowTheSlot: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
+    DividesByDrafts: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
+    WritesIntoLongTexts: "test_text_is_that_of_no_speculation",
+    FailsOnManyAccepted: "test_text_that_repeats_itself_is_that_of_no_speculation",
+    FailsOnHighEpochs: "test_preempted_sequences_go_on_as_if_nothing_had_happened",
+    RunsOutOfRoom: "test_aborts_at_any_step_leave_nothing_behind",
+}
+
+
+@pytest.mark.parametrize(("mutant", "test"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
+def test_suite_fails_a_broken_speculator(failures_of, mutant, test):
+    assert failures_of(SpeculationConformance, mutant, only=test)
+
+
+def test_suite_passes_the_speculator_that_the_mutants_break(failures_of):
+    assert failures_of(SpeculationConformance, LastPair) == set()
+
+
+def test_every_test_of_the_suite_is_needed_by_a_mutant():
+    assert set(MUTANTS.values()) == {name for name in dir(SpeculationConformance) if name.startswith("test_")}
+
+
+def test_suite_without_make_says_what_to_do():
+    with pytest.raises(NotImplementedError, match="make = YourSpeculator"):
+        SpeculationConformance().make()
+
+
+def test_a_view_has_the_slots_epochs_and_limits_asked_for():
+    view = draft_view([[1, 2], [3]], most=[0, 5], slots=[4, 2], epochs=[7, 8])
+    assert [tokens.tolist() for tokens in view.token_ids] == [[1, 2], [3]]
+    assert (view.slots.tolist(), view.epochs.tolist(), view.max_draft_tokens.tolist()) == ([4, 2], [7, 8], [0, 5])
