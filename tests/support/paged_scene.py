@@ -99,7 +99,10 @@ class Scene:
         options = {"scale": None, "softcap": None, "sinks": None, **options}
         value_dim = self.cache.layer(0)[1].shape[-1]
         query = self._random(num_tokens, NUM_HEADS, KEY_DIM)
-        keys, values = self._random(num_tokens, NUM_KV_HEADS, KEY_DIM), self._random(num_tokens, NUM_KV_HEADS, value_dim)
+        keys, values = (
+            self._random(num_tokens, NUM_KV_HEADS, KEY_DIM),
+            self._random(num_tokens, NUM_KV_HEADS, value_dim),
+        )
         for row, (context, length) in enumerate(self.sequences):
             here = slice(int(firsts[row]), int(firsts[row]) + length)
             keys[here], values[here] = (part[context:] for part in self.whole[row])
@@ -109,6 +112,8 @@ class Scene:
         for row, (context, length) in enumerate(self.sequences):
             here = slice(int(firsts[row]), int(firsts[row]) + length)
             positions = list(range(context, context + length))
-            expected = dense_attention(query[here], *self.whole[row], positions=positions, window=self.window, **options)
+            expected = dense_attention(
+                query[here], *self.whole[row], positions=positions, window=self.window, **options
+            )
             torch.testing.assert_close(found[here].double(), expected, atol=2e-5, rtol=0)
         return found

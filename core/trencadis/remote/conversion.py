@@ -72,6 +72,9 @@ def add_message(request: Request, ticket: int) -> AddMessage:
         priority=request.priority,
         tenant=request.tenant,
         cache_salt=request.cache_salt,
+        weight=request.weight,
+        ttft_target_s=request.ttft_target_s,
+        tpot_target_s=request.tpot_target_s,
     )
 
 
@@ -88,6 +91,9 @@ def request_of(message: AddMessage) -> Request:
         priority=message.priority,
         tenant=message.tenant,
         cache_salt=message.cache_salt,
+        weight=message.weight,
+        ttft_target_s=message.ttft_target_s,
+        tpot_target_s=message.tpot_target_s,
     )
 
 

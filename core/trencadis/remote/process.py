@@ -19,6 +19,7 @@ import tempfile
 import weakref
 from typing import Any
 
+from trencadis.errors import ConfigError
 from trencadis.remote.messages import StartMessage, encode
 
 __all__ = ["LENGTH", "EngineProcess", "describe_exit"]
@@ -37,10 +38,29 @@ class EngineProcess:
         tables: The configuration.
         sources: Who set each value.
         log_level: Of the child's log, such as ``info``.
+
+    Raises:
+        ConfigError: A value that only this process can hold, such as an object.
     """
 
     def __init__(self, *, tables: dict[str, Any], sources: dict[str, str], log_level: str) -> None:
         self._directory = _private_directory()
+        try:
+            start = encode(
+                StartMessage(
+                    address=self.address,
+                    tables=tables,
+                    sources=sources,
+                    log_level=log_level,
+                    python_path=os.environ.get("PYTHONPATH"),
+                )
+            )
+        except (TypeError, OverflowError) as error:
+            os.rmdir(self._directory)
+            raise ConfigError(
+                f"[engine] placement = process: a value of the configuration cannot travel: {error}.",
+                hint='Give plain numbers, texts, lists and tables, or set placement = "thread".',
+            ) from error
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "trencadis.remote"],
             stdin=subprocess.PIPE,
@@ -50,15 +70,6 @@ class EngineProcess:
             bufsize=0,
         )
         self._release = weakref.finalize(self, _release, self._child, self._directory)
-        start = encode(
-            StartMessage(
-                address=self.address,
-                tables=tables,
-                sources=sources,
-                log_level=log_level,
-                python_path=os.environ.get("PYTHONPATH"),
-            )
-        )
         with contextlib.suppress(BrokenPipeError):  # its end is heard, too
             _write(self._child.stdin, LENGTH.pack(len(start)) + start)
 

@@ -42,6 +42,8 @@ class Odd:
 COMPONENTS: Any = {"scheduling": {"odd": Odd, "plain": Inner}, "observer": {"plain": Inner}}
 TEXT = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 
+INTEGERS = st.integers(-(2**63), 2**64 - 1)  # what msgpack, and TOML, can hold
+
 
 def reloaded(config: Any) -> Any:
     tables = msgspec.msgpack.decode(msgspec.msgpack.encode(dump_config(config)))  # as it travels
@@ -53,7 +55,7 @@ ODD = st.fixed_dictionaries(
     optional={
         "colour": st.sampled_from(["red", "blue"]),
         "place": TEXT,
-        "maybe": st.none() | st.integers(),
+        "maybe": st.none() | INTEGERS,
         "many": st.lists(TEXT, max_size=3),
         "table": st.dictionaries(TEXT, st.integers(-(2**60), 2**60), max_size=2),
         "secret": TEXT,
@@ -71,10 +73,10 @@ OVERRIDES = st.fixed_dictionaries(
         "observer": st.fixed_dictionaries({}, optional={"names": st.lists(st.sampled_from(["plain", "log"]))}),
         "scheduling": st.one_of(
             st.fixed_dictionaries({"name": st.just("odd"), "odd": ODD}),
-            st.fixed_dictionaries({"name": st.just("plain"), "plain": st.fixed_dictionaries({"depth": st.integers()})}),
+            st.fixed_dictionaries({"name": st.just("plain"), "plain": st.fixed_dictionaries({"depth": INTEGERS})}),
             st.fixed_dictionaries({
                 "name": st.just("pack.module:Policy"),
-                "options": st.dictionaries(st.sampled_from(["a", "b"]), st.integers() | TEXT | st.lists(st.integers())),
+                "options": st.dictionaries(st.sampled_from(["a", "b"]), INTEGERS | TEXT | st.lists(INTEGERS)),
             }),
         ),
     },

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from trencadis.errors import ConfigError
 from trencadis.remote.process import EngineProcess, describe_exit
 
 ROOT = Path(__file__).parents[3]
 PARENT = """
 import sys, time
+from trencadis.errors import ConfigError
 from trencadis.remote.process import EngineProcess
 process = EngineProcess(tables={}, sources={}, log_level="critical")
 print(process.pid, process.address, flush=True)
@@ -70,6 +72,14 @@ def test_a_temporary_directory_with_a_long_name_is_not_used(tmp_path: Path, monk
     process.close()
     assert len(process.address) < 100
     assert not list(long.iterdir())
+
+
+@pytest.mark.parametrize("value", [object(), 2**70])
+def test_a_value_that_cannot_travel_is_refused_in_words(value: object, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot travel"):
+        EngineProcess(tables={"scheduling": {"options": {"a": value}}}, sources={}, log_level="critical")
+    assert not list(tmp_path.iterdir())
 
 
 def test_secrets_are_neither_arguments_nor_environment() -> None:
