@@ -1,4 +1,4 @@
-"""``trencadis bench``: measure the configured engine."""
+"""``trencadis bench``: measure the configured engine, or a policy alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 
 import attrs
 
+from trencadis.cli import bench_eviction, bench_schedule
 from trencadis.cli.tables import print_table
 from trencadis.config import Config
 from trencadis.registry import Registry
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Measure the throughput of this configuration."
+SUMMARY = "Measure the throughput of this configuration, or policies on a trace."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,21 +27,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "output_len": "output tokens of each",
         "seed": "of the prompts",
     }
-    parser.add_argument("measurement", choices=["throughput"], help="throughput: output tokens a second, offline")
+    parser.add_argument(
+        "measurement",
+        choices=["throughput", "schedule", "eviction"],
+        help=f"throughput: output tokens a second, offline; schedule: {bench_schedule.HELP}; eviction: {bench_eviction.HELP}",
+    )
     for field in attrs.fields(ThroughputWorkload):
         flag = f"--{field.name.replace('_', '-')}"
         text = f"{helps[field.name]} (default: {field.default})"
         parser.add_argument(flag, dest=field.name, type=int, default=field.default, metavar="N", help=text)
+    parser.add_argument("--trace", metavar="FILE", help="a recorded workload, for policies")
+    parser.add_argument("--policies", metavar="A,B,...", help="which policies (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    bench_schedule.add_arguments(parser)
+    bench_eviction.add_arguments(parser)
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Measure and print; returns 0.
 
     Raises:
-        ConfigValueError: A length or count below 1.
-        TrencadisError: The engine cannot be built, or a request failed.
+        ConfigError: A flag or file that cannot be used.
+        TrencadisError: The engine or a policy cannot be built, or a request failed.
     """
+    if args.measurement == "schedule":
+        return bench_schedule.run(args, config, registry)
+    if args.measurement == "eviction":
+        return bench_eviction.run(args, config, registry)
+    return _throughput(args, config, registry)
+
+
+def _throughput(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     from trencadis.bench import ThroughputWorkload, measure_throughput
     from trencadis.errors import ConfigValueError
 

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "run-batch": "trencadis.cli.run_batch_command",
     "bench": "trencadis.cli.bench_command",
     "buckets": "trencadis.cli.buckets_command",
+    "warmup": "trencadis.cli.warmup_command",
     "plugins": "trencadis.cli.plugins_command",
     "config": "trencadis.cli.config_command",
     "doctor": "trencadis.cli.doctor_command",

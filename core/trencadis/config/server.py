@@ -36,7 +36,10 @@ class ServerConfig:
         validator=gt(0),
     )
     max_requests: int = setting(
-        1024, "Most requests in the server at once, running and waiting; one more is answered 429.", validator=ge(1)
+        1024,
+        "Most requests in the server at once, running and waiting; each prompt of a list and each of n choices is one. "
+        "More are answered 429.",
+        validator=ge(1),
     )
     max_waiting_tokens: int = setting(
         1_000_000,

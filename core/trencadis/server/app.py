@@ -1,6 +1,6 @@
 """The application: routes, and around them the middlewares in this order.
 
-envelope (id, log, counters) ▶ CORS ▶ gate (shutting down) ▶ API keys ▶ body (size, time) ▶ routes
+envelope (id, log, counters) ▶ CORS ▶ gate (shutting down) ▶ API keys ▶ body (size, time) ▶ HEAD ▶ routes
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trencadis.server.context import ServerContext
 from trencadis.server.envelope import EnvelopeMiddleware
 from trencadis.server.failures import add_handlers
 from trencadis.server.gate import Gate, GateMiddleware
+from trencadis.server.head import HeadMiddleware
 from trencadis.server.http_metrics import HttpMetrics
 
 __all__ = ["endpoint_routers", "make_app"]
@@ -72,6 +73,7 @@ def endpoint_routers() -> tuple[APIRouter, ...]:
 def _add_middlewares(app: FastAPI, context: ServerContext, gate: Gate, http_metrics: HttpMetrics) -> None:
     """Put middlewares around the routes; the one added last is the outermost."""
     config = context.config
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyMiddleware, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys))
     app.add_middleware(GateMiddleware, gate=gate)

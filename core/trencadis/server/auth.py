@@ -82,9 +82,10 @@ class AuthMiddleware:
 
     def _caller(self, headers: Headers) -> str:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        key = key.strip(" \t")  # nothing else is a blank: read as Latin-1, the bytes of a letter may look like one
+        if scheme.lower() != "bearer" or not key:
             raise _refusal("No API key was given. Send the header Authorization: Bearer KEY.")
-        caller = self._keys.caller_of(key.strip().encode("latin-1"))
+        caller = self._keys.caller_of(key.encode("latin-1"))
         if caller is None:
             raise _refusal("The API key is not known to this server.")
         return caller

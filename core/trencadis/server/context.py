@@ -33,7 +33,7 @@ class Admission(Protocol):
 
         Args:
             num_prompt_tokens: Prompt tokens of all its engine requests together.
-            num_requests: Engine requests it makes: one for each prompt.
+            num_requests: Engine requests it makes: one for each choice of each prompt, or for each text to embed.
 
         Raises:
             TooBusyError: A cap is reached; answered 429 with Retry-After.

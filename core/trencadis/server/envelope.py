@@ -73,7 +73,7 @@ class EnvelopeMiddleware:
                 self._note(scope, answer, self._clock.now_s() - start_s)
 
     async def _fail(self, answer: _Answer, scope: Scope, error: Exception, request_id: str) -> None:
-        logger.error("%s %s failed (%s).", scope["method"], scope["path"], request_id, exc_info=error)
+        logger.error("%s %s failed (%s).", scope["method"], _plain(scope["path"]), request_id, exc_info=error)
         # An answer that has begun is left incomplete, and the HTTP server cuts the connection: the client must notice.
         if not answer.status:
             await send_error(answer.send, as_api_error(error, request_id=request_id))
@@ -91,13 +91,18 @@ class EnvelopeMiddleware:
             level,
             "%s %s %d %.3f s %d bytes %s%s",
             scope["method"],
-            ascii(scope["path"])[1:-1],
+            _plain(scope["path"]),
             status,
             duration_s,
             answer.num_bytes,
             state["request_id"],
             f" {state['caller']}" if state["caller"] else "",
         )
+
+
+def _plain(path: str) -> str:
+    """Return a path as the log may have it: a client may have put line breaks into it. Pure."""
+    return ascii(path)[1:-1]
 
 
 class _Answer:

@@ -5,6 +5,7 @@ Nothing that FastAPI or Starlette would say by themselves reaches a client.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,15 @@ from trencadis.errors import TrencadisError, did_you_mean
 from trencadis.server.errors import ApiError, as_api_error
 
 __all__ = ["add_handlers", "validation_error"]
+
+_NO_OBJECT = frozenset({"model_attributes_type", "model_type", "dict_type"})
+"""What pydantic calls a body that is an array, a string, a number or null."""
+
+_KEY = "[key]"
+"""What pydantic puts behind a name if the name itself is at fault."""
+
+_MAX_QUOTED = 40
+_MAX_PATH = 200
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -38,14 +48,25 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"The body is not valid JSON: {reason} at character {position}.", code="invalid_json")
     path = _path(first["loc"])
-    if first["type"] == "missing":
+    if first["type"] in _NO_OBJECT and not path:
+        message = "The body must be a JSON object."
+    elif first["type"] == "missing":
         message = f"{path}: is missing." if path else "The request has no body; it takes a JSON object."
     else:
-        message = f"{path}: {_sentence(first['msg'])}" if path else _sentence(first["msg"])
+        message = f"{path}{_value(first)}: {_sentence(first['msg'])}" if path else _sentence(first["msg"])
     more = len({_path(error["loc"]) for error in errors} - {path})
     if more:
         message += f" There are faults in {more} more place{'s' if more > 1 else ''}."
     return ApiError(400, message, param=path or None)
+
+
+def _value(error: Mapping[str, Any]) -> str:
+    """Return the value at fault as a message quotes it, or nothing if it is long. Pure."""
+    value = error.get("input", ())
+    if not isinstance(value, str | int | float | None) or (isinstance(value, str) and len(value) > _MAX_QUOTED):
+        return ""
+    shown = json.dumps(value)
+    return f" = {shown}" if len(shown) <= _MAX_QUOTED else ""
 
 
 def _handler(convert: Callable[[Request, Any], ApiError]) -> Callable[[Request, Exception], Response]:
@@ -75,7 +96,7 @@ def _of_validation(request: Request, error: RequestValidationError) -> ApiError:
 
 
 def _of_http(request: Request, error: HTTPException) -> ApiError:
-    method, path = request.method, request.url.path
+    method, path = request.method, request.url.path[:_MAX_PATH]
     headers = error.headers
     if error.status_code == 404:
         near = did_you_mean(path, request.app.openapi()["paths"])
@@ -84,8 +105,12 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
         )
     if error.status_code == 405:
         allowed = (headers or {}).get("Allow", "")
-        message = f"{method} is not possible on {path}; it takes {allowed}."
+        message = f"{method} is not possible on {ascii(path)[1:-1]}; it takes {allowed}."
         return ApiError(405, message, code="method_not_allowed", headers=headers)
+    if error.status_code == 400:
+        # FastAPI could not read the body, and does not say why.
+        message = "The body cannot be read: it is no JSON in UTF-8, has a number without end, or is nested too deeply."
+        return ApiError(400, message, code="invalid_json", headers=headers)
     return ApiError(error.status_code, _sentence(str(error.detail)), headers=headers)
 
 
@@ -94,6 +119,8 @@ def _path(location: Sequence[str | int]) -> str:
     parts = location[1:] if location and location[0] in {"body", "query", "path", "header"} else location
     path = ""
     for part in parts:
+        if part == _KEY:
+            continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return path
 

@@ -89,7 +89,9 @@ class Generation:
             BackendError: The engine ended.
             ApiError: A prompt failed while it ran.
         """
-        with self.admission.hold(self.num_prompt_tokens, num_requests=len(self.prompts)) as hold:
+        # The engine runs n sequences for a prompt, so a small request may ask for a great many.
+        num_requests = len(self.prompts) * self.params.n
+        with self.admission.hold(self.num_prompt_tokens, num_requests=num_requests) as hold:
             sources = [self._one(index, prompt, streams) for index, prompt in enumerate(self.prompts)]
             waiting = set(range(len(self.prompts)))
             async with aclosing(_merged(sources)) as merged:

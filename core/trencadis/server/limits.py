@@ -127,8 +127,9 @@ class AdmissionControl:
     def _refuse_if_hopeless(self, num_prompt_tokens: int, num_requests: int) -> None:
         if num_requests > self.max_requests:
             raise InvalidRequestError(
-                f"{num_requests} prompts in one request: the server takes {self.max_requests} at once (server.max_requests).",
-                hint="Send them in several requests.",
+                f"{num_requests} texts in one request, each choice of each prompt being one: "
+                f"the server takes {self.max_requests} at once (server.max_requests).",
+                hint="Ask for them in several requests.",
             )
         if num_prompt_tokens > self.max_waiting_tokens:
             raise InvalidRequestError(

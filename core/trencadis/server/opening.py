@@ -40,6 +40,9 @@ def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig)
     Raises:
         ConfigError: The port is in use, a key is impossible, or a component does not exist.
     """
+    if config.server.observer:
+        # Added to [observer] names, which would be blamed otherwise.
+        registry.select("observer", config.server.observer, key="names", source="server.observer")
     return OpenServer(config_to_serve(config), registry, resolved=resolved)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trencadis.errors import InvalidRequestError
 from trencadis.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from trencadis.server.protocol.completions import CompletionRequest, Inputs
     from trencadis.text import Tokenizer
 
-__all__ = ["TokenIds", "check_room", "echoes", "encode_inputs", "truncated"]
+__all__ = ["TokenIds", "check_length", "check_room", "echoes", "encode_inputs", "truncated"]
 
 TokenIds = tuple[int, ...]
 _EMBEDDED = "input"
@@ -31,33 +32,32 @@ async def encode_inputs(
     Args:
         inputs: One text or several, as strings or token ids.
         llm: The engine.
-        encoder: Where the tokenizer runs.
+        encoder: Where the tokenizer runs; all texts together are one piece of work, since many short ones take as long as one.
         add_special_tokens: With those that the tokenizer adds; for strings.
         is_cut: Only the end of the prompt will be used, so it may be as long as it likes.
         param: The field, for errors.
 
     Raises:
-        ApiError: A text that is surely too long; found before it is encoded.
-        InvalidRequestError: A text has no token.
+        ApiError: A text that is surely too long, found before any is encoded; or one without a token.
     """
     if isinstance(inputs, str):
         inputs = [inputs]
     elif isinstance(inputs[0], int):
         return [tuple(one for one in inputs if isinstance(one, int))]
-    prompts: list[TokenIds] = []
-    for one in inputs:
-        if not isinstance(one, str):
-            prompts.append(tuple(one) if isinstance(one, list) else (one,))
-            continue
-        if not is_cut:
-            _check_length(one, llm.max_model_len, param)
-        prompts.append(
-            await encoder.run(
-                lambda text=one: llm.tokenizer.encode(text, add_special_tokens=add_special_tokens),  # type: ignore[misc]
-                num_characters=len(one),
-            )
-        )
-    return prompts
+    texts = [one for one in inputs if isinstance(one, str)]
+    if not texts:
+        return [tuple(one) for one in inputs if isinstance(one, list)]
+    if not is_cut:
+        for text in texts:
+            check_length(text, llm.max_model_len, param)
+
+    def encode_all() -> list[TokenIds]:
+        return [
+            _encode(llm.tokenizer, text, _place(param, index, len(texts)), add_special_tokens=add_special_tokens)
+            for index, text in enumerate(texts)
+        ]
+
+    return await encoder.run(encode_all, num_characters=sum(map(len, texts)))
 
 
 def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_tokens: int | None) -> TokenIds:
@@ -83,7 +83,7 @@ def check_room(prompts: Sequence[TokenIds], *, max_model_len: int, num_output: i
         ApiError: It is empty, or too long (``context_length_exceeded``).
     """
     for index, prompt in enumerate(prompts):
-        where = f"{param}[{index}]" if len(prompts) > 1 else param
+        where = _place(param, index, len(prompts))
         if not prompt:
             raise ApiError(400, f"{where} has no tokens. Give at least one.", param=where)
         if len(prompt) + num_output > max_model_len:
@@ -107,9 +107,26 @@ def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Toke
     return [tokenizer.decode(prompt, skip_special_tokens=hides) for prompt in prompts]
 
 
-def _check_length(text: str, max_model_len: int, param: str) -> None:
+def check_length(text: str, max_model_len: int, param: str) -> None:
+    """Check that a text may fit, before it is encoded. Pure.
+
+    Raises:
+        ApiError: It is longer than any text that fits (``context_length_exceeded``).
+    """
     if len(text) > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
         raise _too_long(f"{param} has {len(text)} characters", max_model_len, param)
+
+
+def _encode(tokenizer: Tokenizer, text: str, where: str, *, add_special_tokens: bool) -> TokenIds:
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except InvalidRequestError as error:
+        raise ApiError(400, str(error), param=where) from error
+
+
+def _place(param: str, index: int, num_prompts: int) -> str:
+    """Return how a client calls a prompt: ``prompt``, or ``prompt[2]`` if there are several. Pure."""
+    return f"{param}[{index}]" if num_prompts > 1 else param
 
 
 def _too_long(what: str, max_model_len: int, param: str) -> ApiError:

@@ -15,6 +15,7 @@ from trencadis.server.errors import ApiError
 from trencadis.server.json_response import json_response
 from trencadis.server.logprobs import token_text
 from trencadis.server.models import check_model
+from trencadis.server.prompts import check_length
 from trencadis.server.protocol.answers import Detokenized, Tokenized
 from trencadis.server.protocol.openapi import documented
 from trencadis.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
@@ -43,7 +44,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     check_model(context, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages.", param="prompt")
-    token_ids = await _encode(body, llm.tokenizer, context.encoder)
+    token_ids = await _encode(body, llm.tokenizer, context.encoder, max_model_len=llm.max_model_len)
     texts = [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
     return json_response(
         Tokenized(count=len(token_ids), max_model_len=llm.max_model_len, tokens=list(token_ids), token_strs=texts)
@@ -61,7 +62,9 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     return json_response(Detokenized(prompt=text))
 
 
-async def _encode(body: TokenizeRequest, tokenizer: Tokenizer, encoder: Encoder) -> tuple[int, ...]:
+async def _encode(
+    body: TokenizeRequest, tokenizer: Tokenizer, encoder: Encoder, *, max_model_len: int
+) -> tuple[int, ...]:
     if body.messages is not None:
         if body.add_special_tokens:
             raise ApiError(
@@ -76,6 +79,7 @@ async def _encode(body: TokenizeRequest, tokenizer: Tokenizer, encoder: Encoder)
             template_arguments=body.chat_template_kwargs,
         )
     text = body.prompt or ""
+    check_length(text, max_model_len, "prompt")
     adds_special = body.add_special_tokens is None or body.add_special_tokens
     try:
         return await encoder.run(

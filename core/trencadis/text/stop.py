@@ -9,6 +9,7 @@ Source: D. Knuth, J. Morris, V. Pratt, "Fast Pattern Matching in Strings", SIAM 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 __all__ = ["StopChecker"]
@@ -71,7 +72,8 @@ class StopChecker:
         return found
 
 
-def _border_lengths(text: str) -> list[int]:
+@functools.lru_cache(maxsize=256)  # the n completions of a prompt have the same stop strings, and so have many requests
+def _border_lengths(text: str) -> tuple[int, ...]:
     """Return, for each prefix of ``text``, the length of its longest proper prefix that is also its suffix. Pure."""
     borders = [0] * len(text)
     length = 0
@@ -81,4 +83,4 @@ def _border_lengths(text: str) -> list[int]:
         if text[i] == text[length]:
             length += 1
         borders[i] = length
-    return borders
+    return tuple(borders)

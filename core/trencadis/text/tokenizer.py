@@ -159,6 +159,8 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 tokenize=True,
                 return_dict=False,
+                # What is too long is refused in words of our own; transformers would warn of an error that never comes.
+                tokenizer_kwargs={"verbose": False},
                 **(template_arguments or {}),
             )
         except Exception as error:  # a template is a program: whatever it raises, the messages do not suit it

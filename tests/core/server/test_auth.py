@@ -89,3 +89,9 @@ def test_every_key_is_compared_each_time(monkeypatch):
     for key in (b"a", b"c", b"no"):
         keys.caller_of(key)
     assert len(compared) == 9
+
+
+def test_a_key_may_end_in_a_letter_whose_last_byte_is_a_blank_in_latin_1():
+    app = app_with(callers(), api_keys=("ann:voilà",))
+    (answer,) = ask(app, ("GET", "/v1/who", {"headers": {"Authorization": "Bearer voilà".encode()}}))
+    assert answer.json() == "ann"

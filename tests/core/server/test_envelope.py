@@ -141,3 +141,9 @@ def test_requests_are_counted_by_route_and_status_and_none_stays_in_flight():
     assert samples[name, "/v1/fail/{what}", "499", "GET"] == 1
     assert samples[name, "404", "GET", "none"] == 2
     assert samples[("trencadis_http_requests_in_flight",)] == 0
+
+
+def test_a_path_with_line_breaks_cannot_write_a_line_of_the_log(caplog):
+    ask(app_with(routes()), ("GET", "/v1/fail/%0aforged"))
+    (record,) = [record for record in caplog.records if "failed" in record.getMessage()]
+    assert "\n" not in record.getMessage()

@@ -55,6 +55,15 @@ def test_the_hold_lasts_as_long_as_the_outputs_and_waits_until_each_prompt_has_a
     assert after == (0, 0)
 
 
+def test_each_choice_of_each_prompt_takes_a_place(serve: Any) -> None:
+    async def use(api: Any) -> int:
+        async with aclosing(generation(api, [(5, 6), (7,)], n=3, max_tokens=30).outputs(streams=True)) as outputs:
+            await anext(outputs)
+            return int(api.admission.num_requests)
+
+    assert serve(use) == 6
+
+
 def test_long_prompts_stop_waiting_with_the_first_token_also_if_the_answer_comes_in_one_piece(serve: Any) -> None:
     is_decoding, may_go_on = threading.Event(), threading.Event()
     decodes = []

@@ -98,3 +98,8 @@ def test_what_the_server_adds_to_the_configuration_is_in_its_plan(house):
     config = attrs.evolve(config, engine=EngineConfig(), observer=ObserverConfig(names=()))
     with open_(config, registry) as server:
         assert server._config.engine.placement == "process"
+
+
+def test_an_observer_of_the_server_that_nobody_offers_is_blamed_on_its_own_setting(house):
+    with pytest.raises(UnknownComponentError, match=r'"promtheus" \(from server\.observer\): no such component'):
+        open_(*house(observer="promtheus"))

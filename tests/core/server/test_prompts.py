@@ -75,3 +75,33 @@ def test_an_echo_is_the_text_as_it_came_unless_it_was_cut(tokenizer: Tokenizer, 
         prompts = [prompt[-1:] for prompt in prompts]
         expected = [tokenizer.decode(prompt) for prompt in prompts]
     assert echoes(request, prompts, tokenizer) == expected
+
+
+class Counting(Encoder):
+    """Notes how much work it is given at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[int] = []
+
+    async def run(self, call: Any, *, num_characters: int) -> Any:
+        self.pieces.append(num_characters)
+        return await super().run(call, num_characters=num_characters)
+
+
+def test_many_short_texts_are_one_long_piece_of_work(tokenizer: Tokenizer) -> None:
+    encoder = Counting()
+    llm: Any = SimpleNamespace(tokenizer=tokenizer, max_model_len=16)
+    texts = ["the sea"] * 500
+    prompts = asyncio.run(
+        encode_inputs(texts, llm=llm, encoder=encoder, add_special_tokens=True, is_cut=False, param="prompt")
+    )
+    assert encoder.pieces == [3500]
+    assert prompts == [tokenizer.encode("the sea")] * 500
+
+
+@pytest.mark.parametrize(("inputs", "param"), [("", "prompt"), (["a", ""], "prompt[1]")])
+def test_a_text_without_tokens_is_named(tokenizer: Tokenizer, inputs: Any, param: str) -> None:
+    with pytest.raises(ApiError, match="has no tokens") as caught:
+        encode(tokenizer, inputs)
+    assert (caught.value.status, caught.value.param) == (400, param)

@@ -54,3 +54,11 @@ def test_what_cannot_be_done_is_refused_in_words(serve: Any, path: str, body: An
     status, error = serve(lambda api: api.error(path, **body))
     assert status == 400
     assert words in error["message"]
+
+
+def test_a_text_that_no_prompt_could_be_is_not_encoded(serve: Any) -> None:
+    async def use(api: Any) -> Any:
+        return await api.error("/tokenize", prompt="x" * (256 * 256 + 1))
+
+    status, error = serve(use)
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import attrs
 import msgspec
@@ -35,16 +37,18 @@ class Done:
 
 
 def input_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers from 1.
+    """Yield the lines that are not empty, with their numbers from 1; a byte-order mark before the first is no part of it.
 
     Raises:
         ConfigError: The file cannot be read.
     """
+    _check_regular(file, "Lines are counted before they are read, so --input cannot be a pipe.")
     try:
         with file.open("rb") as lines:
             for number, text in enumerate(lines, start=1):
-                if text.strip():
-                    yield number, text
+                line = text.removeprefix(codecs.BOM_UTF8) if number == 1 else text
+                if line.strip():
+                    yield number, line
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}.", hint="Correct --input.") from error
 
@@ -66,6 +70,7 @@ def read_output(file: Path) -> Done:
     """
     if not file.exists():
         return Done()
+    _check_regular(file, "A batch continues its output, so --output cannot be a pipe or a device.")
     custom_ids, ids, num_bytes = set(), set(), 0
     try:
         with file.open("rb") as lines:
@@ -96,17 +101,30 @@ class OutputFile:
     """
 
     def __init__(self, file: Path, *, num_bytes: int = 0) -> None:
+        self._path = file
         try:
-            self._file: BinaryIO = file.open("r+b" if file.exists() else "w+b")
+            # Nothing is kept back here, so that a full disk shows where a line is written.
+            self._file: FileIO = file.open("r+b" if file.exists() else "w+b", buffering=0)
             self._file.truncate(num_bytes)
             self._file.seek(num_bytes)
         except OSError as error:
             raise ConfigError(f"{file}: cannot be written: {error.strerror}.", hint="Choose another file.") from error
 
     def write(self, line: OutputLine) -> None:
-        """Add a line; it is in the file, whole, before anything else happens."""
-        self._file.write(encode(line))
-        self._file.flush()
+        """Add a line; it is in the file, whole, before anything else happens.
+
+        Raises:
+            ConfigError: The disk is full, or fails.
+        """
+        rest = memoryview(encode(line))
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path}: cannot be written: {error.strerror}.",
+                hint="Make room, then run the same command again: it goes on from here.",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -115,6 +133,13 @@ class OutputFile:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _check_regular(file: Path, why: str) -> None:
+    """Raise ConfigError for what is there and no regular file, since reading it may never end."""
+    if file.exists() and not file.is_file():
+        kind = "Is a directory" if file.is_dir() else "Is no regular file"
+        raise ConfigError(f"{file}: cannot be used: {kind}.", hint=why)
 
 
 def _output_line(file: Path, number: int, text: bytes) -> dict[str, Any]:

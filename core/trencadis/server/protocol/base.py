@@ -23,17 +23,16 @@ from trencadis.errors import did_you_mean
 from trencadis.server.errors import ApiError
 from trencadis.server.protocol.fields import other_fields
 
-__all__ = ["BiasKey", "Count", "EndpointRequest", "NonEmpty", "RequestModel", "TokenId", "TokenIds", "said_as"]
+__all__ = ["BiasKey", "EndpointRequest", "RequestModel", "TokenId", "TokenIds", "said_as"]
 
 _MAX_INT = 2**31 - 1
 _MAX_QUOTED = 80
 _MAX_DEPTH = 32
+_MAX_ENTRIES = 16384
+"""Longest list of anything but token ids: to look at a million texts or messages would keep every other client waiting."""
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
-TokenIds = list[TokenId]
-Count = Annotated[int, Field(ge=1, le=_MAX_INT)]
-NonEmpty = Annotated[str, Field(min_length=1)]
-BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # as many errors as there are ids would help nobody
 
 
 def said_as(what: str) -> WrapValidator:
@@ -51,6 +50,9 @@ def said_as(what: str) -> WrapValidator:
             raise PydanticCustomError("no_such_type", "must be {what}", {"what": what}) from None
 
     return WrapValidator(check)
+
+
+BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$"), said_as("a token id, at most nine digits")]
 
 
 class RequestModel(BaseModel):
@@ -93,9 +95,22 @@ class EndpointRequest(RequestModel):
                     code="unsupported_parameter",
                 )
         kept = {name: value for name, value in data.items() if name not in others}
+        _refuse_long(kept)
         _refuse_unknown(cls, kept, "", known=others)
         _refuse_unreadable(kept, "")
         return kept
+
+
+def _refuse_long(data: dict[str, Any]) -> None:
+    """Refuse a list that nobody needs so long.
+
+    Raises:
+        ApiError: There is one; the message names the field.
+    """
+    for name, value in data.items():
+        if isinstance(value, list) and len(value) > _MAX_ENTRIES and not isinstance(value[0], int):
+            shown = ascii(name[:_MAX_QUOTED])[1:-1]
+            raise ApiError(400, f"{shown} has {len(value)} entries; it takes at most {_MAX_ENTRIES}.", param=shown)
 
 
 def _refuse_unknown(model: type[BaseModel], data: dict[str, Any], path: str, known: dict[str, Any]) -> None:

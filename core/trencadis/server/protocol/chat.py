@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from trencadis.records.sampling import MAX_LOGPROBS
 from trencadis.server.protocol.base import RequestModel, said_as
@@ -13,11 +13,19 @@ from trencadis.server.protocol.generation import GenerationRequest
 __all__ = ["ChatMessage", "ChatRequest"]
 
 
+# Any object gets as far as the endpoint, which can say better what is wrong with a part; the document promises these.
+_PART_SCHEMAS = [
+    {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
+    for kind in ("text", "refusal")
+]
+Parts = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "items": {"anyOf": _PART_SCHEMAS}})]
+
+
 class ChatMessage(RequestModel):
     """One turn of a conversation."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: Annotated[str | list[dict[str, Any]], said_as("text, or a list of parts")] | None = Field(
+    content: Annotated[str | Parts, said_as("text, or a list of parts")] | None = Field(
         None, description='Text, or parts {"type": "text", "text": "..."} of it.'
     )
     name: str | None = Field(None, description="For templates that write it.")

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from trencadis.records.sampling import MAX_LOGPROBS
-from trencadis.server.protocol.base import BiasKey, EndpointRequest, NonEmpty, RequestModel, TokenIds, said_as
+from trencadis.server.protocol.base import BiasKey, EndpointRequest, RequestModel, TokenIds, said_as
 
 __all__ = ["GenerationRequest", "StreamOptions"]
 
 _MAX_STOPS = 16
+_MAX_STOP_CHARACTERS = 1024
+_MAX_BAD_WORDS = 1000
+_MAX_WORD_CHARACTERS = 256
+_MAX_LABEL_CHARACTERS = 1024
 _MAX_INT = 2**31 - 1
 
-
+# Each of these costs the server time in proportion to its length, for every client.
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
 Stops = Annotated[
-    NonEmpty | Annotated[list[NonEmpty], Field(max_length=_MAX_STOPS)],
-    said_as(f"a string, or a list of at most {_MAX_STOPS}, none of them empty"),
+    Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)],
+    said_as(f"a string, or a list of at most {_MAX_STOPS}, each of 1 to {_MAX_STOP_CHARACTERS} characters"),
 ]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_WORD_CHARACTERS)]
+Label = Annotated[str, StringConstraints(max_length=_MAX_LABEL_CHARACTERS)]
 
 
 class StreamOptions(RequestModel):
@@ -57,7 +64,7 @@ class GenerationRequest(EndpointRequest):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None, description="Makes the tokens repeatable; choice i draws with seed + i."
     )
-    user: str | None = Field(None, description="Whom fair scheduling counts it for, within the API key.")
+    user: Label | None = Field(None, description="Whom fair scheduling counts it for, within the API key.")
     # vLLM's
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = Field(None, description="Keep the k most likely; 0: all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
@@ -76,7 +83,9 @@ class GenerationRequest(EndpointRequest):
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
         None, description="Only these may be chosen."
     )
-    bad_words: list[NonEmpty] | None = Field(None, description="Words of one token that are never chosen.")
+    bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS)] | None = Field(
+        None, description=f"Words of one token that are never chosen, at most {_MAX_BAD_WORDS}."
+    )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Log-probabilities of the prompt, with so many alternatives; not with stream."
     )
@@ -86,7 +95,7 @@ class GenerationRequest(EndpointRequest):
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = Field(
         None, description="Smaller is sooner, if the scheduling policy looks at it; 0."
     )
-    cache_salt: Annotated[str, Field(max_length=1024)] | None = Field(
+    cache_salt: Label | None = Field(
         None, description="Share cached prefixes only with requests of this salt, within the API key."
     )
     return_token_ids: bool | None = Field(None, description="The token ids of prompt and output, too.")

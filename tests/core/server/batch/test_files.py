@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from trencadis.errors import ConfigError
@@ -30,7 +33,7 @@ def test_empty_lines_of_the_input_are_left_out_but_numbered(tmp_path):
 def test_an_input_that_cannot_be_read_is_said_in_words(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         count_lines(tmp_path / "none.jsonl")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="Is a directory"):
         count_lines(tmp_path)
 
 
@@ -75,3 +78,32 @@ def test_each_line_is_in_the_file_before_the_next_is_written(tmp_path):
 def test_an_output_that_cannot_be_written_is_said_in_words(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         OutputFile(tmp_path / "no" / "out.jsonl")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"\xef\xbb\xbfone\ntwo\n")
+    assert list(input_lines(file)) == [(1, b"one\n"), (2, b"two\n")]
+
+
+def test_a_pipe_cannot_be_the_input_since_it_is_read_twice(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"no regular file.*cannot be a pipe"):
+        count_lines(pipe)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_device_cannot_be_the_output_since_reading_it_may_never_end():
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_output(Path("/dev/full"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_said_in_words_and_closing_is_still_possible(tmp_path):
+    with OutputFile(tmp_path / "out.jsonl") as opened:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, opened._file.fileno())
+        os.close(full)
+        with pytest.raises(ConfigError, match=r"No space left on device.*it goes on from here"):
+            opened.write(OK)

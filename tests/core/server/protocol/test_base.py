@@ -105,3 +105,20 @@ def test_the_schema_has_every_field_that_is_accepted() -> None:
     assert schema["properties"]["store"]["enum"] == [None, False]
     assert "enum" not in schema["properties"]["metadata"]
     assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", ["messages", "stop", "zzz"])
+def test_a_list_that_nobody_needs_so_long_is_refused_before_it_is_looked_at(name: str) -> None:
+    with pytest.raises(ApiError, match=f"{name} has 16385 entries; it takes at most 16384"):
+        ChatRequest.model_validate({**CHAT, name: [object()] * 16385})
+
+
+def test_one_fault_among_token_ids_is_enough() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({**CHAT, "stop_token_ids": [1, *["x"] * 1000]})
+    assert caught.value.error_count() == 1
+
+
+def test_a_bias_for_what_is_no_token_says_what_a_key_must_be() -> None:
+    with pytest.raises(ValidationError, match="must be a token id, at most nine digits"):
+        ChatRequest.model_validate({**CHAT, "logit_bias": {"-1": 1}})

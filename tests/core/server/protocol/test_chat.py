@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trencadis.server.protocol.chat import ChatRequest
+from trencadis.server.protocol.chat import ChatMessage, ChatRequest
 
 MESSAGES = [{"role": "user", "content": "x"}]
 
@@ -10,3 +10,10 @@ def test_the_newer_name_of_the_limit_wins() -> None:
     assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES}).most_tokens is None
     assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES, "max_tokens": 3}).most_tokens == 3
     assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES, **limits}).most_tokens == 5
+
+
+def test_the_document_says_what_a_part_is() -> None:
+    (parts,) = [
+        one for one in ChatMessage.model_json_schema()["properties"]["content"]["anyOf"] if one["type"] == "array"
+    ]
+    assert [one["required"] for one in parts["items"]["anyOf"]] == [["type", "text"], ["type", "refusal"]]

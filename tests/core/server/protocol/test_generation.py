@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
 from trencadis.records import SamplingParams
 from trencadis.server.protocol.generation import GenerationRequest
 
@@ -21,3 +26,19 @@ def test_whatever_the_ranges_allow_sampling_allows_too() -> None:
         (range_,) = [one for one in schema[name]["anyOf"] if one["type"] != "null"]
         for bound in ("minimum", "maximum"):
             SamplingParams(**{name: range_[bound]})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"stop": "x" * 1025},
+        {"stop": ["x" * 1025]},
+        {"bad_words": ["x"] * 1001},
+        {"bad_words": ["x" * 257]},
+        {"user": "x" * 1025},
+        {"cache_salt": "x" * 1025},
+    ],
+)
+def test_what_costs_time_by_its_length_is_bounded(field: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        GenerationRequest(model="m", **field)
