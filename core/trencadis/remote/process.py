@@ -19,6 +19,7 @@ import tempfile
 import weakref
 from typing import Any
 
+from trencadis.config.settings import ENVIRONMENT_PREFIX
 from trencadis.errors import ConfigError
 from trencadis.remote.messages import StartMessage, encode
 
@@ -65,7 +66,7 @@ class EngineProcess:
             [sys.executable, "-P", "-m", "trencadis.remote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env=_environment(),
             start_new_session=True,
             bufsize=0,
         )
@@ -121,6 +122,12 @@ def describe_exit(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}{'; often the kernel ran out of memory' if code == -signal.SIGKILL else ''}"
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without our own variables: the tables say it all, and some are secrets."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    return {**environment, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def _private_directory() -> str:

@@ -82,7 +82,8 @@ def test_a_value_that_cannot_travel_is_refused_in_words(value: object, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_secrets_are_neither_arguments_nor_environment() -> None:
+def test_secrets_are_neither_arguments_nor_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRENCADIS_SERVER__API_KEYS", "ops:hush-hush")
     process = EngineProcess(tables={"cache": {"key": "hush-hush"}}, sources={}, log_level="critical")
     try:
         for name in ("cmdline", "environ"):
