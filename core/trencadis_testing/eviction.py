@@ -12,6 +12,7 @@ from trencadis.interfaces import EvictionPolicy
 __all__ = ["EvictionConformance"]
 
 _NUM_BLOCKS = 48
+_NUM_CONTENTS = 96
 _SEEDS = range(8)
 
 
@@ -19,7 +20,8 @@ class EvictionConformance:
     """What every eviction policy must do; inherit from it, and set ``make``.
 
     Random but repeatable histories of an engine's calls run beside the set of blocks that are candidates at each
-    moment. Which candidate goes first is the policy's own affair. Example::
+    moment. Some blocks are used before they are freed, and contents that were evicted come back in other blocks. Which
+    candidate goes first is the policy's own affair. Example::
 
         class TestLfu(EvictionConformance):
             make = Lfu
@@ -88,9 +90,39 @@ class EvictionConformance:
         for one, other in zip(first.operations(80), second.operations(80), strict=True):
             assert one.victims == other.victims, f"two policies, one history: {one.victims} and {other.victims}"
 
+    def test_uses_make_no_candidates(self) -> None:
+        """Blocks are told of while sequences hold them."""
+        policy = self.make()
+        policy.on_use([1, 2, 3], keys=[b"1", b"2", b"3"], depths=[0, 1, 2], salt="", now_s=0.0)
+        policy.on_free([3], depths=[2], now_s=1.0)
+        policy.on_use([1, 2], keys=[b"1", b"2"], depths=[0, 1], salt="", now_s=2.0)
+        assert policy.victims(1) == [3], "a block was evicted that is in use"
+        policy.on_free([2, 1], depths=[1, 0], now_s=3.0)
+        assert sorted(policy.victims(2)) == [1, 2], "a used block that was freed is no candidate"
+
+    def test_contents_come_back_after_eviction_in_any_block(self) -> None:
+        """What a policy remembers of a content must not lose the block that holds it now."""
+        policy = self.make()
+        for life in range(12):
+            block, other = 5 + life % 2, 8 + life % 3
+            policy.on_use([block, other], keys=[b"same", bytes([life])], depths=[0, 1], salt="", now_s=float(life))
+            policy.on_free([other, block], depths=[1, 0], now_s=life + 0.5)
+            assert sorted(policy.victims(2)) == [block, other], f"lost in life number {life + 1}"
+
+    def test_a_used_block_may_turn_to_other_content_unseen(self) -> None:
+        """A sequence holds a block that no look-up can reach any more: it is freed and filled again without a word."""
+        policy = self.make()
+        policy.on_use([1], keys=[b"old"], depths=[3], salt="", now_s=0.0)
+        policy.on_use([1], keys=[b"new"], depths=[0], salt="", now_s=1.0)
+        policy.on_free([1], depths=[0], now_s=2.0)
+        assert policy.victims(1) == [1]
+        policy.on_free([2], depths=[0], now_s=3.0)
+        assert policy.victims(1) == [2], "an old content of a block is still a candidate"
+
     def test_empty_calls_are_harmless(self) -> None:
         """A sequence without full blocks frees nothing."""
         policy = self.make()
+        policy.on_use([], keys=[], depths=[], salt="", now_s=0.0)
         policy.on_free([], depths=[], now_s=0.0)
         policy.on_hit([], now_s=0.0)
         policy.forget([])
@@ -100,6 +132,10 @@ class EvictionConformance:
     def test_arguments_are_neither_kept_nor_changed(self) -> None:
         """The caller reuses its lists."""
         policy = self.make()
+        blocks, depths, keys = [8, 9], [0, 1], [b"8", b"9"]
+        policy.on_use(blocks, keys=keys, depths=depths, salt="", now_s=0.0)
+        assert (blocks, depths, keys) == ([8, 9], [0, 1], [b"8", b"9"]), "on_use() changed its arguments"
+        keys[:] = [b"1", b"2"]
         blocks, depths = [9, 8], [1, 0]
         policy.on_free(blocks, depths=depths, now_s=0.0)
         assert (blocks, depths) == ([9, 8], [1, 0]), "on_free() changed its arguments"
@@ -125,7 +161,7 @@ class _Done:
 
 
 class _Run:
-    """A random history, and the model: the set of candidates."""
+    """A random history, and the model: the set of candidates. Every content has its own depth and salt."""
 
     def __init__(self, policy: EvictionPolicy, seed: int) -> None:
         self.policy = policy
@@ -150,8 +186,16 @@ class _Run:
     def _free(self) -> None:
         others = sorted(set(range(_NUM_BLOCKS)) - self.candidates)
         blocks = self._rng.sample(others, min(len(others), self._rng.randint(1, 6)))
-        self.policy.on_free(blocks, depths=list(range(len(blocks)))[::-1], now_s=self._now_s)
+        depths = list(range(len(blocks)))
+        if self._rng.random() < 0.7:
+            self._use(blocks, depths)
+        self.policy.on_free(blocks[::-1], depths=depths[::-1], now_s=self._now_s)
         self.candidates |= set(blocks)
+
+    def _use(self, blocks: list[int], depths: list[int]) -> None:
+        content = self._rng.randrange(_NUM_CONTENTS)
+        keys = [f"{content}.{depth}".encode() for depth in depths]
+        self.policy.on_use(blocks, keys=keys, depths=depths, salt=f"tenant {content % 3}", now_s=self._now_s)
 
     def _drop(self, *, hit: bool) -> None:
         chosen = self._rng.sample(sorted(self.candidates), min(len(self.candidates), self._rng.randint(0, 4)))

@@ -68,6 +68,11 @@ def _block_faults(engine: Engine, holders: Counter[int]) -> list[str]:
         faults.append("9: a block is in two of free, cached and used")
     if len(free) + len(cached) + sum(count > 0 for count in blocks.ref_counts.tolist()) != blocks.num_blocks:
         faults.append("9: a block is in none of free, cached and used")
+    faults += [
+        f"9: block {blocks._block_of[after]} can be found only through one that is gone"  # noqa: SLF001
+        for after, before in blocks._previous.items()  # noqa: SLF001
+        if before not in blocks._block_of  # noqa: SLF001
+    ]
     return faults
 
 
@@ -94,6 +99,8 @@ def broken_plan_rules(batch: Batch, *, token_budget: int, max_num_seqs: int) -> 
     for one in batch.passes:
         if one.query_lens.min() < 1:
             faults.append("4: an empty entry")
-        if int(one.query_lens.max()) > one.bucket.query_len or len(one.rows) > one.bucket.batch_size:
+        as_rows = int(one.query_lens.max()) <= one.bucket.query_len and len(one.rows) <= one.bucket.batch_size
+        as_one_row = one.bucket.batch_size == 1 and int(one.query_lens.sum()) <= one.bucket.query_len
+        if not as_rows and not as_one_row:
             faults.append(f"31: {one.bucket} does not hold its pass")
     return faults

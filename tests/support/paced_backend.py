@@ -54,6 +54,6 @@ def opener(
 
 def num_used_blocks(llm: AsyncLLM) -> int:
     """Return how many KV blocks are in use, for an engine in this process."""
-    engine: Any = llm._thread.frontend.engine
+    engine: Any = llm._runner.frontend.engine
     used: int = engine.engine._state.blocks.num_used
     return used

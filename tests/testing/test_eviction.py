@@ -120,6 +120,57 @@ class SortsTheCallersList(Newest):
         super().on_free(blocks, depths=depths, now_s=now_s)
 
 
+class TakesUsesForFrees(Newest):
+    def on_use(self, blocks, *, keys, depths, salt, now_s):
+        self.on_hit(blocks, now_s=now_s)
+        self.blocks.extend(blocks)
+
+
+class LosesWhatComesBack(Newest):
+    """Remembers contents, and takes one that comes back for still cached."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def on_use(self, blocks, *, keys, depths, salt, now_s):
+        for block, key in zip(blocks, keys, strict=True):
+            self.seen.setdefault(key, block)
+
+    def on_free(self, blocks, *, depths, now_s):
+        known = set(self.seen.values())
+        super().on_free([block for block in blocks if block in known or not known], depths=depths, now_s=now_s)
+
+
+class TrustsTheFirstContent(Newest):
+    def __init__(self):
+        super().__init__()
+        self.key_of = {}
+
+    def on_use(self, blocks, *, keys, depths, salt, now_s):
+        for block, key in zip(blocks, keys, strict=True):
+            if block in self.key_of:
+                raise KeyError(f"{block} holds {self.key_of[block]!r}, not {key!r}")
+            self.key_of[block] = key
+
+    def on_hit(self, blocks, *, now_s):
+        super().on_hit(blocks, now_s=now_s)
+        for block in blocks:
+            self.key_of.pop(block, None)
+
+    def victims(self, num_blocks):
+        chosen = super().victims(num_blocks)
+        for block in chosen:
+            self.key_of.pop(block, None)
+        return chosen
+
+
+class SortsTheCallersKeys(Newest):
+    def on_use(self, blocks, *, keys, depths, salt, now_s):
+        if keys:
+            keys.sort(reverse=True)
+
+
 MUTANTS = {
     KeepsHitBlocks: "test_hit_blocks_are_no_candidates_until_they_are_freed_again",
     KeepsForgottenBlocks: "test_forgotten_blocks_are_no_candidates",
@@ -132,6 +183,10 @@ MUTANTS = {
     EveryOtherOneIsDifferent: "test_same_calls_give_the_same_victims",
     FailsOnNothing: "test_empty_calls_are_harmless",
     KeepsTheCallersList: "test_arguments_are_neither_kept_nor_changed",
+    TakesUsesForFrees: "test_uses_make_no_candidates",
+    LosesWhatComesBack: "test_contents_come_back_after_eviction_in_any_block",
+    TrustsTheFirstContent: "test_a_used_block_may_turn_to_other_content_unseen",
+    SortsTheCallersKeys: "test_arguments_are_neither_kept_nor_changed",
     SortsTheCallersList: "test_arguments_are_neither_kept_nor_changed",
 }
 

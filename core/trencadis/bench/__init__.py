@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from trencadis.bench.eviction import EvictionResult, best_hit_ratio, measure_eviction
+from trencadis.bench.schedule import ScheduleResult, ScheduleWorkload, measure_schedule
 from trencadis.bench.throughput import ThroughputResult, ThroughputWorkload, measure_throughput
 
-__all__ = ["ThroughputResult", "ThroughputWorkload", "measure_throughput"]
+__all__ = [
+    "EvictionResult",
+    "ScheduleResult",
+    "ScheduleWorkload",
+    "ThroughputResult",
+    "ThroughputWorkload",
+    "best_hit_ratio",
+    "measure_eviction",
+    "measure_schedule",
+    "measure_throughput",
+]

@@ -53,14 +53,38 @@ class Admission:
         self.admitted = []
         self.num_prompt_tokens = self.num_cached_tokens = self.num_pending = 0
 
-    def admit(self, view: SchedulerView, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
-        """Admit while tokens, rows and blocks last; returns slots and their first chunks."""
+    def order(self, view: SchedulerView) -> Int32Array:
+        """Return the waiting slots in the order in which to admit; a copy, since admissions shift the queue."""
+        return self._aged(view, self._policy.order(view)).copy()
+
+    def lacks(self, slot: int) -> tuple[int, int]:
+        """Return how many rows and blocks a waiting sequence lacks to be admitted now; 0, 0 if it could be. Pure."""
+        state = self._state
+        sequence = state.table.sequence(slot)
+        rows = max(0, 1 - state.rows.num_free)
+        if sequence.loaded_blocks is not None:
+            return rows, 0  # it holds its blocks already
+        hit = state.local_hit(sequence)
+        num_new = -(-len(sequence.tokens) // state.block_size) - len(hit)
+        reserve = self._watermark if state.running.size else 0
+        return rows, max(0, num_new + state.blocks.num_unreferenced(hit) + reserve - state.blocks.num_available)
+
+    def admit(
+        self, view: SchedulerView, *, token_budget: int, order: Int32Array | None = None
+    ) -> tuple[Int32Array, Int32Array]:
+        """Admit while tokens, rows and blocks last; returns slots and their first chunks.
+
+        Args:
+            view: The state.
+            token_budget: Tokens left in this step.
+            order: Who may be admitted, in order; None: all that wait, as the policy says.
+        """
         state = self._state
         chunks: list[int] = []
         if not state.rows.num_free:
             return np.empty(0, np.int32), np.empty(0, np.int32)
-        # A copy, since admissions shift the queue under its view; lazily, since of ten thousand a step admits a few.
-        for slot in map(int, self._aged(view, self._policy.order(view)).copy()):
+        # Lazily, since of ten thousand a step admits a few.
+        for slot in map(int, self.order(view) if order is None else order):
             if token_budget <= 0 or not state.rows.num_free:
                 break
             outcome = self._try(state.table.sequence(slot), view, token_budget)
@@ -116,7 +140,7 @@ class Admission:
         if sequence.loaded_blocks is not None:
             hit, num_computed = sequence.loaded_blocks.tolist(), sequence.num_loaded_tokens
         else:
-            hit = self._local_hit(sequence, num_tokens)
+            hit = state.local_hit(sequence)
             num_computed = len(hit) * state.block_size
             outcome = self._load(sequence, hit, num_computed, num_blocks)
             if outcome is not None:
@@ -137,7 +161,7 @@ class Admission:
     def _take(self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int) -> None:
         state = self._state
         if sequence.loaded_blocks is None and hit:
-            state.blocks.acquire(hit, now_s=state.clock.now_s())
+            state.blocks.acquire(hit, now_s=state.clock.now_s(), salt=sequence.request.cache_salt)
         sequence.loaded_blocks = None  # its references pass to the block table
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_new)])
         if sequence.num_cached_tokens < 0:
@@ -145,19 +169,6 @@ class Admission:
             self.num_cached_tokens += num_computed
         state.admit(sequence, blocks=blocks, num_computed=num_computed)
         self.admitted.append(sequence.slot)
-
-    def _local_hit(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Return cached blocks that hold the start of the sequence; at least one token is left to compute."""
-        state = self._state
-        if sequence.request.params.prompt_logprobs is not None:
-            return []  # every prompt token needs its logits
-        if state.prefix_caching or state.transfers.has_connector:
-            most = (num_tokens - 1) // state.block_size
-            salt = sequence.request.cache_salt
-            state.hasher.extend(sequence.block_hashes, sequence.tokens, num_blocks=most, salt=salt)
-            if state.prefix_caching:
-                return state.blocks.longest_hit(sequence.block_hashes[:most])
-        return []
 
     def _load(self, sequence: Sequence, hit: list[int], num_local_tokens: int, num_blocks: int) -> _Outcome | None:
         """Park the sequence if the connector has more of it than the local cache; None if it has not.
@@ -180,7 +191,7 @@ class Admission:
         now_s = state.clock.now_s()
         state.park(sequence)
         if hit:
-            state.blocks.acquire(hit, now_s=now_s)
+            state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
         state.transfers.park(sequence, found.ticket, blocks=blocks, span=(len(hit), num_found), now_s=now_s)
         return _Outcome.SKIPPED

@@ -6,7 +6,8 @@
                         ▼  │
                        cached ──evict──▶ used
 
-At any time ``free + cached + used == num_blocks``. Only full blocks of committed tokens have a hash.
+At any time ``free + cached + used == num_blocks``. Only full blocks of committed tokens have a hash, and only those whose
+predecessor has one: what no look-up can reach is not kept.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class BlockManager:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._depth_of: dict[int, int] = {}
+        self._previous: dict[bytes, bytes] = {}
+        self._successors: dict[bytes, set[bytes]] = {}
         self._cached: set[int] = set()
 
     @property
@@ -86,12 +89,13 @@ class BlockManager:
         cached = self._cached
         return sum(block in cached for block in blocks)
 
-    def acquire(self, blocks: Sequence[int], *, now_s: float) -> None:
-        """Reference blocks of a prefix hit, in chain order."""
+    def acquire(self, blocks: Sequence[int], *, now_s: float, salt: str = "") -> None:
+        """Reference blocks of a prefix hit, in chain order, for a sequence of this cache salt."""
         woken = [block for block in blocks if block in self._cached]
         if woken:
             self._cached.difference_update(woken)
             self._eviction.on_hit(woken, now_s=now_s)
+        self._tell_use(blocks, salt=salt, now_s=now_s)
         self.ref_counts[np.asarray(blocks, np.int32)] += 1
 
     def release(self, blocks: Int32Array, *, now_s: float) -> None:
@@ -110,6 +114,33 @@ class BlockManager:
             idle = np.array([block for block in idle.tolist() if block not in hash_of], np.int32)
         self._push(idle)
 
+    def register_chain(
+        self, blocks: Sequence[int], hashes: Sequence[bytes], *, start: int, salt: str, now_s: float
+    ) -> None:
+        """Make a sequence's blocks from ``start`` on findable, unless their content is already or their predecessor is not.
+
+        Args:
+            blocks: Used, full, committed blocks ``start``, ``start + 1``, ... of the sequence.
+            hashes: The sequence's hashes from its head on, at least ``start + len(blocks)``.
+            start: Depth of the first block.
+            salt: The sequence's cache salt.
+            now_s: Engine clock, seconds.
+        """
+        known = []
+        previous = hashes[start - 1] if start else b""
+        if start and previous not in self._block_of:
+            return  # evicted under this sequence, which has a copy of its own
+        for depth, block in enumerate(blocks, start):
+            block_hash = hashes[depth]
+            if self.register(block, block_hash, depth=depth):
+                known.append(block)
+                if depth:
+                    self._previous[block_hash] = previous
+                    self._successors.setdefault(previous, set()).add(block_hash)
+            previous = block_hash
+        if known:
+            self._tell_use(known, salt=salt, now_s=now_s)
+
     def register(self, block: int, block_hash: bytes, *, depth: int) -> bool:
         """Make a used, full, committed block findable; False if its content is cached under another block already."""
         if block_hash in self._block_of or block in self._hash_of:
@@ -127,16 +158,17 @@ class BlockManager:
         self._block_of.clear()
         self._hash_of.clear()
         self._depth_of.clear()
+        self._previous.clear()
+        self._successors.clear()
         self._push(np.array(cached, np.int32))
         return len(cached)
 
-    def swap(self, sources: Int32Array, targets: Int32Array, *, now_s: float) -> None:
+    def swap(self, sources: Int32Array, targets: Int32Array) -> None:
         """Rename used blocks: what is known of each source is now known of its target, and the other way round.
 
         Args:
             sources: Used blocks, int32 ``[n]``, none twice.
             targets: Blocks that nobody references, free or cached, int32 ``[n]``, none twice.
-            now_s: Engine clock, seconds.
         """
         counts = self.ref_counts
         if counts[targets].any() or not counts[sources].all():
@@ -146,15 +178,12 @@ class BlockManager:
         pushed = np.arange(self.num_blocks, dtype=np.int32)
         pushed[targets] = sources
         self._stack[: self.num_free] = pushed[self._stack[: self.num_free]]
-        woken = [block for block in to if block in self._cached]
-        moved = [(block, self._depth_of[block]) for block in woken]
+        moved = [block for block in to if block in self._cached]
         for target, source in to.items():
             self._swap_hashes(source, target)
-        if moved:
-            self._cached.difference_update(woken)
-            self._eviction.forget(woken)
-            self._cached.update(to[block] for block in woken)
-            self._eviction.on_free([to[block] for block, _ in moved], depths=[depth for _, depth in moved], now_s=now_s)
+        self._cached.difference_update(moved)
+        self._cached.update(to[block] for block in moved)
+        self._eviction.swap(to.items())
 
     def _swap_hashes(self, source: int, target: int) -> None:
         for by_block in (self._hash_of, self._depth_of):
@@ -165,12 +194,38 @@ class BlockManager:
                 self._block_of[self._hash_of[block]] = block
 
     def _evict(self, num_blocks: int) -> None:
-        victims = self._eviction.victims(num_blocks, candidates=self._cached)
-        for block in victims:
-            self._cached.discard(block)
-            self._depth_of.pop(block)
-            del self._block_of[self._hash_of.pop(block)]
-        self._push(np.array(victims, np.int32))
+        """Free ``num_blocks`` blocks that the policy chooses, and with each what could only be found through it."""
+        evicted = self._eviction.victims(num_blocks, candidates=self._cached)
+        orphans = [block_hash for block in evicted for block_hash in self._lose(block)]
+        unfit = []
+        while orphans:
+            block = self._block_of.get(orphans.pop(), -1)
+            if block < 0:
+                continue  # itself a victim
+            orphans += self._lose(block)
+            if self.ref_counts[block] == 0:  # else a sequence reads it, and frees it when it ends
+                unfit.append(block)
+        if unfit:
+            self._eviction.forget(unfit)
+        self._cached.difference_update(evicted, unfit)
+        self._push(np.array(evicted + unfit, np.int32))
+
+    def _lose(self, block: int) -> set[bytes]:
+        """Make a block unfindable; returns the hashes of its successors."""
+        block_hash = self._hash_of.pop(block)
+        del self._block_of[block_hash], self._depth_of[block]
+        previous = self._previous.pop(block_hash, None)
+        if previous is not None and previous in self._successors:
+            siblings = self._successors[previous]
+            siblings.discard(block_hash)
+            if not siblings:
+                del self._successors[previous]
+        return self._successors.pop(block_hash, set())
+
+    def _tell_use(self, blocks: Sequence[int], *, salt: str, now_s: float) -> None:
+        keys = [self._hash_of[block] for block in blocks]
+        depths = [self._depth_of[block] for block in blocks]
+        self._eviction.on_use(blocks, keys=keys, depths=depths, salt=salt, now_s=now_s)
 
     def _push(self, blocks: Int32Array) -> None:
         self._stack[self.num_free : self.num_free + len(blocks)] = blocks

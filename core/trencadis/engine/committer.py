@@ -86,6 +86,7 @@ class Committer:
         first = known == table.num_prompt_tokens[slots]
         if first.any():
             now_s = state.clock.now_s()
+            table.first_token_s[slots[first]] = now_s
             for slot in slots[first].tolist():
                 table.sequence(slot).first_token_s = now_s
 
@@ -219,8 +220,8 @@ class Committer:
             blocks = state.blocks_of(sequence)[first:num_blocks].tolist()
             hashes = sequence.block_hashes[first:num_blocks]
             if state.prefix_caching:
-                for i, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-                    state.blocks.register(block, block_hash, depth=first + i)
+                now_s = state.clock.now_s()
+                state.blocks.register_chain(blocks, sequence.block_hashes, start=first, salt=salt, now_s=now_s)
             state.transfers.computed(blocks, hashes)
             table.num_hashed_blocks[slot] = num_blocks
 

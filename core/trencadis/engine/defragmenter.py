@@ -101,7 +101,7 @@ class Defragmenter:
         # Both ways: a target may hold cached content, and what was there before must not be lost.
         both = np.concatenate([sources, targets])
         self._copy_blocks(both, np.concatenate([targets, sources]))
-        state.blocks.swap(sources, targets, now_s=state.clock.now_s())
+        state.blocks.swap(sources, targets)
         renamed = np.arange(state.blocks.num_blocks, dtype=np.int32)
         renamed[sources] = targets
         for slot in plan.slots.tolist():

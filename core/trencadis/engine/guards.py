@@ -7,7 +7,8 @@ good. Without a fallback the step fails, and the error names the component.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -81,6 +82,24 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
             lambda policy: policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
         )
 
+    @property
+    def preempts(self) -> bool:
+        """Whether the policy lets running sequences give way to waiting ones."""
+        return self.strategy.preempts
+
+    def on_added(self, *, slot: int, request: Request) -> None:
+        """Tell the policy of a new request."""
+        self.guarded(lambda policy: policy.on_added(slot=slot, request=request))
+
+    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+        """Return one of the candidates, or -1."""
+
+        def check(victim: int) -> str:
+            known = victim == -1 or victim in candidates
+            return "" if known else f"give_way() returned {victim}, no candidate of {candidates.tolist()} and not -1"
+
+        return int(self.guarded(lambda policy: policy.give_way(view, slot=slot, candidates=candidates), check))
+
     def order(self, view: SchedulerView) -> Int32Array:
         """Return a permutation of ``view.waiting``."""
 
@@ -132,36 +151,70 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
 
 class GuardedEviction(Guarded[EvictionPolicy]):
-    """An eviction policy whose victims are candidates. A fallback is shown the candidates before it is asked."""
+    """An eviction policy whose victims are candidates. A fallback is shown the candidates before it is asked.
+
+    A policy knows a content by one id, wherever it lies: contents that moved are translated on the way in and out.
+    """
 
     _stale = False
+    _id_of: Mapping[int, int] = MappingProxyType({})  # of blocks whose content moved
+    _block_of: Mapping[int, int] = MappingProxyType({})
+
+    def swap(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Exchange the contents of two blocks in each pair, without the policy's knowledge."""
+        ids = dict(self._id_of)
+        for one, other in pairs:
+            ids[one], ids[other] = ids.get(other, other), ids.get(one, one)
+        self._id_of = {block: known for block, known in ids.items() if block != known}
+        self._block_of = {known: block for block, known in self._id_of.items()}
+
+    def on_use(
+        self, blocks: Sequence[int], *, keys: Sequence[bytes], depths: Sequence[int], salt: str, now_s: float
+    ) -> None:
+        """Tell what blocks in use hold."""
+        if type(self.strategy).on_use is EvictionPolicy.on_use:
+            return  # called for every block that fills up: a policy that does not care pays nothing
+        ids = self._ids(blocks)
+        self._tell(lambda policy: policy.on_use(ids, keys=keys, depths=depths, salt=salt, now_s=now_s))
 
     def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
         """Tell of new candidates."""
-        self._tell(lambda policy: policy.on_free(blocks, depths=depths, now_s=now_s))
+        ids = self._ids(blocks)
+        self._tell(lambda policy: policy.on_free(ids, depths=depths, now_s=now_s))
 
     def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
         """Tell of candidates that are referenced again."""
-        self._tell(lambda policy: policy.on_hit(blocks, now_s=now_s))
+        ids = self._ids(blocks)
+        self._tell(lambda policy: policy.on_hit(ids, now_s=now_s))
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Tell of candidates that were taken away."""
-        self._tell(lambda policy: policy.forget(blocks))
+        ids = self._ids(blocks)
+        self._tell(lambda policy: policy.forget(ids))
 
     def victims(self, num_blocks: int, *, candidates: set[int]) -> list[int]:
         """Return ``num_blocks`` different candidates."""
 
         def check(victims: list[int]) -> str:
-            if len(victims) == num_blocks == len(set(victims)) and candidates.issuperset(victims):
+            if len(victims) == num_blocks == len(set(victims)) and candidates.issuperset(self._blocks(victims)):
                 return ""
             return f"victims({num_blocks}) returned {victims}; they must be {num_blocks} different candidates"
 
-        return self.guarded(lambda policy: self._informed(policy, candidates).victims(num_blocks), check)
+        chosen = self.guarded(lambda policy: self._informed(policy, candidates).victims(num_blocks), check)
+        return self._blocks(chosen)
 
     def quarantine(self, cause: Exception) -> None:
         """Put the fallback in place; it is told of the candidates when it is next asked."""
         super().quarantine(cause)
         self._stale = True
+
+    def _ids(self, blocks: Collection[int]) -> list[int]:
+        ids = self._id_of
+        return [ids.get(block, block) for block in blocks] if ids else list(blocks)
+
+    def _blocks(self, ids: Sequence[int]) -> list[int]:
+        blocks = self._block_of
+        return [blocks.get(known, known) for known in ids] if blocks else list(ids)
 
     def _tell(self, tell: Callable[[EvictionPolicy], None]) -> None:
         if self._stale:
@@ -173,7 +226,7 @@ class GuardedEviction(Guarded[EvictionPolicy]):
 
     def _informed(self, policy: EvictionPolicy, candidates: set[int]) -> EvictionPolicy:
         if self._stale:
-            blocks = sorted(candidates)
+            blocks = sorted(self._ids(candidates))
             policy.on_free(blocks, depths=[0] * len(blocks), now_s=0.0)
             self._stale = False
         return policy

@@ -149,8 +149,13 @@ class Transfers:
         if num_valid_tokens is not None:
             num_valid = min(last, first + num_valid_tokens // state.block_size)
         sequence.ticket = -1
-        for depth in range(num_valid):
-            state.blocks.register(int(blocks[depth]), sequence.block_hashes[depth], depth=depth)
+        state.blocks.register_chain(
+            blocks[:num_valid].tolist(),
+            sequence.block_hashes,
+            start=0,
+            salt=sequence.request.cache_salt,
+            now_s=state.clock.now_s(),
+        )
         sequence.loaded_blocks = blocks
         sequence.num_loaded_tokens = num_valid * state.block_size
         state.unpark(sequence)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 __all__ = ["INTERFACE_VERSION", "EvictionPolicy"]
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 
 
 class EvictionPolicy(ABC):
@@ -15,7 +15,27 @@ class EvictionPolicy(ABC):
 
     The core owns the cache, reference counts and hashes; it checks each victim. A block becomes a candidate by ``on_free``
     and stops being one by ``on_hit``, ``victims`` or ``forget``.
+
+    A block id stands for one content from ``on_use`` on until the block is evicted or forgotten, even if the core moves
+    the content elsewhere. A block whose predecessor is evicted can no longer be found: the core takes its candidates
+    away with it, by ``forget``.
     """
+
+    def on_use(  # noqa: B027 - optional
+        self, blocks: Sequence[int], *, keys: Sequence[bytes], depths: Sequence[int], salt: str, now_s: float
+    ) -> None:
+        """Learn what blocks hold, each time a sequence computes or finds their content. Optional; new in version 2.
+
+        Called after ``on_hit`` of the same blocks. It says nothing about candidates: the blocks are in use.
+
+        Args:
+            blocks: Block ids in chain order, head first; part of one sequence.
+            keys: Identity of each block's content and all before it: equal content that comes back later, maybe in another
+                block, has the same key.
+            depths: Index of each within its sequence.
+            salt: The cache salt of the sequence; equal keys have equal salts.
+            now_s: Engine clock, seconds.
+        """
 
     @abstractmethod
     def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:

@@ -6,6 +6,7 @@ Nothing that arrives is ever executed: a message is one of these types, or an er
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, TypeAlias
 
 import msgspec
@@ -84,6 +85,9 @@ class AddMessage(Message):
     priority: int
     tenant: str
     cache_salt: str
+    weight: float = 1.0
+    ttft_target_s: float = math.inf
+    tpot_target_s: float = math.inf
 
 
 class EndMessage(Message):

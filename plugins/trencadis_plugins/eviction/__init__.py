@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ComponentContext, NoConfig
 from trencadis.interfaces.eviction import INTERFACE_VERSION
+from trencadis_plugins.eviction.config import (
+    CostAwareConfig,
+    LfuConfig,
+    S3FifoConfig,
+    SlruConfig,
+    TtlConfig,
+    TwoQueueConfig,
+)
 
 if TYPE_CHECKING:
     from trencadis.interfaces import EvictionPolicy
@@ -17,16 +26,32 @@ __all__ = ["trencadis_eviction_policies"]
 
 @hookimpl
 def trencadis_eviction_policies() -> Iterable[Component]:
-    """Yield ``lru``."""
-    yield Component(
-        name="lru",
-        factory=_make_lru,
-        summary="The block unused for longest goes first; of one sequence, the last block.",
-        interface_version=INTERFACE_VERSION,
+    """Yield ``lru``, ``lfu``, ``slru``, ``two_queue``, ``s3_fifo``, ``arc``, ``cost_aware`` and ``ttl``."""
+    yield _component("lru", "The block unused for longest goes first; of one sequence, the last block.")
+    yield _component("lfu", "The block whose uses weigh least goes first; uses age, and are remembered.", LfuConfig)
+    yield _component("slru", "Blocks that were used only once go first, the oldest of them.", SlruConfig)
+    yield _component("two_queue", "New blocks go by arrival; what comes back after that stays longer.", TwoQueueConfig)
+    yield _component("s3_fifo", "A small queue for what is used once, and second chances for the rest.", S3FifoConfig)
+    yield _component("arc", "Blocks used once and more often share the cache as hits on evicted blocks suggest.")
+    yield _component(
+        "cost_aware", "The block that saves least compute goes first; what it saves ages.", CostAwareConfig
+    )
+    yield _component("ttl", "As lru, but the prefixes of named cache salts stay for a time.", TtlConfig)
+
+
+def _component(name: str, summary: str, config: type[Any] = NoConfig) -> Component:
+    return Component(
+        name=name, factory=_maker(name, config), config=config, summary=summary, interface_version=INTERFACE_VERSION
     )
 
 
-def _make_lru(config: NoConfig, context: ComponentContext) -> EvictionPolicy:
-    from trencadis_plugins.eviction.lru import Lru
+def _maker(name: str, config_class: type[Any]) -> Callable[[Any, ComponentContext], EvictionPolicy]:
+    """Return a factory that imports the policy's module when it is called; the class is named as the file."""
 
-    return Lru()
+    def make(config: Any, context: ComponentContext) -> EvictionPolicy:
+        module = importlib.import_module(f"trencadis_plugins.eviction.{name}")
+        made: type[Any] = getattr(module, name.title().replace("_", ""))
+        policy: EvictionPolicy = made() if config_class is NoConfig else made(config)
+        return policy
+
+    return make

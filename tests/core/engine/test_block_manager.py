@@ -104,9 +104,130 @@ def test_a_block_that_is_free_cannot_be_swapped_nor_one_in_use_be_a_target() -> 
     blocks = manager()
     held = blocks.allocate(2)
     with pytest.raises(InternalError):
-        blocks.swap(held[:1], held[1:], now_s=0.0)
+        blocks.swap(held[:1], held[1:])
     with pytest.raises(InternalError):
-        blocks.swap(np.array([3], np.int32), np.array([2], np.int32), now_s=0.0)
+        blocks.swap(np.array([3], np.int32), np.array([2], np.int32))
+
+
+class Diary(OldestFirst):
+    """Evicts what it is told to, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses: list[tuple[list[int], list[bytes], list[int], str, float]] = []
+        self.next_victims: list[int] = []
+
+    def on_use(self, blocks, *, keys, depths, salt, now_s) -> None:  # type: ignore[no-untyped-def]
+        self.uses.append((list(blocks), list(keys), list(depths), salt, now_s))
+
+    def victims(self, num_blocks: int) -> list[int]:
+        self.forget(self.next_victims)
+        return self.next_victims or super().victims(num_blocks)
+
+
+def chain(*names: str) -> list[bytes]:
+    return [name.encode() for name in names]
+
+
+def run(blocks: BlockManager, hashes: list[bytes], *, now_s: float = 0.0) -> list[int]:
+    """Let a sequence compute a chain; it holds the blocks."""
+    taken: list[int] = blocks.allocate(len(hashes)).tolist()
+    blocks.register_chain(taken, hashes, start=0, salt="s", now_s=now_s)
+    return taken
+
+
+def watched(num_blocks: int = 6) -> tuple[BlockManager, Diary]:
+    diary = Diary()
+    return BlockManager(num_blocks=num_blocks, eviction=GuardedEviction("eviction", diary)), diary
+
+
+def test_policy_learns_what_blocks_hold_when_they_are_computed_and_when_they_are_found() -> None:
+    blocks, diary = watched()
+    taken = run(blocks, chain("a", "ab"), now_s=1.0)
+    blocks.acquire(taken, now_s=2.0, salt="s")
+    blocks.register_chain([5], chain("a", "ab", "abc"), start=2, salt="s", now_s=3.0)
+    assert diary.uses == [
+        (taken, chain("a", "ab"), [0, 1], "s", 1.0),
+        (taken, chain("a", "ab"), [0, 1], "s", 2.0),
+        ([5], chain("abc"), [2], "s", 3.0),
+    ]
+
+
+def test_content_kept_under_another_block_is_no_use_of_this_one() -> None:
+    blocks, diary = watched()
+    run(blocks, chain("a"))
+    run(blocks, chain("a", "ab"))
+    assert [keys for _, keys, *_ in diary.uses] == [chain("a"), chain("ab")]
+
+
+def test_evicted_block_takes_along_what_can_only_be_found_through_it() -> None:
+    blocks, diary = watched()
+    first = run(blocks, chain("a", "ab", "abc"))
+    second = run(blocks, chain("x"))
+    blocks.release(np.array(first), now_s=0.0)
+    blocks.release(np.array(second), now_s=0.0)
+    diary.next_victims = [first[0], second[0]]
+    blocks._evict(2)
+    assert (blocks.num_free, blocks.num_cached) == (6, 0)
+    assert not diary._candidates, "the policy was told of those that went along"
+    assert not blocks._previous
+    assert not blocks._successors
+    diary.next_victims = []
+    assert sorted(blocks.allocate(6).tolist()) == list(range(6))
+
+
+def test_siblings_of_an_evicted_block_stay() -> None:
+    blocks, diary = watched()
+    head = run(blocks, chain("a", "ab"))
+    blocks.acquire(head[:1], now_s=0.0)
+    other = blocks.allocate(1).tolist()
+    blocks.register_chain(other, chain("a", "ac"), start=1, salt="s", now_s=0.0)
+    blocks.release(np.array(head), now_s=0.0)
+    blocks.release(np.array([head[0], *other]), now_s=0.0)
+    diary.next_victims = [head[1]]
+    blocks._evict(1)
+    assert blocks.longest_hit(chain("a", "ac")) == [head[0], other[0]]
+
+
+def test_successor_in_use_becomes_unfindable_and_is_freed_by_its_sequence() -> None:
+    """Two sequences computed the same head at once; one copy is kept, by the sequence that ends first."""
+    blocks, diary = watched()
+    first = run(blocks, chain("a"))
+    second = run(blocks, chain("a", "ab"))
+    blocks.release(np.array(first), now_s=0.0)
+    diary.next_victims = first
+    blocks._evict(1)
+    assert blocks.longest_hit(chain("a", "ab")) == []
+    assert (blocks.num_used, blocks.num_cached) == (2, 0)
+    blocks.register_chain(blocks.allocate(1).tolist(), chain("a", "ab", "abc"), start=2, salt="s", now_s=0.0)
+    assert not blocks._block_of, "nothing is registered behind a block that is gone"
+    blocks.release(np.array(second), now_s=0.0)
+    assert blocks.num_cached == 0
+
+
+def test_reset_forgets_the_order_of_chains() -> None:
+    blocks, _ = watched()
+    taken = run(blocks, chain("a", "ab"))
+    blocks.reset_cache()
+    assert not blocks._previous
+    assert not blocks._successors
+    blocks.release(np.array(taken), now_s=0.0)
+    assert blocks.num_free == 6
+
+
+def test_swap_leaves_the_order_of_eviction_as_it_was() -> None:
+    blocks = manager(6)
+    ages = [run(blocks, chain(name))[0] for name in ("old", "middle", "new")]
+    held = run(blocks, chain("held"))
+    for block in ages:
+        blocks.release(np.array([block]), now_s=0.0)
+    blocks.swap(np.array(held), np.array(ages[:1]))
+    blocks.swap(np.array(ages[:1]), np.array(ages[1:2]))
+    lost = []
+    for _ in range(3):
+        blocks._evict(1)
+        lost.append([name for name in ("old", "middle", "new") if not blocks.longest_hit(chain(name))])
+    assert lost == [["old"], ["old", "middle"], ["old", "middle", "new"]]
 
 
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
@@ -141,7 +262,7 @@ def test_swaps_carry_contents_hashes_and_counts_along(moves: list[tuple[str, int
             others = np.setdiff1d(np.arange(size, dtype=np.int32), used)
             count = min(len(used), len(others), 1 + pick % 3)
             sources, targets = used[:count], others[:count]
-            blocks.swap(sources, targets, now_s=0.0)
+            blocks.swap(sources, targets)
             to = dict(zip(sources.tolist(), targets.tolist(), strict=True))
             for source, target in to.items():
                 content[source], content[target] = content[target], content[source]

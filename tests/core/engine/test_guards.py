@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trencadis.clock import SimulatedClock
+from trencadis.engine.guards import GuardedEviction
 from trencadis.interfaces import Observer, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape, StepStats
 from trencadis_testing.engines import ExactShapes, OldestFirst, drain, make_engine
@@ -78,6 +79,32 @@ def test_victim_that_is_no_candidate_is_never_evicted() -> None:
         engine.add(request(str(i), prompt))
         assert drain(engine)[str(i)].token_ids.tolist() == fake_text(prompt, 8)
     assert engine._state.blocks._eviction.num_quarantined == 1
+
+
+def test_policy_knows_a_content_by_one_id_wherever_it_moves() -> None:
+    policy = OldestFirst()
+    guarded = GuardedEviction("eviction", policy)
+    guarded.on_free([1, 2, 3], depths=[0, 0, 0], now_s=0.0)
+    guarded.swap([(1, 7), (2, 3)])
+    assert guarded.victims(1, candidates={7, 3, 2}) == [7]
+    guarded.on_hit([3], now_s=0.0)
+    assert list(policy._candidates) == [3]
+    guarded.swap([(7, 1)])
+    guarded.forget([2])
+    assert not policy._candidates
+    guarded.on_free([1], depths=[0], now_s=0.0)
+    assert list(policy._candidates) == [1], "swapped back, a block is called by its own id"
+
+
+def test_fallback_of_an_eviction_policy_learns_the_ids_in_force() -> None:
+    class Wrong(OldestFirst):
+        def victims(self, num_blocks: int) -> list[int]:
+            return [-1] * num_blocks
+
+    guarded = GuardedEviction("eviction", Wrong(), OldestFirst)
+    guarded.on_free([1, 2], depths=[0, 0], now_s=0.0)
+    guarded.swap([(1, 9)])
+    assert sorted(guarded.victims(2, candidates={9, 2})) == [2, 9]
 
 
 def test_observer_that_raises_is_contained_and_counted() -> None:

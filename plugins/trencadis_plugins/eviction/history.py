@@ -1,0 +1,42 @@
+"""What is still known of contents that were evicted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+__all__ = ["History"]
+
+T = TypeVar("T")
+
+
+class History(Generic[T]):
+    """A bounded memory of evicted contents ("ghosts") by key; the one evicted first is forgotten first. O(1)."""
+
+    def __init__(self) -> None:
+        self._facts: OrderedDict[bytes, T] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def remember(self, key: bytes, fact: T, *, most: float) -> None:
+        """Note a fact about an evicted content; an empty key names none.
+
+        Args:
+            key: Of the content.
+            fact: What to know of it.
+            most: Contents to remember; older ones are forgotten.
+        """
+        if key:
+            self._facts[key] = fact
+            self._facts.move_to_end(key)
+        self.shrink(most)
+
+    def shrink(self, most: float) -> None:
+        """Forget the oldest until there are at most so many."""
+        while self._facts and len(self._facts) > most:
+            self._facts.popitem(last=False)
+
+    def recall(self, key: bytes) -> T | None:
+        """Return and forget what is known of a content, or None."""
+        return self._facts.pop(key, None)

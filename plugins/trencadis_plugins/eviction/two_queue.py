@@ -1,0 +1,68 @@
+"""Two queues: what is used once leaves first come, first served; what comes back stays."""
+
+from __future__ import annotations
+
+from trencadis_plugins.eviction.candidates import Candidates
+from trencadis_plugins.eviction.config import TwoQueueConfig
+from trencadis_plugins.eviction.history import History
+from trencadis_plugins.eviction.tracking import TrackingPolicy
+
+__all__ = ["TwoQueue"]
+
+
+class TwoQueue(TrackingPolicy):
+    """Evicts the first that came of the new contents, or the one unused for longest of the proven ones. O(log n) a block.
+
+        enter ──▶ new, by arrival ──▶ remembered        A content is proven when it comes back while it is remembered:
+        enter, remembered ──▶ proven, by last use       uses in quick succession prove nothing.
+
+    Source: Johnson and Shasha, "2Q", VLDB 1994, the full version.
+
+    Args:
+        config: Share of new contents, and length of the memory.
+    """
+
+    def __init__(self, config: TwoQueueConfig | None = None) -> None:
+        super().__init__()
+        self._config = config or TwoQueueConfig()
+        self._arrival: dict[int, int] = {}
+        self._num_arrivals = 0
+        self._is_new: set[int] = set()
+        self._new = Candidates()
+        self._proven = Candidates()
+        self._remembered: History[bool] = History()
+
+    def enter(self, block: int, key: bytes, depth: int, salt: str) -> None:
+        """Sort the content into a queue."""
+        if not self._remembered.recall(key):
+            self._is_new.add(block)
+
+    def reuse(self, block: int) -> None:
+        """Nothing: proven contents move when they are offered."""
+
+    def offer(self, block: int) -> None:
+        """Append to the proven contents, or go to the place of the first arrival."""
+        if block not in self._is_new:
+            self._proven.add(block)
+            return
+        if block not in self._arrival:
+            self._num_arrivals += 1
+            self._arrival[block] = self._num_arrivals
+        self._new.add(block, self._arrival[block])
+
+    def withdraw(self, block: int) -> None:
+        """Drop the candidate."""
+        self._new.discard(block)
+        self._proven.discard(block)
+
+    def choose(self) -> int:
+        """Return the first of the new contents while they exceed their share, else of the proven ones."""
+        too_many = len(self._is_new) > int(self._config.new_ratio * self.capacity)
+        return (self._new if self._new and (too_many or not self._proven) else self._proven).take()
+
+    def leave(self, block: int, key: bytes, *, evicted: bool) -> None:
+        """Remember an evicted content that was new."""
+        if evicted and block in self._is_new:
+            self._remembered.remember(key, True, most=int(self._config.history * self.capacity))
+        self._is_new.discard(block)
+        self._arrival.pop(block, None)

@@ -1,0 +1,78 @@
+"""Whole engines on the emulated Gaudi, and requests of every kind for them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from trencadis.engine.build import build_engine
+from trencadis.engine.engine import Engine
+from trencadis.front import configure
+from trencadis.records import FinishedSequence, Request, SamplingParams
+
+MAX_MODEL_LEN = 96
+VOCAB_SIZE = 131
+
+
+def open_engine(
+    path: Path,
+    *,
+    backend: str = "gaudi",
+    strategy: str = "exponential",
+    defragmenter: dict[str, Any] | None = None,
+    max_num_seqs: int = 4,
+    num_blocks: int = 24,
+    prefix_caching: bool = True,
+    strategy_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Engine:
+    """Return an engine with blocks of 16 tokens on a tiny model; ``options`` are of the backend's table."""
+    if backend == "gaudi":
+        options = {"device": "emulated", "check_model": False, **options}
+    tables = {
+        "backend": {"name": backend, backend: options},
+        "bucketing": {"name": strategy, strategy: strategy_options or {}},
+        "cache": {"block_size": 16, "num_blocks": num_blocks, "prefix_caching": prefix_caching},
+        "defragmenter": defragmenter or {},
+        "engine": {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 64},
+        "observer": {"names": []},
+    }
+    config, registry = configure({"path": str(path), "max_model_len": MAX_MODEL_LEN}, config_file=None, tables=tables)
+    engine = build_engine(config, registry=registry)
+    assert isinstance(engine, Engine)
+    return engine
+
+
+_KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_k": 3},
+    {"temperature": 1.1, "top_k": 100},
+    {"top_p": 0.8, "logprobs": 4},
+    {"min_p": 0.1, "presence_penalty": 1.0, "logit_bias": {5: 3.0}},
+    {"temperature": 0.0, "bad_token_ids": (4, 5), "min_tokens": 1, "logprobs": 0},
+    {"temperature": 0.5, "top_k": 5, "top_p": 0.9},
+    {"temperature": 0.0, "allowed_token_ids": tuple(range(10, 60)), "repetition_penalty": 1.3},
+)
+
+
+def serve(engine: Engine, seed: int, *, num_requests: int = 14, greedy: bool = False) -> dict[str, FinishedSequence]:
+    """Run random requests of all lengths, arriving a few at a time; returns what became of each."""
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(40))
+    finished: list[FinishedSequence] = []
+    for index in range(num_requests):
+        length = rng.randrange(1, MAX_MODEL_LEN - 12)
+        prompt = tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(length))
+        if rng.random() < 0.3:
+            prompt = (*shared, *prompt)[:length]
+        kind = _KINDS[0] if greedy else rng.choice(_KINDS)
+        params = SamplingParams(max_tokens=rng.randrange(1, 12), ignore_eos=rng.random() < 0.5, **kind)
+        engine.add(Request(request_id=f"{seed}/{index}", prompt_token_ids=prompt, params=params))
+        for _ in range(rng.randrange(4)):
+            finished += engine.step().finished
+        if rng.random() < 0.1:
+            engine.abort(f"{seed}/{index}")
+    while engine.has_work:
+        finished += engine.step().finished
+    return {one.request_id: one for one in finished}
