@@ -86,7 +86,8 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    # Pinned memory is CUDA's; another device copies from where the array is.
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:

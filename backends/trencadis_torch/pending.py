@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,19 @@ from trencadis.records import Int32Array, StepOutput, TokenLogprobs
 from trencadis_torch.prompt_logprobs import PromptLogprobs
 from trencadis_torch.verify import Emitted
 
-__all__ = ["StepTimer", "TorchStep"]
+__all__ = ["StepTimer", "Timer", "TorchStep"]
+
+
+class Timer(Protocol):
+    """Measures a step where it runs; running when it is made."""
+
+    def stop(self) -> None:
+        """Mark the end of what was launched."""
+        ...
+
+    def wait(self) -> float:
+        """Block until the end was reached and return the duration, s."""
+        ...
 
 
 class StepTimer:
@@ -52,12 +64,16 @@ class StepTimer:
 class TorchStep:
     """Implements ``PendingStep``.
 
+    Attributes:
+        num_compilations: Programs compiled for the step; set by whoever knows.
+
     Args:
         num_sequences: Of the plan.
         emitted: Of each pass.
         prompts: Prompt scores of passes that have some.
         num_padded_tokens: Token positions computed.
         timer: Running; stopped here, behind the copies to the host.
+        backend: Whose step it is, for errors.
     """
 
     def __init__(
@@ -67,7 +83,8 @@ class TorchStep:
         emitted: Sequence[Emitted],
         prompts: Sequence[PromptLogprobs],
         num_padded_tokens: int,
-        timer: StepTimer,
+        timer: Timer,
+        backend: str = "torch",
     ) -> None:
         self._num_sequences = num_sequences
         self._emitted = emitted
@@ -75,6 +92,8 @@ class TorchStep:
         self._num_padded_tokens = num_padded_tokens
         self._on_host = [(_to_host(one.token_ids), _to_host(one.num_emitted)) for one in emitted]
         self._timer = timer
+        self._backend = backend
+        self.num_compilations = 0
         timer.stop()
 
     def wait(self) -> StepOutput:
@@ -91,7 +110,7 @@ class TorchStep:
                 self._collect(one, ids, numbers, counts, tokens)
             prompt_logprobs = [record for prompt in self._prompts for record in prompt.records()]
         except RuntimeError as error:
-            raise StepFailedError(f"backend torch: {error}") from error
+            raise StepFailedError(f"backend {self._backend}: {error}") from error
         runs = [tokens[index] for index in sorted(tokens)]
         prompt_logprobs.sort(key=lambda record: (record.index, record.position))
         return StepOutput(
@@ -101,6 +120,7 @@ class TorchStep:
             prompt_logprobs=tuple(prompt_logprobs),
             num_padded_tokens=self._num_padded_tokens,
             device_s=device_s,
+            num_compilations=self.num_compilations,
         )
 
     @staticmethod
@@ -111,8 +131,9 @@ class TorchStep:
         counts: Int32Array,
         tokens: dict[int, Int32Array],
     ) -> None:
-        table = np.empty((0, 1), np.int32) if ids is None else ids.numpy().astype(np.int32)
-        counts[one.indices] = 1 if numbers is None else numbers.numpy()
+        num_real = len(one.indices)
+        table = np.empty((0, 1), np.int32) if ids is None else ids[:num_real].numpy().astype(np.int32)
+        counts[one.indices] = 1 if numbers is None else numbers[:num_real].numpy()
         for index, row in zip(one.indices.tolist(), table, strict=True):
             tokens[index] = row[: counts[index]]
 
@@ -135,8 +156,10 @@ class TorchStep:
 
 
 def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Start a copy to pinned memory; on the CPU the tensor is already there."""
+    """Start a copy to pinned memory, where there is such; on the CPU the tensor is already there."""
     if tensor is None or tensor.device.type == "cpu":
         return tensor
+    if tensor.device.type != "cuda":
+        return tensor.to("cpu", non_blocking=True)
     target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return target.copy_(tensor, non_blocking=True)

@@ -48,7 +48,16 @@ class SamplePlan:
     context: SamplingContext
 
     @classmethod
-    def of(cls, one: Pass, firsts: npt.NDArray[np.int64], history: torch.Tensor, *, padded: bool) -> SamplePlan | None:
+    def of(
+        cls,
+        one: Pass,
+        firsts: npt.NDArray[np.int64],
+        history: torch.Tensor,
+        *,
+        padded: bool,
+        num_sequences: int = 0,
+        num_steps: int = 0,
+    ) -> SamplePlan | None:
         """Return the plan of a pass, or None if no sequence of it emits. Pure.
 
         Args:
@@ -56,6 +65,8 @@ class SamplePlan:
             firsts: Index of each sequence's first token in the pass.
             history: Every row's tokens.
             padded: Make every shape follow from the bucket: repeats are free, for a token depends on its row alone.
+            num_sequences: Most sequences of a padded pass that has them in one row of tokens; 0: the bucket's batch size.
+            num_steps: Most logits rows of one of its sequences; 0: as many as the bucket's phase says.
         """
         sequences = np.flatnonzero(one.num_logits)
         if not len(sequences):
@@ -63,8 +74,9 @@ class SamplePlan:
         counts = one.num_logits[sequences]
         chosen, size = sequences, int(counts.max())
         if padded:
-            chosen = np.append(sequences, np.repeat(sequences[:1], one.bucket.batch_size - len(sequences)))
-            size = max(size, _bucket_steps(one))
+            most = num_sequences or one.bucket.batch_size
+            chosen = np.append(sequences, np.repeat(sequences[:1], most - len(sequences)))
+            size = max(size, num_steps or _bucket_steps(one))
         steps = np.minimum(np.arange(size), one.num_logits[chosen][:, None] - 1)
         starts = (one.query_lens - one.num_logits)[chosen][:, None] + steps
         used = np.ones(steps.shape, np.bool_) if padded else np.arange(size) < counts[:, None]
@@ -91,8 +103,9 @@ class Emitted:
 
     Attributes:
         indices: Indices in the plan of the sequences that emit, on the host, ``[S]``.
-        token_ids: int64 ``[S, K]``; of sequence s the first ``num_emitted[s]`` count.
-        num_emitted: int64 ``[S]``; None: one each.
+        token_ids: int64 ``[S', K]``; of sequence s the first ``num_emitted[s]`` count, and what is behind the S real ones
+            does not: it is cut off on the host, where that costs no operation of another shape.
+        num_emitted: int64 ``[S']``; None: one each.
         logprobs: Of sequences that asked: index in the plan, step, position, and the sampler's entry.
     """
 
@@ -135,12 +148,11 @@ def emit(
         steps = torch.arange(tokens.shape[1], device=device)
         kept = torch.cat([held, held.new_full((len(held), 1), -1)], dim=1)
         tokens = torch.where(steps < accepted[:, None], kept, tokens)
-        num_emitted = (accepted + 1)[: len(plan.sequences)]
+        num_emitted = accepted + 1
     _write_back(tokens, plan, rows)
-    num_real = len(plan.sequences)
     return Emitted(
         indices=one.indices[plan.sequences],
-        token_ids=tokens[:num_real],
+        token_ids=tokens,
         num_emitted=num_emitted,
         logprobs=_located(sampled.logprobs, plan, one),
     )

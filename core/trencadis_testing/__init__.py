@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trencadis_testing.backend import BackendConformance
-    from trencadis_testing.bucketing import BucketingConformance
+    from trencadis_testing.bucketing import BucketingConformance, UnifiedBucketingConformance
     from trencadis_testing.eviction import EvictionConformance
     from trencadis_testing.executor import ExecutorConformance
     from trencadis_testing.fakes import FakeBackend
@@ -36,6 +36,7 @@ __all__ = [
     "SamplingConformance",
     "SchedulingConformance",
     "SpeculationConformance",
+    "UnifiedBucketingConformance",
 ]
 
 _HOMES = {
@@ -49,6 +50,7 @@ _HOMES = {
     "SamplingConformance": "trencadis_testing.sampling",
     "SchedulingConformance": "trencadis_testing.scheduling",
     "SpeculationConformance": "trencadis_testing.speculation",
+    "UnifiedBucketingConformance": "trencadis_testing.bucketing",
 }
 
 

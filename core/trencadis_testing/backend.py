@@ -21,6 +21,8 @@ from trencadis.records import (
     Shape,
     TableWrites,
     TokenLogprobs,
+    UnifiedBucket,
+    UnifiedShape,
 )
 from trencadis_testing.driver import BackendDriver, Work
 
@@ -80,10 +82,15 @@ class BackendConformance:
         return driver.generate({0: prompt}, num_tokens)[0]
 
     def padding(self, shape: Shape) -> Bucket:
-        """Return the bucket of a padded pass; by default one that is larger in every dimension."""
+        """Return the bucket of a padded or unified pass; by default one that is larger in every dimension."""
+        if isinstance(shape, UnifiedShape):
+            return UnifiedBucket(
+                shape.query_len + 5, shape.num_blocks + 2, shape.num_unique_blocks + 3, is_causal=shape.is_causal
+            )
         extra = 0 if shape.phase is Phase.PREFILL and shape.num_blocks == 0 else 3
         query_len = shape.query_len if shape.phase is Phase.DECODE else shape.query_len + 5
-        return Bucket(shape.batch_size + 1, query_len, shape.num_blocks + extra, shape.phase)
+        batch_size = shape.batch_size + (not self._merged or shape.phase is Phase.DECODE)
+        return Bucket(batch_size, query_len, shape.num_blocks + extra, shape.phase)
 
     # --------------------------------------------------------------------------------------------------- tests
 
@@ -266,10 +273,21 @@ class BackendConformance:
         for row, prompt in enumerate(prompts):
             driver.start(row, prompt)
         driver.step([Work(row) for row in range(3)])
-        backend.prepare(Bucket(1, 16, 4, Phase.PREFILL))
-        backend.prepare(Bucket(2, 16, 0, Phase.PREFILL))
-        backend.prepare(Bucket(4, 1, 24, Phase.DECODE))
+        for bucket in _buckets(backend):
+            backend.prepare(bucket)
         self._finish(driver, prompts)
+
+    def test_warm_up_says_what_it_prepared_and_leaves_no_trace(self) -> None:
+        """Sequences that come afterwards give the same tokens; progress reaches all that was prepared."""
+        backend, prompts = self._loaded()
+        driver = self._driver(backend)
+        buckets = _buckets(backend)
+        seen: list[tuple[int, int]] = []
+        report = backend.warm_up(buckets, progress=lambda done, total: seen.append((done, total)))
+        assert set(report.prepared) <= set(buckets)
+        assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
+        assert len(seen) >= len(report.prepared)
+        self._expect(driver.generate(dict(enumerate(prompts)), self.num_tokens), prompts)
 
     def test_text_has_one_vector_whatever_else_is_in_the_call(self) -> None:
         """Alone, beside others, in another order; a backend that cannot embed says so."""
@@ -333,9 +351,11 @@ class BackendConformance:
     # ------------------------------------------------------------------------------------------------- helpers
 
     _facts: ModelFacts
+    _merged: bool = False
 
     def _loaded(self) -> tuple[Backend, list[list[int]]]:
         backend = self.make()
+        self._merged = backend.capabilities.merges_prefills
         self._facts = backend.load(self.source, sampler=ArgmaxSampler())
         return backend, [_prompt(length, self._facts.vocab_size) for length in (3, 13, 30)]
 
@@ -359,6 +379,14 @@ class BackendConformance:
     def _expect(self, found: dict[int, list[int]], prompts: list[list[int]]) -> None:
         expected: dict[int, Any] = {i: self.reference(prompts[i], self.num_tokens) for i in found}
         assert found == expected
+
+
+def _buckets(backend: Backend) -> tuple[Bucket, ...]:
+    """Return a few buckets of the backend's layout."""
+    if backend.capabilities.layout == "unified":
+        return UnifiedBucket(16, 4, 24, is_causal=True), UnifiedBucket(4, 0, 24, is_causal=False)
+    rows = 1 if backend.capabilities.merges_prefills else 2
+    return Bucket(1, 16, 4), Bucket(rows, 16, 0), Bucket(4, 1, 24, Phase.DECODE)
 
 
 def _prompt(length: int, vocab_size: int) -> list[int]:

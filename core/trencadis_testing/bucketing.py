@@ -5,13 +5,20 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
 from trencadis.interfaces import BucketingStrategy
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 
-__all__ = ["SAMPLE_LIMITS", "BucketingConformance", "legal_shapes"]
+__all__ = [
+    "SAMPLE_LIMITS",
+    "UNIFIED_LIMITS",
+    "BucketingConformance",
+    "UnifiedBucketingConformance",
+    "legal_shapes",
+]
 
 
 def _limits(
@@ -25,6 +32,8 @@ def _limits(
     contiguous: bool = False,
     prefixes: bool | None = None,
     k: int = 0,
+    merged: int = 1,
+    unified: bool = False,
 ) -> BucketLimits:
     return BucketLimits(
         block_size=block,
@@ -36,6 +45,8 @@ def _limits(
         contiguous=contiguous,
         prefix_caching=not contiguous if prefixes is None else prefixes,
         max_draft_tokens=k,
+        max_merged_prefills=merged,
+        unified=unified,
     )
 
 
@@ -51,20 +62,27 @@ SAMPLE_LIMITS = {
     "small_cache": _limits(block=16, length=512, seqs=16, tokens=256, blocks=33, batch=4),
     "drafts": _limits(block=16, length=512, seqs=8, tokens=256, blocks=200, batch=2, k=3),
     "long_context": _limits(block=128, length=16384, seqs=16, tokens=2048, blocks=500),
+    "merged": _limits(block=16, length=250, seqs=8, tokens=600, blocks=90, merged=4),
 }
 """Limits that every strategy must cope with, by name."""
 
+UNIFIED_LIMITS = {
+    "tiny": _limits(block=1, length=2, seqs=1, tokens=1, blocks=2, unified=True),
+    "shorter_than_a_block": _limits(block=16, length=10, seqs=2, tokens=8, blocks=2, unified=True),
+    "uneven": _limits(block=16, length=250, seqs=7, tokens=100, blocks=40, unified=True),
+    "fewer_tokens_than_sequences": _limits(block=16, length=256, seqs=16, tokens=12, blocks=64, unified=True),
+    "no_prefixes": _limits(block=16, length=256, seqs=8, tokens=128, blocks=90, prefixes=False, unified=True),
+    "small_cache": _limits(block=16, length=512, seqs=16, tokens=256, blocks=33, unified=True),
+    "drafts": _limits(block=16, length=512, seqs=8, tokens=256, blocks=200, k=3, unified=True),
+    "long_context": _limits(block=128, length=16384, seqs=16, tokens=2048, blocks=500, unified=True),
+}
+"""Limits that a strategy which provides ``bucketing.unified`` must cope with, by name."""
 
-@pytest.mark.parametrize("limits", SAMPLE_LIMITS.values(), ids=SAMPLE_LIMITS.keys())
-class BucketingConformance:
-    """What every bucketing strategy must do; inherit from it, and set ``make``.
 
-    Each test runs under every one of :data:`SAMPLE_LIMITS`, over the largest legal shapes and random ones.
-    A failure names the smallest shape that shows it. Example::
+class _Rules:
+    """The tests of both suites."""
 
-        class TestFibonacci(BucketingConformance):
-            make = Fibonacci
-    """
+    kind: ClassVar[type[Bucket]] = Bucket
 
     def make(self, limits: BucketLimits) -> BucketingStrategy:
         """Return a new strategy, as its factory does for ``context.limits``."""
@@ -74,8 +92,12 @@ class BucketingConformance:
         """Return what a pass in ``bucket`` costs, in any unit; override it with what your strategy minimises.
 
         It must grow with every dimension. By default: in prefill, token positions × (128 + context blocks); in decode,
-        KV blocks + 3 × token positions.
+        KV blocks + 3 × token positions; of a unified pass, token positions × (128 + shared blocks, and a block for every
+        128 of the positions if it is causal) + unique blocks.
         """
+        if isinstance(bucket, UnifiedShape):
+            own_blocks = -(-bucket.num_tokens // 128) if bucket.is_causal else 0
+            return bucket.num_tokens * (128 + bucket.num_blocks + own_blocks) + bucket.num_unique_blocks
         if bucket.phase is Phase.PREFILL:
             return bucket.num_tokens * (128 + bucket.num_blocks)
         return bucket.num_blocks + 3 * bucket.num_tokens
@@ -88,7 +110,7 @@ class BucketingConformance:
         """Prefill comes before decode, and each phase ascends by its fields."""
         table = self.make(limits).buckets(limits)
         assert isinstance(table, tuple), f"buckets() returned {type(table).__name__}, not a tuple"
-        assert all(type(bucket) is Bucket for bucket in table), "buckets() holds something that is no Bucket"
+        assert all(type(bucket) is self.kind for bucket in table), f"buckets() holds what is no {self.kind.__name__}"
         keys = [(bucket.phase is Phase.DECODE, bucket) for bucket in table]
         unsorted = [later[1] for earlier, later in itertools.pairwise(keys) if not earlier < later]
         assert not unsorted, f"out of order or twice in the table: {unsorted[0]}"
@@ -100,7 +122,7 @@ class BucketingConformance:
         for shape in legal_shapes(limits, count=5):
             strategy.bucket_for(shape)
         assert strategy.buckets(limits) == first, "buckets(limits) changed after bucket_for() was called"
-        for other in SAMPLE_LIMITS.values():
+        for other in (UNIFIED_LIMITS if limits.unified else SAMPLE_LIMITS).values():
             assert self.make(other).buckets(limits) == first, f"buckets(limits) depends on the constructor's {other}"
 
     def test_table_lies_within_the_limits(self, limits: BucketLimits) -> None:
@@ -109,11 +131,14 @@ class BucketingConformance:
         assert not outside, f"prepared, but larger than {limits}: {outside[0]}"
 
     def test_bucket_covers_every_legal_shape(self, limits: BucketLimits) -> None:
-        """A bucket is never smaller than the request, in no dimension, and of the same phase."""
+        """A bucket is never smaller than the request, in no dimension, and of the same phase (or causal, if unified)."""
         strategy = self.make(limits)
         answers = {shape: strategy.bucket_for(shape) for shape in legal_shapes(limits)}
-        wrong = [shape for shape, bucket in answers.items() if type(bucket) is not Bucket or not bucket.covers(shape)]
+        wrong = [shape for shape, bucket in answers.items() if not self._serves(bucket, shape)]
         assert not wrong, f"{min(wrong)} does not fit into {answers[min(wrong)]}"
+
+    def _serves(self, bucket: Bucket, shape: Shape) -> bool:
+        return type(bucket) is self.kind and bucket.covers(shape)
 
     def test_bucket_stays_within_the_limits(self, limits: BucketLimits) -> None:
         """Memory was measured for legal shapes: rounding, or a fallback, must not go beyond the largest of them."""
@@ -179,13 +204,37 @@ class BucketingConformance:
         assert strategy.buckets(limits) == table, "the table changed after observe()"
 
 
+@pytest.mark.parametrize("limits", SAMPLE_LIMITS.values(), ids=SAMPLE_LIMITS.keys())
+class BucketingConformance(_Rules):
+    """What every bucketing strategy must do; inherit from it, and set ``make``.
+
+    Each test runs under every one of :data:`SAMPLE_LIMITS`, over the largest legal shapes and random ones.
+    A failure names the smallest shape that shows it. Example::
+
+        class TestFibonacci(BucketingConformance):
+            make = Fibonacci
+    """
+
+
+@pytest.mark.parametrize("limits", UNIFIED_LIMITS.values(), ids=UNIFIED_LIMITS.keys())
+class UnifiedBucketingConformance(_Rules):
+    """What a strategy that provides ``bucketing.unified`` must do as well: the same, with unified shapes.
+
+    Each test runs under every one of :data:`UNIFIED_LIMITS`.
+    """
+
+    kind = UnifiedBucket
+
+
 def legal_shapes(limits: BucketLimits, *, count: int = 120, seed: int = 0) -> set[Shape]:
     """Return the smallest and largest legal shapes of both phases and up to ``count`` random ones of each. Pure.
 
     Sizes are spread evenly over orders of magnitude. A batch's longest query leaves at least one token of the budget to
-    every other sequence.
+    every other sequence. Unified shapes where the limits say so.
     """
     rng = random.Random(seed)
+    if limits.unified:
+        return {*_unified_corners(limits), *_random_unified(limits, rng, count)}
     shapes = set(_corners(limits))
     for _ in range(count):
         batch_size = _spread(rng, 1, _max_batch(limits, Phase.PREFILL))
@@ -209,6 +258,39 @@ def _corners(limits: BucketLimits) -> Iterator[Shape]:
                 yield Shape(batch_size, query_len, num_blocks, Phase.DECODE)
 
 
+def _unified_corners(limits: BucketLimits) -> Iterator[UnifiedShape]:
+    most = limits.max_num_batched_tokens
+    if most > 1:
+        yield UnifiedShape(2, 0, 0, True)
+        yield UnifiedShape(most, _max_shared(limits, most, True), 0, True)
+        # The only unique block may be the last of the cache.
+        yield UnifiedShape(most, min(limits.num_blocks - 1, _max_shared(limits, most, True)), limits.num_blocks, True)
+    decodes = min(most, limits.max_num_seqs)
+    yield UnifiedShape(1, 0, 1, False)
+    yield UnifiedShape(
+        decodes, min(limits.num_blocks - 1, _max_shared(limits, decodes, False)), limits.num_blocks, False
+    )
+
+
+def _random_unified(limits: BucketLimits, rng: random.Random, count: int) -> Iterator[UnifiedShape]:
+    for is_causal in (True, False):
+        most = limits.max_num_batched_tokens if is_causal else min(limits.max_num_batched_tokens, limits.max_num_seqs)
+        for _ in range(count if most > is_causal else 0):
+            query_len = _spread(rng, 1 + is_causal, most)
+            shared = _spread(rng, 0, _max_shared(limits, query_len, is_causal))
+            unique = _spread(rng, 0, limits.num_blocks)
+            if is_causal or shared or unique:
+                yield UnifiedShape(query_len, shared, unique, is_causal)
+
+
+def _max_shared(limits: BucketLimits, query_len: int, is_causal: bool) -> int:
+    """A prompt's context is shared by its own tokens; a decode shares with others what they have in common."""
+    if not is_causal and not limits.prefix_caching:
+        return 0
+    readers = query_len if is_causal else query_len // 2
+    return min(limits.num_blocks, min(readers, limits.max_num_seqs) * limits.max_blocks_per_sequence)
+
+
 def _max_batch(limits: BucketLimits, phase: Phase) -> int:
     most = limits.max_prefill_batch_size if phase is Phase.PREFILL else limits.max_num_seqs
     return min(most, limits.max_num_batched_tokens)
@@ -216,11 +298,13 @@ def _max_batch(limits: BucketLimits, phase: Phase) -> int:
 
 def _max_query(limits: BucketLimits, phase: Phase, batch_size: int) -> int:
     left = limits.max_num_batched_tokens - (batch_size - 1)
-    return min(left, limits.max_model_len if phase is Phase.PREFILL else 1 + limits.max_draft_tokens)
+    return min(left, limits.max_prefill_query_len if phase is Phase.PREFILL else 1 + limits.max_draft_tokens)
 
 
 def _max_context(limits: BucketLimits, batch_size: int, query_len: int) -> int:
     """In a larger batch the longest context may belong to a sequence with a single new token."""
+    if limits.max_merged_prefills > 1:
+        return min(limits.max_merged_prefills, query_len) * -(-(limits.max_model_len - 1) // limits.block_size)
     left = limits.max_model_len - (query_len if batch_size == 1 else 1)
     return -(-left // limits.block_size)
 
@@ -238,16 +322,25 @@ def _spread(rng: random.Random, low: int, high: int) -> int:
 
 
 def _shape(bucket: Bucket) -> Shape:
+    if isinstance(bucket, UnifiedBucket):
+        return UnifiedShape(bucket.query_len, bucket.num_blocks, bucket.num_unique_blocks, bucket.is_causal)
     return Shape(bucket.batch_size, bucket.query_len, bucket.num_blocks, bucket.phase)
 
 
 def _within(bucket: Bucket, limits: BucketLimits) -> bool:
+    if isinstance(bucket, UnifiedBucket):
+        most = limits.max_num_batched_tokens
+        return (
+            bucket.query_len <= (most if bucket.is_causal else min(most, limits.max_num_seqs))
+            and bucket.num_blocks <= min(limits.num_blocks, limits.max_num_seqs * limits.max_blocks_per_sequence)
+            and bucket.num_unique_blocks <= limits.num_blocks
+        )
     if bucket.phase is Phase.PREFILL:
-        longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+        longest = min(limits.max_num_batched_tokens, limits.max_merged_prefills * limits.max_model_len)
         return (
             bucket.batch_size <= limits.max_prefill_batch_size
             and bucket.query_len <= -(-longest // limits.block_size) * limits.block_size
-            and bucket.num_blocks <= limits.max_blocks_per_sequence
+            and bucket.num_blocks <= limits.max_merged_prefills * limits.max_blocks_per_sequence
         )
     most = limits.num_blocks if limits.contiguous else limits.max_num_seqs * limits.max_blocks_per_sequence
     return (

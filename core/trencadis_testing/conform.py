@@ -142,7 +142,12 @@ def _maker(asked: Conformance) -> Callable[..., Any]:
     components = {} if by_path else registry.config_classes()
     config = load_config(components=components, environ={}, flags=flags, overrides=name).config
     options = getattr(config, noun).components.get(target, {})
-    context = ComponentContext(clock=SimulatedClock(), seed=0, limits=_LIMITS, model=_MODEL)
+
+    def make_inner(noun: str, name: str) -> Any:
+        inner = registry.select(noun, name, source="--trencadis-conform")
+        return registry.build(inner, getattr(config, noun).components.get(name, {}), context)
+
+    context = ComponentContext(clock=SimulatedClock(), seed=0, limits=_LIMITS, model=_MODEL, make=make_inner)
     made = _attribute_of(target) if by_path else None
     if noun == "bucketing" and made is not None and "context" not in inspect.signature(made).parameters:
         # As ``make = Fibonacci`` in a test: called with the limits themselves.

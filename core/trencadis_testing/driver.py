@@ -26,6 +26,7 @@ from trencadis.records import (
     StepOutput,
     TableWrites,
 )
+from trencadis_testing.shapes import decode_shape, prefill_shape, unified_shape_of
 
 if TYPE_CHECKING:
     from trencadis.interfaces import AllocationPlan, Backend, PendingStep
@@ -71,7 +72,7 @@ class BackendDriver:
         backend: Driven.
         plan: What it was allocated with.
         seed: Of the order in which blocks are given out.
-        bucket: From the shape of a padded pass to its bucket; None: exactly the shape.
+        bucket: From the shape of a padded or unified pass to its bucket; None: exactly the shape.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class BackendDriver:
         is_prefill = lengths > 1 + num_drafts
         if not len(works):
             return ()
-        if capabilities.layout == "ragged":
+        if capabilities.layout in {"ragged", "unified"}:
             phase = Phase.PREFILL if is_prefill.any() else Phase.DECODE
             return (self._pass(works, everything, starts, lengths, samples, phase),)
         size = capabilities.max_prefill_batch_size or len(works)
@@ -268,14 +269,10 @@ class BackendDriver:
         samples: Int32Array,
         phase: Phase,
     ) -> Pass:
-        size = self._plan.block_size
         chosen = [works[i] for i in indices.tolist()]
-        if phase is Phase.PREFILL:
-            num_blocks = -(-int(starts[indices].max()) // size)
-        else:
-            num_blocks = int((-(-(starts + lengths)[indices] // size)).sum())
         extra = np.array([len(work.drafts) for work in chosen], np.int32)
-        shape = Shape(len(indices), int(lengths[indices].max()), num_blocks, phase)
+        tables = [self._rows[work.row].blocks for work in chosen]
+        shape = self._shape(starts[indices].tolist(), lengths[indices].tolist(), tables, phase)
         return Pass(
             bucket=self._bucket(shape),
             indices=indices,
@@ -291,6 +288,14 @@ class BackendDriver:
                 np.int32,
             ),
         )
+
+    def _shape(self, starts: list[int], lengths: list[int], tables: list[list[int]], phase: Phase) -> Shape:
+        capabilities, size = self._backend.capabilities, self._plan.block_size
+        if capabilities.layout == "unified":
+            return unified_shape_of(starts, lengths, tables, block_size=size)
+        if phase is Phase.PREFILL:
+            return prefill_shape(starts, lengths, block_size=size, merged=capabilities.merges_prefills)
+        return decode_shape(starts, lengths, tables, block_size=size, contiguous=capabilities.contiguous)
 
     def _prompt_logits(self, row_index: int, start: int, length: int) -> int:
         row = self._rows[row_index]

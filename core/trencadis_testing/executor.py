@@ -81,6 +81,17 @@ class ExecutorConformance:
             told = _error_of(lambda: executor.prepare(Bucket(POISON, 1, 1, Phase.DECODE)), BackendError)
             assert "bucket" in told, "prepare() returned although the backend refused the bucket"
 
+    def test_warm_up_reaches_the_backend_and_fails_with_it(self) -> None:
+        """The report is the backend's, and says what is prepared when it returns."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            buckets = (Bucket(1, 8, 0), Bucket(2, 1, 4, Phase.DECODE))
+            seen: list[tuple[int, int]] = []
+            report = executor.warm_up(buckets, progress=lambda done, total: seen.append((done, total)))
+            assert set(report.prepared) == set(buckets)
+            assert seen == [(1, 2), (2, 2)]
+            told = _error_of(lambda: executor.warm_up((Bucket(POISON, 1, 1, Phase.DECODE),)), BackendError)
+            assert "bucket" in told, "warm_up() returned although the backend refused the bucket"
+
     def test_close_closes_the_backend_and_may_be_called_twice(self) -> None:
         """Also before anything was started: an engine that fails to start closes what it has."""
         unused = self.make()

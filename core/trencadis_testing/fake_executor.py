@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from trencadis.interfaces import AllocationPlan, Backend, BackendCapabilities, Executor, PendingStep, Sampler
-from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Float32Array,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    StepOutput,
+    WarmUpReport,
+)
 
 __all__ = ["FakeExecutor"]
 
@@ -53,6 +63,16 @@ class FakeExecutor(Executor):
         """Prepare at once."""
         self.backend.prepare(bucket)
 
+    def warm_up(
+        self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None
+    ) -> WarmUpReport:
+        """Warm up at once."""
+        return self.backend.warm_up(buckets, progress=progress)
+
+    def metrics(self) -> str:
+        """The backend's."""
+        return self.backend.metrics()
+
     def submit(self, batch: Batch) -> PendingStep:
         """Pass the batch on, between the two calls of the connector."""
         if self._connector is None:
@@ -68,8 +88,9 @@ class FakeExecutor(Executor):
         self.backend.copy_blocks(sources=sources, targets=targets)
 
     def close(self) -> None:
-        """Close the backend."""
-        self.backend.close()
+        """Close the backend, if there is one yet."""
+        if hasattr(self, "backend"):
+            self.backend.close()
 
 
 class _ConnectedStep:

@@ -34,6 +34,7 @@ from trencadis.records import (
     StepOutput,
     TokenLogprobs,
 )
+from trencadis_testing.shapes import why_too_small
 
 __all__ = ["FakeBackend", "fake_embedding", "fake_next_token", "fake_text"]
 
@@ -97,13 +98,14 @@ class FakeBackend(Backend):
     A batch is not run before its ``wait`` or that of a later one is called, so an engine that peeks is caught.
 
     Args:
-        layout: ``ragged`` or ``padded``.
+        layout: ``ragged``, ``padded`` or ``unified``.
         vocab_size: Number of tokens.
         eos: End-of-sequence token; -1 for none.
         max_model_len: The "model's" own limit.
         max_prefill_batch_size: For the padded layout.
         contiguous: For the padded layout.
-        strict: Check every KV entry a sequence reads, not only the last; O(context) a step.
+        merges_prefills: For the padded layout.
+        strict: Check every KV entry a sequence reads, not only the last, and the bucket of each pass; O(context) a step.
         fails: Called with each pass before it runs; what it raises fails the step.
         block_size: Default block size.
         embedding_size: Length of the vectors that texts are embedded as; 0: it cannot embed.
@@ -120,6 +122,7 @@ class FakeBackend(Backend):
         max_model_len: int = 4096,
         max_prefill_batch_size: int = 1,
         contiguous: bool = False,
+        merges_prefills: bool = False,
         strict: bool = True,
         fails: Callable[[Batch, Pass], None] | None = None,
         block_size: int = 4,
@@ -132,6 +135,7 @@ class FakeBackend(Backend):
             default_block_size=block_size,
             max_prefill_batch_size=max_prefill_batch_size,
             contiguous=contiguous,
+            merges_prefills=merges_prefills,
         )
         self._vocab_size = vocab_size
         self._eos = eos
@@ -254,6 +258,7 @@ class FakeBackend(Backend):
         for one in batch.passes:
             if self._fails is not None:
                 self._fails(batch, one)
+            self._check_bucket(one)
             num_padded += one.bucket.batch_size * one.bucket.query_len
             if self._capabilities.layout == "ragged":
                 num_padded += int(one.query_lens.sum()) - one.bucket.batch_size * one.bucket.query_len
@@ -272,6 +277,15 @@ class FakeBackend(Backend):
             prompt_logprobs=tuple(prompt_logprobs),
             num_padded_tokens=num_padded,
         )
+
+    def _check_bucket(self, one: Pass) -> None:
+        if self._strict and self._capabilities.layout != "ragged":
+            tables = self._tables[one.rows].tolist()
+            fault = why_too_small(one, tables, self._capabilities, block_size=self._block_size)
+            if fault:
+                raise StepFailedError(
+                    f"{fault}.", hint="A bucketing strategy must return a bucket that covers the pass."
+                )
 
     def _decode(self, one: Pass) -> dict[int, list[int]]:
         """Run one token per sequence as array operations: for benchmarks."""

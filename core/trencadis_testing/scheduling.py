@@ -10,34 +10,23 @@ contract fails the test.
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import Any
 
 import attrs
+import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestRefusedError
 from trencadis.interfaces import PendingStep, SchedulingPolicy
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, SamplingParams
-from trencadis_testing.engines import make_engine
+from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants, broken_plan_rules
-
-if TYPE_CHECKING:
-    from trencadis.engine.engine import Engine
+from trencadis_testing.invariants import broken_plan_rules
+from trencadis_testing.workloads import Arrival, arrivals, serve
 
 __all__ = ["SchedulingConformance"]
-
-_TENANTS = ("", "blue", "green")
-
-
-@attrs.frozen
-class _Arrival:
-    """A request and the step before which it arrives."""
-
-    step: int
-    request: Request
 
 
 class _Recorder(FakeExecutor):
@@ -60,33 +49,22 @@ class _Recorder(FakeExecutor):
         )
         return super().submit(batch)
 
-
-def _arrivals(seed: int, *, num_requests: int = 24, longest: int = 30) -> list[_Arrival]:
-    """Return a bursty workload: shared prefixes, priorities, tenants, one-token and long requests. Pure."""
-    rng = random.Random(seed)
-    system = [rng.randrange(97) for _ in range(12)]
-    arrivals, step = [], 0
-    for i in range(num_requests):
-        step += rng.choice([0, 0, 0, 1, 5])
-        own = [rng.randrange(97) for _ in range(rng.randint(1, longest))]
-        prompt = system + own if rng.random() < 0.5 else own
-        request = Request(
-            request_id=f"request {i}",
-            prompt_token_ids=tuple(prompt),
-            params=SamplingParams(max_tokens=rng.choice([1, 2, 8, 20])),
-            priority=rng.choice([0, 0, 1, 5]),
-            tenant=rng.choice(_TENANTS),
-            cache_salt="",
-        )
-        arrivals.append(_Arrival(step, request))
-    return arrivals
+    def check(self) -> None:
+        """Fail if a batch broke a rule."""
+        assert self.faults == []
 
 
 class SchedulingConformance:
-    """What every scheduling policy must keep. Override :meth:`make`; set ``may_refuse`` if ``admit`` refuses."""
+    """What every scheduling policy must keep. Override :meth:`make`; set ``may_refuse`` if ``admit`` refuses.
+
+    ``num_histories`` random histories of up to ``num_rules`` events run too, the same ones every time; they take hypothesis, without
+    which they are skipped.
+    """
 
     may_refuse = False
     max_steps = 4000
+    num_histories = 60
+    num_rules = 40
 
     def make(self) -> SchedulingPolicy:
         """Return a fresh policy."""
@@ -98,7 +76,7 @@ class SchedulingConformance:
         """27: output does not depend on the policy."""
         for seed in range(4):
             ends = self._run(seed)[0]
-            for arrival in _arrivals(seed):
+            for arrival in arrivals(seed):
                 request = arrival.request
                 if request.request_id in ends:
                     true = fake_text(list(request.prompt_token_ids), request.params.max_tokens or 0)
@@ -115,7 +93,7 @@ class SchedulingConformance:
     def test_it_refuses_nobody_unless_it_says_so(self) -> None:
         """Admission control is a declared feature."""
         if not self.may_refuse:
-            assert len(self._run(0)[1]) == len(_arrivals(0))
+            assert len(self._run(0)[1]) == len(arrivals(0))
 
     def test_budgets_rows_and_blocks_are_kept_under_pressure(self) -> None:
         """4, 5, 9, 10, 13: also when the KV cache holds a fraction of the work."""
@@ -138,11 +116,11 @@ class SchedulingConformance:
 
     def test_preempted_sequences_come_back(self) -> None:
         """14, 22: long outputs in a tiny cache preempt and still end."""
-        arrivals = [
-            _Arrival(0, attrs.evolve(a.request, params=SamplingParams(max_tokens=30, ignore_eos=True)))
-            for a in _arrivals(3, num_requests=6, longest=8)
+        todo = [
+            Arrival(0, attrs.evolve(a.request, params=SamplingParams(max_tokens=30, ignore_eos=True)))
+            for a in arrivals(3, num_requests=6, longest=8)
         ]
-        ends, accepted, _ = self._run(3, arrivals=arrivals, num_blocks=18, eos=-1)
+        ends, accepted, _ = self._run(3, todo=todo, num_blocks=18, eos=-1)
         assert set(ends) == accepted
         assert any(end.num_preemptions for end in ends.values())
         assert all(len(end.token_ids) == 30 for end in ends.values())
@@ -151,13 +129,85 @@ class SchedulingConformance:
         """12, 32: a policy that keeps books per slot must survive that slots are reused."""
         self._run(5, abort_every=3)
 
+    def test_plans_do_not_depend_on_what_texts_will_be(self) -> None:
+        """28: with other outputs, and another end of them, all is the same until the first sequence ends."""
+        plans, ends = [], []
+        for vocab_size, eos in ((97, 0), (89, 88), (97, -1)):
+            recorder, first_end = self._until_first_end(vocab_size=vocab_size, eos=eos)
+            plans.append(recorder.plans)
+            ends.append(first_end)
+        assert [plan[: min(ends)] for plan in plans] == [plans[0][: min(ends)]] * 3
+
+    def test_nobody_starves_behind_newcomers(self) -> None:
+        """21: who waited ``max_wait_s`` is served next, however many others keep coming, and whatever they are."""
+        clock = SimulatedClock()
+        engine = make_engine(
+            policy=self.make(), clock=clock, num_blocks=60, max_num_seqs=2, max_num_batched_tokens=24, max_wait_s=1.0
+        )
+        short = SamplingParams(max_tokens=3, ignore_eos=True)
+        engine.add(self._request("first", (1,), short))
+        try:
+            engine.add(self._request("long", tuple(range(40)), SamplingParams(max_tokens=30), priority=9, tenant="b"))
+        except RequestRefusedError:
+            assert self.may_refuse
+            return
+        for number in range(200):
+            with contextlib.suppress(RequestRefusedError):
+                engine.add(self._request(f"newcomer {number}", (number % 90, 1), short))
+            ended = {end.request_id: end for end in engine.step().finished}
+            clock.advance(0.05)
+            if "long" in ended:
+                scheduled_s = ended["long"].first_scheduled_s
+                assert scheduled_s is not None
+                assert scheduled_s - ended["long"].arrival_s <= 2.0
+                return
+        raise AssertionError("21: a sequence starves")
+
+    def test_giving_way_comes_to_rest(self) -> None:
+        """14, 22: with room for all blocks, those that are there do not push each other out again and again."""
+        engine = make_engine(policy=self.make(), num_blocks=200, max_num_seqs=2, max_num_batched_tokens=24)
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        for number in range(8):
+            with contextlib.suppress(RequestRefusedError):
+                engine.add(self._request(str(number), (number,) * 9, params, priority=number % 3))
+        drain(engine, self.max_steps)
+        assert engine.totals.num_preempted <= 4 * 8, f"22: {engine.totals.num_preempted} preemptions of 8 sequences"
+
+    def test_any_history_keeps_the_invariants(self) -> None:
+        """1-13, 16, 18, 20, 22, 26, 27, 29-33: arrivals, aborts, time and a cache that shrinks, in any order."""
+        pytest.importorskip("hypothesis")
+        from trencadis_testing.scheduling_machine import run_histories
+
+        run_histories(self.make, may_refuse=self.may_refuse, num_histories=self.num_histories, num_rules=self.num_rules)
+
     # ------------------------------------------------------------------------------------------------- machinery
+
+    @staticmethod
+    def _request(name: str, prompt: tuple[int, ...], params: SamplingParams, **fields: Any) -> Request:
+        return Request(request_id=name, prompt_token_ids=prompt, params=params, **fields)
+
+    def _until_first_end(self, *, vocab_size: int, eos: int) -> tuple[_Recorder, int]:
+        """Serve requests that are there from the start; returns the record, and how many batches were planned before one ended."""
+        backend = FakeBackend(vocab_size=vocab_size, eos=eos, max_model_len=240)
+        recorder = _Recorder(backend, token_budget=24, max_num_seqs=3)
+        engine = make_engine(
+            policy=self.make(), executor=recorder, num_blocks=60, max_num_seqs=3, max_num_batched_tokens=24
+        )
+        for number in range(12):
+            prompt = tuple((number * 7 + i) % 80 for i in range(4 + 11 * number % 17))
+            with contextlib.suppress(RequestRefusedError):
+                engine.add(self._request(str(number), prompt, SamplingParams(max_tokens=30)))
+        for _ in range(self.max_steps):
+            if engine.step().finished:
+                # A step that was planned before this commit knows of no end.
+                return recorder, len(recorder.plans)
+        raise AssertionError(f"20: after {self.max_steps} steps nobody is done")
 
     def _run(
         self,
         seed: int,
         *,
-        arrivals: list[_Arrival] | None = None,
+        todo: list[Arrival] | None = None,
         num_blocks: int = 60,
         max_num_seqs: int = 4,
         token_budget: int = 24,
@@ -180,27 +230,12 @@ class SchedulingConformance:
             warmup=False,
             **options,
         )
-        todo = list(_arrivals(seed) if arrivals is None else arrivals)
-        ends: dict[str, FinishedSequence] = {}
-        accepted: set[str] = set()
-        for step in range(self.max_steps):
-            while todo and todo[0].step <= step:
-                self._add(engine, todo.pop(0).request, accepted)
-            if abort_every and step % abort_every == 0 and engine._state.slot_of:  # noqa: SLF001
-                end = engine.abort(next(iter(engine._state.slot_of)))  # noqa: SLF001
-                accepted.discard(end.request_id if end else "")
-            ends.update((end.request_id, end) for end in engine.step().finished)
-            clock.advance(0.05)
-            assert broken_invariants(engine) == []
-            assert recorder.faults == []
-            if not todo and not engine.has_work:
-                assert engine._state.blocks.num_used == 0, "12: every block comes back"  # noqa: SLF001
-                return ends, accepted, recorder
-        raise AssertionError(f"20: after {self.max_steps} steps {sorted(engine._state.slot_of)} are not done")  # noqa: SLF001
-
-    def _add(self, engine: Engine, request: Request, accepted: set[str]) -> None:
-        try:
-            engine.add(request)
-        except RequestRefusedError:
-            return
-        accepted.add(request.request_id)
+        served = serve(
+            engine,
+            clock,
+            arrivals(seed) if todo is None else todo,
+            abort_every=abort_every,
+            max_steps=self.max_steps,
+            after_step=recorder.check,
+        )
+        return served.ends, served.accepted, recorder

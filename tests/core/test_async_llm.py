@@ -97,7 +97,7 @@ def test_a_reader_that_leaves_frees_the_request(run: Any, how: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
         await until_idle(llm)
-        frontend = llm._thread.frontend
+        frontend = llm._runner.frontend
         assert frontend.find("left") is None
         assert frontend.engine.engine.totals.num_emitted_tokens < 240
 
@@ -133,7 +133,7 @@ def test_a_live_request_id_is_refused(run: Any) -> None:
         await anext(first)
         with pytest.raises(InvalidRequestError, match="live already"):
             await all_of(llm.generate((5, 6), FOUR, request_id="twice"))
-        assert llm._thread.frontend.find("twice") is not None
+        assert llm._runner.frontend.find("twice") is not None
         await first.aclose()
 
     run(use)
@@ -160,7 +160,7 @@ def test_one_bad_text_refuses_its_whole_question_and_leaves_nothing_behind(run: 
     async def use(llm: AsyncLLM) -> None:
         with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
             await llm.embed([(5,), (VOCAB_SIZE,)])
-        assert not llm._thread.frontend.has_work
+        assert not llm._runner.frontend.has_work
 
     run(use)
 
@@ -173,8 +173,8 @@ def test_a_cancelled_question_is_forgotten(run: Any) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await until_idle(llm)
-        assert not llm._thread.frontend.has_work
-        assert not llm._thread._futures
+        assert not llm._runner.frontend.has_work
+        assert not llm._runner.desk.num_questions
 
     run(use)
 

@@ -52,7 +52,7 @@ def run(use: Callable[[AsyncLLM], Awaitable[Any]], **more: Any) -> Any:
 
 
 def child_of(llm: Any) -> int:
-    frontend = llm._thread.frontend if isinstance(llm, AsyncLLM) else llm._frontend
+    frontend = llm._runner.frontend if isinstance(llm, AsyncLLM) else llm._frontend
     pid: int = frontend.engine._link._peer.pid
     return pid
 
@@ -158,7 +158,7 @@ def test_a_reader_that_leaves_ends_its_request_there() -> None:
         while llm.num_live:
             await last_of(llm, (9,), SamplingParams(max_tokens=1))
         assert await llm.metrics() != ""
-        assert not llm._thread.frontend.has_work
+        assert not llm._runner.frontend.has_work
 
     run(use)
 
@@ -228,8 +228,9 @@ def test_without_work_neither_process_uses_the_processor() -> None:
 
 async def ended(llm: AsyncLLM) -> str:
     """Wait until the engine's end is known."""
-    await asyncio.to_thread(llm._thread._thread.join, 30)
-    assert not llm.is_alive
+    while llm.is_alive:
+        await asyncio.sleep(0)
+    await asyncio.to_thread(llm._runner._closed.wait, 30)
     return llm.failure
 
 

@@ -7,6 +7,7 @@ HOMES = {
     "core/trencadis": "tests/core",
     "plugins/trencadis_plugins": "tests/plugins",
     "backends/trencadis_torch": "tests/backends/torch",
+    "backends/trencadis_gaudi": "tests/backends/gaudi",
 }
 
 

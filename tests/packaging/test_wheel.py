@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_wheel_holds_all_four_packages_typed(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    for package in ("trencadis", "trencadis_testing", "trencadis_plugins", "trencadis_torch"):
+    for package in ("trencadis", "trencadis_testing", "trencadis_plugins", "trencadis_torch", "trencadis_gaudi"):
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
     tops = {name.split("/")[0] for name in names}
@@ -44,6 +44,7 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
     for plugin in ("bucketing", "eviction", "executor", "observer", "sampling", "scheduling"):
         assert f"{plugin} = trencadis_plugins.{plugin}" in text
     assert "torch = trencadis_torch" in text
+    assert "gaudi = trencadis_gaudi" in text
     assert "trencadis = trencadis.cli:main" in text
 
 

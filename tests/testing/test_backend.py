@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from trencadis.records import Drafts, MemoryReport, TableWrites
+from trencadis.records import Bucket, Drafts, MemoryReport, TableWrites
 from trencadis_testing.backend import BackendConformance
 from trencadis_testing.fakes import FakeBackend, fake_text
 
@@ -21,6 +21,16 @@ class TestRaggedFake(BackendConformance):
 class TestPaddedFake(TestRaggedFake):
     def make(self):
         return FakeBackend(layout="padded", max_prefill_batch_size=2)
+
+
+class TestMergedFake(TestRaggedFake):
+    def make(self):
+        return FakeBackend(layout="padded", max_prefill_batch_size=2, merges_prefills=True)
+
+
+class TestUnifiedFake(TestRaggedFake):
+    def make(self):
+        return FakeBackend(layout="unified")
 
 
 class TestFakeAgainstItself(BackendConformance):
@@ -130,6 +140,17 @@ class PreparesInTheCache(FakeBackend):
         self._states[:] = 0
 
 
+class PreparesMoreThanItWasAsked(FakeBackend):
+    def warm_up(self, buckets, *, progress=None):
+        report = super().warm_up(buckets, progress=progress)
+        return attrs.evolve(report, prepared=(*report.prepared, Bucket(9, 9, 9)))
+
+
+class CountsItsWarmUpBackwards(FakeBackend):
+    def warm_up(self, buckets, *, progress=None):
+        return super().warm_up(buckets, progress=lambda done, total: progress(total - done, total))
+
+
 class ScoresTheWrongPosition(FakeBackend):
     def _run(self, batch):
         output = super()._run(batch)
@@ -213,6 +234,8 @@ class HasNoLength(FakeBackend):
         (CopiesNothing, "test_copied_blocks_read_as_the_originals"),
         (CopiesOneAfterTheOther, "test_blocks_can_change_places"),
         (PreparesInTheCache, "test_prepare_leaves_no_trace"),
+        (PreparesMoreThanItWasAsked, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),
+        (CountsItsWarmUpBackwards, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),
         (ScoresTheWrongPosition, "test_prompt_logprobs_cover_every_prompt_token_but_the_first"),
         (NeedsPasses, "test_step_without_passes_is_empty"),
         (ClosesOnce, "test_close_may_be_called_twice"),

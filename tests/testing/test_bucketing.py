@@ -236,7 +236,7 @@ def test_legal_shapes_hold_the_largest_of_each_phase(limits):
     shapes = legal_shapes(limits)
     prefill = [shape for shape in shapes if shape.phase is Phase.PREFILL]
     decode = [shape for shape in shapes if shape.phase is Phase.DECODE]
-    assert max(shape.query_len for shape in prefill) == min(limits.max_num_batched_tokens, limits.max_model_len)
+    assert max(shape.query_len for shape in prefill) == limits.max_prefill_query_len
     assert max(shape.batch_size for shape in decode) == min(limits.max_num_seqs, limits.max_num_batched_tokens)
     assert max(shape.batch_size - 1 + shape.query_len for shape in shapes) <= limits.max_num_batched_tokens
     assert all(shape.num_blocks >= shape.batch_size for shape in decode)

@@ -10,7 +10,7 @@ import pytest
 
 from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import Executor
-from trencadis.records import MemoryReport
+from trencadis.records import MemoryReport, WarmUpReport
 from trencadis_testing import executor as suite_module
 from trencadis_testing.executor import ExecutorConformance
 
@@ -116,6 +116,12 @@ class SwapsSizes(OneThread):
 class PreparesLater(OneThread):
     def prepare(self, bucket):
         self.thread.submit(self.backend.prepare, bucket)
+
+
+class WarmsUpLater(OneThread):
+    def warm_up(self, buckets, *, progress=None):
+        self.thread.submit(self.backend.warm_up, buckets, progress=progress)
+        return WarmUpReport(prepared=tuple(buckets))
 
 
 class LeavesTheBackendOpen(OneThread):
@@ -256,6 +262,7 @@ MUTANTS = {
     CountsRanksFromOne: "test_start_makes_a_backend_of_rank_0_and_loads_the_model_with_its_sampler",
     SwapsSizes: "test_memory_is_the_backends_report",
     PreparesLater: "test_prepare_reaches_the_backend_and_fails_with_it",
+    WarmsUpLater: "test_warm_up_reaches_the_backend_and_fails_with_it",
     LeavesTheBackendOpen: "test_close_closes_the_backend_and_may_be_called_twice",
     ClosesOnce: "test_close_closes_the_backend_and_may_be_called_twice",
     EmbedsSorted: "test_embed_returns_the_backends_vectors_in_order",

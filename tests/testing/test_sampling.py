@@ -119,24 +119,24 @@ class _SharpDraw(StandardSampler):
 
 
 class _RepetitionIgnoresThePrompt(Penalties):
-    def _history(self, context):
-        tokens, _, is_output = super()._history(context)
+    def _history(self, context, length):
+        tokens, _, is_output = super()._history(context, length)
         return tokens, is_output, is_output
 
 
 class _FrequencyCountsThePrompt(Penalties):
-    def _history(self, context):
-        tokens, is_known, _ = super()._history(context)
+    def _history(self, context, length):
+        tokens, is_known, _ = super()._history(context, length)
         return tokens, is_known, is_known
 
 
 class _HistoryUpToTheLastPosition(Penalties):
     """All rows of a sequence see the tokens of its last one."""
 
-    def _history(self, context):
+    def _history(self, context, length):
         last = dict(zip(context.rows, context.positions, strict=True))
         positions = tuple(max(p, last[row]) for row, p in zip(context.rows, context.positions, strict=True))
-        return super()._history(attrs.evolve(context, positions=positions))
+        return super()._history(attrs.evolve(context, positions=positions), length)
 
 
 class _DropsOneAtTheBoundaryTooFew(TopP):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Request
 from trencadis_testing.engines import ServeInOrder
+from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.scheduling import SchedulingConformance
 
 
@@ -28,6 +31,34 @@ class ShortestFirst(SchedulingPolicy):
 
 class TestShortestFirst(SchedulingConformance):
     make = ShortestFirst
+    num_histories = 10
+    num_rules = 25
+
+
+class Urgent(SchedulingPolicy):
+    """Lets running sequences give way to those of a smaller priority number."""
+
+    preempts = True
+
+    def order(self, view: SchedulerView):
+        return view.waiting[np.argsort(view.priority[view.waiting], kind="stable")]
+
+    def give_way(self, view: SchedulerView, *, slot: int, candidates) -> int:
+        worst = int(candidates[np.argmax(view.priority[candidates])])
+        return worst if view.priority[worst] > view.priority[slot] else -1
+
+
+class TestUrgent(SchedulingConformance):
+    make = Urgent
+    num_histories = 10
+    num_rules = 25
+
+
+class Small(SchedulingConformance):
+    """The suite at a size for planted faults."""
+
+    num_histories = 5
+    num_rules = 25
 
 
 class DropsOne(SchedulingPolicy):
@@ -100,9 +131,104 @@ class ForgetsReusedSlots(SchedulingPolicy):
         return view.waiting
 
 
+class WallClock(SchedulingPolicy):
+    def order(self, view: SchedulerView):
+        return np.random.default_rng(time.perf_counter_ns()).permutation(view.waiting)
+
+
+class GlobalRandom(SchedulingPolicy):
+    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
+        return random.randint(1, min(num_remaining, token_budget))
+
+
+class StarvesOne(SchedulingPolicy):
+    """Never gives tokens to the longest prompts while anybody else runs."""
+
+    def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
+        others = view.running.size and view.num_tokens[view.running].max() <= view.num_tokens[slot]
+        return 0 if others and view.num_tokens[slot] >= 40 else min(num_remaining, token_budget)
+
+
+class PeeksAtTheOutput(SchedulingPolicy):
+    """Finds the backend where it was made and works out how long each text will be."""
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+        self.backend = sys._getframe(1).f_locals.get("backend") or FakeBackend()
+
+    def on_added(self, *, slot: int, request: Request) -> None:
+        sizes = {"vocab_size": self.backend._vocab_size, "eos": self.backend._eos}
+        self.lengths[slot] = len(fake_text(request.prompt_token_ids, 40, **sizes))
+
+    def order(self, view: SchedulerView):
+        return np.array(sorted(view.waiting.tolist(), key=lambda slot: self.lengths[slot]), np.int32)
+
+
+class KeepsTheView(SchedulingPolicy):
+    """Answers from the first view it saw."""
+
+    first = None
+
+    def order(self, view: SchedulerView):
+        self.first = view.waiting if self.first is None else self.first
+        return self.first
+
+
+class NegativeBudget(SchedulingPolicy):
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        return TokenSplit(token_budget, token_budget - 2 * len(view.waiting) * token_budget)
+
+
+class GivesWayToAnybody(SchedulingPolicy):
+    """Whoever waits pushes out who runs, who pushes back."""
+
+    preempts = True
+
+    def give_way(self, view: SchedulerView, *, slot: int, candidates) -> int:
+        return int(candidates[0])
+
+
+class PushesOutWhoDoesNotRun(SchedulingPolicy):
+    preempts = True
+
+    def give_way(self, view: SchedulerView, *, slot: int, candidates) -> int:
+        return slot
+
+
+class CountsOnBeingToldOfTheEnd(SchedulingPolicy):
+    """Keeps a book of slots that on_finished of an aborted sequence does not find."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def order(self, view: SchedulerView):
+        self.seen.update(view.waiting.tolist())
+        return view.waiting
+
+    def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
+        self.seen.remove(slot)
+
+
+class IdlesWhenOneRuns(SchedulingPolicy):
+    """Neither decodes nor admits while exactly one sequence runs."""
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        return TokenSplit(0, 0) if view.running.size == 1 else TokenSplit(token_budget, token_budget)
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
+        WallClock,
+        GlobalRandom,
+        StarvesOne,
+        PeeksAtTheOutput,
+        KeepsTheView,
+        NegativeBudget,
+        GivesWayToAnybody,
+        PushesOutWhoDoesNotRun,
+        CountsOnBeingToldOfTheEnd,
+        IdlesWhenOneRuns,
         DropsOne,
         DoublesOne,
         GlobalDice,
@@ -117,4 +243,4 @@ class ForgetsReusedSlots(SchedulingPolicy):
     ],
 )
 def test_planted_fault_is_found(failures_of, mutant) -> None:
-    assert failures_of(SchedulingConformance, mutant)
+    assert failures_of(Small, mutant)

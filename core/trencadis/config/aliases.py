@@ -79,6 +79,10 @@ def _exact_if_off(text: str) -> Any:
     return attrs.NOTHING if truth(text) else "exact"
 
 
+def _on_or_off(text: str) -> str:
+    return "on" if truth(text) else "off"
+
+
 def _level(text: str) -> str:
     return {"critical": "error", "warn": "warning"}.get(text.lower(), text.lower())
 
@@ -89,6 +93,8 @@ _SCHEMA: tuple[Alias, ...] = (
     Alias("VLLM_EXPONENTIAL_BUCKETING", "bucketing.name", _exponential_or_linear),
     Alias("VLLM_BUCKETING_STRATEGY", "bucketing.name", _strategy),
     Alias("VLLM_SKIP_WARMUP", "engine.warmup", _inverted),
+    Alias("VLLM_DEFRAG", "defragmenter.enabled", _on_or_off),
+    Alias("VLLM_DEFRAG_THRESHOLD", "defragmenter.threshold"),
     Alias("VLLM_PREFIX_CACHING", "cache.prefix_caching", truth),
     Alias("VLLM_LOGGING_LEVEL", "log.level", _level),
 )

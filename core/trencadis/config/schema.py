@@ -36,7 +36,7 @@ __all__ = [
 DEFAULT_BACKEND = "torch"
 """What ``[backend] name = "auto"`` becomes if no plugin answers ``trencadis_select_backend``."""
 
-BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponential"}
+BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponential", "unified": "unified"}
 """What ``[bucketing] name = "auto"`` becomes, by the backend's batch layout: padding is paid only where graphs pay it back."""
 
 

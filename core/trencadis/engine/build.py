@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.compose import EmbeddingParts, Parts, compose_embedding_engine, compose_engine
@@ -28,6 +30,7 @@ def build_engine(
     registry: Registry,
     clock: Clock | None = None,
     progress: Callable[[int, int], None] | None = None,
+    executor: Executor | None = None,
 ) -> Engine | EmbeddingEngine:
     """Resolve the configured components, load the model, and return an engine that is ready for requests.
 
@@ -38,6 +41,7 @@ def build_engine(
         registry: The plugins.
         clock: The system's if none is given.
         progress: Called during warm-up with buckets done and all.
+        executor: In the place of the configured one; it need not use the configured backend.
 
     Raises:
         PluginError: A component cannot be chosen, built or combined with the others.
@@ -49,7 +53,7 @@ def build_engine(
     registry.configure(config)
     plan = resolve_plan(config, registry)
     builder = _Builder(registry, plan, ComponentContext(clock=clock, seed=config.engine.seed))
-    executor: Executor = builder.make(plan.choices["executor"])
+    executor = executor or builder.make(plan.choices["executor"])
     try:
         model = builder.load(executor, _source(config))
         engine: Engine | EmbeddingEngine
@@ -82,16 +86,19 @@ class _Builder:
     def __init__(self, registry: Registry, plan: ResolvedPlan, context: ComponentContext) -> None:
         self._registry = registry
         self._plan = plan
-        self._context = context
+        self._context = attrs.evolve(context, make=self._make_inner)
 
     def make(self, choice: Choice) -> Any:
         return self._registry.build(choice.component, choice.options, self._context)
+
+    def _make_inner(self, noun: str, name: str) -> Any:
+        return self.make(self._plan.inner_choice(noun, name))
 
     def load(self, executor: Executor, source: ModelSource) -> ModelFacts:
         """Load the model; what is built from now on is told of it."""
         model = executor.start(make_backend=self._backend, make_sampler=self._sampler, source=source)
         self._plan = self._plan.resolve_bucketing(executor.capabilities.layout)
-        self._context = ComponentContext(clock=self._context.clock, seed=self._context.seed, model=model)
+        self._context = attrs.evolve(self._context, model=model)
         return model
 
     def embedding_parts(self, executor: Executor, model: ModelFacts) -> EmbeddingParts:
@@ -133,6 +140,8 @@ class _Builder:
 
     def _backend(self, rank: int) -> Backend:
         backend: Backend = self.make(self._plan.choices["backend"])
+        # A bucketing that does not go with the layout is an error before a model is loaded.
+        self._plan.resolve_bucketing(backend.capabilities.layout)
         return backend
 
     def _sampler(self, rank: int) -> Sampler:
@@ -154,7 +163,5 @@ class _Builder:
         )
 
     def _bucketing(self, limits: BucketLimits) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
-        self._context = ComponentContext(
-            clock=self._context.clock, seed=self._context.seed, model=self._context.model, limits=limits
-        )
+        self._context = attrs.evolve(self._context, limits=limits)
         return self._guarded("bucketing")

@@ -108,16 +108,7 @@ def compose_engine(
     max_drafts = parts.speculator.max_draft_tokens if parts.speculator else 0
     max_model_len, num_blocks = size_cache(config, parts.model, executor, block_size=block_size)
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
-    executor.allocate(
-        AllocationPlan(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_rows=config.engine.max_num_seqs,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=config.engine.max_num_batched_tokens,
-            connector=parts.connector.worker if parts.connector else None,
-        )
-    )
+    executor.allocate(_allocation(limits, parts))
     bucketing = GuardedBucketing(*parts.make_bucketing(limits))
     state = _state(config, parts, clock, num_blocks=num_blocks, max_model_len=max_model_len, block_size=block_size)
     passes = PassPlanner(
@@ -196,6 +187,18 @@ def _without_sharing(config: Config, capabilities: BackendCapabilities) -> Confi
     return attrs.evolve(config, cache=attrs.evolve(config.cache, prefix_caching=False))
 
 
+def _allocation(limits: BucketLimits, parts: Parts) -> AllocationPlan:
+    return AllocationPlan(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        num_rows=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_draft_tokens=limits.max_draft_tokens,
+        connector=parts.connector.worker if parts.connector else None,
+    )
+
+
 def _defragmenter(
     config: Config, capabilities: BackendCapabilities, state: EngineState, executor: Executor
 ) -> Defragmenter | None:
@@ -210,7 +213,8 @@ def _defragmenter(
             '[defragmenter] enabled = "on": the KV connector refers to blocks by their ids, so they cannot move.',
             hint='Set it to "auto", or kv_connector.name to "none".',
         )
-    if wanted == "off" or connected or not (capabilities.contiguous or wanted == "on"):
+    reads_ranges = capabilities.contiguous or capabilities.layout == "unified"
+    if wanted == "off" or connected or not (reads_ranges or wanted == "on"):
         return None
     return Defragmenter(
         state,
@@ -304,23 +308,20 @@ def _limits(
     max_drafts: int,
 ) -> BucketLimits:
     max_num_seqs = config.engine.max_num_seqs
+    max_prefills = min(capabilities.max_prefill_batch_size or max_num_seqs, max_num_seqs)
     return BucketLimits(
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        max_prefill_batch_size=_max_prefill_rows(capabilities, max_num_seqs),
+        max_prefill_batch_size=1 if capabilities.merges_prefills else max_prefills,
         num_blocks=num_blocks,
         contiguous=capabilities.contiguous,
         prefix_caching=config.cache.prefix_caching,
         max_draft_tokens=max_drafts,
+        max_merged_prefills=max_prefills if capabilities.merges_prefills else 1,
+        unified=capabilities.layout == "unified",
     )
-
-
-def _max_prefill_rows(capabilities: BackendCapabilities, max_num_seqs: int) -> int:
-    if capabilities.merges_prefills:
-        return 1
-    return min(capabilities.max_prefill_batch_size or max_num_seqs, max_num_seqs)
 
 
 def _check_misses(config: Config, bucketing: GuardedBucketing, buckets: tuple[Bucket, ...]) -> None:

@@ -128,7 +128,12 @@ class Engine:
         )
         if refusal:
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {refusal}.")
-        return state.add(request).slot
+        slot = state.add(request).slot
+        try:
+            self._policy.on_added(slot=slot, request=request)
+        except StepFailedError as error:
+            self._fail_everything(error)
+        return slot
 
     def embed(self, request: EmbeddingRequest) -> None:
         """Queue a text; its vector comes in ``TokenDeltas.embeddings`` of a later step.

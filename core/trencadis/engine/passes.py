@@ -8,6 +8,7 @@ import numpy as np
 
 from trencadis.engine.guards import GuardedBucketing
 from trencadis.engine.table import SequenceTable
+from trencadis.engine.unified_shape import unified_shape
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
 from trencadis.records import Bucket, Int32Array, Pass, Phase, Plan, Shape
@@ -20,9 +21,10 @@ logger = logging.getLogger("trencadis.engine")
 class PassPlanner:
     """Splits plans for one backend.
 
-    A ragged backend gets one pass. A padded one gets prefill passes of at most ``max_prefill_batch_size`` sequences, then one
-    decode pass. A prefill pass of several sequences stays within the token budget with its padding: that is what memory was
-    measured for. Sources: spec of the vLLM Gaudi plugin (prefills first, then one decode batch).
+    A ragged or unified backend gets one pass. A padded one gets prefill passes of at most ``max_prefill_batch_size`` sequences,
+    side by side or merged into a row, then one decode pass. A prefill pass of several sequences stays within the token budget
+    with its padding: that is what memory was measured for.
+    Source: the vLLM Gaudi plugin, prefills first, then one decode batch; in its unified form one batch of both.
 
     Args:
         bucketing: The guarded strategy.
@@ -45,6 +47,7 @@ class PassPlanner:
     ) -> None:
         self._bucketing = bucketing
         self._ragged = capabilities.layout == "ragged"
+        self._unified = capabilities.layout == "unified"
         self._contiguous = capabilities.contiguous
         self._max_prefills = capabilities.max_prefill_batch_size or 1 << 30
         self._merges = capabilities.merges_prefills
@@ -74,7 +77,7 @@ class PassPlanner:
             return ()
         num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
         longest = int(plan.num_scheduled.max())
-        if self._ragged or longest == 1:
+        if self._ragged or self._unified or longest == 1:
             everything = np.arange(plan.num_sequences, dtype=np.int32)
             is_decode = longest == 1 or bool((plan.num_scheduled == 1 + num_drafts).all())
             return (self._pass(plan, everything, Phase.DECODE if is_decode else Phase.PREFILL, block_tables),)
@@ -90,11 +93,7 @@ class PassPlanner:
 
     def _group(self, plan: Plan, prefills: Int32Array) -> list[Int32Array]:
         """Cut prefills, longest first, into groups whose bucket stays within the token budget."""
-        if self._merges:
-            # A prompt with context runs alone: so the context of a pass is that of one sequence.
-            order = prefills[np.lexsort((-plan.num_scheduled[prefills], plan.starts[prefills] > 0))]
-        else:
-            order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]
+        order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]
         groups: list[list[int]] = []
         for index in order.tolist():
             if groups and len(groups[-1]) < self._max_prefills and self._fits(plan, [*groups[-1], index]):
@@ -106,9 +105,8 @@ class PassPlanner:
     def _fits(self, plan: Plan, group: list[int]) -> bool:
         """Whether sequences can be one prefill pass: as they are, and padded to their bucket."""
         indices = np.array(group)
-        starts = plan.starts[indices]
-        shape = self._prefill_shape(starts, plan.num_scheduled[indices])
-        if shape.num_tokens > self._max_positions or (self._merges and starts.any()):
+        shape = self._prefill_shape(plan.starts[indices], plan.num_scheduled[indices])
+        if shape.num_tokens > self._max_positions:
             return False
         bucket = self._bucketing.bucket_for(shape)
         # Two passes that are prepared are faster than one that has to be compiled.
@@ -139,6 +137,8 @@ class PassPlanner:
     def _shape(
         self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array
     ) -> Shape:
+        if self._unified:
+            return unified_shape(starts, lengths, block_tables[rows], block_size=self._block_size)
         if phase is Phase.PREFILL:
             return self._prefill_shape(starts, lengths)
         per_sequence = -(-(starts + lengths) // self._block_size)
@@ -151,10 +151,10 @@ class PassPlanner:
         return Shape(len(lengths), int(lengths.max()), num_blocks, phase)
 
     def _prefill_shape(self, starts: Int32Array, lengths: Int32Array) -> Shape:
-        num_blocks = -(-int(starts.max()) // self._block_size)
+        num_blocks = -(-starts // self._block_size)
         if self._merges:
-            return Shape(1, int(lengths.sum()), num_blocks)
-        return Shape(len(lengths), int(lengths.max()), num_blocks)
+            return Shape(1, int(lengths.sum()), int(num_blocks.sum()))
+        return Shape(len(lengths), int(lengths.max()), int(num_blocks.max()))
 
     def _prompt_logits(self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array) -> Int32Array:
         """How many query tokens of each sequence are followed by a prompt token whose logprob was asked for."""

@@ -2,7 +2,8 @@
 
 Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
 is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
-run out of blocks; then the policy names victims until the rest fit, and nobody is admitted in that step.
+run out of blocks; then the policy names victims until the rest fit, and nobody is admitted in that step. Before all that, a
+policy that preempts may make running sequences give way to the waiting one that it puts first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.engine.admission import Admission
+from trencadis.engine.giving_way import GivingWay
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.sequence import SequenceState
 from trencadis.engine.state import EngineState
@@ -49,6 +51,7 @@ class Scheduler:
         self._max_preemptions = max_preemptions
         self._views = ViewMaker(state)
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
+        self._giving_way = GivingWay(state, policy, self.admission, max_preemptions=max_preemptions)
         self._step = 0
         self._preempted: list[int] = []
         self.failed: list[FinishedSequence] = []
@@ -70,12 +73,17 @@ class Scheduler:
         self.admission.begin()
         if self.solo:
             return self._plan_solo()
+        view, order = self._views.view(), None
+        if len(state.waiting) and self._policy.preempts:
+            order = self.admission.order(view)
+            self._preempted = self._giving_way.make_way(view, order)
+            view = self._views.view()
+        num_gave_way = len(self._preempted)
         active = state.running
         if active.size:
             active = active[table.num_tokens[active] < table.max_total_tokens[active]]
         if not active.size and not len(state.waiting):
             return self._finish_plan(active, _EMPTY, None, _EMPTY)
-        view = self._views.view()
         split = self._policy.split(view, token_budget=self._budget)
         remaining = table.num_tokens[active] - table.num_computed_tokens[active]
         is_decode = remaining == 1
@@ -88,8 +96,8 @@ class Scheduler:
         if not all_decode and left > 0:
             self._continue_prefills(view, active[~is_decode], left, slots, counts)
             left -= sum(int(c.sum()) for c in counts[1:])
-        if not self._preempted and left > 0 and len(state.waiting):
-            admitted, chunks = self.admission.admit(self._views.view(), token_budget=left)
+        if len(self._preempted) == num_gave_way and left > 0 and len(state.waiting):
+            admitted, chunks = self.admission.admit(self._views.view(), token_budget=left, order=order)
             slots.append(admitted)
             counts.append(chunks)
         return self._finish_plan(np.concatenate(slots), np.concatenate(counts), drafts, draft_slots)

@@ -86,6 +86,9 @@ class EngineState:
         table.arrival_s[slot] = self.clock.now_s()
         table.priority[slot] = request.priority
         table.tenant[slot] = self._tenants.setdefault(request.tenant, len(self._tenants))
+        table.weight[slot] = request.weight
+        table.ttft_target_s[slot] = request.ttft_target_s
+        table.tpot_target_s[slot] = request.tpot_target_s
         table.num_prompt_tokens[slot] = table.num_tokens[slot] = table.num_known_tokens[slot] = length
         table.max_total_tokens[slot] = most
         table.min_total_tokens[slot] = length + params.min_tokens
@@ -143,7 +146,7 @@ class EngineState:
         self.rows.write_blocks(np.full(len(blocks), row, np.int32), columns, blocks)
         table.row[slot] = row
         table.num_blocks[slot] = len(blocks)
-        table.num_computed_tokens[slot] = num_computed
+        table.num_computed_tokens[slot] = table.num_cached_tokens[slot] = num_computed
         table.num_hashed_blocks[slot] = num_computed // self.block_size
         sequence.state = SequenceState.RUNNING
         if sequence.num_cached_tokens < 0:
@@ -195,6 +198,22 @@ class EngineState:
     def num_waiting_tokens(self) -> int:
         """Known tokens of all waiting sequences; O(num_waiting)."""
         return int(self.table.num_tokens[self.waiting.slots].sum())
+
+    def local_hit(self, sequence: Sequence) -> list[int]:
+        """Return cached blocks that hold the start of a waiting sequence; at least one token is left to compute.
+
+        Hashes of its blocks are kept with it: the first call costs its length, the next ones the length of the hit.
+        """
+        if sequence.request.params.prompt_logprobs is not None:
+            return []  # every prompt token needs its logits
+        if not self.prefix_caching and not self.transfers.has_connector:
+            return []
+        hashes, most = sequence.block_hashes, (len(sequence.tokens) - 1) // self.block_size
+        if len(hashes) < most:
+            self.hasher.extend(hashes, sequence.tokens, num_blocks=most, salt=sequence.request.cache_salt)
+        if not self.prefix_caching:
+            return []
+        return self.blocks.longest_hit(hashes if len(hashes) == most else hashes[:most])
 
     def known_tokens(self, sequence: Sequence) -> Int32Array:
         """Return a view of all tokens whose ids the host has."""

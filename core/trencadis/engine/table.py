@@ -21,6 +21,7 @@ _INT_COLUMNS = (
     "num_tokens",
     "num_known_tokens",
     "num_computed_tokens",
+    "num_cached_tokens",
     "max_total_tokens",
     "min_total_tokens",
     "num_preemptions",
@@ -30,14 +31,16 @@ _INT_COLUMNS = (
     "row",
     "epoch",
 )
+_FLOAT_COLUMNS = ("arrival_s", "first_token_s", "weight", "ttft_target_s", "tpot_target_s")
+_BOOL_COLUMNS = ("checks_eos", "checks_own_stops")
 
 
 class SequenceTable:
     """The live sequences as a struct of arrays that grows by doubling.
 
     ``num_tokens`` counts tokens in flight, ``num_known_tokens`` only those whose ids the host has.
-    ``num_computed_tokens`` counts tokens whose KV is computed or in flight. ``high_water`` is what had been computed before a
-    preemption. ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine.
+    ``num_computed_tokens`` counts tokens whose KV is computed or in flight, ``num_cached_tokens`` those it was admitted with.
+    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine.
     """
 
     priority: Int64Array
@@ -46,6 +49,7 @@ class SequenceTable:
     num_tokens: Int64Array
     num_known_tokens: Int64Array
     num_computed_tokens: Int64Array
+    num_cached_tokens: Int64Array
     max_total_tokens: Int64Array
     min_total_tokens: Int64Array
     num_preemptions: Int64Array
@@ -54,14 +58,19 @@ class SequenceTable:
     high_water: Int64Array
     row: Int64Array
     epoch: Int64Array
+    arrival_s: FloatArray
+    first_token_s: FloatArray
+    weight: FloatArray
+    ttft_target_s: FloatArray
+    tpot_target_s: FloatArray
+    checks_eos: BoolArray
+    checks_own_stops: BoolArray
 
     def __init__(self, capacity: int = 256) -> None:
         self.capacity = 0
-        self.arrival_s: FloatArray = np.zeros(0)
-        self.checks_eos: BoolArray = np.zeros(0, np.bool_)
-        self.checks_own_stops: BoolArray = np.zeros(0, np.bool_)
-        for name in _INT_COLUMNS:
-            setattr(self, name, np.zeros(0, np.int64))
+        for names, dtype in ((_INT_COLUMNS, np.int64), (_FLOAT_COLUMNS, np.float64), (_BOOL_COLUMNS, np.bool_)):
+            for name in names:
+                setattr(self, name, np.zeros(0, dtype))
         self.sequences: list[Sequence | None] = []
         self._free: list[int] = []
         self._next_epoch = 0
@@ -73,14 +82,16 @@ class SequenceTable:
         return self.capacity - len(self._free)
 
     def take_slot(self) -> int:
-        """Return a free slot, all columns zero; the lowest first, so that runs replay."""
+        """Return a free slot, all columns at their start; the lowest first, so that runs replay."""
         if not self._free:
             self._grow(self.capacity * 2)
         slot = self._free.pop()
         for name in _INT_COLUMNS:
             getattr(self, name)[slot] = 0
+        for name in _FLOAT_COLUMNS:
+            getattr(self, name)[slot] = 0.0
         self.row[slot] = -1
-        self.arrival_s[slot] = 0.0
+        self.first_token_s[slot] = np.inf
         self.new_epoch(slot)
         return slot
 
@@ -108,7 +119,7 @@ class SequenceTable:
 
     def _grow(self, capacity: int) -> None:
         added = capacity - self.capacity
-        for name in (*_INT_COLUMNS, "arrival_s", "checks_eos", "checks_own_stops"):
+        for name in (*_INT_COLUMNS, *_FLOAT_COLUMNS, *_BOOL_COLUMNS):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(added, old.dtype)]))
         self.sequences.extend([None] * added)

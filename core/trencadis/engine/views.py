@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import numpy as np
 
 from trencadis.engine.state import EngineState
+from trencadis.engine.table import SequenceTable
 from trencadis.interfaces import SchedulerView
+from trencadis.records import Int32Array, Int64Array
 
 __all__ = ["ViewMaker"]
 
 _COLUMNS = tuple(
     field.name
     for field in attrs.fields(SchedulerView)
-    if field.name not in {"now_s", "waiting", "running", "num_free_blocks", "num_total_blocks", "block_size"}
+    if hasattr(SequenceTable, field.name) or field.name in SequenceTable.__annotations__
 )
 
 
@@ -40,11 +43,20 @@ class ViewMaker:
             now_s=state.clock.now_s(),
             waiting=state.waiting.slots,
             running=self._read_only(state.running),
+            num_free_rows=state.rows.num_free,
             num_free_blocks=state.blocks.num_available,
             num_total_blocks=state.blocks.num_blocks,
             block_size=state.block_size,
+            prefix_tokens=self._prefix_tokens,
             **self._columns,
         )
+
+    def _prefix_tokens(self, slots: Int32Array) -> Int64Array:
+        state, table = self._state, self._state.table
+        if not state.prefix_caching:
+            return np.zeros(len(slots), np.int64)
+        hits = [len(state.local_hit(table.sequence(slot))) for slot in slots.tolist()]
+        return np.array(hits, np.int64) * state.block_size
 
     @staticmethod
     def _read_only(array: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -12,7 +12,17 @@ from trencadis.errors import BackendError
 from trencadis.interfaces.kv_connector import KVWorkerSide
 from trencadis.interfaces.sampling import Sampler
 from trencadis.interfaces.speculation import AcceptanceRule
-from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, StepOutput
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Float32Array,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    StepOutput,
+    WarmUpReport,
+)
 
 __all__ = ["INTERFACE_VERSION", "AllocationPlan", "Backend", "BackendCapabilities", "PendingStep"]
 
@@ -25,10 +35,14 @@ class BackendCapabilities:
 
     Attributes:
         layout: ``ragged``: one pass per step, nothing padded. ``padded``: prefill passes and one decode pass,
-            each in a bucket. The engine splits plans accordingly.
+            each in a bucket. ``unified``: one pass per step, prefills and decodes in one row of tokens, in a
+            ``UnifiedBucket``; takes a bucketing that provides ``bucketing.unified``. The engine splits plans accordingly.
         default_block_size: KV block size used if the config names none, tokens.
         max_prefill_batch_size: Most sequences in one padded prefill pass; 0 means no limit.
         contiguous: Decode passes read blocks by range (see ``BucketLimits.contiguous``).
+        shares_blocks: Two sequences may have a block in common. Where not, the engine turns prefix caching off.
+        merges_prefills: The prompts of a padded prefill pass, at most ``max_prefill_batch_size``, follow each other in one
+            row: its shape is ``(1, all new tokens, all context blocks)``.
         provides: Names for capability negotiation, such as ``backend.tree_attention``.
     """
 
@@ -36,6 +50,8 @@ class BackendCapabilities:
     default_block_size: int
     max_prefill_batch_size: int = 0
     contiguous: bool = False
+    shares_blocks: bool = True
+    merges_prefills: bool = False
     provides: frozenset[str] = frozenset()
 
 
@@ -49,6 +65,7 @@ class AllocationPlan:
         num_rows: Sequences at once (``max_num_seqs``).
         max_model_len: Tokens per sequence.
         max_num_batched_tokens: Tokens per step.
+        max_draft_tokens: Drafts of a sequence in a step; 0 without speculation.
         acceptance: How many drafts stand; None without speculation.
         connector: Worker side of the KV connector; None without one.
     """
@@ -58,6 +75,7 @@ class AllocationPlan:
     num_rows: int
     max_model_len: int
     max_num_batched_tokens: int
+    max_draft_tokens: int = 0
     acceptance: AcceptanceRule | None = None
     connector: KVWorkerSide | None = None
 
@@ -77,7 +95,7 @@ class PendingStep(Protocol):
 class Backend(ABC):
     """A device with a model on it. All calls come from one thread, batches in order.
 
-    Life: ``capabilities`` ▶ ``load`` ▶ ``memory`` ▶ ``allocate`` ▶ ``prepare``* ▶ ``submit``* ▶ ``close``.
+    Life: ``capabilities`` ▶ ``load`` ▶ ``memory`` ▶ ``allocate`` ▶ ``warm_up`` ▶ ``submit``* ▶ ``close``.
     """
 
     @property
@@ -132,6 +150,26 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the device; the object is not used again. May be called twice."""
+
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
+        """Prepare buckets before the first batch, and whatever else would be compiled while requests wait.
+
+        Called once, after ``allocate``, on backends that are not ragged. By default each bucket is prepared, largest first:
+        then the memory of the smaller ones is there. A backend that leaves some out says so in its log and in the report.
+
+        Args:
+            buckets: All that the bucketing strategy lists; may be empty.
+            progress: Called with the number of buckets done and of all, after each, on the calling thread.
+        """
+        for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
+            self.prepare(bucket)
+            if progress is not None:
+                progress(done, len(buckets))
+        return WarmUpReport(prepared=tuple(buckets))
+
+    def metrics(self) -> str:
+        """Return what the backend counts, in Prometheus' text format; empty if nothing. May be called on any thread."""
+        return ""
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Return one vector for each text, float32 ``[num_texts, embedding_size]``; leaves no trace in KV cache or rows.

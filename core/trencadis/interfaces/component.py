@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
 from trencadis.clock import Clock
+from trencadis.errors import ContractError
 from trencadis.records import BucketLimits, ModelFacts
 
 __all__ = ["Component", "ComponentContext", "NoConfig"]
@@ -16,6 +17,10 @@ __all__ = ["Component", "ComponentContext", "NoConfig"]
 @attrs.frozen(kw_only=True)
 class NoConfig:
     """The config class of a component that has nothing to set."""
+
+
+def _makes_nothing(noun: str, name: str) -> Any:
+    raise ContractError(f"this context cannot make the {noun} component {name!r}: it was handed out without an engine.")
 
 
 @attrs.frozen(kw_only=True)
@@ -27,17 +32,24 @@ class ComponentContext:
         seed: The engine's seed; a component derives its random numbers from it.
         limits: Shape limits, for components built after the KV cache was sized.
         model: The loaded model, for components built after it was loaded.
+        make: ``make(noun, name)`` builds another component: one that this one's config names in a field with the metadata
+            ``component``, the noun. Its options are those of its own table.
     """
 
     clock: Clock
     seed: int
     limits: BucketLimits | None = None
     model: ModelFacts | None = None
+    make: Callable[[str, str], Any] = _makes_nothing
 
 
 def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
     if not name or not name.replace("_", "").isalnum() or name != name.lower() or not name[0].isalpha():
         raise ValueError(f"component name {name!r} must be lower-case letters, digits and underscores")
+
+
+def _names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
 
 
 @attrs.frozen(kw_only=True)
@@ -59,5 +71,5 @@ class Component:
     config: type[Any] = NoConfig
     summary: str
     interface_version: int
-    requires: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
-    provides: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
+    provides: frozenset[str] = attrs.field(default=frozenset(), converter=_names)

@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from trencadis.errors import BackendError
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.sampling import Sampler
-from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Float32Array,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    WarmUpReport,
+)
 
 __all__ = ["INTERFACE_VERSION", "Executor"]
 
@@ -61,6 +70,25 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close backends and end ranks; may be called twice."""
+
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
+        """Prepare buckets on every rank before the first batch; returns when done. See ``Backend.warm_up``.
+
+        What is not prepared on one rank counts as not prepared. By default each bucket is prepared, largest first.
+
+        Args:
+            buckets: All that the bucketing strategy lists.
+            progress: Called with the number of buckets done and of all, after each.
+        """
+        for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
+            self.prepare(bucket)
+            if progress is not None:
+                progress(done, len(buckets))
+        return WarmUpReport(prepared=tuple(buckets))
+
+    def metrics(self) -> str:
+        """Return what the backends count, in Prometheus' text format; empty if nothing. See ``Backend.metrics``."""
+        return ""
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts on one rank, in order with batches; returns when done. See ``Backend.embed``."""

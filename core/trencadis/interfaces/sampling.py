@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trencadis.records import RowStart
+from trencadis.records import RowStart, SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +100,18 @@ class LogitsProcessor(ABC):
 
 class Sampler(ABC):
     """Chooses tokens. Lives with the backend, in its process and on its thread."""
+
+    def use_static_shapes(self) -> tuple[SamplingParams, ...]:
+        """Be told, before ``allocate``, that every new run of operations costs a compilation.
+
+        From then on what ``sample`` runs on the device follows from the number of logits rows and from a *path*, nothing else;
+        all rows of a call take one path.
+
+        Returns:
+            Parameters of a sequence for each path, so that a warm-up can take every path with rows that are all alike; empty,
+            the default, if the sampler cannot promise this.
+        """
+        return ()
 
     @abstractmethod
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

@@ -2,12 +2,13 @@
 
 A policy decides; the core keeps it correct. The core checks that an order is a permutation, that budgets hold and that
 blocks exist, ages starved sequences, frees what a victim held. Every method has a default, which together are
-first come, first served.
+first come, first served. Methods, and columns of the view, may be added within a version; none is taken away or changed.
 """
 
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Callable
 from typing import NamedTuple
 
 import attrs
@@ -44,9 +45,17 @@ class SchedulerView:
         num_prompt_tokens: By slot, int64.
         num_tokens: Known tokens, prompt and output and tokens in flight, by slot, int64.
         num_computed_tokens: Tokens whose KV is computed or in flight, by slot, int64.
+        num_cached_tokens: Tokens that a running sequence took from the prefix cache when it was admitted, by slot, int64.
         max_total_tokens: The sequence ends at the latest with this many tokens, by slot, int64.
         num_preemptions: By slot, int64.
         num_blocks: Blocks held, by slot, int64.
+        weight: Share of the tenant, as its request says, by slot, float64, above 0.
+        ttft_target_s: Seconds from arrival within which the first token is wanted, by slot, float64; infinity for none.
+        tpot_target_s: Seconds from token to token that are wanted at most, by slot, float64; infinity for none.
+        first_token_s: When the first token came, engine clock, by slot, float64; infinity before.
+        prefix_tokens: Called with waiting slots, returns how many of each one's tokens the prefix cache holds now, int64. The
+            first call for a sequence hashes its tokens, later ones look its hashes up: ask for those that matter.
+        num_free_rows: Sequences that could be admitted now if there were blocks for them.
         num_free_blocks: Blocks that can be allocated now, evictable ones included.
         num_total_blocks: All blocks.
         block_size: Tokens per block.
@@ -61,20 +70,32 @@ class SchedulerView:
     num_prompt_tokens: Int64Array
     num_tokens: Int64Array
     num_computed_tokens: Int64Array
+    num_cached_tokens: Int64Array
     max_total_tokens: Int64Array
     num_preemptions: Int64Array
     num_blocks: Int64Array
+    weight: FloatArray
+    ttft_target_s: FloatArray
+    tpot_target_s: FloatArray
+    first_token_s: FloatArray
+    prefix_tokens: Callable[[Int32Array], Int64Array]
+    num_free_rows: int
     num_free_blocks: int
     num_total_blocks: int
     block_size: int
 
 
 class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
-    """Decides who runs. Called on the engine thread, at most once per method and step but for ``chunk`` and ``victim``.
+    """Decides who runs. Called on the engine thread, at most once per method and step but for ``chunk``, ``victim`` and ``give_way``.
 
     Methods may keep state in the policy; they must not change the view. The same calls in the same order give the same
     answers: no wall clock, no global random source.
+
+    Attributes:
+        preempts: Whether ``give_way`` is asked at all.
     """
+
+    preempts: bool = False
 
     def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why a new request is refused, or an empty string. Once per request, before it waits.
@@ -85,6 +106,12 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
             num_waiting_tokens: Their known tokens.
         """
         return ""
+
+    def on_added(self, *, slot: int, request: Request) -> None:  # noqa: B027 - optional
+        """Be told which slot a new request waits in, with all that is known of it. Once per request, after ``admit``.
+
+        A policy that takes over as a fallback is not told of the requests that are there already.
+        """
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return ``view.waiting`` in the order in which to admit: a permutation of it.
@@ -120,6 +147,19 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
             candidates: Running slots that may be preempted, by admission, at least one.
         """
         return int(candidates[-1])
+
+    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+        """Return which candidate loses its blocks so that a waiting sequence can be admitted, or -1: then it waits.
+
+        Called only if ``preempts``, when the first in ``order`` lacks a row or blocks; again until it lacks nothing. Only then
+        are the candidates that were named preempted, all at once; they are not admitted again in the same step.
+
+        Args:
+            view: The state.
+            slot: Who waits.
+            candidates: Running slots that may be preempted and were not named yet, by admission, at least one.
+        """
+        return -1
 
     def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:  # noqa: B027 - optional
         """Be told that a sequence left the engine, for whatever reason; its slot may be reused."""

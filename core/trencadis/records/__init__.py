@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32Array, Int64Array
 from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
-from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape
+from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 from trencadis.records.embedding import Embedding, EmbeddingRequest
-from trencadis.records.model import MemoryReport, ModelFacts, ModelSource
+from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUpReport
 from trencadis.records.output import (
     CompletionOutput,
     ConnectorReport,
@@ -21,6 +21,7 @@ from trencadis.records.plan import Drafts, Plan
 from trencadis.records.request import FinishReason, Request
 from trencadis.records.sampling import MAX_LOGPROBS, SamplingParams
 from trencadis.records.stats import StepStats
+from trencadis.records.step_time import StepTime
 
 __all__ = [
     "MAX_LOGPROBS",
@@ -53,7 +54,11 @@ __all__ = [
     "Shape",
     "StepOutput",
     "StepStats",
+    "StepTime",
     "TableWrites",
     "TokenDeltas",
     "TokenLogprobs",
+    "UnifiedBucket",
+    "UnifiedShape",
+    "WarmUpReport",
 ]

@@ -61,7 +61,7 @@ class Pass:
 
     Attributes:
         bucket: The static shape to run in; covers ``rows`` and ``query_lens``. With a ragged layout it is the
-            exact shape and nothing is padded.
+            exact shape and nothing is padded; with a unified one it is a ``UnifiedBucket``.
         indices: Which sequences of the plan, int32 ``[num_sequences]``, ascending.
         rows: Their rows, int32 ``[num_sequences]``.
         starts: Computed tokens before the step: the first query token's position, int32 ``[num_sequences]``.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-__all__ = ["MemoryReport", "ModelFacts", "ModelSource"]
+from trencadis.records.bucket import Bucket
+
+__all__ = ["MemoryReport", "ModelFacts", "ModelSource", "WarmUpReport"]
 
 
 @attrs.frozen(kw_only=True)
@@ -65,8 +67,28 @@ class MemoryReport:
         total_bytes: What the device, or this process, may use in all.
         free_bytes: What is free now.
         activation_bytes: The peak of temporaries in the largest step.
+        cache_bytes: What the KV cache gets, where the backend shares the memory out itself; None leaves it to
+            ``cache.memory_fraction``.
     """
 
     total_bytes: int
     free_bytes: int
     activation_bytes: int
+    cache_bytes: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class WarmUpReport:
+    """What a backend did with the buckets it was asked to prepare.
+
+    Attributes:
+        prepared: Those that are ready; any other is compiled when it is first needed.
+        num_graphs: Captured graphs, where there are such.
+        graph_bytes: Memory that the preparation took.
+        num_compilations: What was compiled.
+    """
+
+    prepared: tuple[Bucket, ...]
+    num_graphs: int = 0
+    graph_bytes: int = 0
+    num_compilations: int = 0

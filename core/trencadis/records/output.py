@@ -86,6 +86,7 @@ class StepOutput:
         prompt_logprobs: For prompt tokens computed in this step, of sequences that asked.
         num_padded_tokens: Token positions computed, padding included.
         device_s: Seconds from the start to the end of the step on the device.
+        num_compilations: Programs that had to be compiled for the step; 0 after a complete warm-up.
         connector_report: What the KV connector finished, or None.
     """
 
@@ -95,6 +96,7 @@ class StepOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_padded_tokens: int = 0
     device_s: float = 0.0
+    num_compilations: int = 0
     connector_report: ConnectorReport | None = None
 
 

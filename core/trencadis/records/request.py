@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 
 import attrs
+from attrs.validators import gt, lt
 
 from trencadis.records.sampling import SamplingParams
 
@@ -38,6 +40,9 @@ class Request:
         priority: Smaller is served first by policies that look at it.
         tenant: Who asks; policies may share fairly between tenants.
         cache_salt: Prefix-cache blocks are shared only between requests of equal salt; the tenant by default.
+        weight: The tenant's share against other tenants, for policies that share fairly; above 0, finite.
+        ttft_target_s: Seconds within which the first token is wanted, above 0; infinity for no target.
+        tpot_target_s: Seconds from token to token that are wanted at most, above 0; infinity for no target.
     """
 
     request_id: str
@@ -46,3 +51,6 @@ class Request:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = attrs.Factory(lambda self: self.tenant, takes_self=True)
+    weight: float = attrs.field(default=1.0, validator=[gt(0), lt(math.inf)])
+    ttft_target_s: float = attrs.field(default=math.inf, validator=gt(0))
+    tpot_target_s: float = attrs.field(default=math.inf, validator=gt(0))

@@ -33,6 +33,7 @@ class StepStats:
         plan_s: Time to make the plan and the batch.
         device_s: Time on the device, as the backend reports it.
         commit_s: Time to commit.
+        num_compilations: Programs compiled for the step, while its requests waited.
     """
 
     step: int
@@ -56,3 +57,4 @@ class StepStats:
     plan_s: float
     device_s: float
     commit_s: float
+    num_compilations: int = 0

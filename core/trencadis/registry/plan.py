@@ -9,7 +9,7 @@ import enum
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -17,16 +17,19 @@ import attrs
 from trencadis.config import Config
 from trencadis.config.messages import DEFAULT, spot
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
-from trencadis.errors import ConfigValueError, ContractError, UnknownComponentError
+from trencadis.errors import CapabilityError, ConfigValueError, ContractError, UnknownComponentError
 from trencadis.hookspecs import NOUNS
 from trencadis.registry.capabilities import negotiate
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.registry import Registry
 
-__all__ = ["AUTO", "NOTHING_CHOSEN", "Choice", "ResolvedPlan", "resolve_plan"]
+__all__ = ["AUTO", "NOTHING_CHOSEN", "UNIFIED_SHAPES", "Choice", "ResolvedPlan", "resolve_plan"]
 
 AUTO = "auto"
 """Name in ``[backend]`` and ``[bucketing]`` that leaves the choice to plugins and to the backend's layout."""
+
+UNIFIED_SHAPES = "bucketing.unified"
+"""Capability of a bucketing that knows the shapes of a backend with the layout ``unified``."""
 
 NOTHING_CHOSEN = frozenset({"", "none"})
 """Names that stand for no component."""
@@ -56,6 +59,7 @@ class ResolvedPlan:
         observers: Active observers, in the order of the config.
         by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty once
             it is chosen.
+        inner: Components that others name in their config, in a field with the metadata ``component``; by dotted path.
         sources: Who named each component, by dotted path; for messages.
     """
 
@@ -63,20 +67,22 @@ class ResolvedPlan:
     fallbacks: Mapping[str, Choice]
     observers: tuple[Choice, ...]
     by_layout: Mapping[str, Choice] = attrs.field(factory=dict)
+    inner: Mapping[str, Choice] = attrs.field(factory=dict)
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
 
     def resolve_bucketing(self, layout: str) -> ResolvedPlan:
         """Return the plan with its bucketing chosen; itself if the config named one. Pure.
 
         Args:
-            layout: Of the backend's capabilities: ``ragged`` or ``padded``.
+            layout: Of the backend's capabilities: ``ragged``, ``padded`` or ``unified``.
 
         Raises:
             ContractError: The backend states another layout.
             UnknownComponentError: No plugin offers the bucketing of that layout.
-            CapabilityError: The bucketing requires what no chosen component provides.
+            CapabilityError: The bucketing requires what no chosen component provides, or does not know unified shapes.
         """
         if "bucketing" in self.choices:
+            _check_shapes(self, layout)
             return self
         name = BUCKETING_BY_LAYOUT.get(layout)
         if name is None:
@@ -90,7 +96,22 @@ class ResolvedPlan:
             )
         resolved = attrs.evolve(self, choices={**self.choices, "bucketing": self.by_layout[layout]}, by_layout={})
         resolved.check()
+        _check_shapes(resolved, layout)
         return resolved
+
+    def inner_choice(self, noun: str, name: str) -> Choice:
+        """Return a component that another one names in its config. Pure.
+
+        Raises:
+            ContractError: None names it in a field with the metadata ``component``.
+        """
+        for choice in self.inner.values():
+            if (choice.component.noun, choice.component.name) == (noun, name):
+                return choice
+        raise ContractError(
+            f"A component asks for the {noun} component {name!r}, which no field of a config names.",
+            hint=f'Give the field that holds the name the metadata "component": "{noun}".',
+        )
 
     def check(self, registry: Registry | None = None) -> None:
         """Negotiate capabilities. Pure.
@@ -112,6 +133,7 @@ class ResolvedPlan:
             "fallbacks": {noun: _facts(choice) for noun, choice in self.fallbacks.items()},
             "observers": [_facts(choice) for choice in self.observers],
             "by_layout": {layout: _facts(choice) for layout, choice in self.by_layout.items()},
+            "inner": {path: _facts(choice) for path, choice in self.inner.items()},
         }
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
@@ -133,11 +155,14 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
     """
     sources = registry.sources if sources is None else sources
     resolver = _Resolver(config, registry, sources)
+    choices, fallbacks = resolver.choices(), resolver.fallbacks()
+    observers = tuple(resolver.choice("observer", name, "names") for name in config.observer.names)
     plan = ResolvedPlan(
-        choices=resolver.choices(),
-        fallbacks=resolver.fallbacks(),
-        observers=tuple(resolver.choice("observer", name, "names") for name in config.observer.names),
+        choices=choices,
+        fallbacks=fallbacks,
+        observers=observers,
         by_layout=resolver.by_layout(),
+        inner=resolver.inner([*choices.values(), *fallbacks.values(), *observers]),
         sources=dict(sources),
     )
     plan.check(registry)
@@ -178,6 +203,27 @@ class _Resolver:
         named = {noun: getattr(self._config, noun).fallback for noun in self._nouns}
         return {noun: self.choice(noun, name, "fallback") for noun, name in named.items() if name not in NOTHING_CHOSEN}
 
+    def inner(self, outer: Iterable[Choice], names: tuple[str, ...] = ()) -> dict[str, Choice]:
+        """Return the components that others name, and those that these name.
+
+        Raises:
+            ConfigValueError: A component names itself, perhaps by way of others.
+        """
+        found: dict[str, Choice] = {}
+        for choice in outer:
+            component, options = choice.component, choice.options
+            for field in attrs.fields(type(options)) if attrs.has(type(options)) else ():
+                noun, name = field.metadata.get("component"), getattr(options, field.name)
+                if not noun or name in NOTHING_CHOSEN:
+                    continue
+                key = f"{component.name}.{field.name}"
+                if name in (*names, component.name):
+                    where = spot(f"{noun}.{key}", name, self._sources.get(f"{noun}.{key}", ""))
+                    raise ConfigValueError(f"{where}: it would be within itself.", hint="Name another component.")
+                found[f"{noun}.{key}"] = self.choice(noun, name, key)
+                found |= self.inner([found[f"{noun}.{key}"]], (*names, component.name))
+        return found
+
     def by_layout(self) -> dict[str, Choice]:
         if self._config.bucketing.name != AUTO:
             return {}
@@ -189,12 +235,29 @@ class _Resolver:
         }
 
 
+def _check_shapes(plan: ResolvedPlan, layout: str) -> None:
+    """Raise unless whoever may be asked for the bucket of a unified pass provides such."""
+    asked = {"bucketing.name": plan.choices["bucketing"]}
+    if "bucketing" in plan.fallbacks:
+        asked["bucketing.fallback"] = plan.fallbacks["bucketing"]
+    for path, choice in asked.items():
+        item = choice.component
+        if layout == "unified" and UNIFIED_SHAPES not in item.component.provides:
+            raise CapabilityError(
+                f"{spot(path, item.name, plan.sources.get(path, ''))}: {plan.choices['backend'].component} runs prefills and decodes "
+                f'in one pass and requires the capability "{UNIFIED_SHAPES}", which {item} does not provide.',
+                hint=f'Set {path} to "{BUCKETING_BY_LAYOUT[layout]}", or choose another layout in the backend\'s table.',
+            )
+
+
 def _named(plan: ResolvedPlan) -> Iterator[tuple[str, RegisteredComponent]]:
     """Yield every chosen component with the path of the setting that names it."""
     for noun, choice in plan.choices.items():
         yield f"{noun}.name", choice.component
     for choice in plan.observers:
         yield "observer.names", choice.component
+    for path, choice in plan.inner.items():
+        yield path, choice.component
     for noun, choice in plan.fallbacks.items():
         yield f"{noun}.fallback", choice.component
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["trencadis_bucketings"]
 
+_UNIFIED = frozenset({"bucketing.unified"})
+
 
 @hookimpl
 def trencadis_bucketings() -> Iterable[Component]:
@@ -33,6 +35,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         factory=_make_exact,
         summary="Every shape as it comes, nothing padded; for backends that prepare nothing.",
         interface_version=INTERFACE_VERSION,
+        provides=_UNIFIED,
     )
     yield Component(
         name="exponential",
@@ -61,6 +64,7 @@ def trencadis_bucketings() -> Iterable[Component]:
         config=UnifiedConfig,
         summary="The sizes of unified attention in each dimension: few, and tied to the number of sequences.",
         interface_version=INTERFACE_VERSION,
+        provides=_UNIFIED,
     )
     yield Component(
         name="from_file",

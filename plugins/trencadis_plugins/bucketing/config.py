@@ -139,7 +139,7 @@ class PaddingAwareConfig:
 
 @attrs.frozen(kw_only=True)
 class UnifiedConfig:
-    """Table ``[bucketing.unified]``: the sizes that unified attention has, in each dimension of a pass.
+    """Table ``[bucketing.unified]``: the sizes that unified attention has, in each dimension of a pass; for any layout with buckets.
 
     ``exponential`` takes ten sizes in geometric progression, rounded up to multiples of the most sequences. ``alpha`` takes a
     quarter, a half and the whole of a dimension's largest size and of the most sequences.

@@ -16,5 +16,5 @@ class Exact(BucketingStrategy):
         return ()
 
     def bucket_for(self, shape: Shape) -> Bucket:
-        """Return the bucket of exactly ``shape``."""
+        """Return the bucket of exactly ``shape``, unified or not."""
         return Bucket.of(shape)

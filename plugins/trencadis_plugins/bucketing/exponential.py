@@ -36,7 +36,9 @@ class Exponential(TableStrategy):
         return or_largest(prefill, limits, Phase.PREFILL) + or_largest(decode, limits, Phase.DECODE)
 
     def _prefill(self, limits: BucketLimits) -> tuple[Bucket, ...]:
-        config, block_size = self._config, limits.block_size
+        config, block_size, prompts = self._config, limits.block_size, limits.max_merged_prefills
+        # What counts several prompts together has wider steps.
+        query_step, context_step = (block_size, 1) if prompts == 1 else (4 * block_size, 4)
         max_batch, max_query = limits.max_prefill_batch_size, limits.max_num_batched_tokens
         if limits.max_model_len >= LONG_MODEL_LEN:
             max_context = max(1, (limits.max_model_len - max_query) // block_size)
@@ -49,8 +51,8 @@ class Exponential(TableStrategy):
         return prefill_buckets(
             limits,
             batch_sizes=exponential_range(1, 2, max_batch, bs_limit),
-            query_lens=exponential_range(block_size, block_size, max_query, query_limit),
-            context_blocks=exponential_range(0, 1, max_context, ctx_limit),
+            query_lens=exponential_range(block_size, query_step, max_query, query_limit),
+            context_blocks=exponential_range(0, context_step, prompts * max_context, ctx_limit),
         )
 
     def _decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from trencadis.buckets import DeviceCost, Workload
 from trencadis.records import BoolArray, Bucket, BucketLimits, FloatArray, Phase
 from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
-from trencadis_plugins.bucketing.table import max_context_blocks, max_decode_blocks
+from trencadis_plugins.bucketing.table import max_decode_blocks
 
 __all__ = ["Problem", "decode_problem", "prefill_problem"]
 
@@ -78,8 +78,7 @@ def prefill_problem(workload: Workload, limits: BucketLimits, cost: DeviceCost) 
     Query lengths are multiples of a block, or the longest that a batch size leaves room for in the token budget. Shapes
     beyond the limits or the budget are left out.
     """
-    longest = min(limits.max_num_batched_tokens, limits.max_model_len)
-    max_context = max_context_blocks(limits)
+    longest, max_context = limits.max_prefill_query_len, limits.max_context_blocks
     corners = _staircase(limits.max_prefill_batch_size, longest, limits.max_num_batched_tokens)
     tops = [Bucket(batch_size, query_len, max_context, Phase.PREFILL) for batch_size, query_len in corners]
     queries = sorted({*range(limits.block_size, longest, limits.block_size), *(query_len for _, query_len in corners)})

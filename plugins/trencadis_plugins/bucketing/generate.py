@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from trencadis.records import Bucket, BucketLimits, Phase
-from trencadis_plugins.bucketing.table import max_context_blocks
 
 __all__ = [
     "LONG_MODEL_LEN",
@@ -52,7 +51,12 @@ def prefill_buckets(
     found = []
     for query_len in query_lens:
         left = (limits.max_model_len - query_len) // limits.block_size
-        if limits.max_model_len >= LONG_MODEL_LEN and left >= 0 and (max_edge is None or left < max_edge):
+        if (
+            limits.max_merged_prefills == 1
+            and limits.max_model_len >= LONG_MODEL_LEN
+            and left >= 0
+            and (max_edge is None or left < max_edge)
+        ):
             edge = left
         contexts = (*context_blocks[:-1], edge)
         found += [Bucket(batch_size, query_len, context) for batch_size in batch_sizes for context in contexts]
@@ -97,12 +101,19 @@ def why_omitted(bucket: Bucket, limits: BucketLimits) -> str:
     if bucket.phase is Phase.DECODE:
         fewer = not limits.contiguous and bucket.num_blocks < bucket.batch_size
         return f"{bucket.num_blocks} blocks for {bucket.batch_size} sequences" if fewer else ""
-    if bucket.num_blocks > max_context_blocks(limits):
-        return f"{bucket.num_blocks} context blocks, but a sequence has at most {max_context_blocks(limits)}"
-    if bucket.query_len > limits.max_model_len:
-        return f"a query of {bucket.query_len} tokens, but max_model_len is {limits.max_model_len}"
+    prompts = limits.max_merged_prefills
+    if bucket.num_blocks > limits.max_context_blocks:
+        owner = "a sequence has" if prompts == 1 else f"{prompts} prompts have"
+        return f"{bucket.num_blocks} context blocks, but {owner} at most {limits.max_context_blocks}"
+    if bucket.query_len > prompts * limits.max_model_len:
+        row = "" if prompts == 1 else f", for each of {prompts} prompts"
+        return f"a query of {bucket.query_len} tokens, but max_model_len is {limits.max_model_len}{row}"
     if bucket.num_tokens > limits.max_num_batched_tokens:
         return f"{bucket.num_tokens} tokens, but max_num_batched_tokens is {limits.max_num_batched_tokens}"
+    # Of prompts that share the queries evenly.
+    room = prompts * ((limits.max_model_len - bucket.query_len // prompts) // limits.block_size)
+    if prompts > 1 and bucket.num_blocks > room:
+        return f"{bucket.num_blocks} context blocks, but {prompts} prompts leave room for {room}"
     return ""
 
 

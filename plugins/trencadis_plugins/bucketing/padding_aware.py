@@ -36,10 +36,11 @@ class PaddingAware(SteppedStrategy[PaddingAwareConfig]):
         min_query = self.min_query(limits)
         # The step of block counts is the block size, read as a count.
         max_blocks = max(-(-limits.max_model_len * limits.max_num_seqs // block_size), block_size)
+        max_context = max(0, -(-(limits.max_model_len - min_query) // block_size))
         return {
             "prompt_bs": Span(1, 1, limits.max_prefill_batch_size),
             "prompt_query": Span(min_query, block_size, max_query),
-            "prompt_ctx": Span(0, 2, max(0, -(-(limits.max_model_len - min_query) // block_size))),
+            "prompt_ctx": Span(0, 2, limits.max_merged_prefills * max_context),
             "decode_bs": Span(1, 2, limits.max_num_seqs),
             "decode_block": Span(block_size, block_size, limits.num_blocks if limits.contiguous else max_blocks),
         }

@@ -17,7 +17,6 @@ from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import LinearConfig, PaddingAwareConfig
 from trencadis_plugins.bucketing.generate import decode_buckets, prefill_buckets
 from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
-from trencadis_plugins.bucketing.table import max_context_blocks
 
 __all__ = ["Span", "SteppedStrategy"]
 
@@ -88,7 +87,7 @@ class SteppedStrategy(TableStrategy, Generic[C]):
             limits,
             batch_sizes=self._sizes("prompt_bs", limits, limits.max_prefill_batch_size),
             query_lens=self._sizes("prompt_query", limits, limits.max_num_batched_tokens),
-            context_blocks=self._sizes("prompt_ctx", limits, max_context_blocks(limits)),
+            context_blocks=self._sizes("prompt_ctx", limits, limits.max_context_blocks),
             max_edge=max_context if max_context >= 0 else None,
         )
 

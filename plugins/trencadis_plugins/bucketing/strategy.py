@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import BucketingStrategy
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import Bucket, BucketLimits, Phase, Shape, UnifiedBucket
 from trencadis_plugins.bucketing.table import BucketTable, fallback_bucket, max_decode_blocks
 
 __all__ = ["TableStrategy", "or_largest"]
@@ -29,6 +29,10 @@ class TableStrategy(BucketingStrategy):
         self._limits = limits
         table = self.buckets(limits)
         self._table = BucketTable(table)
+        if limits.unified:
+            sizes = "[query, shared_blocks, unique_blocks, is_causal]"
+            _log.info("Generated %d unified buckets %s: %s", len(table), sizes, _listed(table))
+            return
         for phase, name in _PROMPT_OR_DECODE.items():
             of_phase = [bucket for bucket in table if bucket.phase is phase]
             _log.info("Generated %d %s buckets [bs, query, num_blocks]: %s", len(of_phase), name, _listed(of_phase))
@@ -40,11 +44,17 @@ class TableStrategy(BucketingStrategy):
 
 def _listed(buckets: Sequence[Bucket]) -> str:
     """Return the sizes of buckets, those in the middle of a long list left out."""
-    sizes = [(bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in buckets]
+    sizes = [_sizes(bucket) for bucket in buckets]
     if len(sizes) <= _MAX_LISTED:
         return str(sizes)
     half = _MAX_LISTED // 2
     return f"{str(sizes[:half])[:-1]}, ..., {str(sizes[-half:])[1:]}"
+
+
+def _sizes(bucket: Bucket) -> tuple[int, ...]:
+    if isinstance(bucket, UnifiedBucket):
+        return bucket.query_len, bucket.num_blocks, bucket.num_unique_blocks, int(bucket.is_causal)
+    return bucket.batch_size, bucket.query_len, bucket.num_blocks
 
 
 def or_largest(buckets: Sequence[Bucket], limits: BucketLimits, phase: Phase, *, table: str = "") -> tuple[Bucket, ...]:
@@ -71,5 +81,5 @@ def or_largest(buckets: Sequence[Bucket], limits: BucketLimits, phase: Phase, *,
             hint="Lower the smallest sizes in the table, or raise the engine's limits.",
         )
     if phase is Phase.PREFILL:
-        return (Bucket(1, min(limits.max_num_batched_tokens, limits.max_model_len), 0, phase),)
+        return (Bucket(1, limits.max_prefill_query_len, 0, phase),)
     return (Bucket(limits.max_num_seqs, 1, max_decode_blocks(limits), phase),)

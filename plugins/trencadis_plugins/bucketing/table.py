@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from trencadis.errors import ConfigValueError
-from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis.records import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 
 __all__ = [
     "BucketTable",
     "fallback_bucket",
     "fallback_size",
-    "max_context_blocks",
     "max_decode_blocks",
     "padded_cost",
 ]
 
 _MAX_CELLS = 1 << 24
+
+_AXES = "batch_size", "query_len", "num_blocks"
+_UNIFIED_AXES = "query_len", "num_blocks", "num_unique_blocks"
+"""What differs between the buckets of a phase: three sizes of each kind of shape."""
 
 
 def padded_cost(bucket: Shape) -> int:
@@ -35,11 +39,15 @@ def padded_cost(bucket: Shape) -> int:
 
     Prefill: token positions × (128 + context blocks): a token costs its share of the matrix products and the attention
     over its context, and 128 blocks of context about double it. Decode: KV blocks + 3 × token positions: a step reads
-    its blocks, and a row costs as much as about three of them.
+    its blocks, and a row costs as much as about three of them. Unified: token positions × (128 + shared blocks), for every
+    token is compared with every shared block, and with all tokens if the pass is causal; + unique blocks, which are read.
 
     Source: prefill, 24·L·h² matrix-product operations and 4·L·h operations a context token, which are equal at 6·h
     tokens: 128 blocks of 128 tokens at h ≈ 2,700. Decode, a model of 20 µs a sequence and 7 µs a block; not measured.
     """
+    if isinstance(bucket, UnifiedShape):
+        own_blocks = -(-bucket.num_tokens // 128) if bucket.is_causal else 0
+        return bucket.num_tokens * (128 + bucket.num_blocks + own_blocks) + bucket.num_unique_blocks
     if bucket.phase is Phase.PREFILL:
         return bucket.num_tokens * (128 + bucket.num_blocks)
     return bucket.num_blocks + 3 * bucket.num_tokens
@@ -52,15 +60,18 @@ class BucketTable:
     about one for each, and 250 buckets that share no size still fit.
 
     Args:
-        buckets: Prepared buckets of both phases, in any order.
+        buckets: Prepared buckets of both phases, in any order; all unified or none.
 
     Raises:
         ConfigValueError: There are more combinations of sizes than cells.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self._prefill = _PhaseTable([bucket for bucket in buckets if bucket.phase is Phase.PREFILL])
-        self._decode = _PhaseTable([bucket for bucket in buckets if bucket.phase is Phase.DECODE])
+        unified = any(isinstance(bucket, UnifiedBucket) for bucket in buckets)
+        axes = _UNIFIED_AXES if unified else _AXES
+        self._prefill = _PhaseTable([bucket for bucket in buckets if bucket.phase is Phase.PREFILL], axes)
+        # A causal bucket serves a pass without prefills, too.
+        self._decode = _PhaseTable([bucket for bucket in buckets if unified or bucket.phase is Phase.DECODE], axes)
 
     def find(self, shape: Shape) -> Bucket | None:
         """Return the bucket of least :func:`padded_cost` that covers ``shape``, or None if none does.
@@ -71,40 +82,38 @@ class BucketTable:
 
 
 class _PhaseTable:
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], axes: tuple[str, str, str]) -> None:
         ranked = sorted(set(buckets), key=lambda bucket: (padded_cost(bucket), bucket))
-        self._batch_sizes = sorted({bucket.batch_size for bucket in ranked})
-        self._query_lens = sorted({bucket.query_len for bucket in ranked})
-        self._num_blocks = sorted({bucket.num_blocks for bucket in ranked})
+        self._sizes: Callable[[Shape], tuple[int, int, int]] = attrgetter(*axes)
+        columns = np.array([self._sizes(bucket) for bucket in ranked], np.int64).reshape(-1, 3).T
+        self._first, self._second, self._third = (sorted(set(column.tolist())) for column in columns)
         # One cell more on each axis, for shapes larger than any bucket.
-        cells = (len(self._batch_sizes) + 1, len(self._query_lens) + 1, len(self._num_blocks) + 1)
+        cells = (len(self._first) + 1, len(self._second) + 1, len(self._third) + 1)
         if math.prod(cells) > _MAX_CELLS:
             raise ConfigValueError(
-                f"{len(ranked)} {ranked[0].phase.value} buckets have {cells[0] - 1} batch sizes, {cells[1] - 1} query lengths "
-                f"and {cells[2] - 1} block counts: {math.prod(cells)} combinations, more than {_MAX_CELLS}.",
+                f"{len(ranked)} {ranked[0].phase.value} buckets have {cells[0] - 1} values of {axes[0]}, {cells[1] - 1} of "
+                f"{axes[1]} and {cells[2] - 1} of {axes[2]}: {math.prod(cells)} combinations, more than {_MAX_CELLS}.",
                 hint="Use fewer different sizes, shared by several buckets.",
             )
         best = np.full(cells, len(ranked), np.int32)
-        for rank, bucket in enumerate(ranked):
-            best[self._cell(bucket)] = rank
+        # Backwards, so that of two buckets of the same sizes, one of them causal, the cheaper stays.
+        for rank in reversed(range(len(ranked))):
+            best[self._cell(ranked[rank])] = rank
         for axis in range(3):
             # A bucket also serves every cell below its own: the best of a cell is the least rank above it.
             best = np.flip(np.minimum.accumulate(np.flip(best, axis), axis), axis)
         self._answers: list[Bucket | None] = [*ranked, None]
         # A memoryview is indexed three times as fast as an array, and takes half the memory of a list.
         self._ranks = memoryview(best.ravel().tobytes()).cast("i")
-        self._query_stride, self._block_stride = best.shape[1], best.shape[2]
+        self._strides = best.shape[1], best.shape[2]
 
     def _cell(self, shape: Shape) -> tuple[int, int, int]:
-        return (
-            bisect_left(self._batch_sizes, shape.batch_size),
-            bisect_left(self._query_lens, shape.query_len),
-            bisect_left(self._num_blocks, shape.num_blocks),
-        )
+        first, second, third = self._sizes(shape)
+        return bisect_left(self._first, first), bisect_left(self._second, second), bisect_left(self._third, third)
 
     def find(self, shape: Shape) -> Bucket | None:
-        batch, query, block = self._cell(shape)
-        return self._answers[self._ranks[(batch * self._query_stride + query) * self._block_stride + block]]
+        first, second, third = self._cell(shape)
+        return self._answers[self._ranks[(first * self._strides[0] + second) * self._strides[1] + third]]
 
 
 def fallback_bucket(shape: Shape, limits: BucketLimits) -> Bucket:
@@ -117,10 +126,11 @@ def fallback_bucket(shape: Shape, limits: BucketLimits) -> Bucket:
     Source: vllm-gaudi, extension/bucketing/common.py, without its two defects: it may return less than was asked for,
     and more tokens than the budget.
     """
+    if isinstance(shape, UnifiedShape):
+        return _unified_fallback(shape, limits)
     if shape.phase is Phase.PREFILL:
         max_batch_size = limits.max_prefill_batch_size
-        max_query_len = min(limits.max_num_batched_tokens, limits.max_model_len)
-        max_num_blocks = max_context_blocks(limits)
+        max_query_len, max_num_blocks = limits.max_prefill_query_len, limits.max_context_blocks
     else:
         max_batch_size, max_query_len = limits.max_num_seqs, 1 + limits.max_draft_tokens
         max_num_blocks = max_decode_blocks(limits)
@@ -135,6 +145,18 @@ def fallback_bucket(shape: Shape, limits: BucketLimits) -> Bucket:
             batch_size = shape.batch_size
             query_len = query_len if batch_size * query_len <= budget else shape.query_len
     return Bucket(batch_size, query_len, num_blocks, shape.phase)
+
+
+def _unified_fallback(shape: UnifiedShape, limits: BucketLimits) -> UnifiedBucket:
+    max_tokens = limits.max_num_batched_tokens
+    if not shape.is_causal:
+        max_tokens = min(max_tokens, limits.max_num_seqs)
+    return UnifiedBucket(
+        _capped(fallback_size(shape.query_len, base=32), max_tokens, least=shape.query_len),
+        _capped(fallback_size(shape.num_blocks, base=32), limits.max_shared_blocks, least=shape.num_blocks),
+        _capped(fallback_size(shape.num_unique_blocks, base=32), limits.num_blocks, least=shape.num_unique_blocks),
+        shape.is_causal,
+    )
 
 
 def fallback_size(size: int, *, base: int) -> int:
@@ -168,11 +190,6 @@ def _ceil_cbrt(size: int) -> int:
 
 def _capped(size: int, cap: int, *, least: int) -> int:
     return max(least, min(size, cap))
-
-
-def max_context_blocks(limits: BucketLimits) -> int:
-    """Return the most blocks of context that a sequence with one new token can have. Pure."""
-    return -(-(limits.max_model_len - 1) // limits.block_size)
 
 
 def max_decode_blocks(limits: BucketLimits) -> int:

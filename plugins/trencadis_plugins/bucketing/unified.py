@@ -1,4 +1,4 @@
-"""The sizes of unified attention, on the shapes that the engine has."""
+"""The sizes of unified attention: for backends that have it, and on the shapes of those that pad."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import UnifiedConfig
 from trencadis_plugins.bucketing.generate import decode_buckets, prefill_buckets
 from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
-from trencadis_plugins.bucketing.table import max_context_blocks, max_decode_blocks
-from trencadis_plugins.bucketing.unified_table import (
-    UnifiedBucket,
-    alpha_points,
-    exponential_points,
-    unified_buckets,
-)
+from trencadis_plugins.bucketing.table import max_decode_blocks
+from trencadis_plugins.bucketing.unified_table import alpha_points, exponential_points, prepared_buckets
 
 __all__ = ["Unified"]
 
 
 class Unified(TableStrategy):
-    """The form's sizes in each dimension of prefill and decode passes: few, and tied to the number of sequences. Immutable.
+    """Few sizes, tied to the number of sequences. Immutable.
+
+    Where one pass holds prefills and decodes, the form's table, with the largest pass in it. Else the form's sizes in each
+    dimension of prefill and decode passes.
 
     Args:
         limits: What ``bucket_for`` works under.
@@ -30,13 +28,14 @@ class Unified(TableStrategy):
         super().__init__(limits)
 
     def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
-        """Return the table: prefill buckets, then decode buckets. Pure."""
-        longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+        """Return the table: prefill (or causal) buckets, then decode (or other) buckets. Pure."""
+        if limits.unified:
+            return prepared_buckets(limits, self._config.form)
         prefill = prefill_buckets(
             limits,
             batch_sizes=self._points(limits.max_prefill_batch_size, limits),
-            query_lens=self._points(longest, limits),
-            context_blocks=[0, *self._points(max_context_blocks(limits), limits)],
+            query_lens=self._points(limits.max_prefill_query_len, limits),
+            context_blocks=[0, *self._points(limits.max_context_blocks, limits)],
         )
         decode = decode_buckets(
             limits,
@@ -45,10 +44,6 @@ class Unified(TableStrategy):
             flat_drafts=self._config.flat_drafts,
         )
         return or_largest(prefill, limits, Phase.PREFILL) + or_largest(decode, limits, Phase.DECODE)
-
-    def unified_buckets(self, limits: BucketLimits) -> tuple[UnifiedBucket, ...]:
-        """Return the table of a device whose passes hold prefills and decodes at once, sorted. Pure."""
-        return unified_buckets(limits, self._config.form)
 
     def _points(self, maximum: int, limits: BucketLimits) -> list[int]:
         points = alpha_points if self._config.form == "alpha" else exponential_points

@@ -1,12 +1,10 @@
 """Tables for unified attention, where one pass holds prefills and decodes: four dimensions, and pure functions of limits.
 
-    query_len       tokens of all sequences together
-    shared_blocks   blocks that several sequences read, once for all
-    unique_blocks   blocks that one sequence reads
-    is_causal       some of the tokens attend to each other: the pass holds a prefill
+    query_len           tokens of all sequences together
+    num_blocks          shared blocks: several of the tokens read them
+    num_unique_blocks   from the first block of the cache up to the last that one token reads
+    is_causal           some of the tokens attend to each other: the pass holds a prefill
 
-No pass of the engine has such a shape yet, see docs/decisions/0010. What a form makes of one dimension serves the shapes that
-there are, in ``unified.py``.
 Source: vllm-gaudi, 2025-09-26 (alpha) and v0.11.2 (exponential), extension/bucketing/unified.py.
 """
 
@@ -16,30 +14,11 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-import attrs
+from trencadis.records import BucketLimits, UnifiedBucket
 
-from trencadis.records import BucketLimits
-
-__all__ = ["UnifiedBucket", "alpha_points", "exponential_points", "unified_buckets"]
+__all__ = ["alpha_points", "exponential_points", "prepared_buckets", "unified_buckets"]
 
 _NUM_POINTS = 10
-
-
-@attrs.frozen(order=True)
-class UnifiedBucket:
-    """A static shape of a unified pass.
-
-    Attributes:
-        query_len: Tokens of all sequences together.
-        shared_blocks: KV blocks that several sequences read.
-        unique_blocks: KV blocks that one sequence reads.
-        is_causal: The pass holds a prefill.
-    """
-
-    query_len: int
-    shared_blocks: int
-    unique_blocks: int
-    is_causal: bool
 
 
 def unified_buckets(limits: BucketLimits, form: str) -> tuple[UnifiedBucket, ...]:
@@ -60,6 +39,35 @@ def unified_buckets(limits: BucketLimits, form: str) -> tuple[UnifiedBucket, ...
         unique = {0} | exponential_points(limits.num_blocks, seqs)
     candidates = (UnifiedBucket(*sizes) for sizes in product(query_lens, shared, unique, (False, True)))
     return tuple(sorted(_needed(candidates, limits, form)))
+
+
+def prepared_buckets(limits: BucketLimits, form: str) -> tuple[UnifiedBucket, ...]:
+    """Return what an engine prepares: the form's buckets, cut to what a pass can need, and the largest. Pure.
+
+    A form rounds some sizes up beyond the limits, and its largest bucket may miss the largest pass: of the exponential form
+    that has as many shared blocks as one sequence. Causal buckets come first, as prefills do elsewhere.
+
+    Args:
+        limits: What bounds a pass.
+        form: ``alpha`` or ``exponential``.
+    """
+    found = {_cut(bucket, limits) for bucket in unified_buckets(limits, form)}
+    tops = (
+        UnifiedBucket(limits.max_num_batched_tokens, limits.num_blocks, limits.num_blocks, flag)
+        for flag in (True, False)
+    )
+    found.update(_cut(bucket, limits) for bucket in tops)
+    return tuple(sorted(found, key=lambda bucket: (not bucket.is_causal, bucket)))
+
+
+def _cut(bucket: UnifiedBucket, limits: BucketLimits) -> UnifiedBucket:
+    max_tokens = limits.max_num_batched_tokens
+    return UnifiedBucket(
+        min(bucket.query_len, max_tokens if bucket.is_causal else min(max_tokens, limits.max_num_seqs)),
+        min(bucket.num_blocks, limits.max_shared_blocks),
+        min(bucket.num_unique_blocks, limits.num_blocks),
+        bucket.is_causal,
+    )
 
 
 def alpha_points(maximum: int, max_num_seqs: int) -> set[int]:
@@ -86,7 +94,7 @@ def _needed(candidates: Iterator[UnifiedBucket], limits: BucketLimits, form: str
     """Yield what a pass can need: shared blocks are read by two sequences at least, and fit their length."""
     max_num_seqs, max_model_len = limits.max_num_seqs, limits.max_model_len
     for bucket in candidates:
-        query_len, shared, unique = bucket.query_len, bucket.shared_blocks, bucket.unique_blocks
+        query_len, shared, unique = bucket.query_len, bucket.num_blocks, bucket.num_unique_blocks
         shared_tokens = shared * limits.block_size
         if bucket.is_causal:
             if shared_tokens // min(max_num_seqs, query_len) <= max_model_len:

@@ -34,6 +34,7 @@ from trencadis.records import (
     ModelFacts,
     ModelSource,
     StepOutput,
+    WarmUpReport,
 )
 
 __all__ = ["InlineExecutor"]
@@ -99,6 +100,17 @@ class InlineExecutor(Executor):
         """Prepare a bucket; returns when done."""
         backend = self._started()
         self._call(lambda: backend.prepare(bucket))
+
+    def warm_up(
+        self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None
+    ) -> WarmUpReport:
+        """Let the backend warm up; returns when done. ``progress`` is called on the worker thread."""
+        backend = self._started()
+        return self._call(lambda: backend.warm_up(buckets, progress=progress))
+
+    def metrics(self) -> str:
+        """Return what the backend counts."""
+        return "" if self._backend is None else self._backend.metrics()
 
     def submit(self, batch: Batch) -> PendingStep:
         """Hand a batch to the worker thread."""

@@ -27,6 +27,7 @@ _COUNTERS = {
     "draft_tokens": ("Draft tokens verified.", "num_draft_tokens"),
     "accepted_tokens": ("Draft tokens accepted.", "num_accepted_tokens"),
     "preemptions": ("Sequences that lost their blocks.", "num_preempted"),
+    "compilations": ("Programs compiled while requests waited.", "num_compilations"),
 }
 _GAUGES = {
     "running_sequences": ("Sequences that hold blocks and a row.", "num_running"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trencadis.interfaces import Sampled, Sampler, SamplingContext
-from trencadis.records import RowStart
+from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.guard import check_logits
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 
@@ -18,6 +18,13 @@ class GreedySampler(Sampler):
     Temperature, truncation, masks, bias and penalties of a request have no effect; log-probabilities are reported. For
     measurements in which sampling must cost nothing and every run must give the same text.
     """
+
+    _is_static = False
+
+    def use_static_shapes(self) -> tuple[SamplingParams, ...]:
+        """Work with static shapes from now on: with log-probabilities or without."""
+        self._is_static = True
+        return tuple(SamplingParams(temperature=0.0, logprobs=logprobs) for logprobs in (None, 1))
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -40,5 +47,8 @@ class GreedySampler(Sampler):
         """
         check_logits(logits, context)
         token_ids = logits.argmax(-1)  # the lowest id among equals
+        if self._is_static:
+            kept = self._reporter.keep_all(logits, context)
+            return Sampled(token_ids=token_ids, logprobs=self._reporter.report_all(kept, token_ids))
         raw = self._reporter.keep(logits, context)
         return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowProcessor
+from trencadis_plugins.sampling.row_processor import RowMask
 
 __all__ = ["LogitBias"]
 
 
-class LogitBias(RowProcessor):
+class LogitBias(RowMask):
     """Adds ``logit_bias``; a masked token stays masked."""
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def asks(self, start: RowStart) -> bool:
         """Return whether there is a bias. Pure."""
@@ -25,11 +26,15 @@ class LogitBias(RowProcessor):
 
     def _take(self, start: RowStart) -> None:
         bias = start.params.logit_bias
-        ids = torch.tensor(list(bias), dtype=torch.int64, device=self._device)
-        self._bias[start.row] = ids, torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
+        self._bias[start.row] = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row in zip(logits, context.rows, strict=True):
             ids, bias = self._bias[row]
-            row_logits[ids] += bias
+            row_logits[self._on_device(ids)] += self._on_device(bias)
         return logits
+
+    def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
+        """Add the row's numbers."""
+        ids, numbers = self._bias[row]
+        bias[ids] += numbers

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import SampledLogprobs, SamplingContext
-from trencadis.records import RowStart
+from trencadis.records import MAX_LOGPROBS, RowStart
 from trencadis_plugins.sampling.row_processor import select
 
 __all__ = ["LogprobReporter", "RawLogits"]
@@ -97,6 +97,47 @@ class LogprobReporter:
                 raw.log_totals.tolist(),
                 strict=True,
             )
+        )
+
+    def keep_all(self, logits: torch.Tensor, context: SamplingContext) -> RawLogits | None:
+        """Return what the report needs with shapes that do not depend on who asked, or None if no row did. Pure.
+
+        ``logits`` and ``log_totals`` are then of all L rows; ``index`` still names those that asked.
+        """
+        num_top = self._num_top[np.asarray(context.rows, dtype=np.intp)]
+        index = np.flatnonzero(num_top != _OFF)
+        if not len(index):
+            return None
+        every = logits.to(torch.float32, copy=True)
+        peaks = every.amax(-1, keepdim=True)
+        totals = (every - peaks).exp_().sum(-1, dtype=torch.float64)
+        return RawLogits(
+            index=tuple(index.tolist()),
+            num_top=tuple(num_top[index].tolist()),
+            logits=every,
+            log_totals=totals.log_() + peaks[:, 0],
+        )
+
+    def report_all(self, raw: RawLogits | None, token_ids: torch.Tensor) -> tuple[SampledLogprobs, ...]:
+        """Return the log-probabilities of rows that asked, from what :meth:`keep_all` kept; waits for the device."""
+        if raw is None:
+            return ()
+        chosen = raw.logits.gather(1, token_ids[:, None])
+        ranks = (1 + (raw.logits > chosen).sum(-1)).tolist()
+        values, ids = raw.logits.sort(descending=True, stable=True)
+        logprobs = (values[:, :MAX_LOGPROBS] - raw.log_totals[:, None]).tolist()
+        top_ids, own = ids[:, :MAX_LOGPROBS].tolist(), (chosen[:, 0] - raw.log_totals).tolist()
+        tokens = token_ids.tolist()
+        return tuple(
+            SampledLogprobs(
+                index=index,
+                token_id=tokens[index],
+                logprob=own[index],
+                rank=ranks[index],
+                top_token_ids=tuple(top_ids[index][:num_top]),
+                top_logprobs=tuple(logprobs[index][:num_top]),
+            )
+            for index, num_top in zip(raw.index, raw.num_top, strict=True)
         )
 
 

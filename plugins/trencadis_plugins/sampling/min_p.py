@@ -37,3 +37,8 @@ class MinP(RowProcessor):
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         threshold = logits.amax(-1, keepdim=True).double() + self._column(self._log_share, context)
         return logits.masked_fill_(logits < threshold, -torch.inf)
+
+    def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
+        """Compare every row with its threshold, minus infinity where nobody asked."""
+        threshold = logits.amax(-1, keepdim=True).double() + self._column_or(self._log_share, -np.inf, context)
+        return logits.masked_fill_(logits < threshold, -torch.inf)

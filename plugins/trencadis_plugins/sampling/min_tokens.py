@@ -7,18 +7,18 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowProcessor
+from trencadis_plugins.sampling.row_processor import RowMask
 
 __all__ = ["MinTokens"]
 
 
-class MinTokens(RowProcessor):
+class MinTokens(RowMask):
     """Masks end-of-sequence and stop tokens while the output is shorter than ``min_tokens``."""
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._ids: dict[int, torch.Tensor] = {}
+        self._ids: dict[int, np.ndarray] = {}
         self._first_free_position = np.zeros(num_rows, dtype=np.int64)
 
     def asks(self, start: RowStart) -> bool:
@@ -30,12 +30,17 @@ class MinTokens(RowProcessor):
         return [token for token in start.eos_token_ids if token < self._vocab_size]
 
     def _take(self, start: RowStart) -> None:
-        self._ids[start.row] = torch.tensor(self._known_ids(start), dtype=torch.int64, device=self._device)
+        self._ids[start.row] = np.array(self._known_ids(start), np.int64)
         # Logits at position p choose output token number p + 1 - num_prompt_tokens, counted from 0.
         self._first_free_position[start.row] = start.num_prompt_tokens - 1 + start.params.min_tokens
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row, position in zip(logits, context.rows, context.positions, strict=True):
             if position < self._first_free_position[row]:
-                row_logits[self._ids[row]] = -torch.inf
+                row_logits[self._on_device(self._ids[row])] = -torch.inf
         return logits
+
+    def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
+        """Ban the row's end-of-sequence and stop tokens as long as it is too early for them."""
+        if position < self._first_free_position[row]:
+            bias[self._ids[row]] = -np.inf

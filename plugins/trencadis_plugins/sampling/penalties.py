@@ -47,21 +47,27 @@ class Penalties(RowProcessor):
         self._presence[start.row] = start.params.presence_penalty
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        tokens, is_known, is_output = self._history(context)
+        return self._penalise(logits, context, length=max(context.positions) + 1)
+
+    def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
+        """Compute every row over the longest possible history, with penalties of 1 and 0 where nobody asked."""
+        return self._penalise(logits, context, length=context.tokens.shape[1])
+
+    def _penalise(self, logits: torch.Tensor, context: SamplingContext, *, length: int) -> torch.Tensor:
+        tokens, is_known, is_output = self._history(context, length)
         seen = _count(tokens, is_known, logits) > 0
         count = _count(tokens, is_output, logits)
         # Work on the cells that occur in the history. A token that occurs twice, or stands in for an unknown place, is
         # computed twice from the same numbers, so that it does not matter which result is written last.
         cells = logits.gather(1, tokens)
-        repetition = self._column(self._repetition, context)
+        repetition = self._column_or(self._repetition, 1.0, context)
         cells = torch.where(seen, torch.where(cells > 0, cells / repetition, cells * repetition), cells)
-        cells = cells - self._column(self._frequency, context) * count
-        cells = cells - self._column(self._presence, context) * (count > 0)
+        cells = cells - self._column_or(self._frequency, 0.0, context) * count
+        cells = cells - self._column_or(self._presence, 0.0, context) * (count > 0)
         return logits.scatter_(1, tokens, cells)
 
-    def _history(self, context: SamplingContext) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _history(self, context: SamplingContext, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return tokens int64 ``[R, T]``, and which places are known, and which are output, bool ``[R, T]``."""
-        length = max(context.positions) + 1
         rows = torch.as_tensor(context.rows, device=self._device)
         places = torch.arange(length, device=self._device)
         is_known = places <= torch.as_tensor(context.positions, device=self._device)[:, None]

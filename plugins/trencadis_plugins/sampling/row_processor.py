@@ -11,7 +11,7 @@ import torch
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import RowStart
 
-__all__ = ["RowProcessor", "select"]
+__all__ = ["RowMask", "RowProcessor", "largest", "select"]
 
 
 def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) -> tuple[torch.Tensor, SamplingContext]:
@@ -28,6 +28,13 @@ def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) ->
     positions = tuple(context.positions[i] for i in index)
     part = logits[torch.as_tensor(index, device=logits.device)]
     return part, attrs.evolve(context, rows=rows, positions=positions)
+
+
+def largest(logits: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the ``width`` largest logits of each row, descending, ``[L, width]``, whatever the device. Pure."""
+    if width < logits.shape[1]:
+        return logits.topk(width).values
+    return logits.sort(descending=True).values
 
 
 class RowProcessor(LogitsProcessor):
@@ -61,6 +68,25 @@ class RowProcessor(LogitsProcessor):
         logits[torch.as_tensor(index, device=logits.device)] = changed
         return logits
 
+    def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
+        """Change rows by operations that follow from the shape of ``logits`` and from ``width`` alone; may work in place.
+
+        Rows that did not ask are computed with parameters that change nothing, and stay bit-equal.
+
+        Args:
+            logits: float32 ``[L, V]``.
+            context: Whose they are.
+            width: How many of the most likely tokens of a row are looked at where that matters, at most V.
+
+        Raises:
+            NotImplementedError: The processor is a mask or needs the history; see ``static.py``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no form with static shapes")
+
+    def asked(self, context: SamplingContext) -> np.ndarray:
+        """Return which logits rows asked, bool ``[L]``. Pure."""
+        return self._asked[np.asarray(context.rows, dtype=np.intp)]
+
     @abstractmethod
     def _take(self, start: RowStart) -> None:
         """Remember the parameters of a sequence that asks."""
@@ -72,3 +98,29 @@ class RowProcessor(LogitsProcessor):
     def _column(self, values: np.ndarray, context: SamplingContext) -> torch.Tensor:
         """Return the rows' values as a column ``[R, 1]`` on the device."""
         return torch.as_tensor(values[np.asarray(context.rows, dtype=np.intp)], device=self._device)[:, None]
+
+    def _flags(self, context: SamplingContext) -> torch.Tensor:
+        """Return which rows asked as a column on the device, bool ``[L, 1]``."""
+        return torch.as_tensor(self.asked(context), device=self._device)[:, None]
+
+    def _column_or(self, values: np.ndarray, neutral: float, context: SamplingContext) -> torch.Tensor:
+        """Return the same, with ``neutral`` for rows that did not ask."""
+        chosen = np.where(self.asked(context), values[np.asarray(context.rows, dtype=np.intp)], neutral)
+        return torch.as_tensor(chosen.astype(values.dtype), device=self._device)[:, None]
+
+
+class RowMask(RowProcessor):
+    """A processor that adds a number to each logit: 0, minus infinity, or a bias."""
+
+    @abstractmethod
+    def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
+        """Work into ``bias`` what the row asks for, after what stands there; for rows that asked.
+
+        Args:
+            bias: float32 ``[V]`` on the host, changed in place.
+            row: The row.
+            position: Position of the token that yields the logits row.
+        """
+
+    def _on_device(self, ids: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(ids, device=self._device)

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import LogitsProcessor, Sampled, Sampler, SamplingContext
-from trencadis.records import RowStart
+from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.drawing import draw
 from trencadis_plugins.sampling.guard import check_choices, check_logits
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 from trencadis_plugins.sampling.philox import Purpose
 from trencadis_plugins.sampling.row_processor import RowProcessor, select
+from trencadis_plugins.sampling.static import StaticChain
 
 __all__ = ["StandardSampler"]
 
@@ -37,7 +38,16 @@ class StandardSampler(Sampler):
 
     def __init__(self, chain: Sequence[LogitsProcessor]) -> None:
         self._chain = tuple(chain)
+        self._static: StaticChain | None = None
         self._movers = tuple(processor for processor in self._chain if not processor.argmax_invariant)
+
+    def use_static_shapes(self) -> tuple[SamplingParams, ...]:
+        """Work with static shapes from now on, if every processor of the chain can; see ``static.py``."""
+        static = StaticChain.of(self._chain)
+        if static is None:
+            return ()
+        self._static = static
+        return static.paths()
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -69,10 +79,29 @@ class StandardSampler(Sampler):
             ValueError: A row's logits hold NaN or infinity, or its masks leave no token; names the row.
         """
         check_logits(logits, context)
-        raw = self._reporter.keep(logits, context)
         rows = np.asarray(context.rows, dtype=np.intp)
+        if self._static is not None:
+            return self._sample_static(logits, context, rows)
+        raw = self._reporter.keep(logits, context)
         token_ids = logits.argmax(-1) if self._is_plain[rows].all() else self._choose(logits, context, rows)
         return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))
+
+    def _sample_static(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> Sampled:
+        static = self._static
+        assert static is not None, "called with a static chain"
+        raw = self._reporter.keep_all(logits, context)
+        if self._is_plain[rows].all():
+            token_ids = logits.argmax(-1)
+        else:
+            draws = ~self._is_greedy[rows]
+            logits = static.apply(logits.float(), context, draws=draws)
+            peaks = logits.amax(-1)
+            check_choices(peaks, context)
+            token_ids = logits.argmax(-1)
+            if draws.any():
+                drawn = self._race(logits, peaks, context)
+                token_ids = torch.where(torch.as_tensor(draws, device=logits.device), drawn, token_ids)
+        return Sampled(token_ids=token_ids, logprobs=self._reporter.report_all(raw, token_ids))
 
     def _choose(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
@@ -94,6 +123,9 @@ class StandardSampler(Sampler):
             logits = processor.apply(logits, context)
         peaks = logits.amax(-1)
         check_choices(peaks, context)
+        return self._race(logits, peaks, context)
+
+    def _race(self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         keys = torch.as_tensor(self._keys[list(context.rows)], device=logits.device)
         positions = torch.as_tensor(context.positions, device=logits.device) + 1
         return draw(logits, peaks, keys=keys, positions=positions, purpose=Purpose.SAMPLE)

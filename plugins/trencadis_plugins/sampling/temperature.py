@@ -31,3 +31,7 @@ class Temperature(RowProcessor):
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         return logits.div_(self._column(self._temperature, context))
+
+    def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
+        """Divide every row, by 1 where nobody asked."""
+        return logits.div_(self._column_or(self._temperature, 1.0, context))

@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowProcessor
+from trencadis_plugins.sampling.row_processor import RowMask
 
 __all__ = ["AllowedTokens", "BadTokens"]
 
 
-class AllowedTokens(RowProcessor):
+class AllowedTokens(RowMask):
     """Masks every token but ``allowed_token_ids``."""
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._ids: dict[int, torch.Tensor] = {}
+        self._ids: dict[int, np.ndarray] = {}
 
     def asks(self, start: RowStart) -> bool:
         """Return whether only some tokens are allowed. Pure."""
         return start.params.allowed_token_ids is not None
 
     def _take(self, start: RowStart) -> None:
-        self._ids[start.row] = torch.tensor(start.params.allowed_token_ids, dtype=torch.int64, device=self._device)
+        self._ids[start.row] = np.array(start.params.allowed_token_ids, np.int64)
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row in zip(logits, context.rows, strict=True):
-            ids = self._ids[row]
+            ids = self._on_device(self._ids[row])
             kept = row_logits[ids]
             row_logits.fill_(-torch.inf)
             row_logits[ids] = kept
         return logits
 
+    def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
+        """Ban every other token."""
+        ids = self._ids[row]
+        kept = bias[ids]
+        bias.fill(-np.inf)
+        bias[ids] = kept
 
-class BadTokens(RowProcessor):
+
+class BadTokens(RowMask):
     """Masks ``bad_token_ids``."""
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
-        self._ids: dict[int, torch.Tensor] = {}
+        self._ids: dict[int, np.ndarray] = {}
 
     def asks(self, start: RowStart) -> bool:
         """Return whether some tokens are banned. Pure."""
         return bool(start.params.bad_token_ids)
 
     def _take(self, start: RowStart) -> None:
-        self._ids[start.row] = torch.tensor(start.params.bad_token_ids, dtype=torch.int64, device=self._device)
+        self._ids[start.row] = np.array(start.params.bad_token_ids, np.int64)
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row in zip(logits, context.rows, strict=True):
-            row_logits[self._ids[row]] = -torch.inf
+            row_logits[self._on_device(self._ids[row])] = -torch.inf
         return logits
+
+    def add_to(self, bias: np.ndarray, row: int, position: int) -> None:
+        """Ban the row's tokens."""
+        bias[self._ids[row]] = -np.inf

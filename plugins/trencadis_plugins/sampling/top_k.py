@@ -7,7 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowProcessor
+from trencadis_plugins.sampling.row_processor import RowProcessor, largest
 
 __all__ = ["TopK"]
 
@@ -37,3 +37,14 @@ class TopK(RowProcessor):
         largest = logits.topk(int(self._k[list(context.rows)].max())).values
         kth = largest.gather(1, self._column(self._k, context) - 1)
         return logits.masked_fill_(logits < kth, -torch.inf)
+
+    def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
+        """Compare every row with its k-th logit, or with minus infinity where nobody asked; k is at most ``width``."""
+        # Beyond ``width`` are only rows that are not drawn from.
+        kth = largest(logits, width).gather(1, self._column_or(np.minimum(self._k, width), 1, context) - 1)
+        kth = kth.masked_fill(~self._flags(context), -torch.inf)
+        return logits.masked_fill_(logits < kth, -torch.inf)
+
+    def num_kept(self, context: SamplingContext) -> np.ndarray:
+        """Return k of each logits row, 0 for those that did not ask, int64 ``[L]``. Pure."""
+        return np.where(self.asked(context), self._k[np.asarray(context.rows, dtype=np.intp)], 0)

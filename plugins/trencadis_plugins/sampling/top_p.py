@@ -10,7 +10,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowProcessor
+from trencadis_plugins.sampling.row_processor import RowProcessor, largest
 
 __all__ = ["TopP"]
 
@@ -54,6 +54,30 @@ class TopP(RowProcessor):
             is_tied = logits == threshold
             logits.masked_fill_(is_tied & (is_tied.cumsum(-1) > num_tied), -torch.inf)
         return logits.masked_fill_(logits < threshold, -torch.inf)
+
+    def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
+        """Cut every row where its mass is reached; where nobody asked nothing is below the threshold."""
+        peaks = logits.amax(-1, keepdim=True)
+        total = (logits - peaks).exp_().sum(-1, keepdim=True, dtype=torch.float64)
+        target = total * self._column_or(self._p, 1.0, context)
+        threshold, num_tied = _thresholds_within(logits, peaks, target, width)
+        threshold = threshold.masked_fill(~self._flags(context), -torch.inf)
+        is_tied = (logits == threshold) & self._flags(context)
+        logits.masked_fill_(is_tied & (is_tied.cumsum(-1) > num_tied), -torch.inf)
+        return logits.masked_fill_(logits < threshold, -torch.inf)
+
+
+def _thresholds_within(
+    logits: torch.Tensor, peaks: torch.Tensor, target: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest logit that stays and how many of exactly that logit do, ``[L, 1]`` each. Pure.
+
+    Right if the mass is reached, or the row ends, within the ``width`` most likely tokens.
+    """
+    values = largest(logits, width)
+    num_kept = (_mass_before(values, peaks) < target).sum(-1, keepdim=True).clamp_(min=1)
+    lowest = values.gather(1, num_kept - 1)
+    return lowest, num_kept - (values > lowest).sum(-1, keepdim=True)
 
 
 def _find_thresholds(

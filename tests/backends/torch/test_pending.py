@@ -40,6 +40,12 @@ def test_tokens_of_several_passes_come_in_the_order_of_the_plan():
     assert output.num_padded_tokens == 9
 
 
+def test_rows_of_padding_behind_the_sequences_are_cut_off():
+    output = step(emitted([1, 4], [[10, 11], [40, 41], [10, 11]], [2, 1, 2])).wait()
+    assert output.token_ids.tolist() == [10, 11, 40]
+    assert output.num_emitted.tolist() == [0, 2, 0, 0, 1]
+
+
 def test_logprobs_of_tokens_that_did_not_stand_are_dropped():
     entry = SampledLogprobs(index=0, token_id=7, logprob=-0.5, rank=1, top_token_ids=(7,), top_logprobs=(-0.5,))
     asked = ((4, 0, 21, entry), (4, 1, 22, entry), (1, 1, 9, entry), (1, 0, 8, entry))

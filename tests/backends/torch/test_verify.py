@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trencadis.interfaces import AcceptanceRule, AllocationPlan, Sampled, SampledLogprobs, Sampler
-from trencadis.records import Bucket, Drafts, Pass, Phase
+from trencadis.records import Bucket, Drafts, Pass, Phase, UnifiedBucket
 from trencadis_torch.rows import Rows
 from trencadis_torch.verify import MatchingPrefix, SamplePlan, emit
 
@@ -84,7 +84,7 @@ def test_drafts_stand_up_to_the_first_that_differs(chosen, emitted, padded):
         one = one_pass(num_logits=(3, 1, 0), lengths=(3, 1, 2), starts=(5, 9, 0), bucket=Bucket(5, 4, 9, Phase.DECODE))
     found, rows, _ = run(one, table, DRAFTS, padded=padded)
     assert found.indices.tolist() == [1, 2]
-    assert found.num_emitted.tolist() == [len(emitted), 1]
+    assert found.num_emitted[:2].tolist() == [len(emitted), 1]
     assert found.token_ids[0, : len(emitted)].tolist() == emitted
     assert rows.tokens[2, 6 : 6 + len(emitted)].tolist() == emitted
     assert rows.tokens[1, 9:12].tolist() == [0, 50, 0]
@@ -130,6 +130,20 @@ def test_sampled_positions_are_the_last_of_each_sequence():
 def test_nothing_is_sampled_if_no_sequence_emits():
     one = one_pass(num_logits=(0, 0), lengths=(4, 3), starts=(0, 0))
     assert SamplePlan.of(one, np.array([0, 4]), torch.zeros(4, 41), padded=False) is None
+
+
+@pytest.mark.parametrize("bucket", [Bucket(1, 32, 4), UnifiedBucket(32, 2, 9, is_causal=True)])
+@pytest.mark.parametrize(("steps", "size"), [(0, 4), (3, 12)])
+def test_sequences_of_one_row_are_padded_to_as_many_as_it_may_hold(bucket, steps, size):
+    for num_logits in ((1, 1), (1, 0), (0, 1)):
+        one = one_pass(num_logits=num_logits, lengths=(2, 3), starts=(5, 9), bucket=bucket)
+        history = torch.zeros(4, 41)
+        plan = SamplePlan.of(one, np.array([0, 2]), history, padded=True, num_sequences=4, num_steps=steps)
+        assert len(plan.tokens) == size
+        assert plan.entries.shape == (4, max(1, steps))
+        lasts = np.array([1, 4])  # of each sequence in the row
+        assert plan.tokens[plan.entries[: len(plan.sequences), 0]].tolist() == lasts[plan.sequences].tolist()
+        assert set(plan.context.rows) == {int(one.rows[sequence]) for sequence in plan.sequences}
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,9 @@ def test_one_name_sets_every_setting_that_declares_it():
     [
         ({"VLLM_SKIP_WARMUP": "true"}, "engine.warmup", False),
         ({"VLLM_SKIP_WARMUP": "0"}, "engine.warmup", True),
+        ({"VLLM_DEFRAG": "1"}, "defragmenter.enabled", "on"),
+        ({"VLLM_DEFRAG": "false"}, "defragmenter.enabled", "off"),
+        ({"VLLM_DEFRAG_THRESHOLD": "64"}, "defragmenter.threshold", 64),
         ({"VLLM_PREFIX_CACHING": "no"}, "cache.prefix_caching", False),
         ({"VLLM_BUCKETING_STRATEGY": "exp"}, "bucketing.name", "exponential"),
         ({"VLLM_BUCKETING_STRATEGY": "lin"}, "bucketing.name", "linear"),

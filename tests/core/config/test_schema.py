@@ -24,4 +24,4 @@ def test_dtype_outside_its_choices_is_refused():
 
 
 def test_every_layout_of_a_backend_has_a_bucketing():
-    assert BUCKETING_BY_LAYOUT == {"ragged": "exact", "padded": "exponential"}
+    assert BUCKETING_BY_LAYOUT == {"ragged": "exact", "padded": "exponential", "unified": "unified"}

@@ -7,7 +7,7 @@ from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig
 from trencadis.engine.build import build_engine
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
-from trencadis.errors import ConfigValueError, PromptTooLongError
+from trencadis.errors import CapabilityError, ConfigValueError, PromptTooLongError
 from trencadis.records import EmbeddingRequest
 from trencadis_testing.fakes import FakeBackend
 
@@ -63,3 +63,10 @@ def test_the_backend_is_told_how_to_embed(fake_house, monkeypatch) -> None:
     table = EmbeddingConfig(pooling="mean", normalize=False)
     build_engine(attrs.evolve(config, embedding=table), registry=registry).close()
     assert [(source.pooling, source.normalize_embeddings) for source in told] == [("mean", False)]
+
+
+def test_a_bucketing_that_does_not_know_unified_shapes_is_an_error_before_the_model_is_loaded(fake_house, monkeypatch):
+    config, registry = fake_house(layout="unified")
+    monkeypatch.setattr(FakeBackend, "load", None)
+    with pytest.raises(CapabilityError, match=r'requires the capability "bucketing\.unified"'):
+        build_engine(config, registry=registry)

@@ -40,7 +40,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(2, 6),
         token_budget=st.integers(6, 64),
         overlap=st.booleans(),
-        layout=st.sampled_from(["ragged", "padded"]),
+        layout=st.sampled_from(["ragged", "padded", "merged", "unified"]),
         feature=st.sampled_from(["plain", "plain", "drafts", "connector", "slow connector", "no cache"]),
     )
     def build(
@@ -48,7 +48,11 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         self.failing: set[int] = set()
         backend = FakeBackend(
-            layout=layout, max_model_len=num_blocks * BLOCK_SIZE, max_prefill_batch_size=2, fails=self.maybe_fail
+            layout="padded" if layout == "merged" else layout,
+            max_model_len=num_blocks * BLOCK_SIZE,
+            max_prefill_batch_size=2,
+            merges_prefills=layout == "merged",
+            fails=self.maybe_fail,
         )
         self.executor = Recorder(backend)
         self.executor.faults = []

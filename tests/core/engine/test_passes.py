@@ -10,17 +10,26 @@ from trencadis.engine.passes import PassPlanner
 from trencadis.engine.table import SequenceTable
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
-from trencadis.records import Bucket, Drafts, Phase, Plan
+from trencadis.records import Bucket, Drafts, Phase, Plan, UnifiedBucket
 from trencadis_testing.engines import ExactShapes
 
 
 def planner(
-    layout: str = "padded", *, contiguous: bool = False, max_prefills: int = 2, refuse: bool = False
+    layout: str = "padded",
+    *,
+    contiguous: bool = False,
+    max_prefills: int = 2,
+    merges: bool = False,
+    refuse: bool = False,
 ) -> PassPlanner:
     return PassPlanner(
         GuardedBucketing("bucketing", ExactShapes()),
         capabilities=BackendCapabilities(
-            layout=layout, default_block_size=4, max_prefill_batch_size=max_prefills, contiguous=contiguous
+            layout=layout,
+            default_block_size=4,
+            max_prefill_batch_size=max_prefills,
+            contiguous=contiguous,
+            merges_prefills=merges,
         ),
         table=SequenceTable(),
         block_size=4,
@@ -66,6 +75,76 @@ def test_prefill_rectangle_stays_within_the_token_budget() -> None:
     for one in passes:
         assert len(one.rows) == 1 or len(one.rows) * int(one.query_lens.max()) <= 32
     assert sorted(index for one in passes for index in one.indices.tolist()) == [0, 1, 2, 3]
+
+
+class Doubling(ExactShapes):
+    """Pads every query length to the next power of two."""
+
+    def bucket_for(self, shape):
+        return Bucket(shape.batch_size, 1 << (shape.query_len - 1).bit_length(), shape.num_blocks, shape.phase)
+
+
+def test_padded_prefill_of_several_sequences_stays_within_the_token_budget() -> None:
+    passes = planner(max_prefills=8)
+    passes._bucketing = GuardedBucketing("bucketing", Doubling())
+    found = passes.passes(plan([0] * 5, [9, 9, 9, 5, 3]), TABLES)
+    # Three of nine tokens are 27 as they are, and 48 in their bucket.
+    assert [one.bucket.num_tokens for one in found] == [32, 32, 4]
+    assert all(one.bucket.num_tokens <= 32 for one in found)
+    assert sorted(index for one in found for index in one.indices.tolist()) == list(range(5))
+
+
+def test_two_prepared_passes_are_preferred_to_one_that_must_be_compiled() -> None:
+    passes = planner(max_prefills=2)
+    passes.prepared((Bucket(1, 8, 0),))
+    assert [one.bucket for one in passes.passes(plan([0, 0], [8, 8]), TABLES)] == [Bucket(1, 8, 0)] * 2
+    passes.prepared((Bucket(2, 8, 0),))
+    assert [one.bucket for one in passes.passes(plan([0, 0], [8, 8]), TABLES)] == [Bucket(2, 8, 0)]
+
+
+def test_merged_prefills_are_counted_together_with_their_context() -> None:
+    passes = planner(merges=True, max_prefills=8).passes(plan([0, 9, 0, 4], [7, 5, 12, 1]), TABLES)
+    assert [one.indices.tolist() for one in passes] == [[0, 1, 2], [3]]
+    assert [one.bucket for one in passes] == [Bucket(1, 24, 3), Bucket(1, 1, 2, Phase.DECODE)]
+
+
+def test_merged_prefills_keep_to_their_number_and_to_the_token_budget() -> None:
+    passes = planner(merges=True, max_prefills=3).passes(plan([0] * 6, [20, 11, 10, 2, 2, 2]), TABLES)
+    assert [one.indices.tolist() for one in passes] == [[0, 1], [2, 3, 4], [5]]
+    assert [one.bucket.query_len for one in passes] == [31, 14, 2]
+
+
+def test_merged_prefills_are_not_merged_into_a_bucket_that_is_not_prepared() -> None:
+    passes = planner(merges=True, max_prefills=8)
+    passes.prepared((Bucket(1, 7, 0), Bucket(1, 5, 2), Bucket(1, 12, 2)))
+    found = passes.passes(plan([0, 5, 0], [7, 5, 5]), TABLES)
+    assert [one.bucket for one in found[:1]] == [Bucket(1, 12, 2)]
+    assert found[0].indices.tolist() == [0, 1]
+
+
+def test_unified_plan_is_one_pass_of_prefills_and_decodes() -> None:
+    tables = np.zeros((8, 9), np.int32)
+    tables[:4, :3] = [[7, 2, 0], [7, 3, 0], [9, 4, 0], [11, 20, 0]]
+    (one,) = planner("unified").passes(plan([5, 6, 4, 0], [1, 1, 3, 7]), tables)
+    assert one.bucket == UnifiedBucket(12, 2, 4, is_causal=True)
+    assert one.indices.tolist() == [0, 1, 2, 3]
+    (one,) = planner("unified").passes(plan([5, 6], [1, 1]), tables)
+    assert one.bucket == UnifiedBucket(2, 1, 4, is_causal=False)
+
+
+def test_drafted_decodes_of_a_unified_plan_are_causal() -> None:
+    (one,) = planner("unified").passes(plan([9, 30], [3, 1], [2, 0]), TABLES)
+    assert one.bucket.phase is Phase.PREFILL
+    assert one.num_logits.tolist() == [3, 1]
+
+
+def test_unified_bucket_that_was_not_prepared_can_be_refused() -> None:
+    passes = planner("unified", refuse=True)
+    tables = np.arange(8, dtype=np.int32)[:, None].repeat(9, axis=1)
+    passes.prepared((UnifiedBucket(1, 0, 1, False),))
+    assert passes.passes(plan([2], [1]), tables)
+    with pytest.raises(UnpreparedShapeError, match=r"UnifiedShape.*fits no prepared bucket"):
+        passes.passes(plan([2, 2], [1, 1]), tables)
 
 
 def test_drafted_decodes_are_no_prefills() -> None:

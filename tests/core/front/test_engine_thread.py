@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from trencadis.errors import BackendError, InvalidRequestError, ModelLoadError
-from trencadis.front.commands import Submission
+from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, ModelLoadError
+from trencadis.front.commands import AskMetrics, Embed, Submission
 from trencadis.front.engine_thread import EngineThread
 from trencadis.front.frontend import Frontend
 from trencadis.front.local_engine import LocalEngineClient
@@ -52,8 +52,14 @@ def submission(name: str = "a", prompt: object = PROMPT, num_tokens: int = 5, *,
     )
 
 
+async def next_of(stream: OutputStream) -> RequestOutput:
+    while (output := stream.take()) is None:
+        await stream.news()
+    return output
+
+
 async def last_of(stream: OutputStream) -> RequestOutput:
-    while not (output := await stream.next()).finished:
+    while not (output := await next_of(stream)).finished:
         pass
     return output
 
@@ -61,7 +67,7 @@ async def last_of(stream: OutputStream) -> RequestOutput:
 def test_outputs_reach_the_coroutine(open_thread: Callable[..., EngineThread]) -> None:
     async def read(thread: EngineThread) -> tuple[int, ...]:
         one = submission()
-        thread.submit(one)
+        thread.send(one)
         return (await last_of(one.stream)).outputs[0].token_ids
 
     assert asyncio.run(read(open_thread())) == tuple(fake_text(PROMPT, 5, vocab_size=VOCAB_SIZE, eos=-1))
@@ -87,7 +93,7 @@ def test_without_work_the_thread_is_blocked(tokenizer: Tokenizer) -> None:
 
     async def read() -> None:
         one = submission()
-        thread.submit(one)
+        thread.send(one)
         await last_of(one.stream)
 
     asyncio.run(read())
@@ -100,8 +106,8 @@ def test_without_work_the_thread_is_blocked(tokenizer: Tokenizer) -> None:
 def test_a_refused_request_tells_only_its_own_reader(open_thread: Callable[..., EngineThread]) -> None:
     async def read(thread: EngineThread) -> RequestOutput:
         bad, good = submission("bad", (VOCAB_SIZE,)), submission("good")
-        thread.submit(bad)
-        thread.submit(good)
+        thread.send(bad)
+        thread.send(good)
         with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
             await last_of(bad.stream)
         return await last_of(good.stream)
@@ -112,8 +118,8 @@ def test_a_refused_request_tells_only_its_own_reader(open_thread: Callable[..., 
 def test_an_abort_ends_the_request_and_its_reader_gets_what_there_is(open_thread: Callable[..., EngineThread]) -> None:
     async def read(thread: EngineThread) -> RequestOutput:
         one = submission(num_tokens=1000)
-        thread.submit(one)
-        await one.stream.next()
+        thread.send(one)
+        await next_of(one.stream)
         thread.abort("a")
         return await last_of(one.stream)
 
@@ -125,7 +131,7 @@ def test_an_abort_ends_the_request_and_its_reader_gets_what_there_is(open_thread
 def test_an_abort_for_another_stream_of_the_same_name_does_nothing(open_thread: Callable[..., EngineThread]) -> None:
     async def read(thread: EngineThread) -> RequestOutput:
         one = submission(num_tokens=30)
-        thread.submit(one)
+        thread.send(one)
         thread.abort("a", only=OutputStream(asyncio.get_running_loop()))
         thread.abort("nobody")
         return await last_of(one.stream)
@@ -146,7 +152,7 @@ def test_a_failure_of_the_engine_reaches_every_waiter_and_every_later_caller(
         both = [submission("a"), submission("b")]
         for one in both:
             try:
-                thread.submit(one)
+                thread.send(one)
             except BackendError:
                 one.stream.fail(BackendError("the bus is on fire"))
         for one in both:
@@ -154,7 +160,7 @@ def test_a_failure_of_the_engine_reaches_every_waiter_and_every_later_caller(
                 await asyncio.wait_for(last_of(one.stream), timeout=20)
         thread.close()
         with pytest.raises(BackendError, match="the bus is on fire"):
-            thread.submit(submission("c"))
+            thread.send(submission("c"))
         thread.abort("a")
 
     thread = open_thread(break_it)
@@ -166,11 +172,11 @@ def test_a_failure_of_the_engine_reaches_every_waiter_and_every_later_caller(
 def test_closing_ends_what_runs_and_refuses_what_comes(open_thread: Callable[..., EngineThread]) -> None:
     async def read(thread: EngineThread) -> RequestOutput:
         one = submission(num_tokens=1000)
-        thread.submit(one)
-        await one.stream.next()
+        thread.send(one)
+        await next_of(one.stream)
         await asyncio.to_thread(thread.close)
         with pytest.raises(BackendError, match="closed"):
-            thread.submit(submission("b"))
+            thread.send(submission("b"))
         return await last_of(one.stream)
 
     thread = open_thread()
@@ -182,11 +188,11 @@ def test_a_request_whose_reader_has_gone_with_its_loop_is_ended(open_thread: Cal
     thread = open_thread()
 
     async def leave() -> None:
-        thread.submit(submission("gone", num_tokens=1000))
+        thread.send(submission("gone", num_tokens=1000))
 
     async def read() -> RequestOutput:
         one = submission("here", num_tokens=30)
-        thread.submit(one)
+        thread.send(one)
         return await last_of(one.stream)
 
     asyncio.run(leave())
@@ -200,3 +206,19 @@ def test_an_error_while_it_opens_is_raised_to_who_opens_it() -> None:
 
     with pytest.raises(ModelLoadError, match="no such model"):
         EngineThread(fail)
+
+
+def test_a_question_that_is_ended_while_it_is_asked_leaves_nothing_behind(
+    open_thread: Callable[..., EngineThread],
+) -> None:
+    thread = open_thread()
+    gate = threading.Event()
+    held, question = AskMetrics(), Embed(prompts=[PROMPT], request_id="e")
+    held.future.add_done_callback(lambda _: gate.wait(5))  # on the engine's thread: it finds what follows in one go
+    thread.send(held)
+    thread.send(question)
+    thread.abort("e")
+    gate.set()
+    with pytest.raises(EngineEndedError, match="'e' was ended"):
+        question.future.result(5)
+    assert thread.desk.num_questions == 0

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from trencadis.front.client_request import ClientRequest
+from trencadis.front.completion import Completion
+from trencadis.front.news import StepNews
 from trencadis.front.output_processor import OutputProcessor
-from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams, TokenDeltas, TokenLogprobs
+from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams, TokenLogprobs
 from trencadis.text import Tokenizer
 
 
@@ -46,11 +48,11 @@ def end(
     )
 
 
-def deltas(tokens: dict[int, list[int]], *finished: FinishedSequence, **more: object) -> TokenDeltas:
-    return TokenDeltas(
-        slots=np.array(list(tokens), np.int32),
-        num_tokens=np.array([len(ids) for ids in tokens.values()], np.int32),
-        token_ids=np.array([token for ids in tokens.values() for token in ids], np.int32),
+def deltas(tokens: dict[int, list[int]], *finished: FinishedSequence, **more: object) -> StepNews:
+    return StepNews(
+        slots=list(tokens),
+        num_tokens=[len(ids) for ids in tokens.values()],
+        token_ids=[token for ids in tokens.values() for token in ids],
         finished=finished,
         **more,
     )
@@ -76,12 +78,13 @@ def test_who_does_not_stream_is_heard_of_once_at_the_end(house: House) -> None:
 
 
 def test_a_step_costs_nothing_for_sequences_that_nobody_watches(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = [house.add(str(slot), slot) for slot in range(300)]
+    for slot in range(300):
+        house.add(str(slot), slot)
+    house.add("watched", 300, streams=True)
     calls: list[str] = []
-    for client in clients:
-        monkeypatch.setattr(client.completions[0], "append", lambda *_, **__: calls.append("append"))
-    house.processor.process(deltas({slot: [5] for slot in range(300)}))
-    assert calls == []
+    monkeypatch.setattr(Completion, "append", lambda one, *_, **__: calls.append(one.request_id))
+    house.processor.process(deltas({slot: [5] for slot in range(301)}))
+    assert calls == ["watched"]
 
 
 def test_a_stop_string_stops_the_sequence_in_the_engine(house: House) -> None:

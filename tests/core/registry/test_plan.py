@@ -172,7 +172,7 @@ def test_a_named_bucketing_is_left_alone(registry):
 
 
 def test_a_layout_that_does_not_exist_breaks_the_contract(registry):
-    with pytest.raises(ContractError, match="states layout = 'round'; there are: ragged, padded"):
+    with pytest.raises(ContractError, match="states layout = 'round'; there are: ragged, padded, unified"):
         _resolve(registry).resolve_bucketing("round")
 
 
@@ -182,6 +182,30 @@ def test_a_layout_whose_bucketing_is_not_installed_says_so(make_plugin, house, c
     assert plan.resolve_bucketing("ragged").choices["bucketing"].component.name == "exact"
     with pytest.raises(UnknownComponentError, match='a padded backend takes "exponential", which no plugin offers'):
         plan.resolve_bucketing("padded")
+
+
+@pytest.fixture
+def unified_registry(make_plugin, house, component):
+    able = [component(name, provides={"bucketing.unified"}) for name in ("exact", "unified")]
+    house.trencadis_bucketings = make_plugin(bucketing=[*able, "exponential"]).trencadis_bucketings
+    return Registry.discover(entry_points=(), extra_plugins=[house])
+
+
+def test_a_unified_layout_takes_the_bucketing_of_that_name_or_another_that_knows_its_shapes(unified_registry):
+    resolved = _resolve(unified_registry).resolve_bucketing("unified")
+    assert resolved.choices["bucketing"].component.name == "unified"
+    named = _resolve(unified_registry, bucketing__name="exact", bucketing__fallback="unified")
+    assert named.resolve_bucketing("unified") is named
+
+
+@pytest.mark.parametrize("path", ["name", "fallback"])
+def test_a_bucketing_that_does_not_know_unified_shapes_is_refused_for_a_unified_backend(unified_registry, path):
+    plan = _resolve(unified_registry, **{"bucketing__name": "exact", f"bucketing__{path}": "exponential"})
+    assert plan.resolve_bucketing("padded") is plan
+    words = rf'\[bucketing\] {path} = "exponential".*requires the capability "bucketing\.unified"'
+    with pytest.raises(CapabilityError, match=words) as caught:
+        plan.resolve_bucketing("unified")
+    assert f'Set bucketing.{path} to "unified"' in str(caught.value)
 
 
 def test_a_bucketing_chosen_late_is_negotiated_too(make_plugin, house, component):

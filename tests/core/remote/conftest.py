@@ -113,9 +113,16 @@ class Line:
 def open_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
     opened: list[Line] = []
 
-    def make(*, watchdog_s: float = 60.0, clock: Any = None, high_water_mark: int = 64, **options: Any) -> Line:
+    def make(
+        *,
+        watchdog_s: float = 60.0,
+        clock: Any = None,
+        high_water_mark: int = 64,
+        never_waits: bool = False,
+        **options: Any,
+    ) -> Line:
         address = f"ipc://{tmp_path}/line{len(opened)}"
-        near = Channel(address, binds=True, high_water_mark=high_water_mark)
+        near = Channel(address, binds=True, high_water_mark=high_water_mark, never_waits=never_waits)
         far = Channel(address, binds=False, high_water_mark=high_water_mark)
         backend = FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024, strict=False)
         engine = make_engine(backend=backend, num_blocks=512, **options)

@@ -74,7 +74,7 @@ def test_an_abort_is_answered_with_what_there_is(open_line: Callable[..., Any]) 
     line = open_line()
     line.client.add(request("a", 500))
     line.client.add(request("b", 500))
-    while not line.client.step(timeout_s=0.01).slots.size:
+    while not line.client.step(timeout_s=0.01).slots:
         line.host.turn()
     assert line.client.abort("a") is None
     assert line.client.stop("b") is None

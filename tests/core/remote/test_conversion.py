@@ -20,10 +20,10 @@ from trencadis.records import (
 )
 from trencadis.remote.conversion import (
     add_message,
-    deltas_of,
     error_of,
     fault_of,
     model_of,
+    news_of,
     ready_message,
     request_of,
     step_message,
@@ -99,9 +99,9 @@ def test_a_step_arrives_with_tickets_for_slots() -> None:
     tickets = np.array([9, 9, 30, 9, 40], np.int32)
     # Slot 4 has been given to another already: the ticket of what finished is told apart.
     message = decode_host_message(encode(step_message(deltas, tickets, [41])))
-    arrived = deltas_of(message)  # type: ignore[arg-type]
-    assert arrived.slots.tolist() == [40, 30]
-    assert (arrived.num_tokens.tolist(), arrived.token_ids.tolist()) == ([2, 1], [5, 6, 7])
+    arrived = news_of(message)  # type: ignore[arg-type]
+    assert arrived.slots == [40, 30]
+    assert (arrived.num_tokens, arrived.token_ids) == ([2, 1], [5, 6, 7])
     assert arrived.finished == (attrs.evolve(finished, slot=41),)
     assert arrived.logprobs == (entry,)
     assert arrived.prompt_logprobs == (attrs.evolve(entry, index=30),)

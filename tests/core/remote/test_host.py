@@ -25,8 +25,8 @@ def test_tokens_come_under_the_ticket_of_their_request(open_line: Callable[..., 
     got: dict[int, list[int]] = {ticket: [] for ticket in tickets}
     for deltas in line.settle():
         start = 0
-        for ticket, count in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
-            got[ticket] += deltas.token_ids[start : start + count].tolist()
+        for ticket, count in zip(deltas.slots, deltas.num_tokens, strict=True):
+            got[ticket] += deltas.token_ids[start : start + count]
             start += count
     assert got == {ticket: fake_text(prompt, 5, vocab_size=4096, eos=-1) for ticket, prompt in tickets.items()}
 

@@ -8,9 +8,10 @@ import attrs
 import pytest
 
 from trencadis.config import Config
+from trencadis.front.engine_thread import EngineThread
 from trencadis.front.local_engine import LocalEngineClient
 from trencadis.registry import Registry
-from trencadis.remote import open_placed_frontend
+from trencadis.remote import open_placed_frontend, open_runner
 from trencadis.remote.client import RemoteEngineClient
 
 House = Callable[..., tuple[Config, Registry]]
@@ -29,6 +30,17 @@ def test_process_is_another(process_house: House) -> None:
     frontend = open_placed_frontend(*process_house())
     assert isinstance(frontend.engine, RemoteEngineClient)
     frontend.close()
+
+
+def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_process(
+    fake_house: House, process_house: House
+) -> None:
+    here, there = open_runner(*fake_house()), open_runner(*process_house())
+    assert isinstance(here, EngineThread)
+    assert isinstance(there.frontend.engine, RemoteEngineClient)
+    here.close()
+    there.close()
+    assert (here.is_alive, there.is_alive) == (False, False)
 
 
 def test_what_only_another_process_needs_is_not_imported_for_this_one() -> None:

@@ -119,7 +119,7 @@ class Api:
         """
         async for _ in self.llm.generate((9,), request_id="the last"):
             pass
-        engine: Any = self.llm._thread.frontend.engine
+        engine: Any = self.llm._runner.frontend.engine
         # The last request's blocks are free once the step is over in which it ended.
         async for _ in self.llm.generate((9,), request_id="behind the last"):
             pass

@@ -107,7 +107,7 @@ def until_idle(client: openai.OpenAI, llm: AsyncLLM) -> int:
         client.completions.create(model="demo", prompt=[5], max_tokens=1)
         if not llm.num_live:
             break
-    engine: Any = llm._thread.frontend.engine
+    engine: Any = llm._runner.frontend.engine
     return int(engine.engine._state.blocks.num_used)
 
 

@@ -322,3 +322,26 @@ def test_budget_below_every_size_leaves_the_longest_query(generation):
     case = attrs.evolve(SMALL, max_model_len=100, max_num_batched_tokens=120)
     prefill = of_phase(Exponential(case, ExponentialConfig(generation=generation)).buckets(case), Phase.PREFILL)
     assert prefill == [Bucket(1, 100, 0)]
+
+
+def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them():
+    """Source: vllm-gaudi, extension/bucketing/exponential.py: query (min, 4 steps, budget), context (0, 4, C · P)."""
+    limits = BucketLimits(
+        block_size=128,
+        max_model_len=1024,
+        max_num_seqs=4,
+        max_num_batched_tokens=2048,
+        max_prefill_batch_size=1,
+        num_blocks=300,
+        contiguous=False,
+        prefix_caching=True,
+        max_draft_tokens=0,
+        max_merged_prefills=4,
+    )
+    prefill = [bucket for bucket in Exponential(limits).buckets(limits) if bucket.phase is Phase.PREFILL]
+    queries, contexts = exponential_range(128, 512, 2048, 11), exponential_range(0, 4, 4 * 7, 4)
+    # Four prompts that share the queries evenly leave room for this much context.
+    expected = {(1, q, c) for q in queries for c in contexts if c <= 4 * ((1024 - q // 4) // 128)}
+    assert {(one.batch_size, one.query_len, one.num_blocks) for one in prefill} == expected
+    assert {one.query_len for one in prefill} == {512, 1024, 1536, 2048}
+    assert {one.num_blocks for one in prefill} == {0, 4, 8, 16, 28}

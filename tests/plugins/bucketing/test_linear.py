@@ -184,3 +184,23 @@ def test_ranges_of_august_2024_have_the_vendors_24_and_48_combinations():
         4,
         512,
     ]
+
+
+def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them():
+    """Source: vllm-gaudi, extension/bucketing/linear.py: four blocks of queries, four of context."""
+    limits = BucketLimits(
+        block_size=128,
+        max_model_len=1024,
+        max_num_seqs=4,
+        max_num_batched_tokens=2048,
+        max_prefill_batch_size=1,
+        num_blocks=300,
+        contiguous=False,
+        prefix_caching=True,
+        max_draft_tokens=0,
+        max_merged_prefills=4,
+    )
+    prefill = [bucket for bucket in Linear(limits).buckets(limits) if bucket.phase is Phase.PREFILL]
+    assert {bucket.batch_size for bucket in prefill} == {1}
+    assert {bucket.query_len for bucket in prefill} == {128, 256, 512, 1024, 1536, 2048}
+    assert {bucket.num_blocks for bucket in prefill} == {0, 4, 8, 12, 16, 20, 24, 28}

@@ -11,7 +11,6 @@ from trencadis_plugins.bucketing.table import (
     BucketTable,
     fallback_bucket,
     fallback_size,
-    max_context_blocks,
     max_decode_blocks,
     padded_cost,
 )
@@ -102,13 +101,15 @@ def test_hundreds_of_buckets_without_a_common_size_are_looked_up():
 
 def test_table_without_common_sizes_that_is_too_large_is_refused():
     buckets = [Bucket(i, 1000 - i, i) for i in range(1, 301)]
-    with pytest.raises(ConfigValueError, match=r"300 prefill buckets have 300 batch sizes.*Use fewer different sizes"):
+    with pytest.raises(
+        ConfigValueError, match=r"300 prefill buckets have 300 values of batch_size.*Use fewer different sizes"
+    ):
         BucketTable(buckets)
 
 
 @pytest.mark.parametrize(("length", "blocks"), [(1, 0), (2, 1), (129, 1), (130, 2), (4096, 32)])
 def test_context_is_all_but_one_token_rounded_up_to_blocks(length, blocks):
-    assert max_context_blocks(attrs.evolve(LIMITS, max_model_len=length)) == blocks
+    assert attrs.evolve(LIMITS, max_model_len=length).max_context_blocks == blocks
 
 
 def test_decode_reads_the_cache_or_all_tables():

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import logging
+
 import attrs
 import pytest
 
-from trencadis.records import BucketLimits, Phase
+from trencadis.records import BucketLimits, Phase, UnifiedBucket
 from trencadis_plugins.bucketing.config import UnifiedConfig
 from trencadis_plugins.bucketing.unified import Unified
 from trencadis_plugins.bucketing.unified_table import unified_buckets
-from trencadis_testing.bucketing import BucketingConformance
+from trencadis_testing.bucketing import UNIFIED_LIMITS, BucketingConformance, UnifiedBucketingConformance, legal_shapes
 
 LIMITS = BucketLimits(
     block_size=128,
@@ -22,11 +24,20 @@ LIMITS = BucketLimits(
 )
 
 
-class TestUnified(BucketingConformance):
+class TestPadded(BucketingConformance):
     make = Unified
 
 
-class TestUnifiedAlpha(BucketingConformance):
+class TestPaddedAlpha(BucketingConformance):
+    def make(self, limits):
+        return Unified(limits, UnifiedConfig(form="alpha"))
+
+
+class TestUnified(UnifiedBucketingConformance):
+    make = Unified
+
+
+class TestUnifiedAlpha(UnifiedBucketingConformance):
     def make(self, limits):
         return Unified(limits, UnifiedConfig(form="alpha"))
 
@@ -59,5 +70,22 @@ def test_contiguous_counts_end_with_the_cache():
 
 
 @pytest.mark.parametrize("form", ["alpha", "exponential"])
-def test_table_of_a_unified_device_is_that_of_the_form(form):
-    assert Unified(LIMITS, UnifiedConfig(form=form)).unified_buckets(LIMITS) == unified_buckets(LIMITS, form)
+def test_unified_table_is_the_vendors_and_the_largest_passes(form):
+    limits = attrs.evolve(LIMITS, unified=True)
+    found = Unified(limits, UnifiedConfig(form=form)).buckets(limits)
+    tops = {UnifiedBucket(2048, 256, 5781, True), UnifiedBucket(32, 256, 5781, False)}
+    assert set(found) == {*unified_buckets(limits, form), *tops}
+
+
+@pytest.mark.parametrize("form", ["alpha", "exponential"])
+@pytest.mark.parametrize("limits", UNIFIED_LIMITS.values(), ids=UNIFIED_LIMITS)
+def test_every_legal_unified_shape_has_a_prepared_bucket(form, limits):
+    strategy = Unified(limits, UnifiedConfig(form=form))
+    table = set(strategy.buckets(limits))
+    assert {strategy.bucket_for(shape) for shape in legal_shapes(limits, seed=1)} <= table
+
+
+def test_unified_table_is_logged_with_its_four_dimensions(caplog):
+    with caplog.at_level(logging.INFO):
+        Unified(attrs.evolve(LIMITS, unified=True), UnifiedConfig(form="alpha"))
+    assert "unified buckets [query, shared_blocks, unique_blocks, is_causal]: [(8, 0, 0, 1)," in caplog.text

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.records import BucketLimits
+from trencadis.records import BucketLimits, UnifiedBucket
 from trencadis_plugins.bucketing.unified_table import (
-    UnifiedBucket,
     alpha_points,
     exponential_points,
     unified_buckets,
@@ -34,11 +33,11 @@ def test_alpha_table_equals_the_vendors(length):
     buckets = unified_buckets(limits(32, length, 2048, 5781), "alpha")
     assert len(buckets) == 375
     assert values(buckets, "query_len") == [8, 16, 32, 512, 1024, 2048]
-    assert values(buckets, "shared_blocks") == [0, 8, 16, 32, 64, 128, 256]
-    assert values(buckets, "unique_blocks") == [0, 8, 16, 32, 1445, 2890, 5781]
+    assert values(buckets, "num_blocks") == [0, 8, 16, 32, 64, 128, 256]
+    assert values(buckets, "num_unique_blocks") == [0, 8, 16, 32, 1445, 2890, 5781]
     assert buckets[:2] == (UnifiedBucket(8, 0, 0, True), UnifiedBucket(8, 0, 8, False))
     assert buckets[-2:] == (UnifiedBucket(2048, 256, 2890, True), UnifiedBucket(2048, 256, 5781, True))
-    assert [bucket.unique_blocks for bucket in buckets[::-1][1:4]] == [2890, 1445, 32]
+    assert [bucket.num_unique_blocks for bucket in buckets[::-1][1:4]] == [2890, 1445, 32]
 
 
 def test_alpha_table_of_few_sequences_is_as_large_as_the_vendors():
@@ -49,8 +48,8 @@ def test_exponential_table_equals_the_vendors():
     buckets = unified_buckets(limits(32, 1024, 2048, 5781), "exponential")
     assert len(buckets) == 167
     assert values(buckets, "query_len") == [32, 96, 192, 384, 896, 2048]
-    assert values(buckets, "shared_blocks") == [0, 8, 32]
-    assert values(buckets, "unique_blocks") == [0, 32, 64, 128, 352, 864, 2240, 5781]
+    assert values(buckets, "num_blocks") == [0, 8, 32]
+    assert values(buckets, "num_unique_blocks") == [0, 32, 64, 128, 352, 864, 2240, 5781]
 
 
 def test_exponential_table_of_many_sequences_is_as_large_as_the_vendors():
@@ -75,7 +74,7 @@ def test_smallest_limits_leave_a_bucket_and_no_empty_pass(form, case):
     buckets = unified_buckets(case, form)
     assert any(bucket.is_causal for bucket in buckets)
     assert all(bucket.query_len >= 1 for bucket in buckets)
-    assert all(bucket.is_causal or bucket.shared_blocks or bucket.unique_blocks for bucket in buckets)
+    assert all(bucket.is_causal or bucket.num_blocks or bucket.num_unique_blocks for bucket in buckets)
     assert list(buckets) == sorted(set(buckets))
 
 

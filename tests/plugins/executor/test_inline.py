@@ -11,7 +11,7 @@ from trencadis.interfaces import AllocationPlan, KVWorkerSide
 from trencadis.records import Batch, Bucket, ConnectorReport, ModelSource, StepOutput, TableWrites
 from trencadis_plugins.executor.inline import InlineExecutor
 from trencadis_testing.driver import BackendDriver
-from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.fakes import FakeBackend, fake_embedding, fake_text
 
 SOURCE = ModelSource(path="fake")
 NONE = np.empty(0, np.int32)
@@ -74,6 +74,10 @@ class Recorder(FakeBackend):
         self.note("copy_blocks")
         super().copy_blocks(**arrays)
 
+    def embed(self, token_ids):
+        self.note("embed")
+        return super().embed(token_ids)
+
     def close(self):
         self.note("close")
 
@@ -124,8 +128,9 @@ def test_every_call_of_the_backend_comes_from_one_thread(started):
     executor.prepare(Bucket(1, 1, 1))
     executor.submit(batch()).wait()
     executor.copy_blocks(sources=NONE, targets=NONE)
+    executor.embed([np.array([1], np.int32)])
     executor.close()
-    assert backend.calls == ["load", "memory", "allocate", "prepare", "submit 0", "copy_blocks", "close"]
+    assert backend.calls == ["load", "memory", "allocate", "prepare", "submit 0", "copy_blocks", "embed", "close"]
     assert len(backend.threads) == 1
     assert threading.current_thread().name not in backend.threads
     assert backend.sampler == "sampler 0"
@@ -140,6 +145,29 @@ def test_submit_returns_before_the_batch_runs_and_batches_keep_their_order(start
     backend.gate.set()
     assert all(isinstance(one.wait(), StepOutput) for one in reversed(pending))
     assert backend.calls[2:] == ["submit 0", "submit 1", "submit 2"]
+
+
+def test_texts_are_embedded_behind_the_batches_submitted_before(started):
+    executor, backend = started
+    executor.allocate(plan())
+    pending = executor.submit(batch())
+    texts = [np.array(tokens, np.int32) for tokens in ([5, 6, 7], [8])]
+    vectors = executor.embed(texts)
+    assert backend.calls == ["load", "allocate", "submit 0", "embed"]
+    np.testing.assert_allclose(vectors, [fake_embedding([5, 6, 7]), fake_embedding([8])], rtol=1e-6)
+    pending.wait()
+
+
+def test_texts_that_cannot_be_embedded_raise_and_later_batches_run(started):
+    executor, backend = started
+    executor.allocate(plan())
+    backend._embedding_size = 0
+    with pytest.raises(BackendError, match="Recorder does not embed"):
+        executor.embed([np.array([1], np.int32)])
+    executor.submit(batch()).wait()
+    executor.close()
+    with pytest.raises(BackendError, match="closed"):
+        executor.embed([np.array([1], np.int32)])
 
 
 def test_step_that_raises_fails_alone_and_names_backend_and_cause(started):

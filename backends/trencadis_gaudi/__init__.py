@@ -1,0 +1,29 @@
+"""The backend ``gaudi``: Intel Gaudi, and a device that behaves like one on a CPU. The hook alone; torch comes with the factory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Backend, Component, ComponentContext
+from trencadis_gaudi.config import GaudiConfig
+
+__all__ = ["trencadis_backends"]
+
+
+@hookimpl
+def trencadis_backends() -> Iterable[Component]:
+    """Yield ``gaudi``."""
+    yield Component(
+        name="gaudi",
+        factory=_make_gaudi,
+        config=GaudiConfig,
+        summary="Intel Gaudi through habana_frameworks: buckets, HPU graphs or torch.compile; or emulated on a CPU.",
+        interface_version=1,
+    )
+
+
+def _make_gaudi(config: GaudiConfig, context: ComponentContext) -> Backend:
+    from trencadis_gaudi.backend import GaudiBackend
+
+    return GaudiBackend(config, clock=context.clock)

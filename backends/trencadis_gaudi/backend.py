@@ -1,0 +1,362 @@
+"""The backend ``gaudi``: one process, one device, buckets throughout.
+
+submit:  row starts, table writes ─▶ rows and host tables
+         pass by pass: host metadata ─▶ forward (graph) ─▶ sampler ─▶ rows
+wait:    tokens, on their way to the host since submit ─▶ StepOutput
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from trencadis.clock import Clock
+from trencadis.errors import BackendError, ConfigValueError, OutOfMemoryError
+from trencadis.interfaces import AcceptanceRule, AllocationPlan, Backend, BackendCapabilities, PendingStep, Sampler
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    Pass,
+    Phase,
+    RowStart,
+    SamplingParams,
+    WarmUpReport,
+)
+from trencadis_gaudi.adapter import ForwardAdapter, make_forward
+from trencadis_gaudi.block_swaps import BlockSwaps
+from trencadis_gaudi.capture import Capture
+from trencadis_gaudi.config import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, GaudiConfig
+from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.flat_cache import FlatKVCache
+from trencadis_gaudi.habana import load_habana
+from trencadis_gaudi.host_tables import HostTables
+from trencadis_gaudi.memory import MemoryShares, format_bytes, share_memory
+from trencadis_gaudi.model import LoadedModel, load_model
+from trencadis_gaudi.passes import GaudiPasses
+from trencadis_gaudi.profile_run import measure_activations
+from trencadis_gaudi.runner import GaudiRunner, empty_pass
+from trencadis_gaudi.sampler_warmup import sampler_sizes, warm_up_sampler
+from trencadis_gaudi.timer import GaudiTimer
+from trencadis_gaudi.warmup import WarmUp
+from trencadis_gaudi.watch import Watch
+from trencadis_torch.pending import TorchStep
+from trencadis_torch.runner import PassResult
+from trencadis_torch.verify import MatchingPrefix, SamplePlan, emit
+
+__all__ = ["GaudiBackend"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+
+class GaudiBackend(Backend):
+    """Runs a transformers model on a Gaudi, or on the emulated device.
+
+    Args:
+        config: Table ``[backend.gaudi]``.
+        clock: Times the warm-up, and steps of the emulated device.
+
+    Attributes:
+        habana: The device and its software.
+        watch: What was compiled and how much was padding.
+
+    Raises:
+        ConfigValueError: Two keys contradict each other.
+        BackendError: The Gaudi software, or a Gaudi, is missing.
+    """
+
+    def __init__(self, config: GaudiConfig, *, clock: Clock) -> None:
+        config.check()
+        self._config = config
+        self._clock = clock
+        self.habana = load_habana(config, clock=clock)
+        self.watch = Watch(self.habana, counts_compilations=config.watch_compilations, logs_passes=config.log_passes)
+        self._loaded: LoadedModel | None = None
+        self._runner: GaudiRunner | None = None
+        self._warm_up: WarmUp | None = None
+        self._paths: tuple[SamplingParams, ...] = ()
+        self._capabilities = BackendCapabilities(
+            layout=config.layout,
+            default_block_size=DEFAULT_BLOCK_SIZE,
+            max_prefill_batch_size=config.max_prefill_batch_size,
+            contiguous=config.contiguous,
+            shares_blocks=not config.contiguous,
+            merges_prefills=config.merged_prefill,
+        )
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """As configured."""
+        return self._capabilities
+
+    # ------------------------------------------------------------------------------------------------- start-up
+
+    def load(self, source: ModelSource, *, sampler: Sampler) -> ModelFacts:
+        """Load, inspect and check the model on the CPU, then move it to the device.
+
+        Raises:
+            ModelLoadError: Files are missing, the model is no decoder, or the paged forward would not compute what it computes.
+            OutOfMemoryError: No room for the weights.
+        """
+        self._sampler = sampler
+        self._paths = sampler.use_static_shapes()
+        if not self._paths:
+            logger.warning(
+                "The sampler %s makes no promise about shapes: what it runs is compiled when it is first needed.",
+                type(sampler).__name__,
+            )
+        loaded = self._loaded = load_model(source, self.habana, check=self._config.check_model)
+        self.habana.declare("weights", loaded.facts.weights_bytes)
+        # Until a profile run says what a step takes.
+        self._shares = self._share(self.habana.free_bytes())
+        return loaded.facts
+
+    def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
+        """Run the largest prefill, and share out what is free beside it.
+
+        Raises:
+            OutOfMemoryError: The step does not fit, or what is left pays for no block.
+        """
+        loaded = self._model()
+        with self._on_device(), self.watch.compilations(warns=False):
+            activations = measure_activations(
+                loaded,
+                self.habana,
+                block_size=DEFAULT_BLOCK_SIZE,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_num_seqs=min(max_num_seqs, self._config.max_prefill_batch_size),
+            )
+        free, total = self.habana.hpu.mem_get_info()
+        if activations >= free:
+            raise OutOfMemoryError(
+                f"A step of {max_num_batched_tokens} tokens takes {format_bytes(activations)}; {format_bytes(free)} are free.",
+                hint="Lower engine.max_num_batched_tokens.",
+            )
+        shares = self._shares = self._share(free - activations)
+        logger.info("%s", shares)
+        shares.num_blocks(self._block_bytes(DEFAULT_BLOCK_SIZE))
+        return MemoryReport(
+            total_bytes=total, free_bytes=free, activation_bytes=activations, cache_bytes=shares.cache_bytes
+        )
+
+    def _share(self, free_bytes: int) -> MemoryShares:
+        config = self._config
+        return share_memory(
+            free_bytes,
+            utilization=config.memory_utilization,
+            graph_reserve=0.0 if config.mode == "eager" else config.graph_reserve,
+            padding_bytes=self._block_bytes(DEFAULT_BLOCK_SIZE),
+        )
+
+    def _block_bytes(self, block_size: int) -> int:
+        return self._model().facts.kv_bytes_per_token * block_size
+
+    def allocate(self, plan: AllocationPlan) -> None:
+        """Allocate the KV cache, the rows and the sampler's state, and make the forward.
+
+        Raises:
+            ConfigValueError: The kernels do not know the block size.
+            OutOfMemoryError: No room.
+        """
+        if plan.block_size not in BLOCK_SIZES:
+            raise ConfigValueError(
+                f"[cache] block_size = {plan.block_size}: the attention kernels of a Gaudi know {', '.join(map(str, BLOCK_SIZES))}.",
+                hint=f"Leave it at 0 for {DEFAULT_BLOCK_SIZE}.",
+            )
+        loaded, habana, config = self._model(), self.habana, self._config
+        self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
+        habana.declare("KV cache", (plan.num_blocks + 1) * self._block_bytes(plan.block_size))
+        self._cache = FlatKVCache(
+            loaded.layers, num_blocks=plan.num_blocks, block_size=plan.block_size, device=habana.device
+        )
+        logger.info(
+            "Usable num_blocks: %d, actual allocated num_blocks (max across layers): %d (_PAD_BLOCK_ID=%d, _PAD_SLOT_ID=%d)",
+            plan.num_blocks,
+            plan.num_blocks + 1,
+            self._cache.padding_block,
+            self._cache.padding_block * plan.block_size,
+        )
+        self._rows = DeviceRows(plan, habana)
+        self._tables = HostTables(plan.num_rows, self._rows.tables.shape[1])
+        self._sampler.allocate(num_rows=plan.num_rows + 1, vocab_size=loaded.facts.vocab_size, device=habana.device)
+        self._swaps = BlockSwaps(self._cache, config, habana)
+        passes = GaudiPasses(
+            self._cache, contiguous=config.contiguous, merged_prefill=config.merged_prefill, kernel=habana.kernel
+        )
+        self._adapter = ForwardAdapter(loaded.model, passes)
+        self._runner = GaudiRunner(
+            make_forward(self._adapter, config, habana),
+            passes,
+            rows=self._rows,
+            tables=self._tables.blocks,
+            habana=habana,
+            max_merged=config.max_prefill_batch_size if config.merged_prefill else 0,
+            max_num_seqs=plan.num_rows,
+            max_steps=1 + plan.max_draft_tokens,
+        )
+        self._capture = Capture(
+            config,
+            habana,
+            run=self.run_bucket,
+            margin_bytes=self._shares.margin_bytes,
+            clear=getattr(self._adapter, "clear_cache", lambda: None),
+        )
+
+    # -------------------------------------------------------------------------------------------------- warm-up
+
+    @torch.inference_mode()
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
+        """Compile or capture the buckets, and whatever sampler and block swaps need; see ``warmup.py``.
+
+        Raises:
+            OutOfMemoryError: Graphs do not fit, and ``on_memory_shortage`` is ``fail``.
+        """
+        self._warm_up = WarmUp(
+            self._config,
+            self.habana,
+            capture=self._capture,
+            watch=self.watch,
+            clock=self._clock,
+            steps=self,
+        )
+        with self._on_device():
+            report = self._warm_up.run(buckets, progress=progress)
+        if self._config.emulated_frozen:
+            self.habana.freeze()
+        return report
+
+    @torch.inference_mode()
+    def prepare(self, bucket: Bucket) -> None:
+        """Compile or capture one bucket."""
+        with self._on_device(), self.watch.compilations(warns=False):
+            self.run_bucket(bucket, self._config.captures)
+        self.watch.warmed_up(bucket)
+
+    def run_bucket(self, bucket: Bucket, graph: bool) -> None:
+        """Run a bucket on padding alone, which leaves no trace."""
+        self._run(empty_pass(bucket), None, graph=graph)
+
+    def warm_sampler(self, buckets: Sequence[Bucket]) -> None:
+        """Let rows start and be sampled in every way that passes in these buckets do."""
+        runner = self._allocated()
+        sizes = sampler_sizes(map(runner.sampling_bucket, buckets))
+        line = RowStart(row=0, token_ids=np.zeros(1, np.int32), num_prompt_tokens=1, params=SamplingParams(), seed=0)
+        self._rows.start(line, self._sampler)
+        if self._paths:
+            warm_up_sampler(sizes, self._paths, sample=self._sample)
+
+    def warm_swaps(self) -> None:
+        """Swap blocks if the engine will: it does where blocks are read by range."""
+        reads_ranges = self._config.contiguous or self._config.layout == "unified"
+        if reads_ranges or self._config.defragmenter_graphs == "on":
+            self._swaps.warm_up()
+
+    def _sample(self, batch_size: int, steps: int, params: SamplingParams | None) -> None:
+        """Sample zeros for rows that nobody has; their tokens are written where rows that start write over them."""
+        num_rows = len(self._tables.blocks)
+        rows = np.arange(batch_size, dtype=np.int32) % num_rows
+        if params is not None:
+            for row in range(min(batch_size, num_rows)):
+                token_ids = np.zeros(1, np.int32)
+                self._sampler.start_row(
+                    RowStart(row=row, token_ids=token_ids, num_prompt_tokens=1, params=params, seed=row)
+                )
+        lengths = np.full(batch_size, steps, np.int32)
+        one = attrs.evolve(
+            empty_pass(Bucket(batch_size, steps, 0, Phase.DECODE)),
+            indices=np.arange(batch_size, dtype=np.int32),
+            rows=rows,
+            starts=np.zeros(batch_size, np.int32),
+            query_lens=lengths,
+            num_logits=lengths,
+        )
+        plan = SamplePlan.of(one, np.arange(batch_size) * steps, self._rows.history, padded=True)
+        assert plan is not None, "every sequence has logits"
+        model = self._model()
+        logits = torch.zeros(batch_size * steps, model.facts.vocab_size, dtype=model.dtype, device=self.habana.device)
+        self.habana.mark_step()
+        emit(logits, plan, one, drafts=None, rows=self._rows, sampler=self._sampler, acceptance=self._acceptance)
+        self.habana.mark_step()
+
+    # ---------------------------------------------------------------------------------------------------- steps
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> PendingStep:
+        """Launch a batch; in eager mode of the emulated device it has run when this returns."""
+        with self._on_device():
+            timer = GaudiTimer(self.habana, self._clock)
+            # In eager mode operations are compiled as they come.
+            with self.watch.compilations(warns=self._config.mode != "eager") as compiled:
+                for start in batch.row_starts:
+                    self._rows.start(start, self._sampler)
+                self._tables.apply(batch.table_writes)
+                results = [self._pass(one, batch) for one in batch.passes]
+                pending = TorchStep(
+                    num_sequences=batch.num_sequences,
+                    emitted=[result.emitted for result in results if result.emitted is not None],
+                    prompts=[result.prompt for result in results if result.prompt is not None],
+                    num_padded_tokens=sum(result.num_padded_tokens for result in results),
+                    timer=timer,
+                    backend="gaudi",
+                )
+            pending.num_compilations = compiled.number
+            if self._warm_up is not None:
+                self._warm_up.continue_with_one()
+        return pending
+
+    def _pass(self, one: Pass, batch: Batch) -> PassResult:
+        self.watch.note(one)
+        return self._run(one, batch, graph=self._capture.as_graph(one.bucket))
+
+    def _run(self, one: Pass, batch: Batch | None, *, graph: bool) -> PassResult:
+        return self._allocated().run(
+            one,
+            drafts=None if batch is None else batch.drafts,
+            sampler=self._sampler,
+            acceptance=self._acceptance,
+            graph=graph,
+        )
+
+    @torch.inference_mode()
+    def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy whole KV blocks, all layers, in one of a few sizes."""
+        self._allocated()
+        if len(sources):
+            with self._on_device(), self.watch.compilations(warns=self._config.mode != "eager"):
+                self._swaps.copy(sources, targets)
+
+    def metrics(self) -> str:
+        """Return what the watch counts."""
+        return self.watch.metrics()
+
+    def kv_cache(self) -> FlatKVCache:
+        """Return the cache: per layer keys and values by block; see :class:`PagedKVCache`."""
+        return self._cache
+
+    def close(self) -> None:
+        """Let go of model and cache; may be called twice."""
+        self._loaded = self._runner = self._warm_up = None
+        for name in ("_cache", "_rows", "_adapter", "_swaps", "_capture"):
+            self.__dict__.pop(name, None)
+
+    def _on_device(self) -> contextlib.AbstractContextManager[Any]:
+        return self.habana.active()
+
+    def _model(self) -> LoadedModel:
+        if self._loaded is None:
+            raise BackendError("backend gaudi: no model is loaded, or it was closed.")
+        return self._loaded
+
+    def _allocated(self) -> GaudiRunner:
+        if self._runner is None:
+            raise BackendError("backend gaudi: a batch came before allocate, or after close.")
+        return self._runner

@@ -1,0 +1,100 @@
+"""Copies of KV blocks in a few sizes, so that a defragmenter does not compile one for every number of blocks.
+
+Source: vllm-gaudi, extension/defragmentation.py (sizes, padding, warm-up).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+from trencadis.records import Int32Array
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.habana import Habana
+from trencadis_torch.device import to_device
+from trencadis_torch.kv_cache import PagedKVCache
+
+__all__ = ["THRESHOLDS", "BlockSwaps", "padded_length"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+THRESHOLDS = (8, 16, 32, 64, 128, 256, 512)
+"""Pairs of blocks that change places in one call; each is two copies."""
+
+
+def padded_length(num_copies: int) -> int:
+    """Return how many copies are made instead of ``num_copies``: two for each pair of the next threshold. Pure.
+
+    Beyond the largest threshold it is the next power of two, which no warm-up has seen.
+    """
+    for threshold in THRESHOLDS:
+        if num_copies <= 2 * threshold:
+            return 2 * threshold
+    return 1 << (num_copies - 1).bit_length()
+
+
+class _Copies(torch.nn.Module):
+    """The copies as a module, which is what can be captured."""
+
+    def __init__(self, cache: PagedKVCache) -> None:
+        super().__init__()
+        self._cache = cache
+
+    def forward(self, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._cache.copy_blocks(sources, targets)
+        return targets
+
+
+class BlockSwaps:
+    """Copies blocks of one cache.
+
+    Args:
+        cache: Changed.
+        config: Whether copies are captured or compiled.
+        habana: Where.
+    """
+
+    def __init__(self, cache: PagedKVCache, config: GaudiConfig, habana: Habana) -> None:
+        self._cache = cache
+        self._habana = habana
+        self._copies: Any = _Copies(cache)
+        self._compiles = config.swaps_in_graphs and config.mode == "compile"
+        if config.swaps_in_graphs and config.mode == "lazy":
+            self._copies = habana.hpu.wrap_in_hpu_graph(self._copies, disable_tensor_cache=True)
+        elif self._compiles:
+            self._copies = torch.compile(self._copies, backend=habana.compiler, fullgraph=True, dynamic=False)
+
+    def copy(self, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy blocks; every source is read before any target is written. Padding copies the padding block onto itself."""
+        padded = np.full((2, padded_length(len(sources))), self._cache.padding_block, np.int64)
+        padded[:, : len(sources)] = sources, targets
+        pair = [to_device(ids, self._cache.device) for ids in padded]
+        self._habana.mark_step()
+        if self._compiles:
+            with self._habana.outside():
+                self._copies(*pair)
+        else:
+            self._copies(*pair)
+        self._habana.mark_step()
+
+    def warm_up(self) -> int:
+        """Swap two blocks once for each size, and once more if they would stay swapped; returns the number of swaps."""
+        num_blocks = self._cache.num_blocks + 1
+        if self._cache.num_blocks < 2:
+            logger.warning("Skipping defragmenter warmup, insufficient blocks (%s)", num_blocks)
+            return 0
+        logger.info("Warming up defragmenter with thresholds: %s", list(THRESHOLDS))
+        sizes = THRESHOLDS + THRESHOLDS[: len(THRESHOLDS) % 2]
+        for threshold in sizes:
+            self._swap_two(threshold)
+        logger.info("Defragmenter warmup completed successfully")
+        return len(sizes)
+
+    def _swap_two(self, threshold: int) -> None:
+        # Repeated pairs are padding as good as any, and bring the call to its size.
+        padding = np.full(2 * threshold - 2, self._cache.padding_block, np.int32)
+        there, back = np.array([1, 0], np.int32), np.array([0, 1], np.int32)
+        self.copy(np.concatenate([there, padding]), np.concatenate([back, padding]))

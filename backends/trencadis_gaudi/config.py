@@ -1,0 +1,235 @@
+"""Config table of the backend ``gaudi``; no torch here, the command line reads it.
+
+The environment names beside the keys are those of the vLLM plugin for Gaudi and of the Gaudi software.
+Source: vllm-gaudi, extension/config.py, features.py and runtime.py; the graph budget, vllm-fork v0.5.3.post1-Gaudi-1.17.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs.validators import and_, ge, gt, in_, le, lt
+
+from trencadis.errors import ConfigValueError
+
+__all__ = ["BLOCK_SIZES", "DEFAULT_BLOCK_SIZE", "MODES", "GaudiConfig"]
+
+MODES = ("lazy", "compile", "eager")
+"""``lazy``: operations are gathered, and HPU graphs replayed. ``compile``: torch.compile. ``eager``: one operation at a time."""
+
+DEFAULT_BLOCK_SIZE = 128
+_TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
+BLOCK_SIZES = (16, 128, 528, 768)
+"""Tokens per block that the attention kernels know."""
+
+
+def _setting(
+    default: Any,
+    help: str,  # noqa: A002 - the word of the metadata
+    *,
+    unit: str = "",
+    validator: Any = None,
+    aliases: Any = (),
+) -> Any:
+    metadata = {"help": help, "unit": unit, "aliases": aliases}
+    return attrs.field(default=default, validator=validator, metadata=metadata)
+
+
+def _lazy_or_compile(text: str) -> str:
+    if text not in {"0", "1"}:
+        raise ValueError("must be 0 or 1.")
+    return "lazy" if text == "1" else "compile"
+
+
+def _unified_or_padded(text: str) -> str:
+    return "unified" if text.lower() in _TRUE else "padded"
+
+
+def _on_or_off(text: str) -> str:
+    return "on" if text.lower() in _TRUE else "off"
+
+
+def _logs_passes(text: str) -> Any:
+    return "fwd" in text.split(",") or attrs.NOTHING
+
+
+@attrs.frozen(kw_only=True)
+class GaudiConfig:
+    """Table ``[backend.gaudi]``."""
+
+    device: str = _setting(
+        "hpu", "hpu: a Gaudi; emulated: a CPU that behaves like one.", validator=in_(["hpu", "emulated"])
+    )
+    mode: str = _setting(
+        "lazy",
+        "lazy: HPU graphs; compile: torch.compile; eager: neither.",
+        validator=in_(MODES),
+        aliases={"PT_HPU_LAZY_MODE": _lazy_or_compile},
+    )
+    any_version: bool = _setting(False, "Use a version of the Gaudi software that this backend was not written for.")
+    check_model: bool = _setting(
+        True, "Compare the paged forward with the model's own on the CPU before it goes to the device."
+    )
+
+    memory_utilization: float = _setting(
+        0.9,
+        "Share of the free memory that graphs and KV cache may take; the rest is a margin for peaks.",
+        validator=[gt(0), le(1)],
+    )
+    graph_reserve: float = _setting(
+        0.1,
+        "Share of the usable memory kept for graphs; 0 is used in eager mode.",
+        validator=and_(ge(0), lt(1)),
+        aliases="VLLM_GRAPH_RESERVED_MEM",
+    )
+
+    layout: str = _setting(
+        "padded",
+        "padded: prefill passes, then one decode pass; unified: one pass of both, which takes the bucketing unified.",
+        validator=in_(["padded", "unified"]),
+        aliases={"VLLM_UNIFIED_ATTN": _unified_or_padded},
+    )
+    contiguous: bool = _setting(
+        False, "Decode passes read KV blocks by range instead of gathering them by id.", aliases="VLLM_CONTIGUOUS_PA"
+    )
+    max_prefill_batch_size: int = _setting(
+        1, "Most prompts in one prefill pass.", unit="sequences", validator=ge(1), aliases="VLLM_PROMPT_BS_BUCKET_MAX"
+    )
+    merged_prefill: bool = _setting(
+        False,
+        "Prompts of one prefill pass follow each other in one row instead of being padded to the longest.",
+        aliases="VLLM_MERGED_PREFILL",
+    )
+    fused_sdpa: bool = _setting(
+        True, "Use the vendor's fused attention in prefills where it can.", aliases="VLLM_PROMPT_USE_FUSEDSDPA"
+    )
+    mark_layers: int = _setting(
+        1,
+        "Decoder layers between two calls of mark_step, in lazy mode; 0: none within a forward.",
+        unit="layers",
+        validator=ge(0),
+        aliases="VLLM_CONFIG_HIDDEN_LAYERS",
+    )
+
+    capture: str = _setting(
+        "capture_all",
+        "capture_all: every bucket becomes a graph; budgeted: as many as graph_reserve pays for. Lazy mode.",
+        validator=in_(["capture_all", "budgeted"]),
+    )
+    prompt_ratio: float = _setting(
+        0.3,
+        "Share of the graph budget that prefills have at first.",
+        validator=[ge(0), le(1)],
+        aliases="VLLM_GRAPH_PROMPT_RATIO",
+    )
+    prompt_order: str = _setting(
+        "min_tokens",
+        "Which prefill buckets are captured first: of the fewest tokens, or of the largest batch.",
+        validator=in_(["min_tokens", "max_bs"]),
+        aliases="VLLM_GRAPH_PROMPT_STRATEGY",
+    )
+    decode_order: str = _setting(
+        "max_bs",
+        "The same for decode buckets.",
+        validator=in_(["min_tokens", "max_bs"]),
+        aliases="VLLM_GRAPH_DECODE_STRATEGY",
+    )
+    on_memory_shortage: str = _setting(
+        "skip",
+        "skip: buckets whose graphs do not fit run without; fail: stop with an error. Skipping captures the smallest first.",
+        validator=in_(["skip", "fail"]),
+    )
+
+    compile_only: bool = _setting(True, "Compile during the warm-up without running what was compiled.")
+    hot_replay: bool = _setting(
+        True, "Run the smallest, a middling and the largest bucket once more after the warm-up."
+    )
+    warmup_required: int = _setting(
+        0,
+        "Buckets prepared before the first request, the largest first; each step then prepares one of the rest. 0: all.",
+        unit="buckets",
+        validator=ge(0),
+    )
+    expected_graph_s: float = _setting(
+        0.4, "Time to prepare one bucket, for the estimate before the warm-up.", unit="s", validator=gt(0)
+    )
+    defragmenter_graphs: str = _setting(
+        "auto",
+        "Whether block swaps run as graphs: on, off; auto: on with torch.compile.",
+        validator=in_(["auto", "on", "off"]),
+        aliases={"VLLM_DEFRAG_WITH_GRAPHS": _on_or_off},
+    )
+
+    regional: bool = _setting(
+        True, "torch.compile one decoder layer at a time.", aliases="VLLM_T_COMPILE_REGIONAL_COMPILATION"
+    )
+    dynamic_shapes: bool = _setting(
+        False, "Let torch.compile make shapes symbolic.", aliases="VLLM_T_COMPILE_DYNAMIC_SHAPES"
+    )
+    fullgraph: bool = _setting(False, "torch.compile refuses to break a graph.", aliases="VLLM_T_COMPILE_FULLGRAPH")
+    recipe_cache: str = _setting(
+        "", "Directory, ',', true or false (clear it at start), ',', MB: where compiled graphs are kept between runs."
+    )
+
+    watch_compilations: bool = _setting(True, "Count what is compiled in a step, and warn about it.")
+    log_passes: bool = _setting(False, "Log the bucket of every pass.", aliases={"VLLM_DEBUG": _logs_passes})
+
+    emulated_memory_bytes: int = _setting(8 * 2**30, "Memory of the emulated device.", unit="bytes", validator=ge(1))
+    emulated_compile_s: float = _setting(
+        0.0, "What the emulated device charges for a compilation.", unit="s", validator=ge(0)
+    )
+    emulated_frozen: bool = _setting(False, "On the emulated device, compiling after the warm-up is an error.")
+
+    @property
+    def captures(self) -> bool:
+        """HPU graphs are captured."""
+        return self.mode == "lazy"
+
+    @property
+    def swaps_in_graphs(self) -> bool:
+        """Blocks are swapped by a graph."""
+        return self.mode == "compile" if self.defragmenter_graphs == "auto" else self.defragmenter_graphs == "on"
+
+    def check(self) -> None:
+        """Check what one key alone does not show.
+
+        Raises:
+            ConfigValueError: Two keys contradict each other.
+        """
+        if self.capture == "budgeted" and self.mode != "lazy":
+            raise ConfigValueError(
+                f'[backend.gaudi] capture = "budgeted" with mode = "{self.mode}": HPU graphs exist in lazy mode only.',
+                hint='Set mode = "lazy", or capture = "capture_all".',
+            )
+        if self.defragmenter_graphs == "on" and self.mode == "eager":
+            raise ConfigValueError(
+                '[backend.gaudi] defragmenter_graphs = "on" with mode = "eager": nothing is captured or compiled there.',
+                hint='Set it to "auto", or choose another mode.',
+            )
+        if self.emulated_frozen and self.device != "emulated":
+            raise ConfigValueError(
+                '[backend.gaudi] emulated_frozen = true with device = "hpu": only the emulated device can refuse to compile.',
+                hint='Set device = "emulated", or leave emulated_frozen out.',
+            )
+        if self.layout == "unified" and (self.contiguous or self.merged_prefill):
+            raise ConfigValueError(
+                '[backend.gaudi] layout = "unified" with contiguous or merged_prefill: a unified pass reads unshared blocks by '
+                "range and has its prompts in one row as it is.",
+                hint='Leave both out, or set layout = "padded".',
+            )
+        if self.merged_prefill and self.max_prefill_batch_size == 1:
+            raise ConfigValueError(
+                "[backend.gaudi] merged_prefill = true with max_prefill_batch_size = 1: there is nothing to merge.",
+                hint="Raise max_prefill_batch_size.",
+            )
+        _check_recipe_cache(self.recipe_cache)
+
+
+def _check_recipe_cache(text: str) -> None:
+    parts = text.split(",")
+    if text and (len(parts) != 3 or parts[1] not in {"true", "false"} or not parts[2].isdigit()):
+        raise ConfigValueError(
+            f'[backend.gaudi] recipe_cache = "{text}": not of the form DIRECTORY,true|false,MB.',
+            hint='Such as "/var/cache/recipes,false,2048".',
+        )

@@ -1,0 +1,55 @@
+"""The rows' tokens on the device, written with the same operations whatever a batch brings."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from trencadis.interfaces import AllocationPlan, Sampler
+from trencadis.records import Drafts, Pass, RowStart
+from trencadis_gaudi.habana import Habana
+from trencadis_torch.device import to_device
+from trencadis_torch.rows import Rows, drafts_of
+
+__all__ = ["DeviceRows"]
+
+
+class DeviceRows(Rows):
+    """Tokens of every row, and one row more that padding writes to. Block tables stay on the host, see ``host_tables.py``.
+
+    Args:
+        plan: Sizes.
+        habana: Where.
+    """
+
+    def __init__(self, plan: AllocationPlan, habana: Habana) -> None:
+        super().__init__(attrs.evolve(plan, num_rows=plan.num_rows + 1), habana.device)
+        self._habana = habana
+        self._padding_row = plan.num_rows
+        self._flat = self.tokens.flatten()
+
+    def start(self, start: RowStart, sampler: Sampler) -> None:
+        """Let a sequence take a row: all its columns are written, so that one shape serves every prompt."""
+        line = np.zeros((1, self.tokens.shape[1]), np.int32)
+        line[0, : len(start.token_ids)] = start.token_ids
+        row = np.array([start.row], np.int64)
+        self.tokens.index_copy_(0, to_device(row, self._device), to_device(line, self._device))
+        self._habana.mark_step()
+        self.prompt_logprobs[start.row] = start.params.prompt_logprobs or 0
+        sampler.start_row(start)
+
+    def write_pass_drafts(self, one: Pass, drafts: Drafts | None) -> None:
+        """Write the drafts of a pass behind its rows' known tokens; as many writes as the bucket has token positions."""
+        bucket = one.bucket
+        if bucket.query_len == 1:
+            return
+        places = np.full(bucket.num_tokens, self._padding_row * self.tokens.shape[1], np.int64)
+        tokens = np.zeros(bucket.num_tokens, np.int32)
+        if drafts is not None and len(drafts.token_ids):
+            counts, found = drafts_of(drafts, one.indices)
+            firsts = one.rows.astype(np.int64) * self.tokens.shape[1] + one.starts + one.query_lens - counts
+            within = np.arange(len(found)) - np.repeat(np.cumsum(counts) - counts, counts)
+            places[: len(found)] = np.repeat(firsts, counts) + within
+            tokens[: len(found)] = found
+        self._flat.index_copy_(0, to_device(places, self._device), to_device(tokens, self._device))
+        self._habana.mark_step()

@@ -1,0 +1,138 @@
+"""The state of an emulated device: recipes it has compiled, and an account of its memory."""
+
+from __future__ import annotations
+
+from trencadis.clock import Clock
+from trencadis.errors import BackendError, OutOfMemoryError
+
+__all__ = ["EmulatedDevice", "EmulatedDeviceError", "EmulatedMemoryError"]
+
+RECIPE_BYTES = 64 * 1024
+"""Memory of a compiled graph beside its workspace."""
+
+
+class EmulatedDeviceError(BackendError):
+    """Something was asked of the emulated device that a Gaudi cannot do; the message says what and where."""
+
+
+class EmulatedMemoryError(EmulatedDeviceError, OutOfMemoryError):
+    """The emulated device has no room for what was to be put on its books."""
+
+
+class EmulatedDevice:
+    """Counts compilations and memory. One thread.
+
+    Args:
+        total_bytes: Memory of the device.
+        lazy: Whether operations are gathered until ``mark_step``; else each is compiled for itself.
+        clock: Measures compilations.
+        compile_s: What a compilation is charged, seconds; added to ``compile_s``, nobody waits.
+
+    Attributes:
+        total_bytes: As given.
+        lazy: As given.
+        num_compilations: Recipes compiled so far, graphs included.
+        compile_s: Seconds charged for them.
+        num_recipe_hits: Runs whose recipe was there.
+        num_mark_steps: Calls of ``mark_step`` that had something to flush.
+        num_host_syncs: Results the host waited for outside of graphs.
+        frozen: Compiling is an error from now on: the state after a complete warm-up.
+    """
+
+    def __init__(self, *, total_bytes: int, lazy: bool, clock: Clock, compile_s: float = 0.0) -> None:
+        self.total_bytes = total_bytes
+        self.lazy = lazy
+        self.clock = clock
+        self.frozen = False
+        self.num_compilations = 0
+        self.compile_s = 0.0
+        self.num_recipe_hits = 0
+        self.num_mark_steps = 0
+        self.num_host_syncs = 0
+        self._charge_s = compile_s
+        self._recipes: set[bytes] = set()
+        self._accounts: dict[str, int] = {}
+        self._peak_bytes = 0
+        self._num_allocations = self._num_frees = 0
+
+    # ---------------------------------------------------------------------------------------------- compilation
+
+    def need_recipe(self, key: bytes, *, what: str) -> bool:
+        """Compile a recipe unless it is there; True if it was compiled now.
+
+        Args:
+            key: Says which operations on which shapes.
+            what: For the message if compiling is an error.
+
+        Raises:
+            EmulatedDeviceError: The device is frozen.
+        """
+        if key in self._recipes:
+            self.num_recipe_hits += 1
+            return False
+        if self.frozen:
+            raise EmulatedDeviceError(
+                f"{what} would be compiled after the warm-up.", hint="Some shape was not warmed up; see the buckets."
+            )
+        self._recipes.add(key)
+        self.num_compilations += 1
+        self.compile_s += self._charge_s
+        return True
+
+    # --------------------------------------------------------------------------------------------------- memory
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of everything on the books."""
+        return sum(self._accounts.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was used at once since the last reset."""
+        return self._peak_bytes
+
+    def book(self, name: str, num_bytes: int) -> None:
+        """Set what ``name`` takes, bytes; 0 frees it.
+
+        Raises:
+            EmulatedMemoryError: The device has no room.
+        """
+        before = self._accounts.pop(name, 0)
+        if self.used_bytes + num_bytes > self.total_bytes:
+            self._accounts[name] = before
+            raise EmulatedMemoryError(
+                f"{name} needs {num_bytes} bytes; {self.total_bytes - self.used_bytes + before} of "
+                f"{self.total_bytes} are free."
+            )
+        if num_bytes:
+            self._accounts[name] = num_bytes
+        self._num_allocations += num_bytes > before
+        self._num_frees += num_bytes < before
+        self._peak_bytes = max(self._peak_bytes, self.used_bytes)
+
+    def touch(self, num_bytes: int) -> None:
+        """Note memory that is used for a moment: it counts for the peak alone."""
+        self._peak_bytes = max(self._peak_bytes, self.used_bytes + num_bytes)
+
+    def booked(self, name: str) -> int:
+        """Return what ``name`` takes, bytes."""
+        return self._accounts.get(name, 0)
+
+    def reset_peak(self) -> None:
+        """Let the peak start from what is used now."""
+        self._peak_bytes = self.used_bytes
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters under the vendor's names. Source: habana_frameworks.torch.hpu.memory.memory_stats."""
+        return {
+            "Limit": self.total_bytes,
+            "InUse": self.used_bytes,
+            "MaxInUse": self._peak_bytes,
+            "NumAllocs": self._num_allocations,
+            "NumFrees": self._num_frees,
+            "ActiveAllocs": len(self._accounts),
+            "MaxAllocSize": max(self._accounts.values(), default=0),
+            "TotalSystemAllocs": self._num_allocations,
+            "TotalSystemFrees": self._num_frees,
+            "TotalActiveAllocs": len(self._accounts),
+        }

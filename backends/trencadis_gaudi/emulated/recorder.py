@@ -1,0 +1,151 @@
+"""Watches every operation, as the vendor's lazy mode does: what runs between two marks is one recipe.
+
+A recipe is known by its operations, the shapes and types of their tensors, and every number that is written into it. So anything
+that a graph compiler would have to compile anew is a new recipe here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
+
+__all__ = ["Recorder", "Recording"]
+
+_HOST_READS = frozenset({"aten._local_scalar_dense", "aten.item", "aten.equal", "aten.is_nonzero"})
+_DATA_SHAPED = frozenset(
+    {
+        "aten.nonzero",
+        "aten.masked_select",
+        "aten._unique2",
+        "aten.unique_dim",
+        "aten.unique_consecutive",
+        "aten.bincount",
+    }
+)
+"""Operations whose result the host reads, and those whose shape depends on what is in their tensors."""
+
+_FREE = frozenset({"aten.detach", "aten.alias", "aten.lift_fresh", "aten._to_copy", "aten.copy_", "aten.empty"})
+"""Moves and names: on the device these are transfers, which need no recipe."""
+
+
+class Recording:
+    """The operations of one run, as a digest.
+
+    Attributes:
+        num_operations: How many.
+        largest_bytes: Of the largest result that is no view of an argument.
+    """
+
+    def __init__(self) -> None:
+        self.num_operations = 0
+        self.largest_bytes = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Take one operation."""
+        self.num_operations += 1
+        self._digest.update(f"{name}{_describe(args)}{_describe(kwargs)}".encode())
+        # A view, or what is written in place, takes no memory of its own: the whole KV cache may be seen through one.
+        held = {tensor.untyped_storage().data_ptr() for tensor in _tensors(list(args))}
+        for tensor in _tensors(result):
+            if tensor.untyped_storage().data_ptr() not in held:
+                self.largest_bytes = max(self.largest_bytes, tensor.numel() * tensor.element_size())
+
+    @property
+    def key(self) -> bytes:
+        """Digest of the operations so far."""
+        return self._digest.digest()
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Active while a backend works on an emulated device.
+
+    Args:
+        device: Compiles and counts.
+    """
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._open = Recording()
+        self._graphs: list[Recording] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and take it down."""
+        kwargs = kwargs or {}
+        name = str(func.overloadpacket)
+        self._refuse_or_flush(name, args)
+        result = func(*args, **kwargs)
+        if name not in _FREE:
+            self._take(name, args, kwargs, result)
+        return result
+
+    def mark(self) -> None:
+        """End the run of operations: compile it unless its recipe is there."""
+        run, self._open = self._open, Recording()
+        if run.num_operations:
+            self._device.num_mark_steps += 1
+            self._device.touch(run.largest_bytes)
+            self._device.need_recipe(run.key, what=f"A run of {run.num_operations} operations between two marks")
+
+    def within_graph(self, call: Callable[[], Any]) -> tuple[Any, Recording]:
+        """Return what ``call`` returns, and its operations, which belong to a graph and to no other run."""
+        self.mark()
+        recording = Recording()
+        self._graphs.append(recording)
+        try:
+            return call(), recording
+        finally:
+            self._graphs.pop()
+
+    def _take(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        if self._graphs:
+            self._graphs[-1].add(name, args, kwargs, result)
+        elif self._device.lazy:
+            self._open.add(name, args, kwargs, result)
+        else:
+            alone = Recording()
+            alone.add(name, args, kwargs, result)
+            self._device.touch(alone.largest_bytes)
+            self._device.need_recipe(alone.key, what=f"The operation {name}")
+
+    def _refuse_or_flush(self, name: str, args: tuple[Any, ...]) -> None:
+        reads = name in _HOST_READS
+        if not reads and name not in _DATA_SHAPED and not _is_masked_index(name, args):
+            return
+        if self._graphs:
+            why = "the host reads its result" if reads else "its result's shape depends on data"
+            raise EmulatedDeviceError(f"{name} cannot be part of a graph: {why}.")
+        self._device.num_host_syncs += 1
+        self.mark()
+
+
+def _is_masked_index(name: str, args: tuple[Any, ...]) -> bool:
+    """``x[mask]`` and ``x[mask] = y``: as many elements as the mask has ones."""
+    if name not in {"aten.index", "aten.index_put", "aten.index_put_"}:
+        return False
+    return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)}{value.dtype}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_describe(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"[{','.join(f'{key}={_describe(item)}' for key, item in sorted(value.items()))}]"
+    return repr(value)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,236 @@
+"""``habana_frameworks`` as the backend sees it, over an emulated device.
+
+Names, signatures and results are the vendor's (bridge 1.19); what it leaves out of one mode is left out here too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
+from trencadis_gaudi.emulated.graphs import GraphStore
+from trencadis_gaudi.emulated.recorder import Recorder
+
+__all__ = ["emulated_habana"]
+
+
+def emulated_habana(device: EmulatedDevice) -> tuple[types.SimpleNamespace, Recorder]:
+    """Return the parts of ``habana_frameworks.torch`` that the backend uses, and the recorder that must be active meanwhile.
+
+    The namespace has ``core``, ``hpu``, ``internal`` and ``utils``, as the package has.
+    """
+    recorder = Recorder(device)
+    core = _Core(device, recorder)
+    config = _BridgeConfig()
+    return (
+        types.SimpleNamespace(
+            core=core,
+            hpu=_Hpu(device, recorder),
+            internal=types.SimpleNamespace(bridge_config=config),
+            utils=types.SimpleNamespace(
+                internal=types.SimpleNamespace(is_lazy=lambda: device.lazy),
+                experimental=types.SimpleNamespace(
+                    _get_device_type=lambda: _SynDeviceType.synDeviceGaudi2, synDeviceType=_SynDeviceType
+                ),
+            ),
+        ),
+        recorder,
+    )
+
+
+class _SynDeviceType:
+    synDeviceGaudi2 = 4  # noqa: N815 - the vendor's name
+    synDeviceGaudi3 = 5  # noqa: N815
+
+
+class _Core:
+    """``habana_frameworks.torch.core``."""
+
+    def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._warned = False
+        self._closures: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def mark_step(self, device_str: str = "", sync: bool = False) -> None:
+        """Run what was gathered; outside lazy mode nothing, with one warning."""
+        if not self._device.lazy:
+            if not self._warned:
+                self._warned = True
+                warnings.warn("mark_step does nothing outside lazy mode.", stacklevel=2)
+            return
+        self._recorder.mark()
+        closures, self._closures = self._closures, []
+        for closure, args in closures:
+            closure(*args)
+
+    def add_step_closure(self, closure: Any, args: tuple[Any, ...] = ()) -> None:
+        """Call ``closure`` at the next ``mark_step``; lazy mode only."""
+        if not self._device.lazy:
+            raise EmulatedDeviceError("add_step_closure needs lazy mode (PT_HPU_LAZY_MODE=1).")
+        self._closures.append((closure, args))
+
+    def hpu_set_inference_env(self, model: Any = None) -> None:
+        """Prepare the device for inference."""
+
+
+class _BridgeConfig:
+    """``habana_frameworks.torch.internal.bridge_config``."""
+
+    def __init__(self) -> None:
+        self._flags: dict[str, Any] = {"PT_COMPILE_ONLY_MODE": False, "PT_HPU_GPU_MIGRATION": False}
+
+    @contextlib.contextmanager
+    def env_setting(self, name: str, value: Any) -> Iterator[None]:
+        """Set a flag for a while.
+
+        Raises:
+            KeyError: The bridge does not know it.
+        """
+        before = self._flags[name]
+        self._flags[name] = value
+        try:
+            yield
+        finally:
+            self._flags[name] = before
+
+    def get_pt_compile_only_mode(self) -> bool:
+        """Return whether graphs are compiled and not run."""
+        return bool(self._flags["PT_COMPILE_ONLY_MODE"])
+
+
+class _Stream:
+    """An order of operations; on this device everything is in one."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = device
+
+    def wait_event(self, event: Any) -> None:
+        """Wait for an event."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Wait for another stream."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event that has happened."""
+        return event or _Event()
+
+    def query(self) -> bool:
+        """True: everything has run."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for everything submitted."""
+
+
+class _Event:
+    """A moment in a stream."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._enable_timing = enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        """Put it into a stream."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream wait for it."""
+
+    def query(self) -> bool:
+        """True: it has happened."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds between two events: none."""
+        return 0.0
+
+
+class _Hpu:
+    """``habana_frameworks.torch.hpu``; ``wrap_in_hpu_graph`` is there in lazy mode only."""
+
+    Event = _Event
+    Stream = _Stream
+
+    def __init__(self, device: EmulatedDevice, recorder: Recorder) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._stream = _Stream()
+        self.metrics = types.SimpleNamespace(metric_localcontext=lambda name: _metric(device, name))
+        if device.lazy:
+            self.wrap_in_hpu_graph = GraphStore(device, recorder).wrap_in_hpu_graph
+
+    def current_device(self) -> int:
+        """Return the index of the device."""
+        return 0
+
+    def current_stream(self, device: Any = None) -> _Stream:
+        """Return the only stream."""
+        return self._stream
+
+    def default_stream(self, device: Any = None) -> _Stream:
+        """Return the only stream."""
+        return self._stream
+
+    def device_count(self) -> int:
+        """Return 1."""
+        return 1
+
+    def get_device_name(self, device: Any = None) -> str:
+        """Return a name that is no Gaudi's."""
+        return "EMULATED"
+
+    def is_available(self) -> bool:
+        """True."""
+        return True
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Return the peak, bytes."""
+        return self._device.peak_bytes
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Return what is free and the total, bytes, in this order."""
+        return self._device.total_bytes - self._device.used_bytes, self._device.total_bytes
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Return what is in use, bytes."""
+        return self._device.used_bytes
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Return the counters."""
+        return self._device.stats()
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Let the peak start from now."""
+        self._device.reset_peak()
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which another stream is used."""
+        return contextlib.nullcontext(stream)
+
+    def synchronize(self) -> None:
+        """Run what was gathered."""
+        self._recorder.mark()
+
+
+class _CompilationMetric:
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+        self._start = (device.num_compilations, device.compile_s)
+
+    def stats(self) -> list[tuple[str, int]]:
+        number = self._device.num_compilations - self._start[0]
+        time_us = int(1e6 * (self._device.compile_s - self._start[1]))
+        return [("TotalNumber", number), ("TotalTime", time_us), ("AvgTime", time_us // max(1, number))]
+
+
+@contextlib.contextmanager
+def _metric(device: EmulatedDevice, name: str) -> Iterator[_CompilationMetric]:
+    if name != "graph_compilation":
+        raise EmulatedDeviceError(f"the emulated device has no metric {name!r}; it has graph_compilation.")
+    yield _CompilationMetric(device)

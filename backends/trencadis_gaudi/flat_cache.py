@@ -1,0 +1,65 @@
+"""The KV cache of a Gaudi: per layer two flat tensors of slots, the padding block last."""
+
+from __future__ import annotations
+
+import torch
+
+from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+
+__all__ = ["FlatKVCache"]
+
+
+class FlatKVCache(PagedKVCache):
+    """Keys and values by slot: what is written is the tensor itself, for a captured graph must not write through a view.
+
+    ``keys`` and ``values`` are views of the same memory by block, ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``.
+
+    Args:
+        layers: The attention layers.
+        num_blocks: Usable blocks; block ``num_blocks`` is the padding block.
+        block_size: Tokens per block.
+        device: Where.
+
+    Raises:
+        OutOfMemoryError: No room.
+
+    Source: layout of vllm-gaudi, v1/worker/hpu_model_runner.py, initialize_kv_cache; graph limits of the vendor's documentation.
+    """
+
+    def __init__(
+        self, layers: tuple[AttentionLayer, ...], *, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        self._flat: list[torch.Tensor] = []
+        super().__init__(layers, num_blocks=num_blocks, block_size=block_size, device=device)
+
+    def _empty(self, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
+        if self.device.type == "cpu":
+            paged = super()._empty(layer, head_dim)
+            self._flat.append(paged.flatten(0, 1))
+            return paged
+        num_slots = (self.num_blocks + 1) * self.block_size
+        flat = torch.zeros(num_slots, layer.num_kv_heads, head_dim, dtype=layer.dtype, device=self.device)
+        self._flat.append(flat)
+        return torch.unflatten(flat, 0, (-1, self.block_size))
+
+    def flat_layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of a layer, each ``[(num_blocks + 1) × block_size, num_kv_heads, head_dim]``."""
+        at = self._at[layer_index]
+        return self._flat[at], self._flat[len(self.layers) + at]
+
+    def write(self, layer_index: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store new keys and values in place; as in the base class."""
+        for cache, new in zip(self.flat_layer(layer_index), (keys, values), strict=True):
+            cache.index_copy_(0, slots, new)
+
+    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy blocks in place, all layers; every source is read before any target is written.
+
+        Args:
+            sources: int64 ``[n]``.
+            targets: int64 ``[n]``, no block twice but the padding block.
+        """
+        offsets = torch.arange(self.block_size, device=self.device)
+        sources, targets = ((ids[:, None] * self.block_size + offsets).flatten() for ids in (sources, targets))
+        for cache in self._flat:
+            cache.index_copy_(0, targets, cache.index_select(0, sources))

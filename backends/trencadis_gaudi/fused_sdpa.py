@@ -1,0 +1,142 @@
+"""The vendor's fused attention kernel, and a function of the same signature for the CPU.
+
+Shapes: B sequences, H query heads, KV key-value heads, Q queries, L keys, D head dimension.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any, Protocol, cast
+
+import torch
+
+from trencadis_gaudi.emulated.device import EmulatedDeviceError
+
+__all__ = ["FusedSDPA", "emulated_fused_sdpa", "fused_attention", "vendor_fused_sdpa"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+
+class FusedSDPA(Protocol):
+    """``FusedSDPA.apply`` of ``habana_frameworks.torch.hpex.kernels``, bridge 1.19, up to the argument that is used last."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        softmax_mode: str,
+        recompute_mode: bool | None,
+        valid_seq_len: torch.Tensor | None,
+        seq_padding_type: str,
+        /,
+    ) -> torch.Tensor:
+        """Return ``[B, H, Q, Dv]``."""
+        ...
+
+
+def vendor_fused_sdpa() -> FusedSDPA | None:
+    """Return the kernel of the installed Gaudi software, or None, with a warning, if it has none."""
+    try:
+        kernels: Any = importlib.import_module("habana_frameworks.torch.hpex.kernels")
+        return cast("FusedSDPA", kernels.FusedSDPA.apply)
+    except (ImportError, AttributeError) as error:
+        logger.warning("The Gaudi software has no FusedSDPA kernel (%s): prefills use plain operations.", error)
+        return None
+
+
+def fused_attention(
+    kernel: FusedSDPA,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    query_lens: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return attention outputs ``[B, H, Q, Dv]`` of the kernel.
+
+    With a mask the kernel knows nothing of causality, for it takes only one of the two; without, padding is on the right.
+
+    Args:
+        kernel: From :func:`vendor_fused_sdpa`, or the emulated one.
+        query: ``[B, H, Q, D]``.
+        keys: ``[B, KV, L, D]``.
+        values: ``[B, KV, L, Dv]``.
+        mask: bool ``[B, 1, Q, L]``, True where a query sees a key; None for causal attention with Q = L.
+        query_lens: Without a mask, real queries of each sequence, int64 ``[B]``; at least one is taken as real.
+        scale: Of the scores; None is D ** -0.5.
+
+    Source: vllm-gaudi, extension/ops.py, prompt_fsdpa.
+    """
+    if mask is not None:
+        bias = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, float("-inf"))
+        return kernel(query, keys, values, bias, 0.0, False, scale, "fast", True, None, "right")
+    # A softmax over nothing would be NaN, and NaN in the padding block would reach others: 0 × NaN is NaN.
+    lengths = None if query_lens is None else query_lens.clamp(min=1).int()
+    return kernel(query, keys, values, None, 0.0, True, scale, "fast", True, lengths, "right")
+
+
+def emulated_fused_sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softmax_mode: str = "None",
+    recompute_mode: bool | None = None,
+    valid_seq_len: torch.Tensor | None = None,
+    seq_padding_type: str = "left",
+    return_dropout_mask: bool = False,
+    return_attn_probs: bool = False,
+) -> torch.Tensor:
+    """Return ``[B, H, Q, Dv]``, computed in float32 on the CPU; outputs of padding are zero.
+
+    Args:
+        q: ``[B, H, Q, D]``.
+        k: ``[B, KV, L, D]``.
+        v: ``[B, KV, L, Dv]``.
+        attn_mask: Added to the scores, ``[B or 1, H or 1, Q, L]``.
+        dropout_p: 0.
+        is_causal: Query i sees the keys up to i; Q = L.
+        scale: Of the scores; None is D ** -0.5.
+        softmax_mode: ``None``, ``fast`` or ``fp32``: the same here.
+        recompute_mode: No matter here.
+        valid_seq_len: Real tokens of each sequence, ``[B]``; for causal attention.
+        seq_padding_type: ``right``, with ``valid_seq_len``.
+        return_dropout_mask: False.
+        return_attn_probs: False.
+
+    Raises:
+        EmulatedDeviceError: The kernel cannot do this.
+    """
+    if is_causal and attn_mask is not None:
+        raise EmulatedDeviceError("FusedSDPA takes a mask or is_causal, not both.")
+    if dropout_p or return_dropout_mask or return_attn_probs:
+        raise EmulatedDeviceError("the emulated FusedSDPA is for inference: no dropout, no attention probabilities.")
+    if softmax_mode not in {"None", "fast", "fp32"}:
+        raise EmulatedDeviceError(f"FusedSDPA knows no softmax_mode {softmax_mode!r}; choose None, fast or fp32.")
+    if valid_seq_len is not None and (not is_causal or seq_padding_type != "right"):
+        raise EmulatedDeviceError("the emulated FusedSDPA takes valid_seq_len with is_causal and right padding only.")
+    repeats = q.shape[1] // k.shape[1]
+    keys, values = (part.float().repeat_interleave(repeats, dim=1) for part in (k, v))
+    scores = torch.matmul(q.float(), keys.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = scores + attn_mask.float()
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    output = torch.matmul(scores.softmax(-1), values)
+    if valid_seq_len is not None:
+        # With right padding and causality no real query sees padding; only the outputs of padding differ.
+        padding = torch.arange(q.shape[2], device=q.device) >= valid_seq_len[:, None]
+        output = output.masked_fill(padding[:, None, :, None], 0.0)
+    return output.to(v.dtype)

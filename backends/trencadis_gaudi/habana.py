@@ -1,0 +1,221 @@
+"""The seam to ``habana_frameworks``: the parts that the backend uses, of a Gaudi or of the emulated device.
+
+Nothing else in this backend imports the vendor's package, so this file is also the list of what is used of it. Names and signatures:
+bridge 1.19, checked in the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import torch
+
+from trencadis.clock import Clock
+from trencadis.errors import BackendError
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
+from trencadis_gaudi.emulated.compiler import counting_backend
+from trencadis_gaudi.environment import set_environment
+from trencadis_gaudi.fused_sdpa import FusedSDPA, emulated_fused_sdpa, vendor_fused_sdpa
+
+__all__ = ["DISTRIBUTION", "NEEDED", "VERSIONS", "Habana", "load_habana"]
+
+DISTRIBUTION = "habana-torch-plugin"
+VERSIONS = ((1, 19), (1, 24))
+"""Oldest and newest version of the Gaudi software that this backend was written for."""
+
+NEEDED = (
+    "core.mark_step",
+    "hpu.Event",
+    "hpu.max_memory_allocated",
+    "hpu.mem_get_info",
+    "hpu.memory_allocated",
+    "hpu.metrics.metric_localcontext",
+    "hpu.reset_peak_memory_stats",
+    "hpu.synchronize",
+    "internal.bridge_config.env_setting",
+    "utils.internal.is_lazy",
+)
+"""What must be there in every mode, below ``habana_frameworks.torch``; lazy mode needs ``hpu.wrap_in_hpu_graph`` too."""
+
+
+@attrs.frozen(kw_only=True)
+class Habana:
+    """A device and its software.
+
+    Attributes:
+        core: ``habana_frameworks.torch.core``.
+        hpu: ``habana_frameworks.torch.hpu``.
+        internal: ``habana_frameworks.torch.internal``.
+        device: Where tensors go.
+        is_lazy: Operations are gathered until ``mark_step``.
+        kernel: Fused attention, or None.
+        compiler: Backend of torch.compile: the vendor's name, or a function.
+        emulated: The emulated device, or None.
+        active: Context in which everything runs that is meant for the device.
+        outside: Context within it for what torch.compile runs.
+    """
+
+    core: Any
+    hpu: Any
+    internal: Any
+    device: torch.device
+    is_lazy: bool
+    kernel: FusedSDPA | None
+    compiler: Any
+    emulated: EmulatedDevice | None = None
+    active: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    outside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def mark_step(self) -> None:
+        """End a run of operations; nothing outside lazy mode."""
+        if self.is_lazy:
+            self.core.mark_step()
+
+    def declare(self, name: str, num_bytes: int) -> None:
+        """Put what ``name`` takes on the books of the emulated device; a Gaudi keeps its own."""
+        if self.emulated is not None:
+            self.emulated.book(name, num_bytes)
+
+    def freeze(self) -> None:
+        """Make compiling an error from now on, on the emulated device."""
+        if self.emulated is not None:
+            self.emulated.frozen = True
+
+    def free_bytes(self) -> int:
+        """Return the free memory of the device."""
+        return int(self.hpu.mem_get_info()[0])
+
+
+def load_habana(
+    config: GaudiConfig,
+    *,
+    clock: Clock,
+    import_module: Callable[[str], Any] = importlib.import_module,
+    version_of: Callable[[str], str] = metadata.version,
+) -> Habana:
+    """Return the device of the config; sets the environment and imports the Gaudi software if it is a real one.
+
+    Args:
+        config: Table ``[backend.gaudi]``.
+        clock: Of the emulated device.
+        import_module: Finds modules.
+        version_of: Finds the version of a distribution.
+
+    Raises:
+        BackendError: The Gaudi software is missing, broken, of a version that is not known, or finds no Gaudi.
+    """
+    if config.device == "emulated":
+        return _emulated(config, clock)
+    set_environment(config, os.environ, sys.modules)
+    modules = _import(config, import_module, version_of)
+    _check_device(modules)
+    return Habana(
+        core=modules.core,
+        hpu=modules.hpu,
+        internal=modules.internal,
+        device=torch.device("hpu"),
+        is_lazy=bool(modules.utils.internal.is_lazy()),
+        kernel=vendor_fused_sdpa() if config.fused_sdpa else None,
+        compiler="hpu_backend",
+    )
+
+
+def _emulated(config: GaudiConfig, clock: Clock) -> Habana:
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    device = EmulatedDevice(
+        total_bytes=config.emulated_memory_bytes,
+        lazy=config.mode == "lazy",
+        clock=clock,
+        compile_s=config.emulated_compile_s,
+    )
+    modules, recorder = emulated_habana(device)
+    return Habana(
+        core=modules.core,
+        hpu=modules.hpu,
+        internal=modules.internal,
+        device=torch.device("cpu"),
+        is_lazy=modules.utils.internal.is_lazy(),
+        kernel=emulated_fused_sdpa if config.fused_sdpa else None,
+        compiler=counting_backend(device),
+        emulated=device,
+        active=lambda: recorder,
+        outside=_disable_current_modes,
+    )
+
+
+def _import(
+    config: GaudiConfig, import_module: Callable[[str], Any], version_of: Callable[[str], str]
+) -> SimpleNamespace:
+    """Return the modules, all that is needed being there.
+
+    Raises:
+        BackendError: In words.
+    """
+    try:
+        import_module("habana_frameworks.torch")
+        modules = SimpleNamespace(
+            core=import_module("habana_frameworks.torch.core"),
+            hpu=import_module("habana_frameworks.torch.hpu"),
+            internal=SimpleNamespace(bridge_config=import_module("habana_frameworks.torch.internal.bridge_config")),
+            utils=SimpleNamespace(internal=import_module("habana_frameworks.torch.utils.internal")),
+        )
+    except ModuleNotFoundError as error:
+        raise BackendError(
+            f'[backend.gaudi] device = "hpu" needs the Gaudi software; Python finds no module {error.name}.',
+            hint=f'Install {DISTRIBUTION} from the Gaudi software suite, or set device = "emulated".',
+        ) from error
+    except Exception as error:
+        raise BackendError(
+            f"The Gaudi software cannot be imported beside PyTorch {torch.__version__}: {type(error).__name__}: {error}",
+            hint="Each version of it works with one version of PyTorch, and with that of the driver: install all from one suite.",
+        ) from error
+    _check_version(config, version_of)
+    needed = (*NEEDED, "hpu.wrap_in_hpu_graph") if config.captures else NEEDED
+    missing = [name for name in needed if not _has(modules, name)]
+    if missing:
+        raise BackendError(
+            f"The Gaudi software has no {', '.join(missing)} in {config.mode} mode.",
+            hint="Use a version from 1.19 to 1.24; HPU graphs are there in lazy mode only (PT_HPU_LAZY_MODE=1).",
+        )
+    return modules
+
+
+def _check_version(config: GaudiConfig, version_of: Callable[[str], str]) -> None:
+    try:
+        version = version_of(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    oldest, newest = VERSIONS
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if (len(parts) == 2 and oldest <= parts <= newest) or config.any_version:
+        return
+    raise BackendError(
+        f"The version of {DISTRIBUTION} is {version}; this backend was written for "
+        f"{'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}.",
+        hint="Install one of these, or set backend.gaudi.any_version = true to try.",
+    )
+
+
+def _check_device(modules: SimpleNamespace) -> None:
+    if not modules.hpu.is_available():
+        raise BackendError(
+            "The Gaudi software is installed, but finds no Gaudi.",
+            hint='See hl-smi; HABANA_VISIBLE_DEVICES may hide it. Without one, set backend.gaudi.device = "emulated".',
+        )
+
+
+def _has(modules: SimpleNamespace, path: str) -> bool:
+    found: Any = modules
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found is not None

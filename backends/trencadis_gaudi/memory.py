@@ -1,0 +1,106 @@
+"""How the memory of a Gaudi is shared out, as arithmetic; and how amounts are printed.
+
+    free after loading and the profile run
+    ├─ margin           free · (1 − utilization)     never given away: run-time peaks
+    └─ usable           free · utilization
+       ├─ graphs        usable · reserve              recipes and their workspaces
+       └─ KV cache      usable · (1 − reserve)        of which one block is the padding block
+
+Source: vllm-gaudi, v1/worker/hpu_worker.py, determine_available_memory; the logs are its own.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from trencadis.errors import OutOfMemoryError
+
+__all__ = ["MemoryShares", "format_bytes", "share_memory"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@attrs.frozen(kw_only=True)
+class MemoryShares:
+    """Who gets how much of one device, bytes.
+
+    Attributes:
+        free_bytes: Free after loading and the profile run.
+        usable_bytes: What graphs and KV cache have together.
+        margin_bytes: What stays free.
+        graph_bytes: For graphs.
+        kv_bytes: For the KV cache, the padding block included.
+        padding_bytes: Of the padding block, over all layers.
+        utilization: Share of the free memory that is used, above 0 to 1.
+        graph_reserve: Share of the usable memory that graphs have, 0 to below 1.
+    """
+
+    free_bytes: int
+    usable_bytes: float
+    margin_bytes: float
+    graph_bytes: float
+    kv_bytes: float
+    padding_bytes: int
+    utilization: float
+    graph_reserve: float
+
+    @property
+    def cache_bytes(self) -> int:
+        """For KV blocks that sequences can have."""
+        return int(self.kv_bytes - self.padding_bytes)
+
+    def num_blocks(self, block_bytes: int) -> int:
+        """Return how many KV blocks of ``block_bytes`` the cache pays for. Pure.
+
+        Raises:
+            OutOfMemoryError: Not even one.
+        """
+        count = self.cache_bytes // block_bytes
+        if count < 1:
+            raise OutOfMemoryError(
+                f"{format_bytes(self.cache_bytes)} for the KV cache do not pay for one block of "
+                f"{format_bytes(block_bytes)}: {self}.",
+                hint="Raise backend.gaudi.memory_utilization, lower backend.gaudi.graph_reserve, or shorten the model's "
+                "context.",
+            )
+        return count
+
+    def __str__(self) -> str:
+        """Return the vendor plugin's log line."""
+        return (
+            f"Free device memory: {format_bytes(self.free_bytes)}, {format_bytes(self.usable_bytes)} usable "
+            f"(gpu_memory_utilization={self.utilization:g}), {format_bytes(self.graph_bytes)} reserved for HPUGraphs "
+            f"(VLLM_GRAPH_RESERVED_MEM={self.graph_reserve:g}), {format_bytes(self.padding_bytes)} reserved for KV cache "
+            f"dummy block {format_bytes(self.kv_bytes - self.padding_bytes)} reserved for usable KV cache"
+        )
+
+
+def share_memory(free_bytes: int, *, utilization: float, graph_reserve: float, padding_bytes: int = 0) -> MemoryShares:
+    """Return the shares of a device. Pure.
+
+    Args:
+        free_bytes: Free after loading and the profile run.
+        utilization: Above 0 to 1.
+        graph_reserve: 0 to below 1; 0 where no graphs are captured.
+        padding_bytes: Of one KV block over all layers.
+    """
+    usable = free_bytes * utilization
+    return MemoryShares(
+        free_bytes=free_bytes,
+        usable_bytes=usable,
+        margin_bytes=free_bytes * (1 - utilization),
+        graph_bytes=usable * graph_reserve,
+        kv_bytes=usable * (1 - graph_reserve),
+        padding_bytes=padding_bytes,
+        utilization=utilization,
+        graph_reserve=graph_reserve,
+    )
+
+
+def format_bytes(amount: float) -> str:
+    """Return an amount with four significant digits in the largest unit that leaves it at 1024 or less. Pure."""
+    unit = 0
+    while abs(amount) > 1024 and unit < len(_UNITS) - 1:
+        amount /= 1024
+        unit += 1
+    return f"{amount:.4g} {_UNITS[unit]}"

@@ -1,0 +1,91 @@
+"""From model files to a model on the device, inspected and checked on the way.
+
+Both happen on the CPU: a graph compiler would take longer for the check's many shapes than the CPU for its few tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import attrs
+import torch
+
+from trencadis.errors import ModelLoadError, OutOfMemoryError
+from trencadis.records import ModelFacts, ModelSource
+from trencadis_gaudi.habana import Habana
+from trencadis_torch import bridge
+from trencadis_torch.encoder import is_encoder
+from trencadis_torch.inspection import attention_layers, model_facts
+from trencadis_torch.kv_cache import AttentionLayer
+from trencadis_torch.loader import find_model, load_decoder
+from trencadis_torch.self_check import check_model
+
+__all__ = ["LoadedModel", "load_model"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+_CPU = torch.device("cpu")
+_SMALL_MODEL = 20_000_000
+"""Parameters below which one CPU thread is fastest; as in the backend ``torch``."""
+
+
+@attrs.frozen(kw_only=True)
+class LoadedModel:
+    """A model on its device, with the paged attention switched on.
+
+    Attributes:
+        model: Of transformers.
+        layers: Its attention layers.
+        facts: About it.
+        dtype: Of its logits.
+    """
+
+    model: Any
+    layers: tuple[AttentionLayer, ...]
+    facts: ModelFacts
+    dtype: torch.dtype
+
+
+def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedModel:
+    """Return a model on the device.
+
+    A Gaudi computes in bfloat16 whatever is asked for; the emulated device in what a CPU would.
+
+    Raises:
+        ModelLoadError: The model is no decoder, or cannot be served; the message says why.
+        OutOfMemoryError: No room for the weights.
+    """
+    if habana.emulated is None:
+        if source.dtype not in {"auto", "bfloat16"}:
+            logger.warning("[model] dtype = %s: a Gaudi computes in bfloat16, which is used instead.", source.dtype)
+        source = attrs.evolve(source, dtype="bfloat16")
+    files = find_model(source)
+    if is_encoder(files.config):
+        raise ModelLoadError(
+            f"{source.path} only embeds; the backend gaudi serves models that generate.",
+            hint='Set [backend] name = "torch".',
+        )
+    bridge.register()
+    model = load_decoder(files, _CPU)
+    layers = attention_layers(model)
+    if model.num_parameters() < _SMALL_MODEL:
+        torch.set_num_threads(1)
+    if check:
+        check_model(model, layers, layout="padded")
+    bridge.switch(model, bridge.PAGED)
+    model = _moved(model, source, habana)
+    facts = attrs.evolve(model_facts(model, layers), embedding_size=0)
+    logger.info(
+        "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
+    )
+    return LoadedModel(model=model, layers=layers, facts=facts, dtype=model.dtype)
+
+
+def _moved(model: Any, source: ModelSource, habana: Habana) -> Any:
+    if habana.emulated is not None:
+        return model
+    try:
+        return model.to(habana.device)
+    except RuntimeError as error:
+        raise OutOfMemoryError(f"{habana.device} has no room for the weights of {source.path}: {error}") from error

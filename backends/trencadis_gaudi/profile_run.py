@@ -1,0 +1,88 @@
+"""The largest prefill, run once before the KV cache is sized: what do its temporaries take?
+
+Source: vllm-gaudi, v1/worker/hpu_model_runner.py, profile_run, which in its current form returns before it has measured anything.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import Bucket
+from trencadis_gaudi.adapter import ForwardAdapter
+from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.flat_cache import FlatKVCache
+from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.host_tables import HostTables
+from trencadis_gaudi.memory import format_bytes
+from trencadis_gaudi.model import LoadedModel
+from trencadis_gaudi.passes import GaudiPasses
+from trencadis_gaudi.runner import empty_pass
+
+__all__ = ["measure_activations", "profile_bucket"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+_MAX_EMULATED_TOKENS = 512
+"""More than this takes a CPU too long; the result is scaled up."""
+
+
+def profile_bucket(*, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int) -> Bucket:
+    """Return the largest prefill that the limits allow: several whole prompts, or the last chunk of the longest one. Pure.
+
+    Source: vllm-gaudi, v1/worker/hpu_model_runner.py, profile_run.
+    """
+    if max_model_len < max_num_batched_tokens:
+        batch_size = max(1, min(max_num_seqs, max_num_batched_tokens // max_model_len))
+        return Bucket(batch_size, max_model_len, 0)
+    return Bucket(1, max_num_batched_tokens, -(-(max_model_len - max_num_batched_tokens) // block_size))
+
+
+@torch.inference_mode()
+def measure_activations(
+    loaded: LoadedModel, habana: Habana, *, block_size: int, max_num_batched_tokens: int, max_num_seqs: int
+) -> int:
+    """Return the peak of the temporaries of the largest prefill, bytes; leaves nothing behind.
+
+    Args:
+        loaded: The model.
+        habana: The device, which is active.
+        block_size: Tokens per block.
+        max_num_batched_tokens: Tokens of a step.
+        max_num_seqs: Most prompts of a prefill pass.
+    """
+    bucket = profile_bucket(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=loaded.facts.max_model_len,
+        block_size=block_size,
+    )
+    tried = bucket
+    if habana.emulated is not None and bucket.num_tokens > _MAX_EMULATED_TOKENS:
+        tried = Bucket(1, min(bucket.query_len, _MAX_EMULATED_TOKENS), min(bucket.num_blocks, 1))
+    # A block is read for each of the context, but it may be the same one: the padding block.
+    plan = AllocationPlan(
+        num_blocks=1,
+        block_size=block_size,
+        num_rows=tried.batch_size,
+        max_model_len=tried.query_len,
+        max_num_batched_tokens=tried.num_tokens,
+    )
+    cache = FlatKVCache(loaded.layers, num_blocks=1, block_size=block_size, device=habana.device)
+    passes = GaudiPasses(cache, contiguous=False, kernel=habana.kernel)
+    rows = DeviceRows(plan, habana)
+    habana.mark_step()
+    habana.hpu.reset_peak_memory_stats()
+    before = habana.hpu.memory_allocated()
+    inputs = passes.inputs(empty_pass(tried), rows, HostTables(plan.num_rows, 1).blocks)
+    keep = torch.zeros(tried.batch_size, dtype=torch.int64, device=habana.device)
+    logits = ForwardAdapter(loaded.model, passes)(inputs.token_ids, inputs.positions, keep, inputs.tensors)
+    habana.mark_step()
+    habana.hpu.synchronize()
+    peak = max(0, habana.hpu.max_memory_allocated() - before)
+    del logits
+    activations = int(peak * bucket.num_tokens / tried.num_tokens)
+    logger.info("Model profiling run took %s for %s.", format_bytes(activations), bucket)
+    return activations

@@ -1,0 +1,124 @@
+"""Runs passes on the device: inputs ▶ forward ▶ logits ▶ sampling, each with shapes that follow from the bucket alone.
+
+mark │ drafts │ inputs ││ forward (a graph) ││ sampling, tokens written back │ mark
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trencadis.interfaces import AcceptanceRule, Sampler
+from trencadis.records import Bucket, Drafts, Int32Array, Pass, Phase, UnifiedBucket
+from trencadis_gaudi.adapter import Forward
+from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.passes import GaudiPasses, PassInputs
+from trencadis_torch.device import to_device
+from trencadis_torch.prompt_logprobs import PromptPlan, score_prompt
+from trencadis_torch.runner import PassResult
+from trencadis_torch.verify import SamplePlan, emit
+
+__all__ = ["GaudiRunner", "empty_pass"]
+
+
+class GaudiRunner:
+    """A model with rows and a cache, one pass at a time.
+
+    Args:
+        forward: The model.
+        passes: Makes inputs.
+        rows: Tokens.
+        tables: Block tables of all rows, changed by their owner, int32 ``[num_rows, num_columns]``.
+        habana: The device.
+        max_merged: Most prompts of a merged prefill pass; 0: prefills are rectangles.
+        max_num_seqs: Most sequences of a unified pass.
+        max_steps: Most tokens that one of its sequences emits.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        passes: GaudiPasses,
+        *,
+        rows: DeviceRows,
+        tables: Int32Array,
+        habana: Habana,
+        max_merged: int = 0,
+        max_num_seqs: int = 1,
+        max_steps: int = 1,
+    ) -> None:
+        self._forward = forward
+        self._passes = passes
+        self._rows = rows
+        self._tables = tables
+        self._habana = habana
+        self._max_merged = max_merged
+        self._max_num_seqs = max_num_seqs
+        self._max_steps = max_steps
+
+    def run(
+        self, one: Pass, *, drafts: Drafts | None, sampler: Sampler, acceptance: AcceptanceRule, graph: bool
+    ) -> PassResult:
+        """Run a pass and write what it emits behind the rows' tokens.
+
+        Args:
+            one: The pass; without sequences only padding is computed, which leaves no trace.
+            drafts: Of the whole plan.
+            sampler: Chooses tokens.
+            acceptance: Says how many drafts stand.
+            graph: Capture it, or replay what was captured.
+        """
+        if self._max_steps > 1 if isinstance(one.bucket, UnifiedBucket) else one.bucket.phase is Phase.DECODE:
+            self._rows.write_pass_drafts(one, drafts)
+        inputs = self._passes.inputs(one, self._rows, self._tables)
+        shaped = attrs.evolve(one, bucket=self.sampling_bucket(one.bucket))
+        samples = SamplePlan.of(shaped, inputs.firsts, self._rows.history, padded=True)
+        prompts = PromptPlan.of(one, inputs.firsts, self._rows)
+        if prompts is not None:
+            self._habana.mark_step()
+            every = np.arange(inputs.token_ids.numel())
+            logits = self._logits(inputs, every, graph=False)
+            scores = score_prompt(logits.index_select(0, to_device(prompts.tokens, logits.device)), prompts, self._rows)
+            if samples is not None:
+                logits = logits.index_select(0, to_device(samples.tokens, logits.device))
+            self._habana.mark_step()
+        else:
+            scores = None
+            keep = np.zeros(_num_logits(shaped.bucket), np.int64) if samples is None else samples.tokens
+            logits = self._logits(inputs, keep, graph=graph)
+        emitted = None
+        if samples is not None:
+            emitted = emit(
+                logits, samples, shaped, drafts=drafts, rows=self._rows, sampler=sampler, acceptance=acceptance
+            )
+            self._habana.mark_step()
+        return PassResult(emitted=emitted, prompt=scores, num_padded_tokens=inputs.token_ids.numel())
+
+    def sampling_bucket(self, bucket: Bucket) -> Bucket:
+        """Return the bucket with as many rows as sequences may be sampled in it. Pure."""
+        if isinstance(bucket, UnifiedBucket):
+            return Bucket(min(self._max_num_seqs, bucket.query_len), self._max_steps, 0, Phase.DECODE)
+        if self._max_merged and bucket.phase is Phase.PREFILL:
+            return attrs.evolve(bucket, batch_size=self._max_merged)
+        return bucket
+
+    def _logits(self, inputs: PassInputs, keep: npt.NDArray[np.int64], *, graph: bool) -> torch.Tensor:
+        kept = to_device(keep, inputs.token_ids.device)
+        logits = self._forward(inputs.token_ids, inputs.positions, kept, inputs.tensors, graph=graph)
+        self._habana.mark_step()
+        return logits
+
+
+def _num_logits(bucket: Bucket) -> int:
+    return bucket.batch_size * (bucket.query_len if bucket.phase is Phase.DECODE else 1)
+
+
+def empty_pass(bucket: Bucket) -> Pass:
+    """Return a pass of padding alone: the shapes of its bucket, and no trace. Pure."""
+    none = np.empty(0, np.int32)
+    return Pass(
+        bucket=bucket, indices=none, rows=none, starts=none, query_lens=none, num_logits=none, num_prompt_logits=none
+    )

@@ -1,0 +1,60 @@
+"""Lets the sampler take every path it has, for every number of rows that a bucket has.
+
+The vendor's twelve configurations come first, in its order and with its log lines; then every path that the sampler itself names,
+so that none is forgotten by hand.
+
+Source: vllm-gaudi, v1/worker/hpu_model_runner.py, warmup_sampler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from trencadis.records import Bucket, Phase, SamplingParams
+
+__all__ = ["CONFIGURATIONS", "sampler_sizes", "warm_up_sampler"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+CONFIGURATIONS = ((0.0, 1.0, 0), (1.0, 1.0, 0), (0.7, 0.9, 50), (0.3, 0.95, 20), (1.2, 0.8, 100), (0.8, 0.85, 0))
+"""Temperature, top-p and top-k; each once with rows that start and once with rows that go on."""
+
+Sample = Callable[[int, int, SamplingParams | None], None]
+"""Samples a number of sequences with a number of logits rows each; None leaves the parameters as they were."""
+
+
+def sampler_sizes(buckets: Iterable[Bucket]) -> list[tuple[int, int]]:
+    """Return sequences and logits rows of each that passes in these buckets sample, ascending. Pure.
+
+    Args:
+        buckets: Of both phases; of a merged prefill with as many rows as it may have prompts.
+    """
+    return sorted({(bucket.batch_size, bucket.query_len if bucket.phase is Phase.DECODE else 1) for bucket in buckets})
+
+
+def warm_up_sampler(sizes: Sequence[tuple[int, int]], paths: Sequence[SamplingParams], *, sample: Sample) -> int:
+    """Sample in every size and way; returns how often.
+
+    Args:
+        sizes: From :func:`sampler_sizes`.
+        paths: That the sampler has.
+        sample: Does it.
+    """
+    logger.info(
+        "Warming up sampler with batch sizes: %s and following configs:",
+        sorted({batch_size for batch_size, _ in sizes}),
+    )
+    configurations = [(changed, values) for changed in (True, False) for values in CONFIGURATIONS]
+    for changed, (temperature, top_p, top_k) in configurations:
+        logger.info("temp=%s, top_p=%s, top_k=%d, batch_changed=%s", temperature, top_p, top_k, changed)
+    logger.info("Starting sampler warmup...")
+    for batch_size, steps in sizes:
+        for temperature, top_p, top_k in CONFIGURATIONS:
+            params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
+            sample(batch_size, steps, params)
+            sample(batch_size, steps, None)
+        for path in paths:
+            sample(batch_size, steps, path)
+    logger.info("Sampler warmup completed successfully")
+    return len(sizes) * (2 * len(CONFIGURATIONS) + len(paths))

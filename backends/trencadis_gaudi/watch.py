@@ -1,0 +1,132 @@
+"""What happens after the warm-up that should not, and what the buckets cost: counted, and warned about once.
+
+Source of the warnings' texts: vllm-gaudi, v1/worker/hpu_model_runner.py and hpu_worker.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import attrs
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from trencadis.records import Bucket, Pass, Phase, UnifiedBucket
+from trencadis_gaudi.habana import Habana
+
+__all__ = ["Compilations", "Configuration", "Watch", "configuration"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+Configuration = tuple[str, int, int, int]
+"""Phase, padded batch size, query length, number of blocks, as the vendor's warnings name it; of a unified bucket whether it is
+causal, query length, shared and unique blocks."""
+
+
+def configuration(bucket: Bucket) -> Configuration:
+    """Return the name of a bucket in warnings. Pure."""
+    if isinstance(bucket, UnifiedBucket):
+        causal = "causal" if bucket.is_causal else "not causal"
+        return causal, bucket.query_len, bucket.num_blocks, bucket.num_unique_blocks
+    phase = "decode" if bucket.phase is Phase.DECODE else "prompt"
+    return phase, bucket.batch_size, bucket.query_len, bucket.num_blocks
+
+
+def _named(bucket: Bucket, found: Configuration) -> str:
+    if isinstance(bucket, UnifiedBucket):
+        return f"(query, shared_blocks, unique_blocks) {found[1:]}, ({found[0]})"
+    return str(found)
+
+
+@attrs.define
+class Compilations:
+    """Programs compiled while something ran."""
+
+    number: int = 0
+
+
+class Watch:
+    """Sees every pass of one backend. Its metrics may be read on any thread.
+
+    Args:
+        habana: Its metric ``graph_compilation`` is read.
+        counts_compilations: Whether it is.
+        logs_passes: Log every pass.
+
+    Attributes:
+        num_unwarmed: Passes in a bucket that was not warmed up, each bucket once.
+        num_recompilations: Programs compiled after the warm-up.
+    """
+
+    def __init__(self, habana: Habana, *, counts_compilations: bool, logs_passes: bool) -> None:
+        self._habana = habana
+        self._counts = counts_compilations
+        self._logs_passes = logs_passes
+        self._warmed: set[Configuration] = set()
+        self.num_unwarmed = 0
+        self.num_recompilations = 0
+        self._registry = CollectorRegistry()
+        self._recompiled = self._counter("recompilations", "Programs compiled after the warm-up.")
+        self._unwarmed = self._counter("unwarmed_buckets", "Buckets first used after the warm-up.")
+        self._positions = self._counter("positions", "Token positions computed, by phase.", "phase", "kind")
+        self._passes = self._counter(
+            "bucket_passes", "Passes by bucket.", "phase", "batch_size", "query_len", "num_blocks"
+        )
+        self._graphs = self._gauge("graphs", "Captured graphs.")
+        self._graph_bytes = self._gauge("graph_bytes", "Memory of captured graphs, bytes.")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"trencadis_gaudi_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"trencadis_gaudi_{name}", text, registry=self._registry)
+
+    def warmed_up(self, bucket: Bucket) -> None:
+        """Note that a bucket is prepared."""
+        self._warmed.add(configuration(bucket))
+
+    def graphs(self, number: int, num_bytes: int) -> None:
+        """Note how many graphs there are and what they take, bytes."""
+        self._graphs.set(number)
+        self._graph_bytes.set(num_bytes)
+
+    def note(self, one: Pass) -> None:
+        """See a pass; warn if its bucket is new. About 5 µs."""
+        found = configuration(one.bucket)
+        if self._logs_passes:
+            logger.info("[fwd] %s", found)
+        if found not in self._warmed:
+            self._warmed.add(found)
+            self.num_unwarmed += 1
+            self._unwarmed.inc()
+            logger.warning("Configuration: %s was not warmed-up!", _named(one.bucket, found))
+        phase, *sizes = found
+        num_real = int(one.query_lens.sum())
+        self._positions.labels(phase, "real").inc(num_real)
+        self._positions.labels(phase, "padding").inc(max(0, one.bucket.num_tokens - num_real))
+        self._passes.labels(phase, *map(str, sizes)).inc()
+
+    @contextlib.contextmanager
+    def compilations(self, *, warns: bool = True) -> Iterator[Compilations]:
+        """Count what is compiled within a ``with`` block.
+
+        Args:
+            warns: It should be nothing.
+        """
+        found = Compilations()
+        if not self._counts:
+            yield found
+            return
+        with self._habana.hpu.metrics.metric_localcontext("graph_compilation") as metric:
+            yield found
+            stats = metric.stats()
+        found.number = int(stats[0][1])
+        if found.number and warns:
+            self.num_recompilations += found.number
+            self._recompiled.inc(found.number)
+            logger.warning("graph compilation detected: %s", stats)
+
+    def metrics(self) -> str:
+        """Return all counts in Prometheus' text format."""
+        return generate_latest(self._registry).decode()

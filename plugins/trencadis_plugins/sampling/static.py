@@ -1,0 +1,109 @@
+"""The standard chain with static shapes: every row goes through every processor of its call's path.
+
+    path    masks and penalties   truncation
+    -----   -------------------   ----------------------------------------------------------
+    which   none | all            none | within the 64 most likely tokens | of all tokens
+
+A call takes the path that its most demanding row needs; the others are computed with parameters that change nothing. So a device
+that compiles for each run of operations has six of them for each number of rows, the plain argmax aside, and log-probabilities
+double that.
+
+Shapes: L logits rows in a call, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis.records import SamplingParams
+from trencadis_plugins.sampling.penalties import Penalties
+from trencadis_plugins.sampling.row_processor import RowMask, RowProcessor
+from trencadis_plugins.sampling.top_k import TopK
+from trencadis_plugins.sampling.top_p import TopP
+
+__all__ = ["NARROW", "StaticChain"]
+
+NARROW = 64
+"""A top-k up to this is found without sorting the vocabulary. Tokens that tie for the last of so many places may be dropped."""
+
+
+class StaticChain:
+    """Applies the processors of a chain to all rows of a call.
+
+    Args:
+        masks: Add numbers that the host knows.
+        penalties: Needs the history; behind the masks.
+        tail: Temperature and truncation, in order.
+    """
+
+    def __init__(self, masks: Sequence[RowMask], penalties: Penalties, tail: Sequence[RowProcessor]) -> None:
+        self._masks = tuple(masks)
+        self._penalties = penalties
+        self._tail = tuple(tail)
+        self._truncations = tuple(one for one in tail if isinstance(one, TopK | TopP))
+
+    @classmethod
+    def of(cls, chain: Sequence[LogitsProcessor]) -> StaticChain | None:
+        """Return the static form of a chain; None if it has processors from elsewhere, or in another order."""
+        masks = [one for one in chain if isinstance(one, RowMask)]
+        penalties = [one for one in chain if isinstance(one, Penalties)]
+        tail = [one for one in chain if isinstance(one, RowProcessor) and not isinstance(one, RowMask | Penalties)]
+        # A subclass of a processor may do anything.
+        if [*masks, *penalties, *tail] != list(chain) or len(penalties) != 1:
+            return None
+        ours = all(type(one).__module__.startswith("trencadis_plugins.") for one in chain)
+        return cls(masks, penalties[0], tail) if ours else None
+
+    def paths(self) -> tuple[SamplingParams, ...]:
+        """Return parameters that take each path, those with log-probabilities last. Pure."""
+        tails = ({"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 0.7, "top_k": 8}, {"top_p": 0.9})
+        heads: tuple[dict[str, float], ...] = ({}, {"presence_penalty": 0.5})
+        paths = [
+            SamplingParams(**{"temperature": 1.0, **tail}, **head, logprobs=logprobs)  # type: ignore[arg-type]
+            for logprobs in (None, 1)
+            for head in heads
+            for tail in tails
+        ]
+        return tuple(paths)
+
+    def apply(self, logits: torch.Tensor, context: SamplingContext, *, draws: np.ndarray) -> torch.Tensor:
+        """Return processed logits, float32 ``[L, V]``; may work in place.
+
+        Args:
+            logits: float32 ``[L, V]``.
+            context: Whose they are.
+            draws: Which rows are drawn from; of any other the largest alone matters, bool ``[L]``.
+        """
+        if any(one.asked(context).any() for one in (*self._masks, self._penalties)):
+            logits = logits + torch.as_tensor(self._bias(context, logits.shape[1]), device=logits.device)
+            logits = self._penalties.apply_all(logits, context, width=logits.shape[1])
+        width = self._width(context, draws, logits.shape[1])
+        for one in self._tail:
+            if width or one not in self._truncations:
+                logits = one.apply_all(logits, context, width=width)
+        return logits
+
+    def _bias(self, context: SamplingContext, vocab_size: int) -> np.ndarray:
+        """Return what masks and biases add, float32 ``[L, V]`` on the host."""
+        bias = np.zeros((len(context.rows), vocab_size), np.float32)
+        for one in self._masks:
+            for index in np.flatnonzero(one.asked(context)).tolist():
+                one.add_to(bias[index], context.rows[index], context.positions[index])
+        return bias
+
+    def _width(self, context: SamplingContext, draws: np.ndarray, vocab_size: int) -> int:
+        """Return how many tokens truncation looks at: none, ``NARROW``, or all."""
+        asked = np.any([one.asked(context) & draws for one in self._truncations], axis=0)
+        if not asked.any():
+            return 0
+        # Behind a top-k nobody needs more tokens than it left; a top-p before it sees all.
+        first = self._truncations[0]
+        if not isinstance(first, TopK):
+            return vocab_size
+        num_kept = first.num_kept(context)[asked]
+        is_narrow = bool(((num_kept > 0) & (num_kept <= NARROW)).all())
+        return min(NARROW, vocab_size) if is_narrow else vocab_size

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trencadis.clock import SimulatedClock
+from trencadis_gaudi.emulated import EmulatedDevice, EmulatedDeviceError
+from trencadis_gaudi.emulated.recorder import Recorder
+
+
+def make(*, lazy=True):
+    device = EmulatedDevice(total_bytes=1 << 30, lazy=lazy, clock=SimulatedClock())
+    return device, Recorder(device)
+
+
+def compiled(call, *, lazy=True):
+    """How many recipes a call needs."""
+    device, recorder = make(lazy=lazy)
+    with recorder:
+        call()
+        recorder.mark()
+    return device.num_compilations
+
+
+def runs(*calls):
+    device, recorder = make()
+    with recorder:
+        for call in calls:
+            call()
+            recorder.mark()
+    return device.num_compilations
+
+
+A, B = torch.arange(6.0).view(2, 3), torch.arange(9.0).view(3, 3)
+
+
+def test_operations_between_two_marks_are_one_recipe():
+    assert compiled(lambda: (A @ B).relu().sum()) == 1
+
+
+def test_each_operation_is_a_recipe_outside_lazy_mode():
+    assert compiled(lambda: (A @ B).relu().sum(), lazy=False) == 3
+
+
+def test_same_run_on_other_values_needs_nothing_new():
+    assert runs(lambda: A * 2, lambda: (A + 1) * 2) == 2
+    assert runs(lambda: A @ B, lambda: A.neg().detach() @ B) == 2
+    assert runs(lambda: A @ B, lambda: A.clone() @ B, lambda: A @ B) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda: A @ B, lambda: A[:1] @ B),
+        (lambda: A * 2, lambda: A * 3),
+        (lambda: A.sum(0), lambda: A.sum(1)),
+        (lambda: A.neg(), lambda: A.int().neg()),
+        (lambda: A[:1], lambda: A[1:]),
+    ],
+    ids=["shape", "number", "axis", "dtype", "slice"],
+)
+def test_another_shape_number_or_type_is_another_recipe(first, second):
+    assert runs(first, second) == 2
+
+
+def test_moves_between_host_and_device_are_free():
+    assert compiled(lambda: A.to(torch.float64).detach().copy_(A)) == 0
+
+
+def test_host_read_ends_a_run():
+    device, recorder = make()
+    with recorder:
+        total = A.sum()
+        assert total.item() == 15
+        A.neg()
+        recorder.mark()
+    assert (device.num_compilations, device.num_host_syncs, device.num_mark_steps) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: A.sum().item(),
+        lambda: bool(A.any()),
+        lambda: A.nonzero(),
+        lambda: A[A > 1],
+        lambda: A.clone().__setitem__(A > 1, torch.tensor([1.0])),
+        lambda: A.masked_select(A > 1),
+        lambda: A.unique(),
+        lambda: torch.equal(A, A),
+    ],
+)
+def test_nothing_within_a_graph_may_depend_on_data(call):
+    _, recorder = make()
+    with recorder, pytest.raises(EmulatedDeviceError, match="cannot be part of a graph"):
+        recorder.within_graph(call)
+
+
+def test_masks_that_keep_the_shape_may_be_in_a_graph():
+    _, recorder = make()
+    with recorder:
+        result, recording = recorder.within_graph(lambda: A.masked_fill(A > 1, 0.0).sum())
+    assert result == 1
+    assert recording.num_operations == 3
+
+
+def test_operations_of_a_graph_belong_to_no_other_run():
+    device, recorder = make()
+    with recorder:
+        A.neg()
+        recorder.within_graph(lambda: A @ B)
+        assert device.num_compilations == 1  # what came before the graph
+        recorder.mark()
+    assert device.num_compilations == 1
+
+
+def test_largest_result_counts_for_the_peak():
+    device, recorder = make()
+    with recorder:
+        A.expand(50, 2, 3).clone().sum()
+        recorder.mark()
+    assert device.peak_bytes == 50 * 6 * 4
+    eager, recorder = make(lazy=False)
+    with recorder:
+        A.expand(50, 2, 3).clone().sum()
+    assert eager.peak_bytes == 50 * 6 * 4
+
+
+def test_a_view_of_the_cache_is_no_workspace_of_a_graph() -> None:
+    _, recorder = make()
+    cache = torch.zeros(1 << 16)
+    with torch.inference_mode(), recorder:
+        _, recording = recorder.within_graph(lambda: cache.view(256, 256).narrow(0, 0, 4) + 1)
+    assert recording.largest_bytes == 4 * 256 * 4

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trencadis.clock import SystemClock
+from trencadis_gaudi.block_swaps import THRESHOLDS, BlockSwaps, padded_length
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.flat_cache import FlatKVCache
+from trencadis_gaudi.habana import load_habana
+from trencadis_torch.kv_cache import AttentionLayer
+
+
+def make(num_blocks=6, **options):
+    config = GaudiConfig(device="emulated", **options)
+    habana = load_habana(config, clock=SystemClock())
+    layers = tuple(
+        AttentionLayer(index=i, num_kv_heads=1, key_dim=2, value_dim=3, window=0, dtype=torch.float32) for i in range(2)
+    )
+    cache = FlatKVCache(layers, num_blocks=num_blocks, block_size=4, device=habana.device)
+    generator = torch.Generator().manual_seed(1)
+    for part in (*cache.keys, *cache.values):
+        part.copy_(torch.rand(part.shape, generator=generator))
+    return habana, cache, BlockSwaps(cache, config, habana)
+
+
+def checksum(cache):
+    return [part.double().sum().item() for part in (*cache.keys, *cache.values)] + [
+        (part.flatten().double() * torch.arange(part.numel())).sum().item() for part in (*cache.keys, *cache.values)
+    ]
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("copies", "padded"), [(1, 16), (16, 16), (17, 32), (70, 128), (1024, 1024), (1025, 2048), (3000, 4096)]
+)
+def test_copies_are_padded_to_two_for_each_pair_of_a_threshold(copies, padded):
+    assert padded_length(copies) == padded
+
+
+def test_blocks_change_places_and_nothing_else_moves():
+    habana, cache, swaps = make()
+    before = [part.clone() for part in (*cache.keys, *cache.values)]
+    with habana.active(), torch.inference_mode():
+        swaps.copy(ints(5, 1, 4), ints(1, 5, 2))
+    for part, old in zip((*cache.keys, *cache.values), before, strict=True):
+        assert torch.equal(part[[1, 5, 2]], old[[5, 1, 4]])
+        assert torch.equal(part[[0, 3, 4, 6]], old[[0, 3, 4, 6]])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"defragmenter_graphs": "on"}, {"mode": "compile", "defragmenter_graphs": "off"}]
+)
+def test_warm_up_leaves_the_cache_as_it_was(options, caplog):
+    caplog.set_level("INFO", logger="trencadis.gaudi")
+    habana, cache, swaps = make(**options)
+    before = checksum(cache)
+    with habana.active(), torch.inference_mode():
+        assert swaps.warm_up() == 8
+    assert checksum(cache) == before
+    assert "Warming up defragmenter with thresholds: [8, 16, 32, 64, 128, 256, 512]" in caplog.text
+    assert "Defragmenter warmup completed successfully" in caplog.text
+
+
+def test_swaps_of_every_warmed_size_compile_nothing_after_the_warm_up():
+    habana, _, swaps = make(num_blocks=600)
+    with habana.active(), torch.inference_mode():
+        swaps.warm_up()
+        assert habana.emulated.num_compilations == len(THRESHOLDS)
+        habana.freeze()
+        for count in (1, 5, 8, 9, 40, 200, 299):
+            ids = np.arange(count, dtype=np.int32)
+            swaps.copy(np.concatenate([ids, ids + 300]), np.concatenate([ids + 300, ids]))
+
+
+def test_compiled_swaps_move_blocks_and_are_compiled_once_a_size():
+    habana, cache, swaps = make(mode="compile")
+    old = cache.keys[0].clone()
+    with habana.active(), torch.inference_mode():
+        swaps.copy(ints(0, 3), ints(3, 0))
+        swaps.copy(ints(1, 2), ints(2, 1))
+    assert torch.equal(cache.keys[0][[3, 0, 2, 1]], old[[0, 3, 1, 2]])
+    assert habana.emulated.num_compilations == 1
+
+
+def test_cache_of_one_block_has_nothing_to_swap(caplog):
+    _, _, swaps = make(num_blocks=1)
+    assert swaps.warm_up() == 0
+    assert "Skipping defragmenter warmup, insufficient blocks (2)" in caplog.text

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trencadis_gaudi.flat_cache import FlatKVCache
+from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+
+LAYERS = tuple(
+    AttentionLayer(index=index, num_kv_heads=2, key_dim=3, value_dim=value_dim, window=0, dtype=torch.float32)
+    for index, value_dim in ((1, 2), (4, 3))
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_keys_and_values_are_flat_with_the_padding_block_last(device):
+    cache = FlatKVCache(LAYERS, num_blocks=5, block_size=4, device=torch.device(device))
+    for layer in LAYERS:
+        keys, values = cache.flat_layer(layer.index)
+        assert keys.shape == (24, 2, 3)
+        assert values.shape == (24, 2, layer.value_dim)
+        assert [part.shape[:2] for part in cache.layer(layer.index)] == [(6, 4), (6, 4)]
+    # Nothing a graph writes to is a view on a device.
+    assert device == "cpu" or not cache.flat_layer(1)[0]._is_view()
+
+
+def test_blocks_are_views_of_the_same_memory():
+    caches = [
+        kind(LAYERS, num_blocks=5, block_size=4, device=torch.device("cpu")) for kind in (FlatKVCache, PagedKVCache)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    slots = torch.tensor([9, 2, 23])
+    for layer in LAYERS:
+        new = [torch.randn(3, 2, dim, generator=generator) for dim in (3, layer.value_dim)]
+        for cache in caches:
+            cache.write(layer.index, slots, *new)
+    for cache in caches:
+        cache.copy_blocks(torch.tensor([2, 0]), torch.tensor([0, 3]))
+    for flat, paged in zip((*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True):
+        assert torch.equal(flat, paged)
+        assert flat.any()

@@ -1,0 +1,163 @@
+"""Promises over the whole backend: the torch backend's tokens, and nothing compiled after the warm-up."""
+
+from __future__ import annotations
+
+import gaudi_engines
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from trencadis.errors import StepFailedError
+
+BUCKETS = """
+([1, 2], [16, 32, 64], [0, 1, 2, 4, 6])
+([1, 2, 4], 1, [4, 8, 16, 24])
+"""
+
+
+def bucket_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("buckets") / "buckets.txt"
+    path.write_text(BUCKETS)
+    return {"path": str(path)}
+
+
+WAYS = {
+    "gathered": {"max_prefill_batch_size": 2},
+    "contiguous": {"contiguous": True, "defragmenter": {"threshold": 0}},
+    "merged": {"merged_prefill": True, "max_prefill_batch_size": 3},
+    "unified": {"layout": "unified"},
+    "scarce": {"num_blocks": 9, "mark_layers": 0},
+    "budgeted": {"capture": "budgeted", "emulated_memory_bytes": 3_500_000, "graph_reserve": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def greedy_tokens(model_path):
+    """What the torch backend generates for the random workload of a seed."""
+    found = {}
+
+    def tokens(kind, seed):
+        if (kind, seed) not in found:
+            engine = gaudi_engines.open_engine(model_path(kind), backend="torch", strategy="exact", device="cpu")
+            served = gaudi_engines.serve(engine, seed, greedy=True)
+            engine.close()
+            found[kind, seed] = {name: one.token_ids.tolist() for name, one in served.items()}
+        return found[kind, seed]
+
+    return tokens
+
+
+def whole(tokens, served):
+    """The expected tokens of what was served: an aborted sequence has a prefix of them, as long as time allowed."""
+    return all(
+        one.token_ids.tolist() == tokens[name][: len(one.token_ids)]
+        and (one.finish_reason.value == "abort" or len(one.token_ids) == len(tokens[name]))
+        for name, one in served.items()
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("way", WAYS)
+def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens, kind, way):
+    strategy = "unified" if way == "unified" else "exponential"
+    engine = gaudi_engines.open_engine(model_path(kind), strategy=strategy, **WAYS[way])
+    served = gaudi_engines.serve(engine, 1, greedy=True)
+    assert engine.totals.num_compilations == 0
+    engine.close()
+    assert whole(greedy_tokens(kind, 1), served)
+
+
+@pytest.mark.parametrize("strategy", ["linear", "padding_aware"])
+def test_greedy_tokens_do_not_depend_on_the_strategy(model_path, greedy_tokens, strategy):
+    engine = gaudi_engines.open_engine(model_path("llama"), strategy=strategy, max_prefill_batch_size=2)
+    assert whole(greedy_tokens("llama", 1), gaudi_engines.serve(engine, 1, greedy=True))
+    engine.close()
+
+
+def test_greedy_tokens_in_eager_mode(model_path, greedy_tokens):
+    engine = gaudi_engines.open_engine(model_path("gemma3"), mode="eager", contiguous=True)
+    assert whole(greedy_tokens("gemma3", 1), gaudi_engines.serve(engine, 1, greedy=True))
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def frozen(model_path, tmp_path_factory):
+    """``frozen(strategy, way)``: an engine on a device that refuses to compile after the warm-up; one for all examples."""
+    engines = {}
+
+    def make(strategy, way):
+        if (strategy, way) not in engines:
+            options = bucket_file(tmp_path_factory) if strategy == "from_file" else None
+            engines[strategy, way] = gaudi_engines.open_engine(
+                model_path("llama"), strategy=strategy, strategy_options=options, emulated_frozen=True, **WAYS[way]
+            )
+        return engines[strategy, way]
+
+    yield make
+    for engine in engines.values():
+        engine.close()
+
+
+CASES = [
+    *(("exponential", way) for way in WAYS if way != "unified"),
+    ("linear", "gathered"),
+    ("padding_aware", "gathered"),
+    ("padding_aware", "contiguous"),
+    ("from_file", "gathered"),
+    ("unified", "unified"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "way"), CASES)
+@settings(
+    max_examples=3,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(seed=st.integers(min_value=0, max_value=2**20))
+def test_after_the_warm_up_a_random_workload_compiles_nothing(frozen, strategy, way, seed):
+    engine = frozen(strategy, way)
+    before = engine.totals.num_finished
+    served = gaudi_engines.serve(engine, seed)
+    assert not {one.error for one in served.values()} - {""}
+    assert engine.totals.num_compilations == 0
+    assert engine.totals.num_failed_steps == 0
+    assert engine.totals.num_finished - before == 14
+
+
+def test_workloads_meet_what_is_hard(frozen):
+    """Preempted sequences, moved blocks and prefix hits occur in the runs above; else they would prove little."""
+    scarce, contiguous, gathered = (frozen("exponential", way) for way in ("scarce", "contiguous", "gathered"))
+    for engine in (scarce, contiguous, gathered):
+        gaudi_engines.serve(engine, 5)
+    assert scarce.totals.num_preempted
+    assert contiguous.totals.num_block_swaps
+    assert not contiguous.totals.num_prompt_tokens_cached
+    assert gathered.totals.num_prompt_tokens_cached
+
+
+def test_device_does_notice_what_was_not_warmed_up(model_path):
+    """The oracle of the test above: without the small buckets, the same run fails."""
+    engine = gaudi_engines.open_engine(
+        model_path("llama"), emulated_frozen=True, strategy_options={"prompt_query_limit": 1}, max_prefill_batch_size=2
+    )
+    engine.warm_up  # noqa: B018 - its table has the longest query only
+    backend = engine._executor._backend
+    backend._capture.graphs.clear()
+    backend._adapter.clear_cache()
+    served = gaudi_engines.serve(engine, 3)
+    engine.close()
+    assert any("compiled after the warm-up" in one.error for one in served.values())
+
+
+def test_dynamic_sampler_would_compile(model_path, monkeypatch):
+    from trencadis_plugins.sampling.standard import StandardSampler
+
+    monkeypatch.setattr(StandardSampler, "use_static_shapes", lambda self: ())
+    engine = gaudi_engines.open_engine(model_path("llama"), emulated_frozen=True)
+    served = gaudi_engines.serve(engine, 3)
+    engine.close()
+    errors = {one.error for one in served.values()}
+    assert any(StepFailedError.__name__ in error or "compiled after the warm-up" in error for error in errors)
