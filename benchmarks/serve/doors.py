@@ -70,7 +70,7 @@ class Online:
         self.llm = AsyncLLM(args.model, engine={"placement": placement}, observer={"names": ()})
         self.pid = 0
         if placement == "process":
-            self.pid = self.llm._thread.frontend.engine._link._peer.pid  # type: ignore[attr-defined]
+            self.pid = self.llm._runner.frontend.engine._link._peer.pid  # type: ignore[attr-defined]
 
     def run(self, prompts: list[str], params: SamplingParams) -> int:
         return self.loop.run_until_complete(self._all(prompts, params))

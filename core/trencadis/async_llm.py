@@ -13,11 +13,10 @@ from trencadis.config import Config
 from trencadis.errors import BackendError
 from trencadis.front import Prompt, configure
 from trencadis.front.commands import AskMetrics, Embed, Submission
-from trencadis.front.engine_thread import EngineThread
 from trencadis.front.output_stream import OutputStream
 from trencadis.records import Embedding, ModelFacts, RequestOutput, SamplingParams
 from trencadis.registry import Registry
-from trencadis.remote import open_placed_frontend
+from trencadis.remote import open_runner
 from trencadis.text import Message, Tokenizer, encode_chat
 
 __all__ = ["AsyncLLM"]
@@ -67,9 +66,9 @@ class AsyncLLM:
         return llm
 
     def _open(self, config: Config, registry: Registry) -> None:
-        self._thread = EngineThread(lambda: open_placed_frontend(config, registry))
+        self._runner = open_runner(config, registry)
         self._numbers = itertools.count()
-        frontend = self._thread.frontend
+        frontend = self._runner.frontend
         self.tokenizer: Tokenizer = frontend.tokenizer
         self.model: ModelFacts = frontend.engine.model
         self.max_model_len: int = frontend.engine.max_model_len
@@ -78,17 +77,17 @@ class AsyncLLM:
     @property
     def is_alive(self) -> bool:
         """False once the engine was closed or has failed."""
-        return self._thread.is_alive
+        return self._runner.is_alive
 
     @property
     def failure(self) -> str:
         """Why the engine ended, in words; empty while it is alive."""
-        return self._thread.failure
+        return self._runner.failure
 
     @property
     def num_live(self) -> int:
         """Requests of :meth:`generate` that have not ended."""
-        return self._thread.num_live
+        return self._runner.desk.num_live
 
     async def generate(
         self,
@@ -131,16 +130,19 @@ class AsyncLLM:
             streams=streams,
             stream=stream,
         )
-        self._thread.submit(submission)
+        self._runner.send(submission)
         is_finished = False
         try:
             while not is_finished:
-                output = await stream.next()
-                is_finished = output.finished
-                yield output
+                output = stream.take()
+                if output is None:
+                    await stream.news()
+                else:
+                    is_finished = output.finished
+                    yield output
         finally:
             if not is_finished:
-                self._thread.abort(request_id, only=stream)
+                self._runner.abort(request_id, only=stream)
 
     def chat(
         self,
@@ -192,11 +194,11 @@ class AsyncLLM:
             BackendError: A text could not be embedded.
         """
         command = Embed(prompts=tuple(prompts), request_id=f"embedding-{next(self._numbers)}")
-        self._thread.embed(command)
+        self._runner.send(command)
         try:
             return await asyncio.wrap_future(command.future)
         except asyncio.CancelledError:
-            self._thread.abort(command.request_id)
+            self._runner.abort(command.request_id)
             raise
 
     async def metrics(self, timeout_s: float = 2.0) -> str:
@@ -210,7 +212,7 @@ class AsyncLLM:
             BackendError: It did not answer in time.
         """
         command = AskMetrics()
-        self._thread.request_metrics(command)
+        self._runner.send(command)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
         except TimeoutError:
@@ -223,11 +225,11 @@ class AsyncLLM:
 
         Nothing happens if there is no such request.
         """
-        self._thread.abort(request_id)
+        self._runner.abort(request_id)
 
     async def close(self) -> None:
-        """End every request, free the device, and wait for the engine's thread; may be called twice."""
-        await asyncio.to_thread(self._thread.close)
+        """End every request, free the device, and wait for the engine's end; may be called twice."""
+        await asyncio.to_thread(self._runner.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ import attrs
 from trencadis.errors import RequestError
 from trencadis.front.completion import Completion
 from trencadis.front.expand import expand
+from trencadis.front.output_stream import OutputStream
 from trencadis.records import FinishReason, Request, RequestOutput, TokenLogprobs
 from trencadis.text import Tokenizer
 
@@ -29,13 +30,28 @@ class ClientRequest:
         completions: One for each.
         num_changes: How often there was news; the processor counts it.
         refusal: Why the engine did not take it after all, or None.
+        stream: Gets its outputs; None if they are asked for.
     """
+
+    __slots__ = (
+        "_prompt",
+        "_prompt_logprobs",
+        "_prompt_token_ids",
+        "completions",
+        "num_changes",
+        "refusal",
+        "request_id",
+        "requests",
+        "stream",
+        "streams",
+    )
 
     def __init__(self, request: Request, *, prompt: str | None, tokenizer: Tokenizer, streams: bool) -> None:
         self.request_id = request.request_id
         self.streams = streams
         self.num_changes = 0
         self.refusal: RequestError | None = None
+        self.stream: OutputStream | None = None
         self.requests = expand(request)
         self.completions = tuple(
             Completion(one, index=index, tokenizer=tokenizer, streams=streams)
@@ -60,6 +76,7 @@ class ClientRequest:
 
     def output(self) -> RequestOutput:
         """Return what there is so far. Pure; O(length)."""
+        outputs = tuple(map(Completion.output, self.completions))
         finished = self.is_finished
         prompt_logprobs = None
         if self._prompt_logprobs is not None:
@@ -69,7 +86,7 @@ class ClientRequest:
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            outputs=tuple([completion.output() for completion in self.completions]),
+            outputs=outputs,
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.completions[0].num_cached_tokens,

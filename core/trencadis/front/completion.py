@@ -31,6 +31,23 @@ class Completion:
         num_cached_tokens: Known at the end.
     """
 
+    __slots__ = (
+        "_detokenizer",
+        "_index",
+        "_logprobs",
+        "_params",
+        "_stop_reason",
+        "_stops",
+        "_text",
+        "_token_ids",
+        "error",
+        "finish_reason",
+        "is_watched",
+        "num_cached_tokens",
+        "request_id",
+        "slot",
+    )
+
     def __init__(self, request: Request, *, index: int, tokenizer: Tokenizer, streams: bool) -> None:
         params = request.params
         self.request_id = request.request_id
@@ -60,14 +77,12 @@ class Completion:
         num_text = len(token_ids)
         if ends_with_stop_token and not self._params.include_stop_str_in_output:
             num_text -= 1
-        if self._stops is not None and self._stops.matched is not None:
-            return False  # an engine elsewhere makes tokens until it learns that the text is complete
         if self._stops is None:
-            self._token_ids.extend(token_ids)
-            delta = self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
-            if delta:
-                self._text += delta
+            self._token_ids += token_ids
+            self._text += self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
             return False
+        if self._stops.matched is not None:
+            return False  # an engine elsewhere makes tokens until it learns that the text is complete
         for position, token in enumerate(token_ids):
             self._token_ids.append(token)
             if position < num_text:

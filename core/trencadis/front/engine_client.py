@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from trencadis.errors import RequestError
-from trencadis.records import EmbeddingRequest, FinishedSequence, ModelFacts, Request, TokenDeltas
+from trencadis.front.news import StepNews
+from trencadis.records import EmbeddingRequest, FinishedSequence, ModelFacts, Request
 
 __all__ = ["EngineClient"]
 
@@ -64,7 +65,7 @@ class EngineClient(ABC):
         """True if there is work, but stepping at once would be busy waiting."""
 
     @abstractmethod
-    def step(self, *, timeout_s: float | None = None) -> TokenDeltas:
+    def step(self, *, timeout_s: float | None = None) -> StepNews:
         """Return what the next step brought; empty if nothing did, also after :meth:`interrupt`.
 
         Args:

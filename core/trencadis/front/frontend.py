@@ -135,11 +135,13 @@ class Frontend:
             raise
         client.finish_if_complete()
 
-    def drop_embeddings(self, request_id: str) -> None:
-        """Forget what a client asked to embed; nothing happens if it was answered. Its future is left alone."""
+    def drop_embeddings(self, request_id: str) -> ClientEmbedding | None:
+        """Forget what a client asked to embed; returns it, with its future left alone, or None if it was answered."""
+        dropped = None
         for name in [name for name, client in self._embeddings.items() if client.request_id == request_id]:
-            del self._embeddings[name]
+            dropped = self._embeddings.pop(name)
             self.engine.abort(name)
+        return dropped
 
     def abort(self, client: ClientRequest) -> None:
         """End a request; nothing happens if it has ended. What it has so far stays in its output.
@@ -165,9 +167,9 @@ class Frontend:
         """
         if self.engine.is_stalled:
             self.engine.rest(_TRANSFER_POLL_S)
-        deltas = self.engine.step(timeout_s=timeout_s)
-        changed = self._processor.process(deltas)
-        for embedding in deltas.embeddings:
+        news = self.engine.step(timeout_s=timeout_s)
+        changed = self._processor.process(news)
+        for embedding in news.embeddings:
             owner = self._embeddings.pop(embedding.request_id, None)
             if owner is not None:
                 owner.add(embedding)

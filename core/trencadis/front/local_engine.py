@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trencadis.front.engine_client import EngineClient
-from trencadis.records import EmbeddingRequest, FinishedSequence, Request, TokenDeltas
+from trencadis.front.news import StepNews, news_of
+from trencadis.records import EmbeddingRequest, FinishedSequence, Request
 
 if TYPE_CHECKING:
     from trencadis.engine.embedding_engine import EmbeddingEngine
@@ -59,9 +60,9 @@ class LocalEngineClient(EngineClient):
         """The engine's."""
         return self.engine.is_stalled
 
-    def step(self, *, timeout_s: float | None = None) -> TokenDeltas:
+    def step(self, *, timeout_s: float | None = None) -> StepNews:
         """Run a step; the time it takes is its own."""
-        return self.engine.step()
+        return news_of(self.engine.step())
 
     def rest(self, timeout_s: float | None = None) -> None:
         """Sleep: nothing comes from the engine while nobody steps it."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import cast
 
 from trencadis.records import RequestOutput
 
-__all__ = ["OutputStream", "deliver"]
+__all__ = ["OutputStream", "deliver", "running_loop"]
 
 
 class OutputStream:
@@ -20,6 +19,8 @@ class OutputStream:
         loop: The event loop of the reader; everything here runs on it.
     """
 
+    __slots__ = ("_error", "_output", "_waiter", "loop")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._waiter: asyncio.Future[None] | None = None
@@ -29,33 +30,33 @@ class OutputStream:
     def put(self, output: RequestOutput) -> None:
         """Replace the newest output."""
         self._output = output
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     def fail(self, error: BaseException) -> None:
         """Let the reader raise ``error``, now and ever after."""
         self._error = error
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    async def next(self) -> RequestOutput:
-        """Wait for an output and take it. For one reader.
+    def take(self) -> RequestOutput | None:
+        """Return the newest output, once; None if there is none since the last.
 
         Raises:
             BaseException: What :meth:`fail` was given.
         """
-        while self._output is None and self._error is None:
-            self._waiter = self.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
         if self._error is not None:
             raise self._error
         output, self._output = self._output, None
-        return cast("RequestOutput", output)
+        return output
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def news(self) -> asyncio.Future[None]:
+        """Return what the one reader awaits after :meth:`take` had nothing for it."""
+        waiter = self._waiter = self.loop.create_future()
+        return waiter
 
 
 def deliver(calls: Iterable[tuple[OutputStream, Callable[[], None]]]) -> list[OutputStream]:
@@ -68,7 +69,11 @@ def deliver(calls: Iterable[tuple[OutputStream, Callable[[], None]]]) -> list[Ou
     for stream, call in calls:
         by_loop.setdefault(stream.loop, []).append((stream, call))
     orphans: list[OutputStream] = []
+    here = running_loop()
     for loop, batch in by_loop.items():
+        if loop is here:
+            _run_all([call for _, call in batch])
+            continue
         try:
             loop.call_soon_threadsafe(_run_all, [call for _, call in batch])
         except RuntimeError:
@@ -79,3 +84,11 @@ def deliver(calls: Iterable[tuple[OutputStream, Callable[[], None]]]) -> list[Ou
 def _run_all(calls: list[Callable[[], None]]) -> None:
     for call in calls:
         call()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop that runs on this thread, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -10,6 +10,6 @@ What only one placement needs, ZeroMQ above all, is imported when it is chosen.
 
 from __future__ import annotations
 
-from trencadis.remote.opening import open_placed_frontend
+from trencadis.remote.opening import open_placed_frontend, open_runner
 
-__all__ = ["open_placed_frontend"]
+__all__ = ["open_placed_frontend", "open_runner"]

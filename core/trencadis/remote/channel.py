@@ -7,7 +7,6 @@ that wait for each other both make room.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import zmq
 
 __all__ = ["Channel"]
 
+_POLLIN, _EVENTS, _NOBLOCK = int(zmq.POLLIN), zmq.EVENTS, zmq.NOBLOCK  # arithmetic with members of an enum is slow
 HIGH_WATER_MARK = 64
 """Messages that either side's socket holds before a sender waits."""
 
@@ -26,19 +26,33 @@ class Channel:
         address: Such as ``ipc:///run/x/engine``.
         binds: This end makes the address; the other one connects.
         high_water_mark: Messages in the socket before a sender waits.
+        never_waits: :meth:`send` leaves in memory what the other side does not take; for a thread that serves others, too.
     """
 
-    def __init__(self, address: str, *, binds: bool, high_water_mark: int = HIGH_WATER_MARK) -> None:
+    def __init__(
+        self, address: str, *, binds: bool, high_water_mark: int = HIGH_WATER_MARK, never_waits: bool = False
+    ) -> None:
         self._context = zmq.Context()
         # A DEALER with one peer is a pipe: it blocks where others drop.
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(high_water_mark)
+        if never_waits:
+            self._socket.set(zmq.SNDHWM, 0)
         if binds:
             self._socket.bind(address)
         else:
             self._socket.connect(address)
-        self._inbox: deque[bytes] = deque()
+        self._inbox: list[bytes] = []
         self._watched: list[Any] = []
+
+    def fileno(self) -> int:
+        """Return a file that becomes readable when something may have come: once, then :meth:`receive` must be asked.
+
+        Sending takes notice, too; so ask after each :meth:`send`.
+
+        Source: zmq_getsockopt(3), ZMQ_FD.
+        """
+        return int(self._socket.getsockopt(zmq.FD))
 
     def watch(self, fileno: int) -> None:
         """End :meth:`wait` when a file becomes readable, too."""
@@ -65,8 +79,7 @@ class Channel:
     def receive(self) -> list[bytes]:
         """Return, in order, every message that is here; does not wait."""
         self._take_in()
-        messages = list(self._inbox)
-        self._inbox.clear()
+        messages, self._inbox = self._inbox, []
         return messages
 
     def wait(self, timeout_s: float | None = None, *, watching: bool = True) -> list[int]:
@@ -96,5 +109,6 @@ class Channel:
 
     def _take_in(self) -> None:
         # Asking is cheaper than an exception for each time that there is nothing.
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._inbox.append(self._socket.recv(zmq.NOBLOCK))
+        socket = self._socket
+        while int(socket.getsockopt(_EVENTS)) & _POLLIN:
+            self._inbox.append(socket.recv(_NOBLOCK))

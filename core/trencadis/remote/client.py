@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from trencadis.engine.request_check import check_request
 from trencadis.errors import InvalidRequestError, RequestError
 from trencadis.front.engine_client import EngineClient
-from trencadis.records import EmbeddingRequest, FinishedSequence, Request, TokenDeltas
-from trencadis.remote.conversion import add_message, deltas_of, error_of, int32_bytes, model_of
+from trencadis.front.news import NO_NEWS, StepNews
+from trencadis.records import EmbeddingRequest, FinishedSequence, Request
+from trencadis.remote.conversion import add_message, error_of, int32_bytes, model_of, news_of
 from trencadis.remote.link import Link
 from trencadis.remote.messages import (
     AskMetricsMessage,
@@ -28,9 +27,6 @@ from trencadis.remote.messages import (
 from trencadis.remote.tickets import Tickets
 
 __all__ = ["RemoteEngineClient"]
-
-_EMPTY = np.empty(0, np.int32)
-_NO_NEWS = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
 
 
 class RemoteEngineClient(EngineClient):
@@ -124,17 +120,63 @@ class RemoteEngineClient(EngineClient):
         """Never: waiting for a message costs nothing."""
         return False
 
-    def step(self, *, timeout_s: float | None = None) -> TokenDeltas:
+    def step(self, *, timeout_s: float | None = None) -> StepNews:
         """Return the news of the oldest step that came; waits for one if none is here."""
         if not self._steps and not self._refused:
             self._take(self._link.receive(timeout_s, has_work=self.has_work))
         if not self._steps:
-            return _NO_NEWS
-        deltas = deltas_of(self._steps.popleft())
-        for finished in deltas.finished:
+            return NO_NEWS
+        news = news_of(self._steps.popleft())
+        for finished in news.finished:
             self._forget(finished.request_id)
-        self._embedding.difference_update(embedding.request_id for embedding in deltas.embeddings)
-        return deltas
+        for embedding in news.embeddings:
+            self._embedding.discard(embedding.request_id)
+        return news
+
+    def take_in(self) -> None:
+        """Take in what has come, without waiting.
+
+        Raises:
+            EngineEndedError: The engine failed, and says so.
+        """
+        self._take(self._link.take_in())
+
+    @property
+    def has_news(self) -> bool:
+        """True if :meth:`step` need not wait."""
+        return bool(self._steps or self._refused)
+
+    def take_last(self) -> None:
+        """Take in what a process said that has ended.
+
+        Raises:
+            EngineEndedError: There is no more of that.
+        """
+        self._take(self._link.take_last())
+
+    def check_silence(self) -> None:
+        """See that the engine is not silent for too long while it has work; first take in what has come.
+
+        Raises:
+            EngineEndedError: It hangs.
+        """
+        if self.has_work:
+            self._link.check_silence()
+
+    @property
+    def patience_s(self) -> float:
+        """How long the engine may be silent still, seconds."""
+        return self._link.patience_s
+
+    @property
+    def socket_file(self) -> int:
+        """Becomes readable when something may have come; after every use of the client, look with :meth:`take_in`."""
+        return self._link.socket_file
+
+    @property
+    def end_file(self) -> int:
+        """Becomes and stays readable when the engine's process has ended."""
+        return self._link.end_file
 
     def rest(self, timeout_s: float | None = None) -> None:
         """Sleep in the socket."""

@@ -21,13 +21,16 @@ from trencadis.remote.process import EngineProcess
 __all__ = ["connect_frontend"]
 
 
-def connect_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
+def connect_frontend(
+    config: Config, registry: Registry, *, show_progress: bool | None = None, never_waits: bool = False
+) -> Frontend:
     """Start the engine's process, load the tokenizer meanwhile, and return what serves clients.
 
     Args:
         config: The configuration; the process finds the same plugins and loads it again.
         registry: The plugins.
         show_progress: Draw a bar; None: on a terminal only.
+        never_waits: Requests wait in memory if the process takes none; else whoever sends them waits.
 
     Raises:
         PluginError: A plugin that was given in code cannot travel to another process.
@@ -40,7 +43,7 @@ def connect_frontend(config: Config, registry: Registry, *, show_progress: bool 
         sources=dict(registry.sources),
         log_level=logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower(),
     )
-    channel = Channel(process.address, binds=True)
+    channel = Channel(process.address, binds=True, never_waits=never_waits)
     link = Link(channel, process, watchdog_s=config.engine.watchdog_s, clock=SystemClock())
     try:
         with track(f"Loading {config.model.path}", show=show_progress):

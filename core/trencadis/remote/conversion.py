@@ -10,6 +10,7 @@ import numpy as np
 
 from trencadis import errors
 from trencadis.errors import InternalError, TrencadisError
+from trencadis.front.news import StepNews
 from trencadis.records import (
     Embedding,
     FinishedSequence,
@@ -33,12 +34,12 @@ from trencadis.remote.messages import (
 
 __all__ = [
     "add_message",
-    "deltas_of",
     "error_of",
     "fault_of",
     "int32_bytes",
     "int32_ids",
     "model_of",
+    "news_of",
     "ready_message",
     "request_of",
     "step_message",
@@ -120,9 +121,9 @@ def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Itera
         tickets: Of the finished sequences, in their order: a slot may have been given to another already.
     """
     return StepMessage(
-        tickets=ticket_of_slot[deltas.slots].tobytes(),
-        num_tokens=deltas.num_tokens.astype("<i4", copy=False).tobytes(),
-        token_ids=deltas.token_ids.astype("<i4", copy=False).tobytes(),
+        tickets=ticket_of_slot[deltas.slots].tolist(),
+        num_tokens=deltas.num_tokens.tolist(),
+        token_ids=deltas.token_ids.tolist(),
         finished=tuple(
             _finished_part(finished, ticket) for finished, ticket in zip(deltas.finished, tickets, strict=True)
         ),
@@ -134,16 +135,16 @@ def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Itera
     )
 
 
-def deltas_of(message: StepMessage) -> TokenDeltas:
-    """Return a step's news, tickets for slots; arrays are read-only views of the message. Pure."""
-    return TokenDeltas(
-        slots=np.frombuffer(message.tickets, "<i4"),
-        num_tokens=np.frombuffer(message.num_tokens, "<i4"),
-        token_ids=np.frombuffer(message.token_ids, "<i4"),
-        finished=tuple(_finished(part) for part in message.finished),
-        logprobs=tuple(_logprobs(part) for part in message.logprobs),
-        prompt_logprobs=tuple(_logprobs(part) for part in message.prompt_logprobs),
-        embeddings=tuple(_embedding(part) for part in message.embeddings),
+def news_of(message: StepMessage) -> StepNews:
+    """Return a step's news, tickets for slots. Pure."""
+    return StepNews(
+        slots=message.tickets,
+        num_tokens=message.num_tokens,
+        token_ids=message.token_ids,
+        finished=tuple([_finished(part) for part in message.finished]),
+        logprobs=tuple([_logprobs(part) for part in message.logprobs]),
+        prompt_logprobs=tuple([_logprobs(part) for part in message.prompt_logprobs]),
+        embeddings=tuple([_embedding(part) for part in message.embeddings]),
     )
 
 

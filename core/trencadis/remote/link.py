@@ -51,6 +51,8 @@ class Link:
 
     Attributes:
         failure: Why the line is dead, or empty.
+        end_file: Becomes and stays readable when the peer has ended.
+        socket_file: Becomes readable when something may have come.
     """
 
     def __init__(self, channel: Channel, peer: Peer, *, watchdog_s: float, clock: Clock) -> None:
@@ -63,8 +65,9 @@ class Link:
         self._blocked_s: float | None = None
         self._is_interrupted = False
         self._waker = Waker()
-        self._end_file, self._wake_file = peer.fileno(), self._waker.fileno()
-        channel.watch(self._end_file)
+        self.end_file, self._wake_file = peer.fileno(), self._waker.fileno()
+        self.socket_file = channel.fileno()
+        channel.watch(self.end_file)
         channel.watch(self._wake_file)
 
     def check(self) -> None:
@@ -102,15 +105,50 @@ class Link:
         """
         self.check()
         if has_work:
-            timeout_s = self._patience_s() if timeout_s is None else min(timeout_s, self._patience_s())
+            timeout_s = self.patience_s if timeout_s is None else min(timeout_s, self.patience_s)
         readable = self._channel.wait(0.0 if self._is_interrupted else timeout_s)
         self._is_interrupted = False
         if self._wake_file in readable:
             self._waker.clear()
-        messages = self._take(watching_end=self._end_file in readable)
-        if not messages and has_work and self._patience_s() <= 0:
-            self._hang()
+        messages = self.take_last() if self.end_file in readable else self.take_in()
+        if not messages and has_work:
+            self.check_silence()
         return messages
+
+    def take_in(self) -> list[HostMessage]:
+        """Return what has come; does not wait."""
+        data = self._channel.receive()
+        if data:
+            self._heard_s = self._clock.now_s()
+        return [decode_host_message(one) for one in data]
+
+    def take_last(self) -> list[HostMessage]:
+        """Return what a peer said that has ended.
+
+        Raises:
+            EngineEndedError: There is no more of that.
+        """
+        messages = self.take_in()
+        if not messages:
+            self._channel.wait(_LAST_WORDS_S, watching=False)
+            messages = self.take_in()
+        if not messages:
+            self.fail(f"the engine's process {self._peer.describe_end()}.")
+        return messages
+
+    @property
+    def patience_s(self) -> float:
+        """How long a peer with work may be silent still, seconds."""
+        return self._heard_s + self._watchdog_s - self._clock.now_s()
+
+    def check_silence(self) -> None:
+        """Call a peer that has work hung if it was silent for too long.
+
+        Raises:
+            EngineEndedError: It was; it is killed.
+        """
+        if self.patience_s <= 0:
+            self._hang()
 
     def interrupt(self) -> None:
         """End the present or the next :meth:`receive`. From any thread."""
@@ -140,25 +178,11 @@ class Link:
 
     # ------------------------------------------------------------------------------------------------- innards
 
-    def _take(self, *, watching_end: bool) -> list[HostMessage]:
-        data = self._channel.receive()
-        if not data and watching_end:
-            self._channel.wait(_LAST_WORDS_S, watching=False)
-            data = self._channel.receive()
-            if not data:
-                self.fail(f"the engine's process {self._peer.describe_end()}.")
-        if data:
-            self._heard_s = self._clock.now_s()
-        return [decode_host_message(one) for one in data]
-
-    def _patience_s(self) -> float:
-        return self._heard_s + self._watchdog_s - self._clock.now_s()
-
     def _wait_for_room(self, readable: list[int]) -> float:
         if self._wake_file in readable:
             self._is_interrupted = True
             self._waker.clear()
-        if self._end_file in readable:
+        if self.end_file in readable:
             self.fail(f"the engine's process {self._peer.describe_end()}.")
         now_s = self._clock.now_s()
         self._blocked_s = now_s if self._blocked_s is None else self._blocked_s

@@ -1,4 +1,4 @@
-"""What the two processes tell each other: msgpack, numbers and text only; arrays are little-endian bytes.
+"""What the two processes tell each other: msgpack, numbers and text only; long arrays are little-endian bytes.
 
 Nothing that arrives is ever executed: a message is one of these types, or an error.
 """
@@ -184,11 +184,11 @@ class EmbeddingPart(Part):
 
 
 class StepMessage(Message):
-    """The ``TokenDeltas`` of one step, slots replaced by tickets; arrays are int32."""
+    """The ``TokenDeltas`` of one step, slots replaced by tickets."""
 
-    tickets: bytes
-    num_tokens: bytes
-    token_ids: bytes
+    tickets: list[int]
+    num_tokens: list[int]
+    token_ids: list[int]
     finished: tuple[FinishedPart, ...] = ()
     logprobs: tuple[LogprobsPart, ...] = ()
     prompt_logprobs: tuple[LogprobsPart, ...] = ()

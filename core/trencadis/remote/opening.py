@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trencadis.config import Config
 from trencadis.front import Frontend, open_frontend
+from trencadis.front.engine_thread import EngineThread
 from trencadis.registry import Registry
 
-__all__ = ["open_placed_frontend"]
+if TYPE_CHECKING:
+    from trencadis.remote.engine_loop import EngineLoop
+
+__all__ = ["open_placed_frontend", "open_runner"]
 
 
 def open_placed_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
@@ -26,3 +32,17 @@ def open_placed_frontend(config: Config, registry: Registry, *, show_progress: b
     from trencadis.remote.connect import connect_frontend
 
     return connect_frontend(config, registry, show_progress=show_progress)
+
+
+def open_runner(config: Config, registry: Registry) -> EngineThread | EngineLoop:
+    """Load as :func:`open_placed_frontend` does, and return what serves coroutines: a thread, or the loop that they run on.
+
+    Raises:
+        TrencadisError: As of :func:`open_placed_frontend`.
+    """
+    if config.engine.placement != "process":
+        return EngineThread(lambda: open_frontend(config, registry))
+    from trencadis.remote.connect import connect_frontend
+    from trencadis.remote.engine_loop import EngineLoop
+
+    return EngineLoop(connect_frontend(config, registry, never_waits=True))

@@ -45,6 +45,7 @@ class Detokenizer:
         self._table = tokenizer.byte_table
         if self._table is not None:
             self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            self._is_whole = True
             self.add(prompt_token_ids[-_CONTEXT:])
             return
         self._window = [token for token in prompt_token_ids[-_CONTEXT:] if self._has_text(token)]
@@ -57,7 +58,13 @@ class Detokenizer:
             text = ""
             for token in token_ids:  # most often one
                 if token not in hidden:
-                    text += self._decoder.decode(table[token])
+                    piece = table[token]
+                    # With nothing of a character waiting, ASCII needs no decoder: most tokens are.
+                    if self._is_whole and piece.isascii():
+                        text += piece.decode("ascii")
+                    else:
+                        text += self._decoder.decode(piece)
+                        self._is_whole = not self._decoder.getstate()[0]
             return text
         window = self._window
         for token in token_ids:
