@@ -77,6 +77,7 @@ def make_engine(
     connector: ConnectorPair | None = None,
     fallback: bool = False,
     on_miss: str = "fallback",
+    complete: bool = False,
     prefix_caching: bool = True,
     load_timeout_s: float = 30.0,
     defragmenter: Mapping[str, Any] | None = None,
@@ -98,6 +99,7 @@ def make_engine(
         connector: A KV connector.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
         on_miss: Of the table ``[bucketing]``.
+        complete: The same; off, so that just the strategy's table is prepared.
         prefix_caching: Keep blocks for reuse.
         load_timeout_s: Of KV loads.
         defragmenter: Fields of the table ``[defragmenter]``.
@@ -115,7 +117,7 @@ def make_engine(
     config = Config(
         engine=attrs.evolve(EngineConfig(), **options),
         cache=cache,
-        bucketing=BucketingConfig(on_miss=on_miss),
+        bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
         defragmenter=DefragmenterConfig(**(defragmenter or {})),
     )
     parts = Parts(

@@ -63,9 +63,7 @@ class FakeExecutor(Executor):
         """Prepare at once."""
         self.backend.prepare(bucket)
 
-    def warm_up(
-        self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None
-    ) -> WarmUpReport:
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
         """Warm up at once."""
         return self.backend.warm_up(buckets, progress=progress)
 

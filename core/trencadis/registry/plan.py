@@ -133,8 +133,9 @@ class ResolvedPlan:
             "fallbacks": {noun: _facts(choice) for noun, choice in self.fallbacks.items()},
             "observers": [_facts(choice) for choice in self.observers],
             "by_layout": {layout: _facts(choice) for layout, choice in self.by_layout.items()},
-            "inner": {path: _facts(choice) for path, choice in self.inner.items()},
         }
+        if self.inner:  # hashes of plans without any stay what they were
+            facts["inner"] = {path: _facts(choice) for path, choice in self.inner.items()}
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 

@@ -3,13 +3,57 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis_plugins.scheduling.config import FcfsConfig
+from trencadis_plugins.scheduling import trencadis_scheduling_policies
+from trencadis_plugins.scheduling.config import FcfsConfig, MultiLevelConfig, PrefillFirstConfig, PriorityConfig
+from trencadis_plugins.scheduling.victims import VICTIMS
+
+CONFIGS = {component.name: component.config for component in trencadis_scheduling_policies()}
+FIELDS = [(name, field) for name, config in CONFIGS.items() for field in attrs.fields(config)]
+UNITS = {"_tokens": "tokens", "_ms": "ms", "_us": "us", "_s": "s"}
 
 
-@pytest.mark.parametrize("field", attrs.fields(FcfsConfig), ids=lambda field: field.name)
-def test_every_setting_is_explained_in_tokens_and_refuses_negative_numbers(field):
+@pytest.mark.parametrize(("name", "field"), FIELDS, ids=lambda value: getattr(value, "name", value))
+def test_every_setting_is_explained_with_its_unit_and_has_a_default(name, field):
     assert field.metadata["help"].endswith(".")
-    assert field.metadata["unit"] == "tokens"
-    assert getattr(FcfsConfig(), field.name) == 0
+    assert field.default is not attrs.NOTHING
+    ending = next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), None)
+    if ending and "_per_" not in field.name:
+        assert field.metadata["unit"] == ending
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [(name, field) for name, field in FIELDS if type(field.default) in (int, float)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_no_number_may_be_negative(name, field):
     with pytest.raises(ValueError, match=field.name):
-        FcfsConfig(**{field.name: -1})
+        CONFIGS[name](**{field.name: -1})
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: FcfsConfig(chunk_sizes=(0,)),
+        lambda: FcfsConfig(chunk_sizes=(1.5,)),
+        lambda: PrefillFirstConfig(watermark_ratio=0.005),
+        lambda: MultiLevelConfig(quantum_tokens=0),
+    ],
+)
+def test_what_makes_no_sense_is_refused(mistake):
+    with pytest.raises((ValueError, TypeError)):
+        mistake()
+
+
+def test_every_choice_of_victim_can_be_configured():
+    for name in VICTIMS:
+        assert FcfsConfig(victim=name).victim == name
+        assert name in attrs.fields(FcfsConfig).victim.metadata["help"]
+
+
+def test_a_policy_about_priority_takes_blocks_from_the_least_urgent():
+    assert PriorityConfig().victim == "lowest_priority"
+
+
+def test_the_inner_policy_of_fair_share_is_a_scheduling_component():
+    assert attrs.fields(CONFIGS["fair_share"]).inner.metadata["component"] == "scheduling"

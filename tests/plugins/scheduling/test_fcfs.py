@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces import TokenSplit
 from trencadis.records import Request
 from trencadis_plugins.scheduling.config import FcfsConfig
 from trencadis_plugins.scheduling.fcfs import Fcfs
@@ -12,33 +12,29 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestFcfs(SchedulingConformance):
     make = Fcfs
+    num_histories = 8
+    num_rules = 25
 
 
 class TestFcfsWithCaps(SchedulingConformance):
+    num_histories = 8
+    num_rules = 25
+
     def make(self):
-        return Fcfs(FcfsConfig(max_prefill_tokens=20, long_prefill_threshold=7))
+        return Fcfs(FcfsConfig(max_prefill_tokens=20, long_prefill_threshold=7, chunk_sizes=(4, 2)))
+
+
+class TestFcfsWithATarget(SchedulingConformance):
+    num_histories = 8
+    num_rules = 25
+
+    def make(self):
+        return Fcfs(FcfsConfig(tpot_target_ms=17.5, victim="cheapest"))
 
 
 @pytest.fixture
-def view():
-    column = np.zeros(8, np.int64)
-    return SchedulerView(
-        now_s=3.0,
-        waiting=np.array([5, 2, 7], np.int32),
-        running=np.array([4, 0, 6], np.int32),
-        arrival_s=np.array([1, 0, 0.5, 0, 0, 2, 0, 0.1]),
-        priority=column,
-        tenant=column,
-        num_prompt_tokens=column + 100,
-        num_tokens=column + 100,
-        num_computed_tokens=column,
-        max_total_tokens=column + 200,
-        num_preemptions=column,
-        num_blocks=column,
-        num_free_blocks=10,
-        num_total_blocks=20,
-        block_size=16,
-    )
+def view(view_of):
+    return view_of(waiting=[5, 2, 7], running=[4, 0, 6], arrival_s={0: 1, 2: 0.5, 5: 2, 7: 0.1})
 
 
 def test_everyone_is_admitted_in_the_order_of_the_queue(view):
@@ -50,6 +46,11 @@ def test_everyone_is_admitted_in_the_order_of_the_queue(view):
 
 def test_youngest_candidate_is_preempted(view):
     assert Fcfs().victim(view, candidates=np.array([4, 0, 6], np.int32)) == 6
+
+
+def test_running_sequences_never_give_way(view):
+    assert not Fcfs.preempts
+    assert Fcfs().give_way(view, slot=5, candidates=np.array([4, 0, 6], np.int32)) == -1
 
 
 def test_decodes_may_use_the_whole_budget_and_prefills_what_is_left(view):

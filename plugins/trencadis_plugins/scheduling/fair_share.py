@@ -1,0 +1,97 @@
+"""Tenants take turns by what they used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.records import Int32Array, Int64Array, Request
+from trencadis_plugins.scheduling.columns import SlotColumn
+from trencadis_plugins.scheduling.config import FairShareConfig
+from trencadis_plugins.scheduling.fcfs import Fcfs
+from trencadis_plugins.scheduling.wrapper import Wrapper
+
+__all__ = ["FairShare"]
+
+
+class FairShare(Wrapper):
+    """Virtual token counters: the tenant that used least, by its weight, is admitted next.
+
+    A tenant pays for its prompt once it runs and for each output token; what a preempted sequence paid stays paid. A tenant that
+    comes back is lifted to the least counter of those that wait: it gets no credit for the time that it was away. The order is
+    what admitting one after the other would give, each admission charged before the next.
+
+    Args:
+        config: Prices.
+        inner: Orders the requests of one tenant and does the rest; first come, first served if none.
+
+    Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2 and section 4.2 (weights).
+    """
+
+    def __init__(self, config: FairShareConfig | None = None, inner: SchedulingPolicy | None = None) -> None:
+        super().__init__(inner if inner is not None else Fcfs())
+        config = config if config is not None else FairShareConfig()
+        self._prompt_price, self._output_price = config.prompt_price, config.output_price
+        self._counters = SlotColumn()  # by tenant
+        self._paid, self._num_prompt, self._weight = SlotColumn(), SlotColumn(), SlotColumn()
+        self._queued: Int64Array = np.empty(0, np.int64)
+        self._last_tenant = -1
+
+    def used(self, tenant: int) -> float:
+        """Return a tenant's counter: what it used, by price and weight, lifts included."""
+        return self._counters[tenant]
+
+    def on_added(self, *, slot: int, request: Request) -> None:
+        """Remember what a sequence costs that may end before it is seen running."""
+        self._paid[slot], self._num_prompt[slot] = 0.0, len(request.prompt_token_ids)
+        self._weight[slot] = request.weight
+        super().on_added(slot=slot, request=request)
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        """Charge what runs; ask the inner policy."""
+        running = view.running
+        if running.size:
+            prompt = view.num_prompt_tokens[running]
+            due = self._prompt_price * prompt + self._output_price * (view.num_tokens[running] - prompt)
+            charges = (due - self._paid.of(running)) / view.weight[running]
+            tenants = view.tenant[running]
+            charged = np.arange(int(tenants.max()) + 1, dtype=np.int32)
+            self._counters.set_all(charged, self._counters.of(charged) + np.bincount(tenants, charges))
+            self._paid.set_all(running, due)
+        return super().split(view, token_budget=token_budget)
+
+    def order(self, view: SchedulerView) -> Int32Array:
+        """Return waiting slots as tenants take turns; those of one tenant as the inner policy orders them."""
+        waiting = super().order(view)
+        tenants = view.tenant[waiting]
+        by_tenant = np.argsort(tenants, kind="stable")
+        grouped = tenants[by_tenant]
+        firsts = np.flatnonzero(np.append(True, grouped[1:] != grouped[:-1]))
+        self._lift(grouped[firsts])
+        slots = waiting[by_tenant]
+        unpaid = np.maximum(self._prompt_price * view.num_prompt_tokens[slots] - self._paid.of(slots), 0)
+        charges = unpaid / view.weight[slots]
+        before = np.cumsum(charges) - charges  # of the tenant's own, once the first one's is taken off
+        own = before - np.repeat(before[firsts], np.diff(np.append(firsts, len(slots))))
+        order = slots[np.argsort(self._counters.of(grouped.astype(np.int32)) + own, kind="stable")]
+        self._last_tenant = int(view.tenant[order[-1]])
+        return order
+
+    def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
+        """Settle the account: charge what was not seen, give back what was charged ahead."""
+        if self._paid[slot] or num_output_tokens:
+            due = self._prompt_price * self._num_prompt[slot] + self._output_price * num_output_tokens
+            self._counters[tenant] += (due - self._paid[slot]) / (self._weight[slot] or 1.0)
+        self._paid[slot] = self._num_prompt[slot] = self._weight[slot] = 0.0
+        super().on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
+
+    def _lift(self, queued: Int64Array) -> None:
+        """Raise tenants that were not in the queue to the least of those that were, or to the last that left it."""
+        stayed = np.isin(queued, self._queued, assume_unique=True)
+        if stayed.any():
+            floor = float(self._counters.of(queued[stayed].astype(np.int32)).min())
+        else:
+            floor = self._counters[self._last_tenant] if self._last_tenant >= 0 else 0.0
+        new = queued[~stayed].astype(np.int32)
+        self._counters.set_all(new, np.maximum(self._counters.of(new), floor))
+        self._queued = queued

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trencadis.records import Request, SamplingParams
+from trencadis_plugins.scheduling.config import FairShareConfig, PriorityConfig
+from trencadis_plugins.scheduling.fair_share import FairShare
+from trencadis_plugins.scheduling.fcfs import Fcfs
+from trencadis_plugins.scheduling.priority import Priority
+from trencadis_plugins.scheduling.shortest_first import ShortestFirst
+from trencadis_testing.engines import drain, make_engine
+from trencadis_testing.fakes import FakeBackend
+from trencadis_testing.scheduling import SchedulingConformance
+
+
+class TestFairShare(SchedulingConformance):
+    make = FairShare
+    num_histories = 8
+    num_rules = 25
+
+
+class TestFairShareOfShortestFirst(SchedulingConformance):
+    num_histories = 8
+    num_rules = 25
+
+    def make(self):
+        return FairShare(inner=ShortestFirst())
+
+
+def greedy(slots, tenants, prompts, weights, counters):
+    """Admit one after the other from the tenant with the least counter, charging each: the algorithm as it is written down."""
+    counters, queues, order = dict(counters), {}, []
+    for slot in slots:
+        queues.setdefault(tenants[slot], []).append(slot)
+    while any(queues.values()):
+        tenant = min((t for t in queues if queues[t]), key=lambda t: (counters[t], t))
+        slot = queues[tenant].pop(0)
+        counters[tenant] += prompts[slot] / weights[slot]
+        order.append(slot)
+    return order
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_order_is_that_of_admitting_one_by_one(view_of, request_of, seed):
+    rng = np.random.default_rng(seed)
+    slots = rng.permutation(8)[: rng.integers(1, 9)].tolist()
+    tenants = dict(enumerate(rng.integers(0, 3, 8).tolist()))
+    prompts = dict(enumerate(rng.integers(1, 200, 8).tolist()))
+    weights = dict(enumerate(rng.choice([1.0, 2.0, 0.5], 8).tolist()))
+    policy = FairShare()
+    view = view_of(waiting=slots, tenant=tenants, num_prompt_tokens=prompts, num_tokens=prompts, weight=weights)
+    assert policy.order(view).tolist() == greedy(slots, tenants, prompts, weights, dict.fromkeys(range(3), 0.0))
+
+
+def test_prompts_and_outputs_are_charged_once_each_whatever_happens(view_of, request_of):
+    """100 prompt tokens at 1, outputs at 2, weight 4; preempted in between, finished with 12."""
+    policy = FairShare()
+    policy.on_added(slot=3, request=request_of("a", 100, weight=4.0))
+    facts = {"tenant": {3: 1}, "weight": {3: 4.0}, "num_prompt_tokens": {3: 100}}
+    policy.split(view_of(waiting=[3], **facts), token_budget=64)
+    assert policy.used(1) == 0
+    policy.split(view_of(running=[3], num_tokens={3: 105}, **facts), token_budget=64)
+    assert policy.used(1) == (100 + 2 * 5) / 4
+    policy.split(view_of(waiting=[3], num_tokens={3: 105}, **facts), token_budget=64)
+    policy.split(view_of(running=[3], num_tokens={3: 107}, **facts), token_budget=64)
+    assert policy.used(1) == (100 + 2 * 7) / 4
+    policy.on_finished(slot=3, tenant=1, num_output_tokens=12)
+    assert policy.used(1) == (100 + 2 * 12) / 4
+
+
+def test_who_ended_before_it_was_seen_running_pays(request_of):
+    policy = FairShare(FairShareConfig(prompt_price=3, output_price=5))
+    policy.on_added(slot=0, request=request_of("a", 10))
+    policy.on_finished(slot=0, tenant=2, num_output_tokens=1)
+    assert policy.used(2) == 35
+
+
+def test_who_was_aborted_before_it_ran_pays_nothing(request_of):
+    policy = FairShare()
+    policy.on_added(slot=0, request=request_of("a", 10))
+    policy.on_finished(slot=0, tenant=2, num_output_tokens=0)
+    assert policy.used(2) == 0
+
+
+def test_a_tenant_that_comes_back_gets_no_credit_for_its_absence(view_of):
+    policy = FairShare()
+    tenant = {0: 0, 1: 1}
+    policy.order(view_of(waiting=[0], tenant=tenant))
+    policy.split(view_of(running=[2], tenant={2: 0}, num_tokens={2: 600}), token_budget=64)
+    assert policy.used(0) == 100 + 2 * 500
+    policy.order(view_of(waiting=[0, 1], tenant=tenant))
+    assert policy.used(1) == policy.used(0)
+
+
+def test_after_an_empty_queue_the_last_that_left_it_is_the_measure(view_of):
+    policy = FairShare()
+    policy.order(view_of(waiting=[0], tenant={0: 0}))
+    policy.split(view_of(running=[0], tenant={0: 0}), token_budget=64)
+    policy.order(view_of(waiting=[1], tenant={1: 1}))
+    assert policy.used(1) == policy.used(0) == 100
+
+
+def test_a_lift_never_takes_away(view_of):
+    policy = FairShare()
+    policy.split(view_of(running=[1], tenant={1: 1}, num_tokens={1: 900}), token_budget=64)
+    policy.order(view_of(waiting=[0], tenant={0: 0}))
+    policy.order(view_of(waiting=[0, 1], tenant={0: 0, 1: 1}))
+    assert policy.used(1) == 100 + 2 * 800
+
+
+def test_one_tenants_requests_are_in_the_inner_policys_order(view_of):
+    policy = FairShare(inner=Priority(PriorityConfig(age_s=0)))
+    view = view_of(waiting=[0, 1, 2, 3], tenant={0: 0, 1: 0, 2: 1, 3: 1}, priority={0: 9, 1: 1, 2: 9, 3: 1})
+    assert policy.order(view).tolist() == [1, 3, 0, 2]
+
+
+SHAPES = {0: (4, 30), 1: (60, 3)}
+
+
+def gaps_of(policy, num_blocks):
+    """Serve a flood of tenant 0, short prompts and long outputs, and after it tenant 1, the reverse.
+
+    Returns the difference of their service after every step in which both have requests that wait.
+    """
+    engine = make_engine(
+        policy=policy,
+        num_blocks=num_blocks,
+        max_num_seqs=6,
+        max_num_batched_tokens=64,
+        prefix_caching=False,
+        backend=FakeBackend(eos=-1, max_model_len=120),
+    )
+    for number, tenant in enumerate([0] * 40 + [1] * 20):
+        length, max_tokens = SHAPES[tenant]
+        engine.add(
+            Request(
+                request_id=str(number),
+                prompt_token_ids=tuple((number * 7 + i) % 97 for i in range(length)),
+                params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+                tenant=str(tenant),
+            )
+        )
+    served, gaps, seen = [0.0, 0.0], [0.0], set()
+    table = engine._state.table
+    tenant_of = table.tenant[: len(table)].tolist()
+    while {0, 1} <= set(table.tenant[engine._state.waiting.slots].tolist()):
+        deltas = engine.step()
+        for slot, num_tokens in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            tenant = tenant_of[slot]
+            served[tenant] += 2 * num_tokens + (0 if slot in seen else SHAPES[tenant][0])
+            seen.add(slot)
+        gaps.append(served[0] - served[1])
+    num_preempted = engine.totals.num_preempted
+    drain(engine, 4000)
+    return gaps, num_preempted
+
+
+@pytest.mark.parametrize(("num_blocks", "preempts"), [(40, True), (400, False)])
+def test_backlogged_tenants_never_drift_further_apart_than_the_bound(num_blocks, preempts):
+    """25: |W_f - W_g| <= 2 max(w_p L, w_q M) while both have requests that wait, also across preemptions.
+
+    M is the KV cache in tokens, but no more than six sequences of 34 tokens run: 2 x 2 x 6 x 34. Served in order, the flood
+    has it all.
+    """
+    gaps, num_preempted = gaps_of(FairShare(), num_blocks)
+    bound = 2 * max(60, 2 * min(num_blocks * 4, 6 * 34))
+    assert max(gaps) - min(gaps) <= bound
+    assert bool(num_preempted) is preempts
+    in_order, _ = gaps_of(Fcfs(), num_blocks)
+    assert max(in_order) - min(in_order) > 2 * bound

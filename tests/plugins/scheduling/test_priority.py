@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trencadis_plugins.scheduling.config import PriorityConfig
+from trencadis_plugins.scheduling.priority import Priority
+from trencadis_testing.engines import drain, make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.scheduling import SchedulingConformance
+
+
+class TestPriority(SchedulingConformance):
+    make = Priority
+    num_histories = 8
+    num_rules = 25
+
+
+class TestPriorityThatPreempts(SchedulingConformance):
+    num_histories = 8
+    num_rules = 25
+
+    def make(self):
+        return Priority(PriorityConfig(preempt=True, age_s=5.0))
+
+
+CANDIDATES = np.array([0, 1], np.int32)
+
+
+def test_smaller_numbers_go_first_and_equal_ones_by_arrival(view_of):
+    view = view_of(waiting=[0, 1, 2, 3], priority={0: 5, 1: 0, 2: 5, 3: 0}, arrival_s={0: 1, 1: 4, 2: 0, 3: 3})
+    assert Priority(PriorityConfig(age_s=0)).order(view).tolist() == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize(("wait_s", "first"), [(49.0, 1), (51.0, 0)])
+def test_waiting_makes_up_for_priority_at_the_stated_rate(view_of, wait_s, first):
+    """Five steps of priority at ten seconds each."""
+    view = view_of(waiting=[0, 1], priority={0: 5, 1: 0}, arrival_s={0: 0, 1: wait_s}, now_s=wait_s)
+    assert Priority(PriorityConfig(age_s=10)).order(view)[0] == first
+
+
+def test_order_of_two_never_changes_while_they_wait(view_of):
+    policy = Priority(PriorityConfig(age_s=7))
+    columns = {"priority": {0: 3, 1: 1, 2: 2}, "arrival_s": {0: 0, 1: 11, 2: 6}}
+    orders = {
+        tuple(policy.order(view_of(waiting=[0, 1, 2], now_s=now_s, **columns)).tolist()) for now_s in range(11, 400)
+    }
+    assert len(orders) == 1
+
+
+def test_least_urgent_gives_way_only_to_a_smaller_number(view_of):
+    policy = Priority(PriorityConfig(preempt=True, age_s=0))
+    view = view_of(waiting=[2, 3], running=[0, 1], priority={0: 5, 1: 9, 2: 1, 3: 9})
+    assert policy.give_way(view, slot=2, candidates=CANDIDATES) == 1
+    assert policy.give_way(view, slot=3, candidates=CANDIDATES) == -1
+
+
+def test_who_waited_long_enough_does_not_give_way_any_more(view_of):
+    view = view_of(waiting=[2], running=[0, 1], priority={0: 3, 1: 3, 2: 0}, arrival_s={2: 100}, now_s=100)
+    assert Priority(PriorityConfig(preempt=True, age_s=30)).give_way(view, slot=2, candidates=CANDIDATES) == -1
+    assert Priority(PriorityConfig(preempt=True, age_s=40)).give_way(view, slot=2, candidates=CANDIDATES) == 1
+
+
+def test_least_urgent_loses_its_blocks(view_of):
+    view = view_of(running=[0, 1], priority={0: 5, 1: 2})
+    assert Priority().victim(view, candidates=CANDIDATES) == 0
+
+
+def serve(policy, request_of):
+    """Two unimportant requests fill both rows; an urgent one comes."""
+    engine = make_engine(policy=policy, max_num_seqs=2, backend=FakeBackend(eos=-1, max_model_len=256))
+    for name in ("a", "b"):
+        engine.add(request_of(name, 10, max_tokens=40, priority=5))
+    for _ in range(4):
+        engine.step()
+    engine.add(request_of("urgent", 12, max_tokens=4, priority=0))
+    order = []
+    while engine.has_work:
+        order += [(end.request_id, end.num_preemptions, end.token_ids.tolist()) for end in engine.step().finished]
+    return order
+
+
+def test_urgent_request_runs_at_once_if_running_ones_give_way(request_of):
+    order = serve(Priority(PriorityConfig(preempt=True)), request_of)
+    assert [(name, times) for name, times, _ in order] == [("urgent", 0), ("a", 0), ("b", 1)]
+    assert order[2][2] == fake_text(range(10), 40, eos=-1)
+
+
+def test_urgent_request_waits_for_a_row_otherwise(request_of):
+    assert [name for name, _, _ in serve(Priority(), request_of)] == ["a", "b", "urgent"]
+
+
+def test_nobody_is_pushed_out_where_that_would_not_be_enough(request_of):
+    """The urgent prompt needs 10 blocks; 12 are there, of which the important one keeps 5."""
+    engine = make_engine(
+        policy=Priority(PriorityConfig(preempt=True)), num_blocks=12, backend=FakeBackend(eos=-1, max_model_len=48)
+    )
+    engine.add(request_of("important", 18, max_tokens=2, priority=0))
+    engine.add(request_of("unimportant", 10, prompt_token_ids=tuple(range(50, 60)), max_tokens=2, priority=5))
+    engine.step()
+    engine.add(request_of("urgent", 38, prompt_token_ids=tuple(range(38, 0, -1)), max_tokens=2, priority=1))
+    ends = drain(engine)
+    assert ends["unimportant"].num_preemptions == 0
+    assert len(ends) == 3

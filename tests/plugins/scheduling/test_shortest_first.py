@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from trencadis_plugins.scheduling.config import ShortestFirstConfig
+from trencadis_plugins.scheduling.shortest_first import ShortestFirst
+from trencadis_testing.scheduling import SchedulingConformance
+
+
+class TestShortestFirst(SchedulingConformance):
+    make = ShortestFirst
+    num_histories = 8
+    num_rules = 25
+
+
+class TestShortestFirstByMaxTokens(SchedulingConformance):
+    num_histories = 8
+    num_rules = 25
+
+    def make(self):
+        return ShortestFirst(ShortestFirstConfig(predictor="max_tokens", age_tokens_per_s=0))
+
+
+COLUMNS = {
+    "num_prompt_tokens": {0: 50, 1: 20, 2: 90},
+    "num_tokens": {0: 50, 1: 20, 2: 90},
+    "max_total_tokens": {0: 60, 1: 120, 2: 91},
+}
+
+
+@pytest.mark.parametrize(
+    ("predictor", "weight", "order"),
+    [("none", 2.0, [1, 0, 2]), ("max_tokens", 1.0, [0, 2, 1]), ("max_tokens", 0.0, [1, 0, 2])],
+)
+def test_work_is_prompt_and_weighted_output(view_of, predictor, weight, order):
+    """With weight 1: 50 + 10, 20 + 100, 90 + 1."""
+    policy = ShortestFirst(ShortestFirstConfig(predictor=predictor, output_weight=weight, age_tokens_per_s=0))
+    assert policy.order(view_of(waiting=[0, 1, 2], **COLUMNS)).tolist() == order
+
+
+def test_of_a_preempted_sequence_only_what_is_still_to_come_counts(view_of):
+    """Slot 0 has 9 of its 10 outputs: 59 tokens again and 1 to come; slot 1 is new with 55 and 10."""
+    policy = ShortestFirst(ShortestFirstConfig(predictor="max_tokens", output_weight=1, age_tokens_per_s=0))
+    view = view_of(
+        waiting=[1, 0],
+        num_prompt_tokens={0: 50, 1: 55},
+        num_tokens={0: 59, 1: 55},
+        max_total_tokens={0: 60, 1: 65},
+    )
+    assert policy.order(view).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("later_s", "first"), [(6.0, 1), (8.0, 2)])
+def test_waiting_makes_up_for_work_at_the_stated_rate(view_of, later_s, first):
+    """70 tokens more, at 10 tokens a second: worth 7 s."""
+    policy = ShortestFirst(ShortestFirstConfig(predictor="none", age_tokens_per_s=10))
+    view = view_of(waiting=[1, 2], arrival_s={1: later_s, 2: 0}, **COLUMNS)
+    assert policy.order(view)[0] == first
+
+
+def test_it_learns_lengths_from_what_ended(view_of):
+    policy = ShortestFirst(ShortestFirstConfig(predictor="history", age_tokens_per_s=0))
+    view = view_of(waiting=[0, 1], tenant={0: 0, 1: 1}, num_tokens={0: 50, 1: 60}, num_prompt_tokens={0: 50, 1: 60})
+    assert policy.order(view).tolist() == [0, 1]
+    for tenant, num_output_tokens in ((0, 90), (1, 5)):
+        policy.on_finished(slot=7, tenant=tenant, num_output_tokens=num_output_tokens)
+    assert policy.order(view).tolist() == [1, 0]
+
+
+def test_equal_work_stays_in_order(view_of):
+    assert ShortestFirst().order(view_of(waiting=[5, 2, 7])).tolist() == [5, 2, 7]
