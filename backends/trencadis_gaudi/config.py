@@ -175,7 +175,7 @@ class GaudiConfig:
     watch_compilations: bool = _setting(True, "Count what is compiled in a step, and warn about it.")
     log_passes: bool = _setting(False, "Log the bucket of every pass.", aliases={"VLLM_DEBUG": _logs_passes})
 
-    emulated_memory_bytes: int = _setting(8 * 2**30, "Memory of the emulated device.", unit="bytes", validator=ge(1))
+    emulated_memory_bytes: int = _setting(16 * 2**30, "Memory of the emulated device.", unit="bytes", validator=ge(1))
     emulated_compile_s: float = _setting(
         0.0, "What the emulated device charges for a compilation.", unit="s", validator=ge(0)
     )

@@ -10,6 +10,7 @@ import logging
 from typing import Any, Protocol, cast
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from trencadis_gaudi.emulated.device import EmulatedDeviceError
 
@@ -128,13 +129,8 @@ def emulated_fused_sdpa(
         raise EmulatedDeviceError("the emulated FusedSDPA takes valid_seq_len with is_causal and right padding only.")
     repeats = q.shape[1] // k.shape[1]
     keys, values = (part.float().repeat_interleave(repeats, dim=1) for part in (k, v))
-    scores = torch.matmul(q.float(), keys.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if attn_mask is not None:
-        scores = scores + attn_mask.float()
-    if is_causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    output = torch.matmul(scores.softmax(-1), values)
+    mask = None if attn_mask is None else attn_mask.float()
+    output = scaled_dot_product_attention(q.float(), keys, values, mask, is_causal=is_causal, scale=scale)
     if valid_seq_len is not None:
         # With right padding and causality no real query sees padding; only the outputs of padding differ.
         padding = torch.arange(q.shape[2], device=q.device) >= valid_seq_len[:, None]

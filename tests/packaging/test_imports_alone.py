@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("core/trencadis", "core/trencadis_testing", "plugins/trencadis_plugins", "backends/trencadis_torch", "backends/trencadis_gaudi")
+ROOMS = (
+    "core/trencadis",
+    "core/trencadis_testing",
+    "plugins/trencadis_plugins",
+    "backends/trencadis_torch",
+    "backends/trencadis_gaudi",
+)
 
 
 def _modules(room: str) -> list[str]:

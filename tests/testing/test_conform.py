@@ -187,3 +187,8 @@ def test_attribute_or_option_that_does_not_exist_is_refused(text, message):
     with pytest.raises(TrencadisError) as caught:
         suite_class(parse(text))
     assert message in str(caught.value)
+
+
+def test_a_component_gets_the_inner_one_that_its_options_name():
+    policy = suite_class(parse("scheduling=fair_share,inner=priority"))().make()
+    assert type(policy.inner).__name__ == "Priority"

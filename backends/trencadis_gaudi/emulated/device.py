@@ -37,13 +37,14 @@ class EmulatedDevice:
         num_mark_steps: Calls of ``mark_step`` that had something to flush.
         num_host_syncs: Results the host waited for outside of graphs.
         frozen: Compiling is an error from now on: the state after a complete warm-up.
+        compile_only: Recipes are compiled and not run: results have their shapes, and no meaning.
     """
 
     def __init__(self, *, total_bytes: int, lazy: bool, clock: Clock, compile_s: float = 0.0) -> None:
         self.total_bytes = total_bytes
         self.lazy = lazy
         self.clock = clock
-        self.frozen = False
+        self.frozen = self.compile_only = False
         self.num_compilations = 0
         self.compile_s = 0.0
         self.num_recipe_hits = 0

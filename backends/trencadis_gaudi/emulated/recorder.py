@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
+from trencadis_gaudi.emulated.dry_run import dry_run
 
 __all__ = ["Recorder", "Recording"]
 
@@ -83,7 +84,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         name = str(func.overloadpacket)
         self._refuse_or_flush(name, args)
-        result = func(*args, **kwargs)
+        # Outside lazy mode graphs of torch.compile run unseen, on what these operations return.
+        dry = self._device.compile_only and self._device.lazy and name not in _FREE and name not in _HOST_READS
+        result = dry_run(func, args, kwargs) if dry else func(*args, **kwargs)
         if name not in _FREE:
             self._take(name, args, kwargs, result)
         return result

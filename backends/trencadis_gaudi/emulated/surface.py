@@ -25,7 +25,7 @@ def emulated_habana(device: EmulatedDevice) -> tuple[types.SimpleNamespace, Reco
     """
     recorder = Recorder(device)
     core = _Core(device, recorder)
-    config = _BridgeConfig()
+    config = _BridgeConfig(device)
     return (
         types.SimpleNamespace(
             core=core,
@@ -81,7 +81,8 @@ class _Core:
 class _BridgeConfig:
     """``habana_frameworks.torch.internal.bridge_config``."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
         self._flags: dict[str, Any] = {"PT_COMPILE_ONLY_MODE": False, "PT_HPU_GPU_MIGRATION": False}
 
     @contextlib.contextmanager
@@ -92,11 +93,15 @@ class _BridgeConfig:
             KeyError: The bridge does not know it.
         """
         before = self._flags[name]
-        self._flags[name] = value
+        self._set(name, value)
         try:
             yield
         finally:
-            self._flags[name] = before
+            self._set(name, before)
+
+    def _set(self, name: str, value: Any) -> None:
+        self._flags[name] = value
+        self._device.compile_only = self.get_pt_compile_only_mode()
 
     def get_pt_compile_only_mode(self) -> bool:
         """Return whether graphs are compiled and not run."""

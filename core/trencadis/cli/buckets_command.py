@@ -19,7 +19,7 @@ from trencadis.cli.tables import print_table
 from trencadis.config import Config
 from trencadis.config.schema import BUCKETING_BY_LAYOUT
 from trencadis.errors import ConfigError
-from trencadis.records import Bucket, BucketLimits, Phase
+from trencadis.records import Bucket, BucketLimits, Phase, UnifiedBucket
 from trencadis.registry import Registry
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -33,6 +33,8 @@ DEFAULT_BLOCK_SIZE = 128
 DEFAULT_MAX_MODEL_LEN = 8192
 """Stand for what a backend and a model would say, since the command loads neither."""
 
+_PADDED_SIZES = ("batch size", "query", "blocks")
+_UNIFIED_SIZES = ("query", "shared blocks", "unique blocks", "causal")
 _MEASURES = ("prompt_padding", "decode_padding", "time_padding", "num_unprepared", "num_fallbacks")
 
 
@@ -83,6 +85,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--contiguous", action=argparse.BooleanOptionalAction, default=False, help="decode passes read blocks by range"
     )
     parser.add_argument(
+        "--unified",
+        action="store_true",
+        help="prefills and decodes share a pass: query, shared blocks, unique blocks, causal or not",
+    )
+    parser.add_argument(
         "--prefix-caching",
         action=argparse.BooleanOptionalAction,
         help="prompts may start with cached blocks (default: unless --contiguous)",
@@ -123,6 +130,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     if args.shapes and workload:
         write_shapes(args.shapes, workload)
     reports = {name: measure(strategy, limits, cost, workload) for name, strategy in strategies.items()}
+    if args.unified:
+        _check_unified(reports)
     if args.plot:
         plot_tables(args.plot, reports, workload)
     if args.output:
@@ -143,10 +152,23 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(
             "trencadis buckets: --compare writes no table.", hint="Use --strategy, or leave out fit and -o."
         )
+    if args.unified and (args.trace or args.output or args.plot):
+        raise ConfigError(
+            "trencadis buckets: --unified goes with no trace, picture or bucket file: they know three sizes, not four.",
+            hint="Leave out --unified, or --trace, --plot and -o.",
+        )
     for needs_trace in ("action", "shapes"):
         if getattr(args, needs_trace) and not args.trace:
             name = "fit" if needs_trace == "action" else "--shapes"
             raise ConfigError(f"trencadis buckets: {name} needs --trace.", hint="Name a trace or recorded shapes.")
+
+
+def _check_unified(reports: Mapping[str, TableReport]) -> None:
+    for name, report in reports.items():
+        if not all(isinstance(bucket, UnifiedBucket) for bucket in report.buckets):
+            raise ConfigError(
+                f"trencadis buckets --unified: {name} has no table for unified passes.", hint="Try --strategy unified."
+            )
 
 
 def _limits(args: argparse.Namespace, config: Config) -> BucketLimits:
@@ -164,6 +186,7 @@ def _limits(args: argparse.Namespace, config: Config) -> BucketLimits:
         contiguous=args.contiguous,
         prefix_caching=not args.contiguous if args.prefix_caching is None else args.prefix_caching,
         max_draft_tokens=args.num_speculative_tokens,
+        unified=args.unified,
     )
 
 
@@ -179,7 +202,7 @@ def _names(args: argparse.Namespace, config: Config) -> dict[str, str]:
     if args.action:
         return {FITTING: "trencadis buckets fit"}
     if config.bucketing.name == "auto":
-        return {BUCKETING_BY_LAYOUT["padded"]: "default"}
+        return {BUCKETING_BY_LAYOUT["unified" if args.unified else "padded"]: "default"}
     return {config.bucketing.name: args.resolved.sources["bucketing.name"]}
 
 
@@ -210,10 +233,11 @@ def _print(args: argparse.Namespace, reports: Mapping[str, TableReport], limits:
             return
         if not args.output:
             rows = [(bucket.phase.value, *(str(size) for size in _sizes(bucket))) for bucket in table.buckets]
-            print_table(("phase", "batch size", "query", "blocks"), rows)
+            print_table(("phase", *(_UNIFIED_SIZES if args.unified else _PADDED_SIZES)), rows)
             print()
     measured = next(iter(reports.values())).prompt_padding is not None
-    headings = ("strategy", "prompt", "decode", "warm-up s", "graph GiB", *(_MEASURES if measured else ()))
+    phases = ("causal", "not causal") if args.unified else ("prompt", "decode")
+    headings = ("strategy", *phases, "warm-up s", "graph GiB", *(_MEASURES if measured else ()))
     print_table(headings, [_row(name, report, measured=measured) for name, report in reports.items()])
 
 
@@ -227,11 +251,15 @@ def _row(name: str, report: TableReport, *, measured: bool) -> list[str]:
 
 
 def _sizes(bucket: Bucket) -> list[int]:
+    if isinstance(bucket, UnifiedBucket):
+        return [bucket.query_len, bucket.num_blocks, bucket.num_unique_blocks, int(bucket.is_causal)]
     return [bucket.batch_size, bucket.query_len, bucket.num_blocks]
 
 
 def _single(report: TableReport) -> dict[str, Any]:
     """The table alone; with a trace, what it costs too."""
+    if any(isinstance(bucket, UnifiedBucket) for bucket in report.buckets):
+        return {"unified": [_sizes(bucket) for bucket in report.buckets]}
     table: dict[str, Any] = {
         "prompt": [_sizes(bucket) for bucket in report.of_phase(Phase.PREFILL)],
         "decode": [_sizes(bucket) for bucket in report.of_phase(Phase.DECODE)],

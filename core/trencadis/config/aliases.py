@@ -83,6 +83,10 @@ def _on_or_off(text: str) -> str:
     return "on" if truth(text) else "off"
 
 
+def _logs_moves(text: str) -> Any:
+    return "defrag" in text.split(",") or attrs.NOTHING
+
+
 def _level(text: str) -> str:
     return {"critical": "error", "warn": "warning"}.get(text.lower(), text.lower())
 
@@ -95,6 +99,7 @@ _SCHEMA: tuple[Alias, ...] = (
     Alias("VLLM_SKIP_WARMUP", "engine.warmup", _inverted),
     Alias("VLLM_DEFRAG", "defragmenter.enabled", _on_or_off),
     Alias("VLLM_DEFRAG_THRESHOLD", "defragmenter.threshold"),
+    Alias("VLLM_DEBUG", "defragmenter.log_moves", _logs_moves),
     Alias("VLLM_PREFIX_CACHING", "cache.prefix_caching", truth),
     Alias("VLLM_LOGGING_LEVEL", "log.level", _level),
 )

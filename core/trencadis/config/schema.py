@@ -130,6 +130,7 @@ class DefragmenterConfig:
     )
     threshold: int = setting(32, "Gap that the threshold trigger tolerates.", unit="blocks", validator=ge(0))
     max_swaps: int = setting(512, "Most pairs of blocks moved at once.", unit="pairs", validator=ge(1))
+    log_moves: bool = setting(False, "Log every move of blocks.")
 
 
 @attrs.frozen(kw_only=True)
@@ -170,6 +171,10 @@ class BucketingConfig(NounConfig):
         "A pass that no prepared bucket covers: fallback compiles one while requests wait; refuse runs its requests "
         "alone, and ends with an error those that miss even then.",
         validator=in_(["fallback", "refuse"]),
+    )
+    complete: bool = setting(
+        True,
+        "Prepare one more bucket of a phase if the strategy's table leaves out a legal shape; not where misses are refused.",
     )
 
 

@@ -12,6 +12,7 @@ from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.block_manager import BlockManager
+from trencadis.engine.closing_buckets import closing_buckets
 from trencadis.engine.defragmenter import Defragmenter
 from trencadis.engine.drafting import Drafting
 from trencadis.engine.embedding import EmbeddingQueue
@@ -123,8 +124,10 @@ def compose_engine(
     if capabilities.layout != "ragged":
         buckets = bucketing.strategy.buckets(limits) if config.engine.warmup else ()
         _check_misses(config, bucketing, buckets)
-        warmed = warm_up(executor, buckets, clock=clock, progress=progress)
+        closing = closing_buckets(bucketing.bucket_for, buckets, limits) if _closes(config, buckets, limits) else ()
+        warmed = warm_up(executor, (*buckets, *closing), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
+        passes.close(buckets, closing)
     policy = GuardedScheduling(*parts.scheduling)
     scheduler = Scheduler(
         state,
@@ -331,6 +334,11 @@ def _check_misses(config: Config, bucketing: GuardedBucketing, buckets: tuple[Bu
             f'[bucketing] on_miss = "refuse", but {why}: every request would be refused.',
             hint="Set it to fallback, turn engine.warmup on, or choose a bucketing strategy with a table.",
         )
+
+
+def _closes(config: Config, buckets: tuple[Bucket, ...], limits: BucketLimits) -> bool:
+    """Whether shapes that the table leaves out get a bucket; a unified table has its largest passes."""
+    return config.bucketing.complete and config.bucketing.on_miss != "refuse" and bool(buckets) and not limits.unified
 
 
 def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:

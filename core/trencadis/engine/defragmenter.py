@@ -12,6 +12,7 @@ nobody else: what a transfer, a parked load or a preempted sequence refers to st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +23,8 @@ from trencadis.engine.state import EngineState
 from trencadis.records import Int32Array, Plan
 
 __all__ = ["Defragmenter", "choose_swaps"]
+
+logger = logging.getLogger("trencadis.engine")
 
 _COPY_COST = 4
 """What a swap of two blocks costs, in blocks read: two are read and two are written."""
@@ -64,6 +67,12 @@ class Defragmenter:
         sources, targets = choose_swaps(used[movable[used]], free=_free_ids(blocks), max_swaps=self._config.max_swaps)
         if sources.size:
             self._swap(plan, sources, targets)
+            if self._config.log_moves:
+                highest = int(np.flatnonzero(blocks.ref_counts)[-1])
+                logger.info(
+                    "[defrag] defragmentation done max_id_used=%d->%d num_used=%d swapped=%d",
+                    *(int(used[-1]), highest, len(used), len(sources)),
+                )
         self._wasted = 0
         return len(sources)
 

@@ -56,11 +56,17 @@ class PassPlanner:
         self._max_positions = max_num_batched_tokens
         self._refuse_unprepared = refuse_unprepared
         self._prepared: set[Bucket] = set()
+        self._listed: frozenset[Bucket] = frozenset()
+        self._closing: tuple[Bucket, ...] = ()
         self.num_unprepared = 0
 
     def prepared(self, buckets: tuple[Bucket, ...]) -> None:
         """Note which buckets the device has prepared; any other is counted and warned about once."""
         self._prepared.update(buckets)
+
+    def close(self, table: tuple[Bucket, ...], closing: tuple[Bucket, ...]) -> None:
+        """Let shapes for which the strategy leaves its table run in one of ``closing`` that covers them."""
+        self._listed, self._closing = frozenset(table), closing
 
     def passes(self, plan: Plan, block_tables: Int32Array) -> tuple[Pass, ...]:
         """Return the passes of a plan, in order.
@@ -118,7 +124,7 @@ class PassPlanner:
         starts = plan.starts if whole else plan.starts[indices]
         rows = plan.rows if whole else plan.rows[indices]
         shape = self._shape(starts, lengths, rows, phase, block_tables)
-        bucket = self._bucketing.bucket_for(shape)
+        bucket = self._bucket_for(shape)
         if not self._ragged:
             self._note(shape, bucket)
             self._bucketing.observe(shape, bucket)
@@ -133,6 +139,12 @@ class PassPlanner:
             num_logits=(samples * (1 + extra)).astype(np.int32),
             num_prompt_logits=self._prompt_logits(plan, indices, starts, lengths),
         )
+
+    def _bucket_for(self, shape: Shape) -> Bucket:
+        bucket = self._bucketing.bucket_for(shape)
+        if not self._closing or bucket in self._listed:
+            return bucket
+        return next((closing for closing in self._closing if closing.covers(shape)), bucket)
 
     def _shape(
         self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array

@@ -5,7 +5,9 @@ Source: vllm-gaudi, extension/bucketing/exponential.py, rules of 2026; the rules
 
 from __future__ import annotations
 
+import logging
 import math
+from typing import NamedTuple
 
 from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import ExponentialConfig
@@ -14,6 +16,18 @@ from trencadis_plugins.bucketing.generate import LONG_MODEL_LEN, decode_buckets,
 from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
 
 __all__ = ["Exponential", "exponential_range"]
+
+
+_log = logging.getLogger(__name__)
+
+
+class _Range(NamedTuple):
+    """Arguments of :func:`exponential_range`."""
+
+    minimum: int
+    step: int
+    maximum: int
+    limit: int
 
 
 class Exponential(TableStrategy):
@@ -26,6 +40,10 @@ class Exponential(TableStrategy):
 
     def __init__(self, limits: BucketLimits, config: ExponentialConfig | None = None) -> None:
         self._config = config if config is not None else ExponentialConfig()
+        if self._config.generation != "2025-07":
+            what = "bucket config (min, step, max_warmup, limit)"
+            _log.info("Prompt %s bs:%s, query:%s, blocks:%s", what, *map(list, self._prefill_ranges(limits)))
+            _log.info("Decode %s bs:%s, block:%s", what, *map(list, self._decode_ranges(limits)))
         super().__init__(limits)
 
     def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
@@ -36,6 +54,19 @@ class Exponential(TableStrategy):
         return or_largest(prefill, limits, Phase.PREFILL) + or_largest(decode, limits, Phase.DECODE)
 
     def _prefill(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        batch_sizes, query_lens, context_blocks = (
+            exponential_range(*dimension) for dimension in self._prefill_ranges(limits)
+        )
+        return prefill_buckets(limits, batch_sizes=batch_sizes, query_lens=query_lens, context_blocks=context_blocks)
+
+    def _decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        batch_sizes, num_blocks = (exponential_range(*dimension) for dimension in self._decode_ranges(limits))
+        return decode_buckets(
+            limits, batch_sizes=batch_sizes, num_blocks=num_blocks, flat_drafts=self._config.flat_drafts
+        )
+
+    def _prefill_ranges(self, limits: BucketLimits) -> tuple[_Range, _Range, _Range]:
+        """Return the ranges of batch sizes, query lengths and context blocks."""
         config, block_size, prompts = self._config, limits.block_size, limits.max_merged_prefills
         # What counts several prompts together has wider steps.
         query_step, context_step = (block_size, 1) if prompts == 1 else (4 * block_size, 4)
@@ -48,24 +79,19 @@ class Exponential(TableStrategy):
         bs_limit = self._limit(config.prompt_bs_limit, derived=_ceil_log2(max_batch) + 1)
         query_limit = self._limit(config.prompt_query_limit, derived=max(1, _ceil_log2(max_query)))
         ctx_limit = self._limit(config.prompt_ctx_limit, derived=derived_contexts)
-        return prefill_buckets(
-            limits,
-            batch_sizes=exponential_range(1, 2, max_batch, bs_limit),
-            query_lens=exponential_range(block_size, query_step, max_query, query_limit),
-            context_blocks=exponential_range(0, context_step, prompts * max_context, ctx_limit),
+        return (
+            _Range(1, 2, max_batch, bs_limit),
+            _Range(block_size, query_step, max_query, query_limit),
+            _Range(0, context_step, prompts * max_context, ctx_limit),
         )
 
-    def _decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+    def _decode_ranges(self, limits: BucketLimits) -> tuple[_Range, _Range]:
+        """Return the ranges of batch sizes and of blocks."""
         config, max_batch = self._config, limits.max_num_seqs
         max_blocks, derived = self._decode_blocks(limits)
         bs_limit = self._limit(config.decode_bs_limit, derived=_ceil_log2(max_batch) + 1)
         block_limit = self._limit(config.decode_block_limit, derived=derived)
-        return decode_buckets(
-            limits,
-            batch_sizes=exponential_range(1, 2, max_batch, bs_limit),
-            num_blocks=exponential_range(1, max_batch, max_blocks, block_limit),
-            flat_drafts=config.flat_drafts,
-        )
+        return _Range(1, 2, max_batch, bs_limit), _Range(1, max_batch, max_blocks, block_limit)
 
     def _decode_blocks(self, limits: BucketLimits) -> tuple[int, int]:
         """Return the largest count of blocks, and how many counts there are."""

@@ -33,7 +33,8 @@ class Unified(TableStrategy):
             return prepared_buckets(limits, self._config.form)
         prefill = prefill_buckets(
             limits,
-            batch_sizes=self._points(limits.max_prefill_batch_size, limits),
+            # The largest batch alone would leave a long prompt without a bucket: several of its length exceed the budget.
+            batch_sizes=sorted({1, *self._points(limits.max_prefill_batch_size, limits)}),
             query_lens=self._points(limits.max_prefill_query_len, limits),
             context_blocks=[0, *self._points(limits.max_context_blocks, limits)],
         )

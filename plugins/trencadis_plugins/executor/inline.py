@@ -101,9 +101,7 @@ class InlineExecutor(Executor):
         backend = self._started()
         self._call(lambda: backend.prepare(bucket))
 
-    def warm_up(
-        self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None
-    ) -> WarmUpReport:
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
         """Let the backend warm up; returns when done. ``progress`` is called on the worker thread."""
         backend = self._started()
         return self._call(lambda: backend.warm_up(buckets, progress=progress))

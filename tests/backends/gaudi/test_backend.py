@@ -146,7 +146,7 @@ def test_budget_too_small_for_one_block_is_an_error_with_a_remedy(model_path):
 
 
 def test_step_that_does_not_fit_is_an_error(model_path):
-    backend = make(emulated_memory_bytes=600_000)
+    backend = make(emulated_memory_bytes=600_000, max_prefill_batch_size=512)
     backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
     with pytest.raises(OutOfMemoryError, match="A step of 100000 tokens takes") as caught:
         backend.memory(max_num_batched_tokens=100_000, max_num_seqs=512)

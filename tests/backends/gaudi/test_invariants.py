@@ -15,10 +15,20 @@ BUCKETS = """
 """
 
 
-def bucket_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("buckets") / "buckets.txt"
-    path.write_text(BUCKETS)
-    return {"path": str(path)}
+TRACE = "".join(
+    f'{{"timestamp": {index * 40}, "input_length": {5 + 11 * index % 80}, "output_length": {1 + index % 9}}}\n'
+    for index in range(30)
+)
+
+
+def strategy_options(strategy, tmp_path_factory):
+    """What a strategy that reads a file needs; the trace knows but a part of what the workloads ask for."""
+    if strategy not in {"from_file", "fitted"}:
+        return None
+    name, text = ("path", BUCKETS) if strategy == "from_file" else ("trace", TRACE)
+    path = tmp_path_factory.mktemp("buckets") / f"{name}.jsonl"
+    path.write_text(text)
+    return {name: str(path)}
 
 
 WAYS = {
@@ -57,10 +67,9 @@ def whole(tokens, served):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "unified"])  # those are in test_passes_in_engines.py
 def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens, kind, way):
-    strategy = "unified" if way == "unified" else "exponential"
-    engine = gaudi_engines.open_engine(model_path(kind), strategy=strategy, **WAYS[way])
+    engine = gaudi_engines.open_engine(model_path(kind), **WAYS[way])
     served = gaudi_engines.serve(engine, 1, greedy=True)
     assert engine.totals.num_compilations == 0
     engine.close()
@@ -80,6 +89,20 @@ def test_greedy_tokens_in_eager_mode(model_path, greedy_tokens):
     engine.close()
 
 
+def test_greedy_tokens_with_torch_compile_of_a_table_that_is_compiled_before_the_first_request(
+    model_path, greedy_tokens
+):
+    """Few sizes, for each is traced anew."""
+    engine = gaudi_engines.open_engine(
+        model_path("llama"), mode="compile", regional=False, strategy_options={"limit": 1}, emulated_frozen=True
+    )
+    served = gaudi_engines.serve(engine, 1, greedy=True)
+    assert engine.totals.num_compilations == 0
+    assert engine.totals.num_failed_steps == 0
+    engine.close()
+    assert whole(greedy_tokens("llama", 1), served)
+
+
 @pytest.fixture(scope="module")
 def frozen(model_path, tmp_path_factory):
     """``frozen(strategy, way)``: an engine on a device that refuses to compile after the warm-up; one for all examples."""
@@ -87,9 +110,13 @@ def frozen(model_path, tmp_path_factory):
 
     def make(strategy, way):
         if (strategy, way) not in engines:
-            options = bucket_file(tmp_path_factory) if strategy == "from_file" else None
+            options = OPTIONS.get(strategy) or strategy_options(strategy, tmp_path_factory)
             engines[strategy, way] = gaudi_engines.open_engine(
-                model_path("llama"), strategy=strategy, strategy_options=options, emulated_frozen=True, **WAYS[way]
+                model_path("llama"),
+                strategy=strategy.partition(" ")[0],
+                strategy_options=options,
+                emulated_frozen=True,
+                **WAYS[way],
             )
         return engines[strategy, way]
 
@@ -98,12 +125,18 @@ def frozen(model_path, tmp_path_factory):
         engine.close()
 
 
+OPTIONS = {"exponential of 2025": {"generation": "2025-07"}}
+
 CASES = [
     *(("exponential", way) for way in WAYS if way != "unified"),
+    ("exponential of 2025", "gathered"),
+    ("fitted", "gathered"),
+    ("fitted", "contiguous"),
     ("linear", "gathered"),
     ("padding_aware", "gathered"),
     ("padding_aware", "contiguous"),
     ("from_file", "gathered"),
+    ("unified", "gathered"),
     ("unified", "unified"),
 ]
 

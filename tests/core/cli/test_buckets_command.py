@@ -99,6 +99,27 @@ def test_text_lists_every_bucket_and_a_summary(capsys):
     assert lines[-1].split()[:4] == ["exponential", "35", "13", "19.2"]
 
 
+UNIFIED = [
+    "--unified",
+    "--max-num-seqs=32",
+    "--max-model-len=1024",
+    "--max-num-batched-tokens=2048",
+    "--num-device-blocks=5781",
+]
+
+
+def test_unified_table_has_four_sizes(capsys):
+    table = as_json(capsys, *UNIFIED, "--bucketing.unified.form=alpha")["unified"]
+    vendor = {(8, 0, 0, 1), (8, 0, 8, 0), (2048, 256, 2890, 1), (2048, 256, 5781, 1)}
+    assert vendor <= {tuple(sizes) for sizes in table}
+    assert len(table) == 375 + 1  # the largest pass that is not causal
+    assert main(["buckets", *UNIFIED, "--bucketing.unified.form=alpha"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["phase", "query", "shared", "blocks", "unique", "blocks", "causal"]
+    assert lines[1].split() == ["prefill", "8", "0", "0", "1"]
+    assert lines[-1].split()[0] == "unified"
+
+
 def test_trace_adds_padding_to_the_table(capsys, trace):
     report = as_json(capsys, "--strategy=exponential", "--trace", trace, *SMALL)["report"]
     assert report["num_buckets"] == 48
@@ -186,6 +207,8 @@ def test_picture_is_drawn(capsys, trace, tmp_path):
         (["--strategy=exponential", "-o", "/nowhere/at/all.txt"], "/nowhere/at/all.txt: cannot be written"),
         (["--block-size=1", "--max-num-batched-tokens=1", "-o", "never.txt"], "this table has no bucket file"),
         (["merge"], "invalid choice"),
+        (["--unified", "--strategy=linear"], "linear has no table for unified passes"),
+        (["--unified", "--trace=t"], "--unified goes with no trace"),
     ],
 )
 def test_what_cannot_be_meant_ends_with_words_and_exit_code_2(capsys, flags, said):

@@ -77,6 +77,7 @@ def test_one_name_sets_every_setting_that_declares_it():
         ({"VLLM_DEFRAG": "1"}, "defragmenter.enabled", "on"),
         ({"VLLM_DEFRAG": "false"}, "defragmenter.enabled", "off"),
         ({"VLLM_DEFRAG_THRESHOLD": "64"}, "defragmenter.threshold", 64),
+        ({"VLLM_DEBUG": "fwd,defrag"}, "defragmenter.log_moves", True),
         ({"VLLM_PREFIX_CACHING": "no"}, "cache.prefix_caching", False),
         ({"VLLM_BUCKETING_STRATEGY": "exp"}, "bucketing.name", "exponential"),
         ({"VLLM_BUCKETING_STRATEGY": "lin"}, "bucketing.name", "linear"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -99,19 +101,24 @@ def test_no_defragmentation_changes_what_any_sequence_reads(lengths, trigger, ab
     assert not engine.has_work
 
 
-def test_blocks_of_a_long_runner_move_down_when_those_below_are_freed():
+def test_blocks_of_a_long_runner_move_down_when_those_below_are_freed(caplog):
+    caplog.set_level("INFO", logger="trencadis.engine")
     engine = make_engine(
         backend=FakeBackend(layout="padded", contiguous=True, eos=-1, max_model_len=256),
         num_blocks=64,
         warmup=False,
         prefix_caching=False,
-        defragmenter={"threshold": 8},
+        defragmenter={"threshold": 8, "log_moves": True},
     )
     engine.add(_request("short", tuple(range(1, 91)), 2))
     engine.add(_request("long", (7, 8, 9), 60))
     ended = drain(engine)
     assert engine.totals.num_block_swaps > 0
     assert ended["long"].token_ids.tolist() == fake_text((7, 8, 9), 60, eos=-1)
+    logged = re.findall(r"\[defrag\].* max_id_used=(\d+)->(\d+) num_used=(\d+) swapped=(\d+)", caplog.text)
+    assert len(logged) >= 1
+    assert all(int(after) < int(before) for before, after, *_ in logged)
+    assert sum(int(swapped) for *_, swapped in logged) == engine.totals.num_block_swaps
 
 
 @pytest.mark.parametrize(

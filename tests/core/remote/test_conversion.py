@@ -52,6 +52,9 @@ REQUESTS = st.builds(
     priority=st.integers(-(2**40), 2**40),
     tenant=st.text(),
     cache_salt=st.text(),
+    weight=st.floats(0.01, 100),
+    ttft_target_s=st.just(float("inf")) | st.floats(0.001, 60),
+    tpot_target_s=st.just(float("inf")) | st.floats(0.001, 60),
 )
 
 

@@ -96,6 +96,14 @@ def test_range_whose_first_size_is_above_the_largest_is_the_largest():
     assert exponential_range(128, 128, 64, 6) == [64]
 
 
+def test_ranges_are_logged_as_the_vendor_does(caplog):
+    with caplog.at_level("INFO"):
+        Exponential(limits(4, 1024, 1024, 5781))
+    head = "bucket config (min, step, max_warmup, limit)"
+    assert f"Prompt {head} bs:[1, 2, 1, 1], query:[128, 128, 1024, 10], blocks:[0, 1, 7, 4]" in caplog.text
+    assert f"Decode {head} bs:[1, 2, 4, 3], block:[1, 4, 32, 6]" in caplog.text
+
+
 def test_range_of_no_size_is_refused():
     with pytest.raises(ValueError, match="limit must be at least 1"):
         exponential_range(1, 2, 8, 0)

@@ -5,7 +5,7 @@ import logging
 import attrs
 import pytest
 
-from trencadis.records import BucketLimits, Phase, UnifiedBucket
+from trencadis.records import BucketLimits, Phase, Shape, UnifiedBucket
 from trencadis_plugins.bucketing.config import UnifiedConfig
 from trencadis_plugins.bucketing.unified import Unified
 from trencadis_plugins.bucketing.unified_table import unified_buckets
@@ -50,12 +50,12 @@ def sizes(form, dimension, phase, limits=LIMITS):
 @pytest.mark.parametrize(
     ("form", "dimension", "phase", "expected"),
     [
-        ("alpha", "batch_size", Phase.PREFILL, [2, 4, 8]),
+        ("alpha", "batch_size", Phase.PREFILL, [1, 2, 4, 8]),
         ("alpha", "query_len", Phase.PREFILL, [8, 16, 32, 256, 512, 1024]),
         ("alpha", "num_blocks", Phase.PREFILL, [0, 2, 4, 8]),
         ("alpha", "batch_size", Phase.DECODE, [8, 16, 32]),
         ("alpha", "num_blocks", Phase.DECODE, [8, 16, 32, 64, 128, 256]),
-        ("exponential", "batch_size", Phase.PREFILL, [8]),
+        ("exponential", "batch_size", Phase.PREFILL, [1, 8]),
         ("exponential", "num_blocks", Phase.PREFILL, [0, 8]),
         ("exponential", "batch_size", Phase.DECODE, [32]),
         ("exponential", "num_blocks", Phase.DECODE, [32, 64, 96, 160, 256]),
@@ -63,6 +63,15 @@ def sizes(form, dimension, phase, limits=LIMITS):
 )
 def test_each_dimension_has_the_sizes_of_the_form(form, dimension, phase, expected):
     assert sizes(form, dimension, phase) == expected
+
+
+@pytest.mark.parametrize("form", ["alpha", "exponential"])
+def test_prompt_for_which_a_batch_of_two_is_too_large_is_prepared_alone(form):
+    limits = attrs.evolve(
+        LIMITS, block_size=16, max_model_len=96, max_num_seqs=4, max_num_batched_tokens=64, max_prefill_batch_size=2
+    )
+    strategy = Unified(limits, UnifiedConfig(form=form))
+    assert strategy.bucket_for(Shape(1, 49, 0)) in strategy.buckets(limits)
 
 
 def test_contiguous_counts_end_with_the_cache():

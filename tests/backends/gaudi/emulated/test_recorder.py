@@ -132,3 +132,15 @@ def test_a_view_of_the_cache_is_no_workspace_of_a_graph() -> None:
     with torch.inference_mode(), recorder:
         _, recording = recorder.within_graph(lambda: cache.view(256, 256).narrow(0, 0, 4) + 1)
     assert recording.largest_bytes == 4 * 256 * 4
+
+
+def test_compiling_alone_makes_the_recipe_that_a_run_needs_and_computes_nothing():
+    device, recorder = make()
+    target = torch.zeros(2, 3)
+    for compile_only in (True, False):
+        device.compile_only = compile_only
+        with recorder:
+            target.add_((A @ B).relu())
+            recorder.mark()
+        assert device.num_compilations == 1
+        assert torch.equal(target, torch.zeros(2, 3) if compile_only else (A @ B).relu())

@@ -120,11 +120,13 @@ def test_memory_is_told_as_free_and_total():
 
 
 def test_flag_is_set_for_a_while_and_one_that_the_bridge_does_not_know_is_refused():
-    _, modules, _ = make()
+    device, modules, _ = make()
     config = modules.internal.bridge_config
     with config.env_setting("PT_COMPILE_ONLY_MODE", True):
         assert config.get_pt_compile_only_mode()
+        assert device.compile_only
     assert not config.get_pt_compile_only_mode()
+    assert not device.compile_only
 
     def fail_within():
         with config.env_setting("PT_COMPILE_ONLY_MODE", True):
