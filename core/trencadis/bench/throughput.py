@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from trencadis.config import Config
 from trencadis.engine.build import build_engine
 from trencadis.errors import InvalidRequestError, StepFailedError
 from trencadis.progress import track
-from trencadis.records import FinishReason, ModelFacts, Request, SamplingParams
+from trencadis.records import FinishReason, Int32Array, ModelFacts, Request, SamplingParams
 from trencadis.registry import Registry
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class ThroughputResult:
         padding_ratio: Share of computed token positions that were padding.
         prefix_hit_ratio: Share of prompt tokens taken from the prefix cache.
         engine_overhead_ratio: Share of ``wall_s`` spent in planning, building and committing steps.
+        tokens_digest: Of all output tokens, by request: equal for two backends that choose the same tokens.
     """
 
     model: str
@@ -84,6 +86,7 @@ class ThroughputResult:
     padding_ratio: float
     prefix_hit_ratio: float
     engine_overhead_ratio: float
+    tokens_digest: str
 
 
 def measure_throughput(
@@ -112,7 +115,7 @@ def measure_throughput(
         _run(engine, prompts[:1], workload.output_len, name="warm-up")
         before = attrs.asdict(engine.totals)
         start_s, start_cpu_s = clock.now_s(), time.process_time()
-        _run(engine, prompts[1:], workload.output_len, name="bench")
+        outputs = _run(engine, prompts[1:], workload.output_len, name="bench")
         wall_s, cpu_s = clock.now_s() - start_s, time.process_time() - start_cpu_s
         counts = {name: value - before[name] for name, value in attrs.asdict(engine.totals).items()}
         model, plan_hash = engine.model, engine.plan_hash
@@ -134,6 +137,7 @@ def measure_throughput(
         padding_ratio=_ratio(counts["num_padded_tokens"] - counts["num_scheduled_tokens"], counts["num_padded_tokens"]),
         prefix_hit_ratio=_ratio(counts["num_prompt_tokens_cached"], counts["num_prompt_tokens_admitted"]),
         engine_overhead_ratio=_ratio(counts["plan_s"] + counts["commit_s"], wall_s),
+        tokens_digest=_digest(outputs),
     )
 
 
@@ -154,8 +158,10 @@ def _prompts(workload: ThroughputWorkload, model: ModelFacts, max_model_len: int
     return [tuple(row) for row in drawn.tolist()]
 
 
-def _run(engine: Engine | EmbeddingEngine, prompts: list[tuple[int, ...]], output_len: int, *, name: str) -> None:
-    """Queue all prompts and step until they are done.
+def _run(
+    engine: Engine | EmbeddingEngine, prompts: list[tuple[int, ...]], output_len: int, *, name: str
+) -> list[Int32Array]:
+    """Queue all prompts, step until they are done, and return the output tokens of each.
 
     Raises:
         StepFailedError: A request failed.
@@ -163,14 +169,22 @@ def _run(engine: Engine | EmbeddingEngine, prompts: list[tuple[int, ...]], outpu
     params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         engine.add(Request(request_id=f"{name}/{index}", prompt_token_ids=prompt, params=params))
+    outputs: dict[str, Int32Array] = {}
     with track(f"Running {name}", total=len(prompts), unit="requests") as advance:
-        num_finished = 0
         while engine.has_work:
             for finished in engine.step().finished:
                 if finished.finish_reason is FinishReason.ERROR:
                     raise StepFailedError(f"request {finished.request_id!r} failed: {finished.error}")
-                num_finished += 1
-                advance(num_finished)
+                outputs[finished.request_id] = finished.token_ids
+                advance(len(outputs))
+    return [outputs[f"{name}/{index}"] for index in range(len(prompts))]
+
+
+def _digest(outputs: list[Int32Array]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tokens in outputs:
+        digest.update(len(tokens).to_bytes(8, "little") + tokens.astype("<i4").tobytes())
+    return digest.hexdigest()
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -91,3 +91,12 @@ def test_a_failed_request_is_no_result(fake_house: House) -> None:
 
     with pytest.raises(StepFailedError, match="no device"):
         measure_throughput(*fake_house(fails=fails), WORKLOAD)
+
+
+def test_the_digest_tells_outputs_apart_and_not_layouts(fake_house: House) -> None:
+    def digest(seed: int, **backend: Any) -> str:
+        workload = ThroughputWorkload(num_requests=4, input_len=10, output_len=6, seed=seed)
+        return measure_throughput(*fake_house(**backend), workload).tokens_digest
+
+    assert digest(3) == digest(3, layout="padded")
+    assert digest(3) != digest(4)
