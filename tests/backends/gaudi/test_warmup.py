@@ -64,8 +64,8 @@ def test_lines_are_the_vendors(caplog):
     Desk(hot_replay=False).warm_up.run(BUCKETS)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "Warm-up of 6 buckets: about 2 s, at 0.4 s each (backend.gaudi.expected_graph_s)."
-    assert lines[1] == "[Warmup][Prompt][1/3] batch_size:1 query_len:512 num_blocks:0 free_mem:8 GiB"
-    assert lines[6] == "[Warmup][Decode][3/3] batch_size:1 query_len:1 num_blocks:8 free_mem:8 GiB"
+    assert lines[1] == "[Warmup][Prompt][1/3] batch_size:1 query_len:512 num_blocks:0 free_mem:16 GiB"
+    assert lines[6] == "[Warmup][Decode][3/3] batch_size:1 query_len:1 num_blocks:8 free_mem:16 GiB"
     assert lines[7:9] == ["Graph/Prompt captured:3 used_mem:0 B", "Graph/Decode captured:3 used_mem:0 B"]
     assert lines[9] == "Warmup finished in 6 secs, allocated 0 B of device memory"
 
