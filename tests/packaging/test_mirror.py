@@ -5,9 +5,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HOMES = {
     "core/trencadis": "tests/core",
-    "plugins/trencadis_plugins": "tests/plugins",
-    "backends/trencadis_torch": "tests/backends/torch",
-    "backends/trencadis_gaudi": "tests/backends/gaudi",
+    "plugins/trencadis_plugins": "tests/plugins/trencadis_plugins",
+    "backends/trencadis_torch": "tests/backends/trencadis_torch",
+    "backends/trencadis_gaudi": "tests/backends/trencadis_gaudi",
 }
 
 
