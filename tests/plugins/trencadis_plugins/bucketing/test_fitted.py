@@ -20,7 +20,7 @@ from trencadis_plugins.bucketing.fitted_config import FittedConfig
 from trencadis_plugins.bucketing.from_file import read_bucket_file
 from trencadis_testing.bucketing import SAMPLE_LIMITS, BucketingConformance
 
-CONVERSATION = Path(__file__).parents[4] / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv"
+CONVERSATION = Path(__file__).parents[5] / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv"
 
 LIMITS = BucketLimits(
     block_size=128,

@@ -10,7 +10,7 @@ import pytest
 
 from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
 
-CONVERSATION = Path(__file__).parents[4] / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv"
+CONVERSATION = Path(__file__).parents[5] / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv"
 
 
 def cost_of(kept, costs, weights):
