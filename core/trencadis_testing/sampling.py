@@ -371,9 +371,10 @@ class SamplingConformance:
             desk.start(0, seed=1, **every)
             for some in (desk, fresh):
                 some.start(0, seed=9, **plain)
-            answer = desk.sampled(logits, [0] * 64, range(64))
-            assert answer.token_ids.tolist() == fresh.tokens(logits, [0] * 64, range(64))
-            assert answer.logprobs == ()
+                some.start(1, seed=1, **every)  # a neighbour asks for what the row no longer does
+            answer = desk.sampled(logits, [0] * 63 + [1], range(64))
+            assert answer.token_ids.tolist() == fresh.tokens(logits, [0] * 63 + [1], range(64))
+            assert all(entry.index == 63 for entry in answer.logprobs)
 
     # ----------------------------------------------------------------------------------------------- logprobs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import types
 import typing
@@ -51,8 +52,8 @@ def sampling_params_of(args: argparse.Namespace, *, defaults: Mapping[str, Any])
     """
     given = {field.name: getattr(args, field.name) for field in attrs.fields(SamplingParams)}
     given = {name: value for name, value in given.items() if value is not _LEFT_OUT}
-    if "logit_bias" in given:
-        given["logit_bias"] = dict(given["logit_bias"])
+    for name in {"logit_bias", "logits_processors"} & set(given):
+        given[name] = dict(given[name])
     return SamplingParams(**{**defaults, **given})
 
 
@@ -66,8 +67,12 @@ def _argument(hint: Any) -> dict[str, Any]:
         if typing.get_origin(plain) is None:
             return {"type": _or_none(plain), "metavar": _metavar(plain)}
         return _argument(plain)
+    if origin is tuple and typing.get_origin(inner[0]) is tuple:
+        return {"action": _Collect, "type": _token_ids, "metavar": "N,N..."}
     if origin is tuple:
         return {"action": _Collect, "type": inner[0], "metavar": _metavar(inner[0])}
+    if isinstance(origin, type) and issubclass(origin, Mapping) and inner[0] is str:
+        return {"action": _Collect, "type": _named, "metavar": "NAME=JSON"}
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"action": _Collect, "type": _pair, "metavar": "TOKEN=BIAS"}
     return {"type": hint, "metavar": _metavar(hint)}
@@ -94,6 +99,15 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _pair(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     return int(token), float(bias)
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    return tuple(int(token) for token in text.split(","))
+
+
+def _named(text: str) -> tuple[str, dict[str, Any]]:
+    name, _, arguments = text.partition("=")
+    return name, dict(json.loads(arguments or "{}"))
 
 
 def _metavar(kind: Any) -> str:

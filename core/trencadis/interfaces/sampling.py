@@ -8,10 +8,12 @@ verified; the history of each is the tokens up to its own position, so the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from trencadis.errors import InvalidRequestError
 from trencadis.records import RowStart, SamplingParams
 
 if TYPE_CHECKING:
@@ -75,15 +77,45 @@ class Sampled:
 class LogitsProcessor(ABC):
     """One step of a chain: changes the logits of the rows that asked for it.
 
+    Calls come in this order: ``allocate`` once; then ``start_row`` for each sequence that takes a row, and for each batch
+    ``apply`` and, with a state, ``commit``. All on the backend's thread.
+
     Attributes:
+        name: By which a request switches it on, with arguments (``SamplingParams.logits_processors``), if the operator
+            enabled it; empty: no request needs to.
         argmax_invariant: The most likely token stays the most likely one; skipped for greedy rows.
         needs_history: Reads ``context.tokens``.
-        speculation_safe: Correct for several logits rows of one sequence in one call.
+        speculation_safe: Correct for several logits rows of one sequence in one call: those of drafts, of which only the
+            first few may come to count.
+        has_state: What it does depends on more than parameters, history and position: on what ``commit`` told it. The state is
+            kept by position, so that tokens that are taken back take their state with them.
     """
 
+    name: str = ""
     argmax_invariant: bool = False
     needs_history: bool = False
     speculation_safe: bool = True
+    has_state: bool = False
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse the arguments of a request that switches the processor on by ``name``. Pure; before it runs anywhere.
+
+        The default takes none.
+
+        Raises:
+            InvalidRequestError: They are not what the processor takes.
+        """
+        if arguments:
+            raise InvalidRequestError(
+                f"logits_processors[{self.name!r}] = {dict(arguments)!r}: this processor takes no arguments."
+            )
+
+    def asks(self, start: RowStart) -> bool:
+        """Return whether a sequence's rows are changed; ``apply`` may be left out of calls that have no others. Pure.
+
+        The default: those whose request names the processor, and all if it has no name.
+        """
+        return not self.name or self.name in start.params.logits_processors
 
     @abstractmethod
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -96,6 +128,24 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         """Return changed logits, float32 ``[L, V]``; may work in place. Rows that did not ask stay bit-equal."""
+
+    def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:  # noqa: B027 - only with a state
+        """Be told the tokens chosen from the logits of the last ``apply``; once for each, if ``has_state``.
+
+        With drafts, tokens behind the first one that differs from its draft were chosen in vain: the next call starts again from
+        there, and what was kept for later positions must not matter then.
+
+        Args:
+            token_ids: int64 ``[L]`` on the device.
+            context: Whose they are: that of ``apply``.
+        """
+
+    def snapshot(self, row: int) -> Any:
+        """Return a copy of a row's state, for ``restore``; None without a state. Pure."""
+        return None
+
+    def restore(self, row: int, state: Any) -> None:  # noqa: B027 - only with a state
+        """Give a row the state that ``snapshot`` returned, of this row or another; behind its ``start_row``."""
 
 
 class Sampler(ABC):
@@ -112,6 +162,21 @@ class Sampler(ABC):
             the default, if the sampler cannot promise this.
         """
         return ()
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse parameters that this sampler cannot honour. Pure; called in the engine's process, before ``allocate``.
+
+        Only requests that name processors of their own are checked. The default has none.
+
+        Raises:
+            InvalidRequestError: A processor is named that there is not, or with arguments that it does not take.
+        """
+        if params.logits_processors:
+            raise InvalidRequestError(
+                f"logits_processors names {', '.join(params.logits_processors)}: this engine's sampler has no processors that a "
+                "request may switch on.",
+                hint='Leave the field out, or ask the operator for [sampling] name = "standard" and its processors.',
+            )
 
     @abstractmethod
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

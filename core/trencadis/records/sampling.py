@@ -20,13 +20,13 @@ def _refuse(name: str, value: object, allowed: str) -> None:
     raise InvalidRequestError(f"sampling parameter {name} = {value!r} is impossible: it must be {allowed}.")
 
 
-def _number(low: float, high: float, *, open_low: bool = False) -> Any:
+def _number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
     def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         allowed = f"a number {'above' if open_low else 'from'} {low:g}"
-        allowed += f" to {high:g}" if math.isfinite(high) else ""
+        allowed += f" to {'below ' if open_high else ''}{high:g}" if math.isfinite(high) else ""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             _refuse(attribute.name, value, allowed)
-        if value < low or value > high or (open_low and value == low):
+        if value < low or value > high or (open_low and value == low) or (open_high and value == high):
             _refuse(attribute.name, value, allowed)
 
     return check
@@ -66,6 +66,34 @@ def _bias(value: Mapping[Any, Any] | None) -> dict[int, float]:
     return biases
 
 
+def _words(value: Any) -> Any:
+    return () if value is None else tuple(tuple(word) for word in value)
+
+
+def _arguments(value: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    try:
+        return {name: dict(given or {}) for name, given in (value or {}).items()}
+    except (TypeError, ValueError, AttributeError):
+        _refuse("logits_processors", value, "a mapping of names to mappings of arguments")
+        raise
+
+
+def _check_words(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    for word in value:
+        if not word or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in word):
+            _refuse(attribute.name, word, "a list of lists of token ids from 0, none of them empty")
+
+
+def _check_names(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not all(isinstance(name, str) and name for name in value):
+        _refuse(attribute.name, value, "a mapping of names to mappings of arguments")
+
+
+def _check_mirostat(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if type(value) is not int or value not in (0, 2):
+        _refuse(attribute.name, value, "0 (off) or 2")
+
+
 def _check_ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in value):
         _refuse(attribute.name, value, "a list of token ids from 0")
@@ -86,13 +114,31 @@ class SamplingParams:
         top_k: Keep the k most likely tokens (ties are kept); 0 or -1 is off.
         top_p: Keep the smallest set of most likely tokens whose mass reaches this; above 0 to 1 (off).
         min_p: Drop tokens less likely than this share of the most likely one; 0 (off) to 1.
+        typical_p: Keep the tokens whose surprise is nearest the mean, up to this mass; above 0 to 1 (off).
+        epsilon_cutoff: Drop tokens less likely than this; 0 (off) to below 1.
+        eta_cutoff: The same, with a cutoff that falls with the entropy; 0 (off) to below 1.
+        top_n_sigma: Drop tokens further below the largest logit than so many standard deviations; 0 (off) to 100.
+        xtc_probability: How often all tokens above the threshold but the least likely are dropped; 0 (off) to 1.
+        xtc_threshold: From which probability on; above 0 to 1; beyond 0.5 nothing is dropped.
+        mirostat_mode: 2 steers the surprise of the text (Mirostat 2.0); 0 is off.
+        mirostat_tau: The surprise to steer to, bits; above 0 to 100.
+        mirostat_eta: How fast; above 0 to 1.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or output;
             above 0 to 10; 1 is off.
         frequency_penalty: Subtracted once per occurrence in the output; -2 to 2.
         presence_penalty: Subtracted once if the token occurs in the output; -2 to 2.
+        dry_multiplier: Subtracts this times ``dry_base ** (n - dry_allowed_length)`` from a token that would make a repeated
+            run of n tokens longer; 0 (off) to 100.
+        dry_base: See there; 1 to 100.
+        dry_allowed_length: Shorter runs may be repeated; from 1.
+        dry_range: How many of the last tokens are looked at; 0 is all.
+        dry_breaker_token_ids: Tokens that end a run, such as line breaks.
+        no_repeat_ngram_size: No run of so many tokens occurs twice, the prompt included; 0 is off.
         logit_bias: Added to the logits, by token id.
         allowed_token_ids: Only these tokens may be chosen; None allows all.
         bad_token_ids: These tokens are never chosen.
+        bad_words_ids: These runs of tokens are never completed.
+        logits_processors: Further processors that the operator enabled, by name, with their arguments.
         min_tokens: End-of-sequence and stop tokens are masked until this many tokens were generated.
         max_tokens: The most tokens to generate; None means up to the model's length limit.
         stop: Strings that end the text; the text before them is returned.
@@ -113,12 +159,31 @@ class SamplingParams:
     top_k: int = attrs.field(default=0, validator=_whole(-1))
     top_p: float = attrs.field(default=1.0, validator=_number(0, 1, open_low=True))
     min_p: float = attrs.field(default=0.0, validator=_number(0, 1))
+    typical_p: float = attrs.field(default=1.0, validator=_number(0, 1, open_low=True))
+    epsilon_cutoff: float = attrs.field(default=0.0, validator=_number(0, 1, open_high=True))
+    eta_cutoff: float = attrs.field(default=0.0, validator=_number(0, 1, open_high=True))
+    top_n_sigma: float = attrs.field(default=0.0, validator=_number(0, 100))
+    xtc_probability: float = attrs.field(default=0.0, validator=_number(0, 1))
+    xtc_threshold: float = attrs.field(default=0.1, validator=_number(0, 1, open_low=True))
+    mirostat_mode: int = attrs.field(default=0, validator=_check_mirostat)
+    mirostat_tau: float = attrs.field(default=5.0, validator=_number(0, 100, open_low=True))
+    mirostat_eta: float = attrs.field(default=0.1, validator=_number(0, 1, open_low=True))
     repetition_penalty: float = attrs.field(default=1.0, validator=_number(0, 10, open_low=True))
     frequency_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
     presence_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
+    dry_multiplier: float = attrs.field(default=0.0, validator=_number(0, 100))
+    dry_base: float = attrs.field(default=1.75, validator=_number(1, 100))
+    dry_allowed_length: int = attrs.field(default=2, validator=_whole(1))
+    dry_range: int = attrs.field(default=0, validator=_whole(0))
+    dry_breaker_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
+    no_repeat_ngram_size: int = attrs.field(default=0, validator=_whole(0))
     logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=_bias)
     allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_optional_ids, validator=_check_ids)
     bad_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
+    bad_words_ids: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_words, validator=_check_words)
+    logits_processors: Mapping[str, Mapping[str, Any]] = attrs.field(
+        factory=dict, converter=_arguments, validator=_check_names
+    )
     min_tokens: int = attrs.field(default=0, validator=_whole(0))
     max_tokens: int | None = attrs.field(default=16, validator=_whole(1, optional=True))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_strings)
@@ -143,5 +208,6 @@ class SamplingParams:
 
     def largest_token_id(self) -> int:
         """Return the largest token id any field names, or -1; what a vocabulary check needs. Pure."""
-        ids = (*self.logit_bias, *(self.allowed_token_ids or ()), *self.bad_token_ids, *self.stop_token_ids)
-        return max(ids, default=-1)
+        listed = (self.logit_bias, self.allowed_token_ids or (), self.bad_token_ids, self.stop_token_ids)
+        more = (self.dry_breaker_token_ids, *self.bad_words_ids)
+        return max((token for ids in (*listed, *more) for token in ids), default=-1)

@@ -21,6 +21,21 @@ _SAME_NAME = (
     "top_k",
     "top_p",
     "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_range",
+    "no_repeat_ngram_size",
+    "logits_processors",
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
@@ -32,6 +47,11 @@ _SAME_NAME = (
     "skip_special_tokens",
 )
 _NUM_SEEDS = 2**63
+_BREAKERS = ("\n", ":", '"', "*")
+"""What ends a run of tokens to DRY unless the request says otherwise.
+
+Source: p-e-w, text-generation-webui pull request 5677.
+"""
 
 
 def sampling_params(
@@ -52,41 +72,55 @@ def sampling_params(
         prompt_logprobs: The same for the prompt.
 
     Raises:
-        ApiError: A banned word has several tokens.
+        ApiError: A banned word has no tokens.
         InvalidRequestError: Values that contradict each other.
     """
     given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    bad = _bad_words(body.bad_words or (), tokenizer)
     return SamplingParams(
         **given,
         stop=body.stops,
         seed=None if body.seed is None else body.seed % _NUM_SEEDS,
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        bad_token_ids=_bad_tokens(body.bad_words or (), tokenizer),
+        bad_token_ids=tuple(ids[0] for ids in bad if len(ids) == 1),
+        bad_words_ids=tuple(ids for ids in bad if len(ids) > 1),
+        dry_breaker_token_ids=_breakers(body, tokenizer),
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
 
 
-def _bad_tokens(words: Iterable[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of words: each as it begins a text and as it follows a space. Pure.
 
     Raises:
-        ApiError: A word has several tokens: to ban one of them would ban other words, too.
+        ApiError: A word has no tokens.
     """
-    banned: list[int] = []
+    banned: list[tuple[int, ...]] = []
     for index, word in enumerate(words):
         for form in (word, f" {word.lstrip()}"):
-            try:
-                ids = tokenizer.encode(form, add_special_tokens=False)
-            except InvalidRequestError:
-                ids = ()
-            if len(ids) != 1:
+            ids = _tokens_of(form, tokenizer)
+            if not ids:
                 raise ApiError(
                     400,
-                    f"bad_words[{index}] = {word!r} is {len(ids)} tokens as {form!r}, and only single tokens can be banned. "
-                    "Use logit_bias, or leave it out.",
+                    f"bad_words[{index}] = {word!r} has no tokens as {form!r}, so that there is nothing to ban. Leave it out.",
                     param=f"bad_words[{index}]",
                 )
-            banned += ids
+            banned.append(ids)
     return tuple(dict.fromkeys(banned))
+
+
+def _breakers(body: GenerationRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the token that each breaker ends with behind a letter, as it would in a text. Pure."""
+    if not body.dry_multiplier:
+        return ()
+    texts = _BREAKERS if body.dry_sequence_breakers is None else body.dry_sequence_breakers
+    return tuple(dict.fromkeys(token for text in texts for token in _tokens_of(f"a{text}", tokenizer)[-1:]))
+
+
+def _tokens_of(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    try:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+    except InvalidRequestError:
+        return ()

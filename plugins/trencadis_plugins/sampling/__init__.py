@@ -30,10 +30,10 @@ def trencadis_samplers() -> Iterable[Component]:
 
 
 def _make_standard(config: StandardConfig, context: ComponentContext) -> Sampler:
-    from trencadis_plugins.sampling.chain import standard_chain
+    from trencadis_plugins.sampling.chain import build_chain
     from trencadis_plugins.sampling.standard import StandardSampler
 
-    return StandardSampler(standard_chain(config.order))
+    return StandardSampler(build_chain(config.order, chain=config.chain, processors=config.processors))
 
 
 def _make_greedy(config: NoConfig, context: ComponentContext) -> Sampler:

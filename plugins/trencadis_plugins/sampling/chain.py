@@ -1,24 +1,60 @@
-"""Which processors there are, and in which order."""
+"""Which processors there are, and in which order.
+
+    masks, bias, penalties ─▶ temperature and truncation, in the order asked for ─▶ processors from elsewhere
+
+Each truncation works on what the one before it left, renormalised: top-p after top-k keeps mass p of the k tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from trencadis.errors import ConfigValueError, did_you_mean
 from trencadis.interfaces import LogitsProcessor
+from trencadis_plugins.sampling.config import PRESETS
+from trencadis_plugins.sampling.cutoffs import EpsilonCutoff, EtaCutoff
+from trencadis_plugins.sampling.dry import Dry
+from trencadis_plugins.sampling.elsewhere import processor_from
 from trencadis_plugins.sampling.logit_bias import LogitBias
 from trencadis_plugins.sampling.min_p import MinP
 from trencadis_plugins.sampling.min_tokens import MinTokens
+from trencadis_plugins.sampling.mirostat import Mirostat
 from trencadis_plugins.sampling.penalties import Penalties
 from trencadis_plugins.sampling.temperature import Temperature
 from trencadis_plugins.sampling.token_masks import AllowedTokens, BadTokens
+from trencadis_plugins.sampling.token_runs import BadWords, NoRepeatNgram
 from trencadis_plugins.sampling.top_k import TopK
+from trencadis_plugins.sampling.top_n_sigma import TopNSigma
 from trencadis_plugins.sampling.top_p import TopP
+from trencadis_plugins.sampling.typical_p import TypicalP
+from trencadis_plugins.sampling.xtc import Xtc
 
-__all__ = ["standard_chain"]
+__all__ = ["build_chain", "standard_chain"]
+
+_BUILT_IN: dict[str, type[LogitsProcessor]] = {
+    "allowed_tokens": AllowedTokens,
+    "bad_tokens": BadTokens,
+    "bad_words": BadWords,
+    "no_repeat_ngram": NoRepeatNgram,
+    "min_tokens": MinTokens,
+    "logit_bias": LogitBias,
+    "penalties": Penalties,
+    "dry": Dry,
+    "temperature": Temperature,
+    "top_n_sigma": TopNSigma,
+    "min_p": MinP,
+    "top_k": TopK,
+    "top_p": TopP,
+    "typical_p": TypicalP,
+    "epsilon_cutoff": EpsilonCutoff,
+    "eta_cutoff": EtaCutoff,
+    "xtc": Xtc,
+    "mirostat": Mirostat,
+}
 
 
 def standard_chain(order: str) -> tuple[LogitsProcessor, ...]:
-    """Return fresh processors: masks, bias and penalties, then temperature and truncation in the order asked for.
-
-    Each truncation works on what the one before it left, renormalised: top-p after top-k keeps mass p of the k tokens.
+    """Return fresh processors in the order of a preset.
 
     Args:
         order: ``vllm``, ``hf`` or ``llamacpp``.
@@ -27,12 +63,64 @@ def standard_chain(order: str) -> tuple[LogitsProcessor, ...]:
         KeyError: ``order`` is none of them.
 
     Source: vLLM ``v1/sample/sampler.py``; transformers ``GenerationMixin._get_logits_processor``; llama.cpp
-    ``common_params_sampling.samplers``.
+    ``common_params_sampling.samplers``. What a program does not have stands where it disturbs the others least.
     """
-    tails: dict[str, tuple[type[LogitsProcessor], ...]] = {
-        "vllm": (Temperature, MinP, TopK, TopP),
-        "hf": (Temperature, TopK, TopP, MinP),
-        "llamacpp": (TopK, TopP, MinP, Temperature),
-    }
-    head = (AllowedTokens(), BadTokens(), MinTokens(), LogitBias(), Penalties())
-    return (*head, *(processor() for processor in tails[order]))
+    return tuple(_BUILT_IN[name]() for name in PRESETS[order])
+
+
+def build_chain(
+    order: str, *, chain: Sequence[str] = (), processors: Sequence[str] = ()
+) -> tuple[LogitsProcessor, ...]:
+    """Return fresh processors as the config names them.
+
+    Args:
+        order: A preset.
+        chain: Instead of the preset: names of built-in processors, and processors from elsewhere.
+        processors: Behind all of them: from elsewhere, by import path or by the name of an entry point.
+
+    Raises:
+        ConfigValueError: A name is unknown or given twice, an import path leads nowhere, or ``mirostat`` does not end the
+            built-in ones: it has to see the law that is drawn from.
+        PluginLoadError: An import fails.
+        ContractError: It is no logits processor.
+    """
+    names = [*(chain or PRESETS[order]), *processors]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigValueError(
+            f"[sampling.standard] names {', '.join(twice)} twice: a processor has one place in the chain."
+        )
+    if "mirostat" in names and names[-1] != "mirostat":
+        behind = names[names.index("mirostat") + 1 :]
+        if chain or not processors:
+            raise ConfigValueError(
+                f"[sampling.standard] chain has {', '.join(behind)} behind mirostat, which must see the law that is drawn from.",
+                hint="Put mirostat last.",
+            )
+        names = [*(name for name in names if name != "mirostat"), "mirostat"]
+    return _with_names_of_their_own(tuple(_processor(name) for name in names))
+
+
+def _processor(name: str) -> LogitsProcessor:
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
+    processor = processor_from(name)
+    if processor is None:
+        raise ConfigValueError(
+            f"[sampling.standard] chain or processors names {name!r}: there is no such processor. Choose among "
+            f"{', '.join(_BUILT_IN)}.{did_you_mean(name, _BUILT_IN)}",
+            hint="Or give an import path, package.module:Class, or install the package whose entry point has this name.",
+        )
+    return processor
+
+
+def _with_names_of_their_own(chain: tuple[LogitsProcessor, ...]) -> tuple[LogitsProcessor, ...]:
+    seen: dict[str, LogitsProcessor] = {}
+    for processor in chain:
+        other = seen.setdefault(processor.name, processor) if processor.name else processor
+        if other is not processor:
+            raise ConfigValueError(
+                f"[sampling.standard] processors: {type(other).__name__} and {type(processor).__name__} have the same name, "
+                f"{processor.name!r}, so that a request could not say which it means."
+            )
+    return chain

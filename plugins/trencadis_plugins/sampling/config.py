@@ -4,10 +4,40 @@ from __future__ import annotations
 
 import attrs
 
-__all__ = ["ORDERS", "StandardConfig"]
+__all__ = ["ORDERS", "PRESETS", "StandardConfig"]
 
-ORDERS = ("vllm", "hf", "llamacpp")
-"""Orders in which temperature and truncation may be applied; named after the programs that use them."""
+_MASKS = (
+    "allowed_tokens",
+    "bad_tokens",
+    "bad_words",
+    "no_repeat_ngram",
+    "min_tokens",
+    "logit_bias",
+    "penalties",
+    "dry",
+)
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "vllm": (
+        *_MASKS,
+        *("temperature", "top_n_sigma", "min_p", "top_k", "top_p"),
+        *("typical_p", "epsilon_cutoff", "eta_cutoff", "xtc", "mirostat"),
+    ),
+    "hf": (
+        *_MASKS,
+        *("temperature", "top_n_sigma", "top_k", "top_p", "min_p"),
+        *("typical_p", "epsilon_cutoff", "eta_cutoff", "xtc", "mirostat"),
+    ),
+    "llamacpp": (
+        *_MASKS,
+        *("top_n_sigma", "top_k", "typical_p", "top_p", "min_p"),
+        *("epsilon_cutoff", "eta_cutoff", "xtc", "temperature", "mirostat"),
+    ),
+}
+"""Processors in order, by preset; presets are named after the programs whose order of temperature and truncation they have."""
+
+ORDERS = tuple(PRESETS)
+"""Names of the presets."""
 
 
 @attrs.frozen(kw_only=True)
@@ -17,10 +47,23 @@ class StandardConfig:
     Attributes:
         order: Of temperature and truncation. ``vllm``: temperature, min-p, top-k, top-p. ``hf``: temperature, top-k,
             top-p, min-p. ``llamacpp``: top-k, top-p, min-p, temperature last.
+        chain: Names of processors, instead of a preset; a parameter whose processor is not in it has no effect.
+        processors: Processors from other packages, behind all others.
     """
 
     order: str = attrs.field(
         default="vllm",
         validator=attrs.validators.in_(ORDERS),
         metadata={"help": "Order of temperature and truncation: vllm, hf or llamacpp.", "unit": ""},
+    )
+    chain: tuple[str, ...] = attrs.field(
+        factory=tuple,
+        metadata={"help": "Logits processors in order, by name or import path; empty: those of `order`.", "unit": ""},
+    )
+    processors: tuple[str, ...] = attrs.field(
+        factory=tuple,
+        metadata={
+            "help": "Logits processors of other packages, by import path or entry point, behind the others.",
+            "unit": "",
+        },
     )

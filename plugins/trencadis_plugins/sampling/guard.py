@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from trencadis.interfaces import SamplingContext
+from trencadis.interfaces import LogitsProcessor, SamplingContext
 
-__all__ = ["check_logits", "check_choices"]
+__all__ = ["check_choices", "check_logits", "check_one_position"]
 
 
 def check_logits(logits: torch.Tensor, context: SamplingContext) -> None:
@@ -43,6 +43,26 @@ def check_choices(peaks: torch.Tensor, context: SamplingContext) -> None:
         "allowed_token_ids, bad_token_ids, min_tokens and logit_bias together leave {where} no token to choose (largest "
         "processed logit: {value}). Relax one of them in this request.",
     )
+
+
+def check_one_position(context: SamplingContext, processor: LogitsProcessor) -> None:
+    """Refuse drafts to a processor that is not safe with them. Pure; host only.
+
+    Args:
+        context: Whose logits are sampled.
+        processor: Looks at one position of a sequence at a time.
+
+    Raises:
+        ValueError: A sequence has logits at two positions in the call.
+    """
+    position_of: dict[int, int] = {}
+    for row, position in zip(context.rows, context.positions, strict=True):
+        if position_of.setdefault(row, position) != position:
+            name = processor.name or type(processor).__name__
+            raise ValueError(
+                f"logits processor {name} is not safe with speculation, and row {row} at position {position} verifies drafts. "
+                "Leave the processor out, or [speculation] name empty."
+            )
 
 
 def _check(peaks: torch.Tensor, context: SamplingContext, message: str) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowMask
+from trencadis_plugins.sampling.row_processor import RowMask, on_device
 
 __all__ = ["LogitBias"]
 
@@ -31,7 +31,7 @@ class LogitBias(RowMask):
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row in zip(logits, context.rows, strict=True):
             ids, bias = self._bias[row]
-            row_logits[self._on_device(ids)] += self._on_device(bias)
+            row_logits[on_device(ids, logits)] += on_device(bias, logits)
         return logits
 
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:

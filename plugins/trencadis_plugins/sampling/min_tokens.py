@@ -7,7 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowMask
+from trencadis_plugins.sampling.row_processor import RowMask, on_device
 
 __all__ = ["MinTokens"]
 
@@ -37,7 +37,7 @@ class MinTokens(RowMask):
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row, position in zip(logits, context.rows, context.positions, strict=True):
             if position < self._first_free_position[row]:
-                row_logits[self._on_device(self._ids[row])] = -torch.inf
+                row_logits[on_device(self._ids[row], logits)] = -torch.inf
         return logits
 
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:

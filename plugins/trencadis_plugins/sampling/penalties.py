@@ -68,9 +68,10 @@ class Penalties(RowProcessor):
 
     def _history(self, context: SamplingContext, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return tokens int64 ``[R, T]``, and which places are known, and which are output, bool ``[R, T]``."""
-        rows = torch.as_tensor(context.rows, device=self._device)
-        places = torch.arange(length, device=self._device)
-        is_known = places <= torch.as_tensor(context.positions, device=self._device)[:, None]
+        device = context.tokens.device
+        rows = torch.as_tensor(context.rows, device=device)
+        places = torch.arange(length, device=device)
+        is_known = places <= torch.as_tensor(context.positions, device=device)[:, None]
         is_output = is_known & (places >= self._column(self._num_prompt_tokens, context))
         tokens = context.tokens[rows, :length].long().masked_fill_(~is_known, 0)
         return tokens, is_known, is_output

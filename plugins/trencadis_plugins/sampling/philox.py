@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     DRAFT = 1
     ACCEPT = 2
     RESIDUAL = 3
+    EXCLUDE = 4
 
 
 def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import LogitsProcessor, SamplingContext
-from trencadis.records import RowStart
+from trencadis.records import Int32Array, RowStart
 
-__all__ = ["RowMask", "RowProcessor", "largest", "select"]
+__all__ = ["RowMask", "RowProcessor", "histories", "largest", "on_device", "select"]
 
 
 def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) -> tuple[torch.Tensor, SamplingContext]:
@@ -37,6 +37,19 @@ def largest(logits: torch.Tensor, width: int) -> torch.Tensor:
     return logits.sort(descending=True).values
 
 
+def on_device(numbers: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
+    """Return numbers as a tensor where the logits are. Pure."""
+    return torch.as_tensor(numbers, device=logits.device)
+
+
+def histories(context: SamplingContext) -> list[Int32Array]:
+    """Return the tokens up to each logits row's position, on the host. Pure; waits for the device once."""
+    width = max(context.positions) + 1
+    rows = torch.as_tensor(context.rows, device=context.tokens.device)
+    tokens = context.tokens[rows, :width].cpu().numpy()
+    return [row[: position + 1] for row, position in zip(tokens, context.positions, strict=True)]
+
+
 class RowProcessor(LogitsProcessor):
     """A processor that only some rows ask for; a subclass sees logits of those rows only."""
 
@@ -44,7 +57,6 @@ class RowProcessor(LogitsProcessor):
         """Make room for ``num_rows`` sequences."""
         self._asked = np.zeros(num_rows, dtype=np.bool_)
         self._vocab_size = vocab_size
-        self._device = device
 
     @abstractmethod
     def asks(self, start: RowStart) -> bool:
@@ -97,16 +109,16 @@ class RowProcessor(LogitsProcessor):
 
     def _column(self, values: np.ndarray, context: SamplingContext) -> torch.Tensor:
         """Return the rows' values as a column ``[R, 1]`` on the device."""
-        return torch.as_tensor(values[np.asarray(context.rows, dtype=np.intp)], device=self._device)[:, None]
+        return torch.as_tensor(values[np.asarray(context.rows, dtype=np.intp)], device=context.tokens.device)[:, None]
 
     def _flags(self, context: SamplingContext) -> torch.Tensor:
         """Return which rows asked as a column on the device, bool ``[L, 1]``."""
-        return torch.as_tensor(self.asked(context), device=self._device)[:, None]
+        return torch.as_tensor(self.asked(context), device=context.tokens.device)[:, None]
 
     def _column_or(self, values: np.ndarray, neutral: float, context: SamplingContext) -> torch.Tensor:
         """Return the same, with ``neutral`` for rows that did not ask."""
         chosen = np.where(self.asked(context), values[np.asarray(context.rows, dtype=np.intp)], neutral)
-        return torch.as_tensor(chosen.astype(values.dtype), device=self._device)[:, None]
+        return torch.as_tensor(chosen.astype(values.dtype), device=context.tokens.device)[:, None]
 
 
 class RowMask(RowProcessor):
@@ -121,6 +133,3 @@ class RowMask(RowProcessor):
             row: The row.
             position: Position of the token that yields the logits row.
         """
-
-    def _on_device(self, ids: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(ids, device=self._device)

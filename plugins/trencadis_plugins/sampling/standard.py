@@ -4,7 +4,7 @@
            ├─ greedy rows:  processors that can move the maximum ─▶ argmax
            └─ other rows:   the whole chain ─▶ exponential race
 
-Shapes: L logits rows in a call, V vocabulary.
+Shapes: L logits rows in a call, V vocabulary, P processors.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from trencadis.errors import InvalidRequestError, did_you_mean
 from trencadis.interfaces import LogitsProcessor, Sampled, Sampler, SamplingContext
 from trencadis.records import RowStart, SamplingParams
+from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.drawing import draw
-from trencadis_plugins.sampling.guard import check_choices, check_logits
+from trencadis_plugins.sampling.guard import check_choices, check_logits, check_one_position
+from trencadis_plugins.sampling.host import HostThread
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 from trencadis_plugins.sampling.philox import Purpose
-from trencadis_plugins.sampling.row_processor import RowProcessor, select
+from trencadis_plugins.sampling.row_processor import select
 from trencadis_plugins.sampling.static import StaticChain
 
 __all__ = ["StandardSampler"]
@@ -39,32 +42,52 @@ class StandardSampler(Sampler):
     def __init__(self, chain: Sequence[LogitsProcessor]) -> None:
         self._chain = tuple(chain)
         self._static: StaticChain | None = None
-        self._movers = tuple(processor for processor in self._chain if not processor.argmax_invariant)
+        self._moves = np.array([not processor.argmax_invariant for processor in self._chain], np.bool_)
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
-        """Work with static shapes from now on, if every processor of the chain can; see ``static.py``."""
+        """Work with static shapes from now on, if the chain's order allows it; see ``static.py``."""
         static = StaticChain.of(self._chain)
         if static is None:
             return ()
         self._static = static
         return static.paths()
 
+    def check(self, params: SamplingParams) -> None:
+        """Refuse processors that the chain does not have, and arguments that they do not take."""
+        known = {processor.name: processor for processor in self._chain if processor.name}
+        for name, arguments in params.logits_processors.items():
+            if name not in known:
+                raise InvalidRequestError(
+                    f"logits_processors names {name!r}, which is not enabled here; enabled: "
+                    f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}",
+                    hint="Choose one of those, or ask the operator to list it in [sampling.standard] processors.",
+                )
+            known[name].check(arguments)
+
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         self._is_greedy = np.ones(num_rows, dtype=np.bool_)
         self._is_plain = np.ones(num_rows, dtype=np.bool_)
+        self._asks = np.zeros((num_rows, len(self._chain)), dtype=np.bool_)
         self._keys = np.zeros((num_rows, 2), dtype=np.int64)
         self._reporter = LogprobReporter(num_rows)
-        for processor in self._chain:
-            processor.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
+        self._carried = CarriedStates([processor for processor in self._chain if processor.has_state])
+        self._host = HostThread()
+        on_host = self._static.on_host if self._static is not None else np.zeros(len(self._chain), np.bool_)
+        for processor, is_on_host in zip(self._chain, on_host, strict=True):
+            where = torch.device("cpu") if is_on_host else device
+            processor.allocate(num_rows=num_rows, vocab_size=vocab_size, device=where)
 
     def start_row(self, start: RowStart) -> None:
         """Take the parameters and the seed of a sequence; forgets what the row held."""
+        self._carried.leave(start.row)
         for processor in self._chain:
             processor.start_row(start)
+        self._carried.enter(start)
         self._reporter.start_row(start)
+        self._asks[start.row] = asks = [processor.asks(start) for processor in self._chain]
         self._is_greedy[start.row] = start.params.is_greedy
-        self._is_plain[start.row] = start.params.is_greedy and not any(_asks(mover, start) for mover in self._movers)
+        self._is_plain[start.row] = start.params.is_greedy and not (self._moves & asks).any()
         self._keys[start.row] = start.seed & 0xFFFFFFFF, start.seed >> 32
 
     @torch.no_grad()
@@ -81,17 +104,19 @@ class StandardSampler(Sampler):
         check_logits(logits, context)
         rows = np.asarray(context.rows, dtype=np.intp)
         if self._static is not None:
-            return self._sample_static(logits, context, rows)
+            return self._sample_static(self._static, logits, context, rows)
         raw = self._reporter.keep(logits, context)
         token_ids = logits.argmax(-1) if self._is_plain[rows].all() else self._choose(logits, context, rows)
         return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))
 
-    def _sample_static(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> Sampled:
-        static = self._static
-        assert static is not None, "called with a static chain"
+    def _sample_static(
+        self, static: StaticChain, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray
+    ) -> Sampled:
         raw = self._reporter.keep_all(logits, context)
         if self._is_plain[rows].all():
             token_ids = logits.argmax(-1)
+        elif (self._asks[rows] & static.on_host).any():
+            token_ids = self._host.run(self._choose, logits, context, rows)
         else:
             draws = ~self._is_greedy[rows]
             logits = static.apply(logits.float(), context, draws=draws)
@@ -113,17 +138,28 @@ class StandardSampler(Sampler):
         return token_ids
 
     def _maximize(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        for processor in self._movers:
+        active = self._active(context, self._moves)
+        for processor in active:
             logits = processor.apply(logits, context)
         check_choices(logits.amax(-1), context)
-        return logits.argmax(-1)  # the lowest id among equals
+        return _committed(logits.argmax(-1), active, context)  # the lowest id among equals
 
     def _draw(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        for processor in self._chain:
+        active = self._active(context)
+        for processor in active:
             logits = processor.apply(logits, context)
         peaks = logits.amax(-1)
         check_choices(peaks, context)
-        return self._race(logits, peaks, context)
+        return _committed(self._race(logits, peaks, context), active, context)
+
+    def _active(self, context: SamplingContext, among: np.ndarray | bool = True) -> list[LogitsProcessor]:
+        """Return the processors that some row asks for: the others cost nothing."""
+        is_active = self._asks[np.asarray(context.rows, dtype=np.intp)].any(0) & among
+        active = [self._chain[i] for i in np.flatnonzero(is_active)]
+        for processor in active:
+            if not processor.speculation_safe:
+                check_one_position(context, processor)
+        return active
 
     def _race(self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         keys = torch.as_tensor(self._keys[list(context.rows)], device=logits.device)
@@ -131,6 +167,8 @@ class StandardSampler(Sampler):
         return draw(logits, peaks, keys=keys, positions=positions, purpose=Purpose.SAMPLE)
 
 
-def _asks(processor: LogitsProcessor, start: RowStart) -> bool:
-    # A processor from elsewhere does not say which rows it changes: take it that it changes all.
-    return processor.asks(start) if isinstance(processor, RowProcessor) else True
+def _committed(token_ids: torch.Tensor, active: Sequence[LogitsProcessor], context: SamplingContext) -> torch.Tensor:
+    for processor in active:
+        if processor.has_state:
+            processor.commit(token_ids, context)
+    return token_ids

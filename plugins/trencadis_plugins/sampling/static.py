@@ -3,10 +3,12 @@
     path    masks and penalties   truncation
     -----   -------------------   ----------------------------------------------------------
     which   none | all            none | within the 64 most likely tokens | of all tokens
+    host    the whole chain, on the host
 
 A call takes the path that its most demanding row needs; the others are computed with parameters that change nothing. So a device
-that compiles for each run of operations has six of them for each number of rows, the plain argmax aside, and log-probabilities
-double that.
+that compiles for each run of operations has six of them for each number of rows, the plain argmax and the host path aside, and
+log-probabilities double that. A row that asks for a processor without a static form takes its call to the host, where shapes cost
+nothing; see ``host.py``.
 
 Shapes: L logits rows in a call, V vocabulary.
 """
@@ -14,6 +16,7 @@ Shapes: L logits rows in a call, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,17 +33,37 @@ __all__ = ["NARROW", "StaticChain"]
 NARROW = 64
 """A top-k up to this is found without sorting the vocabulary. Tokens that tie for the last of so many places may be dropped."""
 
+_ON_HOST: dict[str, Any] = {
+    "typical_p": 0.9,
+    "epsilon_cutoff": 1e-6,
+    "eta_cutoff": 1e-6,
+    "top_n_sigma": 3.0,
+    "xtc_probability": 1e-6,
+    "mirostat_mode": 2,
+    "dry_multiplier": 1e-6,
+    "no_repeat_ngram_size": 9,
+    "bad_words_ids": ((0, 0),),
+}
+"""Asks for every built-in processor without a static form."""
+
 
 class StaticChain:
     """Applies the processors of a chain to all rows of a call.
+
+    Attributes:
+        on_host: Which processors of the whole chain have no static form, bool ``[P]``.
 
     Args:
         masks: Add numbers that the host knows.
         penalties: Needs the history; behind the masks.
         tail: Temperature and truncation, in order.
+        on_host: See there.
     """
 
-    def __init__(self, masks: Sequence[RowMask], penalties: Penalties, tail: Sequence[RowProcessor]) -> None:
+    def __init__(
+        self, masks: Sequence[RowMask], penalties: Penalties, tail: Sequence[RowProcessor], on_host: np.ndarray
+    ) -> None:
+        self.on_host = on_host
         self._masks = tuple(masks)
         self._penalties = penalties
         self._tail = tuple(tail)
@@ -48,26 +71,30 @@ class StaticChain:
 
     @classmethod
     def of(cls, chain: Sequence[LogitsProcessor]) -> StaticChain | None:
-        """Return the static form of a chain; None if it has processors from elsewhere, or in another order."""
-        masks = [one for one in chain if isinstance(one, RowMask)]
-        penalties = [one for one in chain if isinstance(one, Penalties)]
-        tail = [one for one in chain if isinstance(one, RowProcessor) and not isinstance(one, RowMask | Penalties)]
-        # A subclass of a processor may do anything.
-        if [*masks, *penalties, *tail] != list(chain) or len(penalties) != 1:
+        """Return the static form of a chain; None if its order is another than masks, penalties, truncation."""
+        static = [one for one in chain if _is_static(one)]
+        masks = [one for one in static if isinstance(one, RowMask)]
+        penalties = [one for one in static if isinstance(one, Penalties)]
+        tail = [one for one in static if isinstance(one, RowProcessor) and not isinstance(one, RowMask | Penalties)]
+        if [*masks, *penalties, *tail] != static or len(penalties) != 1:
             return None
-        ours = all(type(one).__module__.startswith("trencadis_plugins.") for one in chain)
-        return cls(masks, penalties[0], tail) if ours else None
+        if not any(isinstance(one, TopK | TopP) for one in tail):
+            return None
+        return cls(masks, penalties[0], tail, np.array([one not in static for one in chain], np.bool_))
 
     def paths(self) -> tuple[SamplingParams, ...]:
         """Return parameters that take each path, those with log-probabilities last. Pure."""
         tails = ({"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 0.7, "top_k": 8}, {"top_p": 0.9})
         heads: tuple[dict[str, float], ...] = ({}, {"presence_penalty": 0.5})
-        paths = [
-            SamplingParams(**{"temperature": 1.0, **tail}, **head, logprobs=logprobs)  # type: ignore[arg-type]
-            for logprobs in (None, 1)
-            for head in heads
-            for tail in tails
-        ]
+        paths: list[SamplingParams] = []
+        for logprobs in (None, 1):
+            paths += [
+                SamplingParams(**{"temperature": 1.0, **tail}, **head, logprobs=logprobs)  # type: ignore[arg-type]
+                for head in heads
+                for tail in tails
+            ]
+            if self.on_host.any():
+                paths.append(SamplingParams(**_ON_HOST, logprobs=logprobs))
         return tuple(paths)
 
     def apply(self, logits: torch.Tensor, context: SamplingContext, *, draws: np.ndarray) -> torch.Tensor:
@@ -107,3 +134,10 @@ class StaticChain:
         num_kept = first.num_kept(context)[asked]
         is_narrow = bool(((num_kept > 0) & (num_kept <= NARROW)).all())
         return min(NARROW, vocab_size) if is_narrow else vocab_size
+
+
+def _is_static(one: LogitsProcessor) -> bool:
+    """Return whether a processor has a static form. A subclass from elsewhere may do anything: it has none."""
+    if not isinstance(one, RowProcessor) or not type(one).__module__.startswith("trencadis_plugins."):
+        return False
+    return isinstance(one, RowMask) or type(one).apply_all is not RowProcessor.apply_all

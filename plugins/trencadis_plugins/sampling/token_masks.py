@@ -7,7 +7,7 @@ import torch
 
 from trencadis.interfaces import SamplingContext
 from trencadis.records import RowStart
-from trencadis_plugins.sampling.row_processor import RowMask
+from trencadis_plugins.sampling.row_processor import RowMask, on_device
 
 __all__ = ["AllowedTokens", "BadTokens"]
 
@@ -29,7 +29,7 @@ class AllowedTokens(RowMask):
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row in zip(logits, context.rows, strict=True):
-            ids = self._on_device(self._ids[row])
+            ids = on_device(self._ids[row], logits)
             kept = row_logits[ids]
             row_logits.fill_(-torch.inf)
             row_logits[ids] = kept
@@ -60,7 +60,7 @@ class BadTokens(RowMask):
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row in zip(logits, context.rows, strict=True):
-            row_logits[self._on_device(self._ids[row])] = -torch.inf
+            row_logits[on_device(self._ids[row], logits)] = -torch.inf
         return logits
 
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:

@@ -62,6 +62,42 @@ def run_chain(
     return processed
 
 
+def make_rows(rng: np.random.Generator, vocab_size: int, num_rows: int) -> np.ndarray:
+    """Rows with ties, -inf entries and bfloat16 rounding, each row of one kind."""
+    logits = rng.normal(0, 1, (num_rows, vocab_size)) * rng.choice([0.5, 2.0, 8.0], (num_rows, 1))
+    for row in logits:
+        kind = rng.integers(4)
+        if kind == 1:
+            row[:] = np.round(row * 2) / 2
+        elif kind == 2:
+            row[rng.random(vocab_size) < 0.4] = -np.inf
+            row[rng.integers(vocab_size)] = 1.0
+        elif kind == 3:
+            row[:] = torch.tensor(row).bfloat16().double().numpy()
+    return logits.astype(np.float32)
+
+
+def assert_laws_equal(changed: torch.Tensor, expected: torch.Tensor, is_near: torch.Tensor | None = None) -> None:
+    """The same tokens kept, and probabilities within 1e-6; rows near a boundary left out, less than one in a hundred."""
+    clear = torch.ones(len(changed), dtype=torch.bool) if is_near is None else ~is_near
+    assert clear.double().mean() > 0.99
+    assert torch.equal(changed[clear] > -torch.inf, expected[clear] > -torch.inf)
+    laws = changed[clear].double().softmax(-1) - expected[clear].double().softmax(-1)
+    assert laws.abs().max() < 1e-6
+
+
+@pytest.fixture
+def random_rows() -> Callable[..., np.ndarray]:
+    """``random_rows(rng, vocab_size, num_rows)``: logits with ties, -inf entries and bfloat16 rounding."""
+    return make_rows
+
+
+@pytest.fixture
+def assert_same_law() -> Callable[..., None]:
+    """``assert_same_law(changed, expected, is_near)``: the same kept tokens and probabilities."""
+    return assert_laws_equal
+
+
 @pytest.fixture
 def start() -> Callable[..., RowStart]:
     """``start(row, prompt, output, row_seed=..., eos=..., **params)``."""

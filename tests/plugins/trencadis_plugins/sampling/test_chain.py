@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from trencadis.errors import ConfigValueError
+from trencadis.interfaces import LogitsProcessor
 from trencadis.records import SamplingParams
-from trencadis_plugins.sampling.chain import standard_chain
-from trencadis_plugins.sampling.config import ORDERS
+from trencadis_plugins.sampling.chain import build_chain, standard_chain
+from trencadis_plugins.sampling.config import ORDERS, PRESETS
 
 _BOUNDARY = 1e-7
 """Float32 weights move a cumulative mass by less; nearer cases are left out, and counted."""
@@ -39,21 +41,6 @@ def test_published_vectors_are_reproduced(order, logits, params, law, process, s
     assert reference_law(np.array(logits), order, SamplingParams(**params))[0] == pytest.approx(expected, abs=1e-6)
 
 
-def _random_rows(rng, vocab_size, num_rows):
-    """Rows with ties, -inf entries and bfloat16 rounding, each row of one kind."""
-    logits = rng.normal(0, 1, (num_rows, vocab_size)) * rng.choice([0.5, 2.0, 8.0], (num_rows, 1))
-    for row in logits:
-        kind = rng.integers(4)
-        if kind == 1:
-            row[:] = np.round(row * 2) / 2
-        elif kind == 2:
-            row[rng.random(vocab_size) < 0.4] = -np.inf
-            row[rng.integers(vocab_size)] = 1.0
-        elif kind == 3:
-            row[:] = torch.tensor(row).bfloat16().double().numpy()
-    return logits.astype(np.float32)
-
-
 def _random_params(rng, vocab_size):
     return {
         "temperature": float(rng.choice([0.3, 0.7, 1.0, 1.5])),
@@ -63,13 +50,13 @@ def _random_params(rng, vocab_size):
     }
 
 
-def _batches(seed, num_batches, num_rows=16):
+def _batches(seed, num_batches, random_rows, num_rows=16):
     rng = np.random.default_rng(seed)
     for _ in range(num_batches):
         vocab_size = int(rng.choice([8, 33, 100, 513, 1500, 5000]))
         yield (
             str(rng.choice(ORDERS)),
-            _random_rows(rng, vocab_size, num_rows),
+            random_rows(rng, vocab_size, num_rows),
             [_random_params(rng, vocab_size) for _ in range(num_rows)],
         )
 
@@ -118,15 +105,15 @@ def _compare(batches, process, start, reference_law):
     return num_rows, num_left_out
 
 
-def test_laws_equal_the_definition_and_transformers(process, start, reference_law):
-    num_rows, num_left_out = _compare(_batches(0, 130), process, start, reference_law)
+def test_laws_equal_the_definition_and_transformers(process, start, reference_law, random_rows):
+    num_rows, num_left_out = _compare(_batches(0, 130, random_rows), process, start, reference_law)
     assert num_rows >= 2000
     assert num_left_out < 0.01 * num_rows, num_left_out
 
 
 @pytest.mark.slow
-def test_laws_equal_the_definition_and_transformers_in_ten_thousand_rows(process, start, reference_law):
-    num_rows, num_left_out = _compare(_batches(1, 625), process, start, reference_law)
+def test_laws_equal_the_definition_and_transformers_in_ten_thousand_rows(process, start, reference_law, random_rows):
+    num_rows, num_left_out = _compare(_batches(1, 625, random_rows), process, start, reference_law)
     assert num_rows == 10_000
     assert num_left_out < 0.01 * num_rows, num_left_out
 
@@ -134,3 +121,59 @@ def test_laws_equal_the_definition_and_transformers_in_ten_thousand_rows(process
 def test_an_unknown_order_is_refused():
     with pytest.raises(KeyError):
         standard_chain("alphabetical")
+
+
+class Doubled(LogitsProcessor):
+    name = "doubled"
+
+    def allocate(self, *, num_rows, vocab_size, device):
+        pass
+
+    def start_row(self, start):
+        pass
+
+    def apply(self, logits, context):
+        return logits * 2
+
+
+class Tripled(Doubled):
+    def apply(self, logits, context):
+        return logits * 3
+
+
+def _kinds(*args, **kwargs):
+    return [type(processor).__name__ for processor in build_chain(*args, **kwargs)]
+
+
+def test_a_list_is_the_chain_and_each_call_makes_it_anew():
+    assert _kinds("vllm", chain=["top_p", "temperature"]) == ["TopP", "Temperature"]
+    assert _kinds("hf") == [type(processor).__name__ for processor in standard_chain("hf")]
+    assert build_chain("vllm")[0] is not build_chain("vllm")[0]
+
+
+def test_every_preset_has_every_processor_once():
+    assert len({frozenset(PRESETS[order]) for order in ORDERS}) == 1
+    assert all(len(set(names)) == len(names) == 18 for names in PRESETS.values())
+
+
+def test_processors_from_elsewhere_stand_behind_the_others_but_before_mirostat():
+    path = f"{__name__}:Doubled"
+    assert _kinds("vllm", processors=[path])[-2:] == ["Doubled", "Mirostat"]
+    assert _kinds("vllm", chain=["top_k", path, "temperature"]) == ["TopK", "Doubled", "Temperature"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chain": ["top_q"]}, "names 'top_q': there is no such processor.*Did you mean \"top_"),
+        ({"chain": ["top_k", "top_k"]}, "names top_k twice"),
+        ({"chain": ["mirostat", "temperature"]}, "has temperature behind mirostat"),
+        (
+            {"processors": [f"{__name__}:Doubled", f"{__name__}:Tripled"]},
+            "Doubled and Tripled have the same name, 'doubled'",
+        ),
+    ],
+)
+def test_a_chain_that_cannot_be_is_refused_in_words(options, message):
+    with pytest.raises(ConfigValueError, match=message):
+        build_chain("vllm", **options)

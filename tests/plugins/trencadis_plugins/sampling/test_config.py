@@ -12,3 +12,7 @@ def test_the_default_order_is_that_of_vllm():
 def test_an_unknown_order_is_refused_with_the_choices():
     with pytest.raises(ValueError, match=ORDERS[-1]):
         StandardConfig(order="alphabetical")
+
+
+def test_lists_of_processors_are_empty_unless_given():
+    assert StandardConfig().chain == StandardConfig().processors == ()

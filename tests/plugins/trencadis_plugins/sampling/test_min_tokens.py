@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from trencadis_plugins.sampling.min_tokens import MinTokens
 
@@ -31,3 +32,17 @@ def test_an_end_token_outside_the_vocabulary_is_ignored(process, start):
         MinTokens(), [[1, 2]] * 2, [start(0, min_tokens=2, eos=(9,)), start(1, min_tokens=2, eos=(9, 0))]
     )
     assert processed.tolist() == [[1, 2], [-math.inf, 2]]
+
+
+def test_masked_logits_equal_transformers(process, start):
+    from transformers.generation.logits_process import MinNewTokensLengthLogitsProcessor
+
+    logits = torch.randn((60, 9), generator=torch.Generator().manual_seed(0))
+    starts = [start(row, [0] * (1 + row % 5), [0] * (row % 7), min_tokens=4, eos=(2, 8)) for row in range(60)]
+    expected = [
+        MinNewTokensLengthLogitsProcessor(1 + row % 5, 4, [2, 8])(
+            torch.zeros((1, 1 + row % 5 + row % 7)), one[None].clone()
+        )
+        for row, one in enumerate(logits)
+    ]
+    assert torch.equal(process(MinTokens(), logits, starts), torch.cat(expected))

@@ -82,3 +82,18 @@ def test_tokens_behind_a_rows_position_are_not_read(process, start):
     rows = [start(0, [2], presence_penalty=1.0, repetition_penalty=2.0), start(1, [1] * 30, repetition_penalty=2.0)]
     # Row 0 has 29 unknown places beside row 1's history; the place holder -1 and token 0 must both stay out of it.
     assert process(Penalties(), [[1, 1, 1]] * 2, rows).tolist() == [[1, 1, 0.5], [1, 0.5, 1]]
+
+
+def test_repetition_equals_transformers(process, start):
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    rng = np.random.default_rng(3)
+    logits = torch.randn((200, 40), generator=torch.Generator().manual_seed(3)) * 3
+    for penalty in (0.5, 1.3):
+        histories = [rng.integers(0, 40, rng.integers(1, 50)).tolist() for _ in range(200)]
+        starts = [start(row, history, repetition_penalty=penalty) for row, history in enumerate(histories)]
+        one = RepetitionPenaltyLogitsProcessor(penalty)
+        expected = [
+            one(torch.tensor([history]), row[None]) for history, row in zip(histories, logits.clone(), strict=True)
+        ]
+        assert torch.allclose(process(Penalties(), logits, starts), torch.cat(expected), rtol=1e-6)

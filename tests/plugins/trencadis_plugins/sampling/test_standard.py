@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from trencadis.errors import InvalidRequestError
 from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis.records import SamplingParams
 from trencadis_plugins.sampling.chain import standard_chain
 from trencadis_plugins.sampling.config import ORDERS
 from trencadis_plugins.sampling.drawing import BLOCK_SIZE
+from trencadis_plugins.sampling.greedy import GreedySampler
 from trencadis_plugins.sampling.philox import Purpose
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_testing.sampling import SamplingConformance
@@ -117,3 +120,76 @@ def test_long_positions_have_random_numbers_of_their_own(start, context_of):
         for p in (0, 65_535, 1_000_000, 1_000_001)
     ]
     assert len({int(token) for token in drawn}) == 4
+
+
+class _Named(_Recorder):
+    """Asked for by name only; takes one argument."""
+
+    name = "named"
+
+    def check(self, arguments):
+        if set(arguments) - {"strength"}:
+            raise InvalidRequestError("named takes a strength.")
+
+
+def test_a_processor_with_a_name_runs_only_in_calls_that_name_it(start, context_of):
+    named = _Named(argmax_invariant=False)
+    starts = [start(0), start(1, temperature=0)]
+    sampler = _sampler(starts, 4, (named,))
+    sampler.sample(torch.zeros((2, 4)), context_of(starts))
+    assert named.rows == []
+    starts = [start(0), start(1, temperature=0, logits_processors={"named": {"strength": 3}})]
+    for one in starts:
+        sampler.start_row(one)
+    sampler.sample(torch.zeros((2, 4)), context_of(starts))
+    assert named.rows == [1]
+
+
+def test_only_processors_that_are_enabled_may_be_named_and_check_their_arguments():
+    sampler = StandardSampler([*standard_chain("vllm"), _Named(argmax_invariant=True)])
+    sampler.check(SamplingParams(logits_processors={"named": {"strength": 1}}))
+    with pytest.raises(
+        InvalidRequestError, match=r"names 'nmaed', which is not enabled here; enabled: named\. Did you mean"
+    ):
+        sampler.check(SamplingParams(logits_processors={"nmaed": {}}))
+    with pytest.raises(InvalidRequestError, match="takes a strength"):
+        sampler.check(SamplingParams(logits_processors={"named": {"weight": 1}}))
+    with pytest.raises(InvalidRequestError, match="enabled: none"):
+        StandardSampler(standard_chain("vllm")).check(SamplingParams(logits_processors={"min_p": {}}))
+    with pytest.raises(InvalidRequestError, match="no processors that a request may switch on"):
+        GreedySampler().check(SamplingParams(logits_processors={"named": {}}))
+
+
+def test_an_unsafe_processor_refuses_drafts_of_rows_that_ask(start, context_of):
+    unsafe = _Named(argmax_invariant=False)
+    unsafe.speculation_safe = False
+    starts = [start(0), start(1, logits_processors={"named": {}})]
+    sampler = _sampler(starts, 4, (unsafe,))
+    tokens = context_of(starts).tokens
+    sampler.sample(torch.zeros((2, 4)), SamplingContext(rows=(0, 0), positions=(0, 1), tokens=tokens))
+    with pytest.raises(ValueError, match="logits processor named is not safe with speculation"):
+        sampler.sample(torch.zeros((2, 4)), SamplingContext(rows=(1, 1), positions=(0, 1), tokens=tokens))
+
+
+def test_tokens_of_every_feature_depend_on_nothing_else_in_the_batch(start, context_of):
+    choices = [
+        {"typical_p": 0.6},
+        {"epsilon_cutoff": 0.02},
+        {"eta_cutoff": 0.05},
+        {"top_n_sigma": 1.0},
+        {"xtc_probability": 0.5},
+        {"mirostat_mode": 2, "mirostat_tau": 2.0},
+        {"dry_multiplier": 2.0, "dry_allowed_length": 1},
+        {"no_repeat_ngram_size": 2, "bad_words_ids": ((3, 4), (1,))},
+    ]
+    logits = torch.randn((8, 60), generator=torch.Generator().manual_seed(4)) * 2
+    starts = [start(row, [1, 2, 1], [row, 2], row_seed=row, **params) for row, params in enumerate(choices)]
+    tokens = context_of(starts).tokens
+    context = context_of(starts)
+    together = _sampler(starts, 60, standard_chain("vllm")).sample(logits.clone(), context).token_ids.tolist()
+    alone = []
+    for row, one in enumerate(starts):
+        sampler = _sampler([one], 60, standard_chain("vllm"))
+        at = SamplingContext(rows=(row,), positions=(4,), tokens=tokens)
+        alone.append(int(sampler.sample(logits[row : row + 1].clone(), at).token_ids))
+    assert together == alone

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from trencadis_plugins.sampling.config import ORDERS
 from trencadis_plugins.sampling.greedy import GreedySampler
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_plugins.sampling.static import NARROW, StaticChain
+from trencadis_plugins.sampling.top_p import TopP
 from trencadis_testing.sampling import SamplingConformance
 
 VOCAB_SIZE = 300
@@ -49,7 +51,21 @@ def make_sampler(order="vllm", *, static=True):
     return sampler, paths
 
 
-def random_params(rng):
+_HOST = {
+    "typical_p": [0.5, 0.95],
+    "epsilon_cutoff": [0.01],
+    "eta_cutoff": [0.02],
+    "top_n_sigma": [1.0],
+    "xtc_probability": [0.7],
+    "mirostat_mode": [2],
+    "dry_multiplier": [2.0],
+    "dry_allowed_length": [1],
+    "no_repeat_ngram_size": [1, 2],
+    "bad_words_ids": [((7, 9), (4,))],
+}
+
+
+def random_params(rng, *, on_host=True):
     params = {"temperature": rng.choice([0.0, 0.4, 1.0, 1.3])}
     for name, values in {
         "top_k": [1, 5, NARROW, 100, 1000],
@@ -63,6 +79,7 @@ def random_params(rng):
         "allowed_token_ids": [tuple(range(2, 40))],
         "min_tokens": [7],
         "logprobs": [0, 3],
+        **(_HOST if on_host else {}),
     }.items():
         if rng.random() < 0.25:
             params[name] = rng.choice(values)
@@ -134,15 +151,13 @@ def test_operations_of_any_batch_are_those_of_a_path(start, context_of):
     sampler, paths = make_sampler()
     known = set()
     for path in paths:
-        values = {
-            name: getattr(path, name) for name in ("temperature", "top_k", "top_p", "presence_penalty", "logprobs")
-        }
-        starts = [start(row, [1], **values) for row in range(5)]
+        starts = [start(row, [1], **attrs.asdict(path, recurse=False)) for row in range(5)]
         known.add(operations(sampler, starts, eight_rows(context_of(starts))))
-    assert len(known) == len(paths) == 16
+    assert len(known) == len(paths) == 18
     rng, taken = random.Random(3), set()
-    for _ in range(150):
-        starts = [start(rng.randrange(8), [7] * rng.randrange(1, 9), eos=(2,), **random_params(rng)) for _ in range(5)]
+    for number in range(150):
+        values = [random_params(rng, on_host=number % 5 == 0) for _ in range(5)]
+        starts = [start(rng.randrange(8), [7] * rng.randrange(1, 9), eos=(2,), **value) for value in values]
         taken.add(operations(sampler, starts, eight_rows(context_of(starts))))
     assert taken <= known
     assert len(taken) > 4
@@ -158,16 +173,18 @@ def test_dynamic_sampler_has_far_more(start, context_of):
     assert len(taken) > 16
 
 
-def test_chain_with_a_processor_from_elsewhere_makes_no_promise():
+def test_a_processor_from_elsewhere_runs_on_the_host_and_another_order_makes_no_promise():
     chain = standard_chain("vllm")
+    top_p = next(one for one in chain if isinstance(one, TopP))
 
-    class Mine(type(chain[-1])):
+    class Mine(TopP):
         pass
 
-    assert StaticChain.of(chain) is not None
-    assert StaticChain.of((*chain[:-1], Mine())) is None
+    assert not StaticChain.of(chain).on_host[: chain.index(top_p)].all()
+    mine = tuple(Mine() if one is top_p else one for one in chain)
+    assert StaticChain.of(mine).on_host[chain.index(top_p)]
     assert StaticChain.of(chain[::-1]) is None
-    assert StandardSampler((*chain[:-1], Mine())).use_static_shapes() == ()
+    assert StandardSampler(chain[::-1]).use_static_shapes() == ()
 
 
 def test_narrow_top_k_looks_at_few_tokens_and_a_wide_one_at_all(start, context_of):

@@ -1,0 +1,70 @@
+"""State of processors that outlives a preemption: the sequence comes back, in this row or another, and goes on with it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from trencadis.interfaces import LogitsProcessor
+from trencadis.records import RowStart
+
+__all__ = ["CarriedStates"]
+
+_MAX_PARKED = 4096
+
+_Key = tuple[int, bytes, str]
+
+
+@attrs.frozen
+class _Holder:
+    key: _Key
+    processors: tuple[LogitsProcessor, ...]
+
+
+class CarriedStates:
+    """Knows which row holds which sequence's state, and keeps the state of those that lost their row.
+
+    A sequence is known by its seed, its prompt and its parameters: two that agree in all of these have, at the same position, the
+    same state.
+
+    Args:
+        processors: Those that have a state.
+    """
+
+    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+        self._processors = tuple(processors)
+        self._holders: dict[int, _Holder] = {}
+        self._parked: OrderedDict[_Key, list[Any]] = OrderedDict()
+
+    def leave(self, row: int) -> None:
+        """Keep the state of whoever holds a row that is about to be given away."""
+        holder = self._holders.pop(row, None)
+        if holder is not None:
+            self._parked[holder.key] = _snapshots(holder, row)
+            if len(self._parked) > _MAX_PARKED:
+                self._parked.popitem(last=False)
+
+    def enter(self, start: RowStart) -> None:
+        """Give a sequence that had a row before its state back; behind the processors' own ``start_row``."""
+        processors = tuple(one for one in self._processors if one.asks(start))
+        if not processors:
+            return
+        prompt = start.token_ids[: start.num_prompt_tokens].tobytes()
+        holder = _Holder((start.seed, prompt, repr(start.params)), processors)
+        if len(start.token_ids) > start.num_prompt_tokens:
+            for processor, state in zip(processors, self._state_of(holder), strict=False):
+                processor.restore(start.row, state)
+        self._holders[start.row] = holder
+
+    def _state_of(self, sequence: _Holder) -> list[Any]:
+        for row, holder in self._holders.items():
+            if holder.key == sequence.key:
+                return _snapshots(holder, row)
+        return self._parked.pop(sequence.key, [])
+
+
+def _snapshots(holder: _Holder, row: int) -> list[Any]:
+    return [processor.snapshot(row) for processor in holder.processors]

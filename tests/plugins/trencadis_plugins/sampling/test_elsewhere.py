@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
+from trencadis_plugins.sampling import elsewhere as module
+from trencadis_plugins.sampling.elsewhere import GROUP, processor_from
+from trencadis_plugins.sampling.min_p import MinP
+
+_PATH = "trencadis_plugins.sampling.min_p:MinP"
+
+
+def _install(monkeypatch, *points):
+    def entry_points(*, group, name):
+        return EntryPoints(EntryPoint(name=one, value=value, group=GROUP) for one, value in points).select(
+            group=group, name=name
+        )
+
+    monkeypatch.setattr(module, "entry_points", entry_points)
+
+
+def test_an_import_path_and_an_entry_point_lead_to_a_new_processor(monkeypatch):
+    assert isinstance(processor_from(_PATH), MinP)
+    _install(monkeypatch, ("mine", _PATH))
+    assert isinstance(processor_from("mine"), MinP)
+    assert processor_from("mine") is not processor_from("mine")
+
+
+def test_a_name_that_nothing_has_leads_nowhere():
+    assert processor_from("no_such_processor") is None
+
+
+def test_a_name_of_two_packages_is_refused(monkeypatch):
+    _install(monkeypatch, ("mine", _PATH), ("mine", "other:MinP"))
+    with pytest.raises(ConfigValueError, match="'mine' is a name in"):
+        processor_from("mine")
+
+
+@pytest.mark.parametrize("path", ["no_such_package:X", "trencadis_plugins.sampling.min_p:Nothing", "json:loads"])
+def test_what_cannot_be_made_is_refused_with_the_cause(path):
+    with pytest.raises(PluginLoadError, match=f"processor '{path}' cannot be made: [A-Za-z]+Error"):
+        processor_from(path)
+
+
+def test_what_is_no_processor_is_refused():
+    with pytest.raises(ContractError, match="no LogitsProcessor"):
+        processor_from("collections:OrderedDict")
