@@ -85,6 +85,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--contiguous", action=argparse.BooleanOptionalAction, default=False, help="decode passes read blocks by range"
     )
     parser.add_argument(
+        "--merged-prefill",
+        action="store_true",
+        help="prompts of a prefill pass follow each other in one row, as many as --max-num-prefill-seqs",
+    )
+    parser.add_argument(
         "--unified",
         action="store_true",
         help="prefills and decodes share a pass: query, shared blocks, unique blocks, causal or not",
@@ -157,6 +162,17 @@ def _check(args: argparse.Namespace) -> None:
             "trencadis buckets: --unified goes with no trace, picture or bucket file: they know three sizes, not four.",
             hint="Leave out --unified, or --trace, --plot and -o.",
         )
+    if args.merged_prefill and args.max_num_prefill_seqs == 1:
+        raise ConfigError(
+            "trencadis buckets: --merged-prefill with --max-num-prefill-seqs 1: there is nothing to merge.",
+            hint="Raise --max-num-prefill-seqs.",
+        )
+    if args.merged_prefill and (args.unified or args.trace):
+        raise ConfigError(
+            "trencadis buckets: --merged-prefill goes with neither --unified, whose passes are one row as it is, nor --trace, "
+            "whose prompts run one by one.",
+            hint="Leave one of them out.",
+        )
     for needs_trace in ("action", "shapes"):
         if getattr(args, needs_trace) and not args.trace:
             name = "fit" if needs_trace == "action" else "--shapes"
@@ -176,16 +192,18 @@ def _limits(args: argparse.Namespace, config: Config) -> BucketLimits:
     max_model_len = args.max_model_len or config.model.max_model_len or DEFAULT_MAX_MODEL_LEN
     max_num_seqs = args.max_num_seqs or config.engine.max_num_seqs
     filled = max_num_seqs * -(-max_model_len // block_size)
+    max_prefills = min(args.max_num_prefill_seqs, max_num_seqs)
     return BucketLimits(
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens or config.engine.max_num_batched_tokens,
-        max_prefill_batch_size=min(args.max_num_prefill_seqs, max_num_seqs),
+        max_prefill_batch_size=1 if args.merged_prefill else max_prefills,
         num_blocks=args.num_device_blocks or config.cache.num_blocks or filled,
         contiguous=args.contiguous,
         prefix_caching=not args.contiguous if args.prefix_caching is None else args.prefix_caching,
         max_draft_tokens=args.num_speculative_tokens,
+        max_merged_prefills=max_prefills if args.merged_prefill else 1,
         unified=args.unified,
     )
 

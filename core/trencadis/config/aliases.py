@@ -10,7 +10,8 @@ first; a ``TRENCADIS_`` name is stronger than any alias, and a weaker name that 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -20,7 +21,7 @@ from trencadis.config.settings import Setting, Settings
 from trencadis.config.sources import Given
 from trencadis.errors import did_you_mean
 
-__all__ = ["Alias", "alias_rows", "aliases_of", "from_aliases", "truth"]
+__all__ = ["Alias", "alias_rows", "aliases_of", "from_aliases", "truth", "warn_of_unused"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ Reader = Callable[[str], Any]
 """Text of a variable to the value of a setting; ``attrs.NOTHING`` if it says nothing about it. Raises ``ValueError``."""
 
 _TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
+_BUCKET_SIZE = re.compile(r"VLLM_(PROMPT|DECODE)_\w+_BUCKET_\w+")
 _FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 
 
@@ -137,9 +139,10 @@ def from_aliases(environ: Mapping[str, str], settings: Settings) -> list[Given]:
             continue
         stronger = given.setdefault(alias.path, item)
         if stronger is not item and stronger.raw != item.raw:
-            _log.warning("%s=%s is ignored: %s says otherwise.", alias.name, text, stronger.source)
+            _log.warning("%s=%s is ignored for %s: %s says otherwise.", alias.name, text, alias.path, stronger.source)
         elif stronger is item and setting.environment in environ:
-            _log.warning("%s=%s is ignored: environment %s is set too.", alias.name, text, setting.environment)
+            own = setting.environment
+            _log.warning("%s=%s is ignored for %s: environment %s is set too.", alias.name, text, alias.path, own)
     return list(given.values())
 
 
@@ -154,6 +157,45 @@ def _given(alias: Alias, setting: Setting, text: str) -> Given | None:
     except ValueError as error:
         raise value_error(alias.path, text, source, str(error), secret=setting.secret) from error
     return None if value is attrs.NOTHING else Given(path=alias.path, raw=value, source=source)
+
+
+def warn_of_unused(
+    given: Iterable[Given], environ: Mapping[str, str], settings: Settings, *, name: str, may_be: Collection[str]
+) -> None:
+    """Log the names for bucket sizes that nobody may read: of a strategy that is not chosen, or misspelt.
+
+    Without that, a deployment that moves over with its sizes would be prepared for others, and nobody would know.
+
+    Args:
+        given: The values that count.
+        environ: The environment.
+        settings: The catalogue.
+        name: ``[bucketing] name``.
+        may_be: The strategies that it may stand for.
+    """
+    paths: dict[str, list[str]] = {}
+    for item in given:
+        paths.setdefault(item.source.removeprefix("environment "), []).append(item.path)
+    known = {alias.name for alias in aliases_of(settings)}
+    for variable in sorted(known & environ.keys() & paths.keys()):
+        readers = _strategies(paths[variable])
+        if readers and not set(readers) & set(may_be):
+            listed = " or ".join(readers)
+            text = environ[variable]
+            _log.warning("%s=%s is for the bucketing %s only; [bucketing] name is %s.", variable, text, listed, name)
+    sizes = [variable for variable in known if _BUCKET_SIZE.fullmatch(variable)]
+    for variable in environ if sizes else ():
+        if _BUCKET_SIZE.fullmatch(variable) and variable not in known:
+            close = did_you_mean(variable, sizes)
+            _log.warning("%s=%s has no effect: there is no such bucket size.%s", variable, environ[variable], close)
+
+
+def _strategies(paths: Iterable[str]) -> list[str]:
+    """Return the bucketing strategies whose tables hold all of these paths; none if some path lies elsewhere."""
+    parts = [path.split(".") for path in paths]
+    if not all(len(names) > 2 and names[0] == "bucketing" for names in parts):
+        return []
+    return sorted({names[1] for names in parts})
 
 
 def alias_rows(settings: Settings) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from attrs.validators import and_, ge, in_, le
 
+from trencadis_plugins.bucketing.prompt_rules import PromptRules
 from trencadis_plugins.bucketing.vendor_names import vendor_names
 
 __all__ = [
@@ -33,6 +34,11 @@ def _percent(help: str) -> Any:  # noqa: A002
 
 def _switch(help: str, *, default: bool) -> Any:  # noqa: A002
     return attrs.field(default=default, metadata={"help": help, "unit": ""})
+
+
+def _is_one(text: str) -> Any:
+    """Any other least query is nothing to this strategy. Source: vllm-gaudi, extension/bucketing/exponential.py."""
+    return True if text.strip() == "1" else attrs.NOTHING
 
 
 def _flat_drafts() -> Any:
@@ -62,13 +68,29 @@ class ExponentialConfig:
         "Decode passes over listed blocks are prepared for at most three times the cache. Not for 2025-07.",
         default=True,
     )
+    prompt_ctx_max: int = _size(
+        "A long model's context fills it up only to fewer blocks; -1: any. Not for 2025-07.", unit="blocks", default=-1
+    )
+    single_token_prompts: bool = attrs.field(
+        default=False,
+        metadata={
+            "help": "Also a query of 1, for an engine that decodes what another one prefilled. Not for 2025-07.",
+            "unit": "",
+            "aliases": {"VLLM_PROMPT_QUERY_BUCKET_MIN": _is_one},
+        },
+    )
     flat_drafts: bool = _flat_drafts()
+    prompts: PromptRules = attrs.field(factory=PromptRules)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the older generation does not know."""
-        if self.generation == "2025-07" and (self.prompt_ctx_limit or not self.clamp_decode_blocks):
-            setting = "prompt_ctx_limit" if self.prompt_ctx_limit else "clamp_decode_blocks"
-            raise ValueError(f'{setting} has no meaning with generation = "2025-07"')
+        if self.generation != "2025-07":
+            return
+        newer = ("prompt_ctx_limit", "clamp_decode_blocks", "prompt_ctx_max", "single_token_prompts", "prompts")
+        default = ExponentialConfig()
+        for setting in newer:
+            if getattr(self, setting) != getattr(default, setting):
+                raise ValueError(f'{setting} has no meaning with generation = "2025-07"')
 
 
 @attrs.frozen(kw_only=True, field_transformer=vendor_names)
@@ -95,6 +117,7 @@ class LinearConfig:
     decode_block_step: int = _size("Step of block counts; 0: the block size, read as a count.", unit="blocks")
     decode_block_max: int = _size("Most blocks of a decode pass; 0: what the longest sequences need.", unit="blocks")
     flat_drafts: bool = _flat_drafts()
+    prompts: PromptRules = attrs.field(factory=PromptRules)
 
 
 @attrs.frozen(kw_only=True, field_transformer=vendor_names)
@@ -135,6 +158,7 @@ class PaddingAwareConfig:
     decode_block_pad_max: int = _size("Most added blocks; 0: any; -1: a quarter of most.", unit="blocks", default=-1)
     decode_block_pad_percent: int = _percent("Most added blocks, of the padded count.")
     flat_drafts: bool = _flat_drafts()
+    prompts: PromptRules = attrs.field(factory=PromptRules)
 
 
 @attrs.frozen(kw_only=True)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from typing import NamedTuple
 
-from trencadis.records import Bucket, BucketLimits, Phase
+from trencadis.records import Bucket, BucketLimits, Phase, Shape
 from trencadis_plugins.bucketing.config import ExponentialConfig
-from trencadis_plugins.bucketing.filled import filled_decode_buckets, filled_prefill_buckets
+from trencadis_plugins.bucketing.fallback import fallback_bucket
+from trencadis_plugins.bucketing.filled import fill_range, filled_decode_buckets, filled_prefill_buckets, filled_sizes
 from trencadis_plugins.bucketing.generate import LONG_MODEL_LEN, decode_buckets, prefill_buckets
 from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
 
@@ -40,24 +42,52 @@ class Exponential(TableStrategy):
 
     def __init__(self, limits: BucketLimits, config: ExponentialConfig | None = None) -> None:
         self._config = config if config is not None else ExponentialConfig()
-        if self._config.generation != "2025-07":
-            what = "bucket config (min, step, max_warmup, limit)"
-            _log.info("Prompt %s bs:%s, query:%s, blocks:%s", what, *map(list, self._prefill_ranges(limits)))
-            _log.info("Decode %s bs:%s, block:%s", what, *map(list, self._decode_ranges(limits)))
-        super().__init__(limits)
+        self._config.prompts.check(limits, "bucketing.exponential")
+        if not limits.unified:
+            self._log_ranges(limits)
+        super().__init__(limits, self._config.prompts)
 
     def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         """Return the table: prefill buckets, then decode buckets. Pure."""
-        filled = self._config.generation == "2025-07"
-        prefill = self._filled_prefill(limits) if filled else self._prefill(limits)
-        decode = self._filled_decode(limits) if filled else self._decode(limits)
-        return or_largest(prefill, limits, Phase.PREFILL) + or_largest(decode, limits, Phase.DECODE)
+        prefill = self._filled_prefill(limits) if self._fills else self._prefill(limits)
+        decode = self._filled_decode(limits) if self._fills else self._decode(limits)
+        rules = self._config.prompts
+        return or_largest(prefill, limits, Phase.PREFILL, rules=rules) + or_largest(decode, limits, Phase.DECODE)
+
+    def fallback(self, shape: Shape) -> Bucket:
+        """Return a bucket that covers ``shape``, made for it by the generation's rules. Pure."""
+        if self._fills:
+            return fallback_bucket(
+                shape, self._limits, rounding=partial(filled_sizes, block_size=self._limits.block_size)
+            )
+        return super().fallback(shape)
+
+    @property
+    def _fills(self) -> bool:
+        return self._config.generation == "2025-07"
+
+    def _log_ranges(self, limits: BucketLimits) -> None:
+        what = "bucket config (min, step, max_warmup, limit)"
+        if self._fills:
+            _log.info("Prompt %s bs:%s, seq:%s", what, *map(list, self._filled_prefill_ranges(limits)))
+            _log.info("Decode %s bs:%s, block:%s", what, *map(list, self._filled_decode_ranges(limits)))
+            return
+        _log.info("Prompt %s bs:%s, query:%s, blocks:%s", what, *map(list, self._prefill_ranges(limits)))
+        _log.info("Decode %s bs:%s, block:%s", what, *map(list, self._decode_ranges(limits)))
 
     def _prefill(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         batch_sizes, query_lens, context_blocks = (
             exponential_range(*dimension) for dimension in self._prefill_ranges(limits)
         )
-        return prefill_buckets(limits, batch_sizes=batch_sizes, query_lens=query_lens, context_blocks=context_blocks)
+        max_edge = self._config.prompt_ctx_max
+        return prefill_buckets(
+            limits,
+            batch_sizes=batch_sizes,
+            query_lens=query_lens,
+            context_blocks=context_blocks,
+            max_edge=max_edge if max_edge >= 0 else None,
+            rules=self._config.prompts,
+        )
 
     def _decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         batch_sizes, num_blocks = (exponential_range(*dimension) for dimension in self._decode_ranges(limits))
@@ -71,17 +101,18 @@ class Exponential(TableStrategy):
         # What counts several prompts together has wider steps.
         query_step, context_step = (block_size, 1) if prompts == 1 else (4 * block_size, 4)
         max_batch, max_query = limits.max_prefill_batch_size, limits.max_num_batched_tokens
+        min_query = 1 if config.single_token_prompts else block_size
         if limits.max_model_len >= LONG_MODEL_LEN:
             max_context = max(1, (limits.max_model_len - max_query) // block_size)
         else:
-            max_context = max(1, (limits.max_model_len - block_size) // block_size)
+            max_context = max(1, (limits.max_model_len - min_query) // block_size)
         derived_contexts = 2 if max_context == 1 else _ceil_log2(max_context) + 1
         bs_limit = self._limit(config.prompt_bs_limit, derived=_ceil_log2(max_batch) + 1)
         query_limit = self._limit(config.prompt_query_limit, derived=max(1, _ceil_log2(max_query)))
         ctx_limit = self._limit(config.prompt_ctx_limit, derived=derived_contexts)
         return (
             _Range(1, 2, max_batch, bs_limit),
-            _Range(block_size, query_step, max_query, query_limit),
+            _Range(min_query, query_step, max_query, query_limit),
             _Range(0, context_step, prompts * max_context, ctx_limit),
         )
 
@@ -108,18 +139,38 @@ class Exponential(TableStrategy):
         return most, _ceil_log2(most) + 1 + extra
 
     def _filled_prefill(self, limits: BucketLimits) -> tuple[Bucket, ...]:
-        return filled_prefill_buckets(
-            limits,
-            bs_limit=self._limit(self._config.prompt_bs_limit, derived=_ceil_log2(limits.max_prefill_batch_size) + 1),
-            query_limit=self._limit(self._config.prompt_query_limit, derived=_ceil_log2(limits.max_model_len) + 1),
-        )
+        batch_sizes, query_lens = (fill_range(*dimension) for dimension in self._filled_prefill_ranges(limits))
+        return filled_prefill_buckets(limits, batch_sizes=batch_sizes, query_lens=query_lens)
 
     def _filled_decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+        batches, blocks = self._filled_decode_ranges(limits)
         return filled_decode_buckets(
             limits,
-            bs_limit=self._limit(self._config.decode_bs_limit, derived=_ceil_log2(limits.max_num_seqs) + 1),
-            block_limit=self._limit(self._config.decode_block_limit, derived=_ceil_log2(limits.num_blocks) + 1),
+            batch_sizes=fill_range(*batches),
+            num_blocks=fill_range(*blocks, exact_end=limits.contiguous),
             flat_drafts=self._config.flat_drafts,
+        )
+
+    def _filled_prefill_ranges(self, limits: BucketLimits) -> tuple[_Range, _Range]:
+        """Return the ranges of batch sizes and query lengths."""
+        config, most, longest = self._config, limits.max_prefill_batch_size, limits.max_model_len
+        return (
+            _Range(1, 1, most, self._limit(config.prompt_bs_limit, derived=_ceil_log2(most) + 1)),
+            _Range(
+                limits.block_size,
+                limits.block_size,
+                longest,
+                self._limit(config.prompt_query_limit, derived=_ceil_log2(longest) + 1),
+            ),
+        )
+
+    def _filled_decode_ranges(self, limits: BucketLimits) -> tuple[_Range, _Range]:
+        """Return the ranges of batch sizes and of blocks, whose step is the block size, read as a count."""
+        config, most, step = self._config, limits.max_num_seqs, limits.block_size
+        block_limit = self._limit(config.decode_block_limit, derived=_ceil_log2(limits.num_blocks) + 1)
+        return (
+            _Range(1, 1, most, self._limit(config.decode_bs_limit, derived=_ceil_log2(most) + 1)),
+            _Range(step, step, limits.num_blocks, block_limit),
         )
 
     def _limit(self, own: int, *, derived: int) -> int:

@@ -6,11 +6,13 @@ Source: vllm-hpu-extension of 2025-07-07, bucketing/exponential.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from trencadis.records import Bucket, BucketLimits, Phase
+from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis_plugins.bucketing.fallback import Sizes
 from trencadis_plugins.bucketing.generate import with_drafts
 
-__all__ = ["fill_range", "filled_decode_buckets", "filled_prefill_buckets"]
+__all__ = ["fill_range", "filled_decode_buckets", "filled_prefill_buckets", "filled_sizes"]
 
 
 def fill_range(minimum: int, step: int, maximum: int, limit: int, *, exact_end: bool = False) -> list[int]:
@@ -48,21 +50,23 @@ def fill_range(minimum: int, step: int, maximum: int, limit: int, *, exact_end: 
     return sorted(sizes)
 
 
-def filled_prefill_buckets(limits: BucketLimits, *, bs_limit: int, query_limit: int) -> tuple[Bucket, ...]:
+def filled_prefill_buckets(
+    limits: BucketLimits, *, batch_sizes: Sequence[int], query_lens: Sequence[int]
+) -> tuple[Bucket, ...]:
     """Return every context that a query leaves room for in the budget, sorted; maybe none. Pure.
 
     Without prefix caching there is none with context.
 
     Args:
         limits: What bounds a shape.
-        bs_limit: Number of batch sizes.
-        query_limit: Number of query lengths.
+        batch_sizes: Sequences.
+        query_lens: Tokens.
     """
     block_size = limits.block_size
     found: set[Bucket] = set()
-    for query_len in fill_range(block_size, block_size, limits.max_model_len, query_limit):
+    for query_len in query_lens:
         most = (limits.max_model_len - query_len) // block_size if limits.prefix_caching else 0
-        for batch_size in fill_range(1, 1, limits.max_prefill_batch_size, bs_limit):
+        for batch_size in batch_sizes:
             room = limits.max_num_batched_tokens // batch_size - query_len
             if room >= 0 and query_len <= limits.max_model_len:
                 contexts = range(1 + min(most, room // block_size))
@@ -71,24 +75,32 @@ def filled_prefill_buckets(limits: BucketLimits, *, bs_limit: int, query_limit: 
 
 
 def filled_decode_buckets(
-    limits: BucketLimits, *, bs_limit: int, block_limit: int, flat_drafts: bool
+    limits: BucketLimits, *, batch_sizes: Sequence[int], num_blocks: Sequence[int], flat_drafts: bool
 ) -> tuple[Bucket, ...]:
-    """Return all batch sizes with all counts of blocks up to the whole cache, sorted. Pure.
+    """Return all batch sizes with all counts of blocks, sorted. Pure.
 
-    The step of block counts is the block size, read as a count, and the largest count is the cache's rounded up to it:
-    beyond what a pass can need where the cache is larger than its sequences.
+    The largest count is the cache's rounded up: beyond what a pass can need where the cache is larger than its sequences.
 
     Args:
         limits: What bounds a shape.
-        bs_limit: Number of batch sizes.
-        block_limit: Number of block counts.
+        batch_sizes: Sequences.
+        num_blocks: Blocks of all sequences together.
         flat_drafts: How passes with drafts are shaped.
     """
-    step = limits.block_size
-    counts = fill_range(step, step, limits.num_blocks, block_limit, exact_end=limits.contiguous)
-    seeds = [
-        Bucket(batch_size, 1, count, Phase.DECODE)
-        for batch_size in fill_range(1, 1, limits.max_num_seqs, bs_limit)
-        for count in counts
-    ]
+    seeds = [Bucket(batch_size, 1, count, Phase.DECODE) for batch_size in batch_sizes for count in num_blocks]
     return with_drafts(seeds, limits, flat=flat_drafts)
+
+
+def filled_sizes(shape: Shape, *, block_size: int) -> Sizes:
+    """Return the sizes of a fallback: sequences a power of two, new tokens whole blocks, KV blocks an even number. Pure.
+
+    The query of a decode pass stays.
+
+    Args:
+        shape: What is asked for.
+        block_size: Tokens per block.
+    """
+    query_len = shape.query_len
+    if shape.phase is Phase.PREFILL:
+        query_len = -(-query_len // block_size) * block_size
+    return 1 << (shape.batch_size - 1).bit_length(), query_len, shape.num_blocks + shape.num_blocks % 2

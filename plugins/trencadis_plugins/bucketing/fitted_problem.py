@@ -15,8 +15,8 @@ import numpy as np
 
 from trencadis.buckets import DeviceCost, Workload
 from trencadis.records import BoolArray, Bucket, BucketLimits, FloatArray, Phase
+from trencadis_plugins.bucketing.fallback import max_decode_blocks
 from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
-from trencadis_plugins.bucketing.table import max_decode_blocks
 
 __all__ = ["Problem", "decode_problem", "prefill_problem"]
 

@@ -100,10 +100,10 @@ def read_bucket_file(path: str | Path, *, strict: bool = False) -> tuple[Bucket,
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, ValueError) as error:
-        raise ConfigValueError(
-            f'[bucketing.from_file] path = "{path}": {error}.', hint="Give a text file with one bucket a line."
-        ) from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise _unreadable(path, f"it is no text: {error}") from error
     found: set[Bucket] = set()
     wrong = []
     for number, line in enumerate(lines, start=1):
@@ -169,6 +169,12 @@ def _bucket(batch_size: int, query_len: int, num_blocks: int) -> Bucket:
             f"({batch_size}, {query_len}, {num_blocks}): batch size and query length are 1 or more, blocks too in decode"
         )
     return Bucket(batch_size, query_len, num_blocks, phase)
+
+
+def _unreadable(path: str | Path, why: str) -> ConfigValueError:
+    return ConfigValueError(
+        f'[bucketing.from_file] path = "{path}": {why}.', hint="Give a text file with one bucket a line."
+    )
 
 
 def _too_many(path: str | Path, number: int) -> ConfigValueError:

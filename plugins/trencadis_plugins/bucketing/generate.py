@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from trencadis.records import Bucket, BucketLimits, Phase
+from trencadis_plugins.bucketing.prompt_rules import PromptRules
 
 __all__ = [
     "LONG_MODEL_LEN",
@@ -37,6 +38,7 @@ def prefill_buckets(
     query_lens: Sequence[int],
     context_blocks: Sequence[int],
     max_edge: int | None = None,
+    rules: PromptRules | None = None,
 ) -> tuple[Bucket, ...]:
     """Return the prefill buckets over all combinations that a legal pass can need, sorted; maybe none. Pure.
 
@@ -46,10 +48,12 @@ def prefill_buckets(
         query_lens: Tokens, ascending.
         context_blocks: Blocks per sequence, ascending.
         max_edge: The largest context follows the query length only where that stays below this many blocks.
+        rules: What query lengths must be.
     """
+    rules = rules or PromptRules()
     edge = context_blocks[-1]
     found = []
-    for query_len in query_lens:
+    for query_len in rules.in_chunks(query_lens):
         left = (limits.max_model_len - query_len) // limits.block_size
         if (
             limits.max_merged_prefills == 1
@@ -60,7 +64,7 @@ def prefill_buckets(
             edge = left
         contexts = (*context_blocks[:-1], edge)
         found += [Bucket(batch_size, query_len, context) for batch_size in batch_sizes for context in contexts]
-    return legal_buckets(found, limits)
+    return legal_buckets(filter(rules.allows, found), limits)
 
 
 def decode_buckets(

@@ -16,6 +16,7 @@ from trencadis.errors import ConfigValueError
 from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import LinearConfig, PaddingAwareConfig
 from trencadis_plugins.bucketing.generate import decode_buckets, prefill_buckets
+from trencadis_plugins.bucketing.prompt_rules import PromptRules
 from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
 
 __all__ = ["Span", "SteppedStrategy"]
@@ -23,6 +24,9 @@ __all__ = ["Span", "SteppedStrategy"]
 _log = logging.getLogger(__name__)
 
 C = TypeVar("C", LinearConfig, PaddingAwareConfig)
+
+_BOUNDS = {"minimum": "min", "step": "step", "maximum": "max"}
+"""Fields of a span, and how the config's keys of them end."""
 
 
 @attrs.frozen
@@ -50,7 +54,10 @@ class SteppedStrategy(TableStrategy, Generic[C]):
 
     def __init__(self, limits: BucketLimits, config: C) -> None:
         self._config: C = config
-        super().__init__(limits)
+        config.prompts.check(limits, self.table_name)
+        if not limits.unified:
+            self._log_spans(limits)
+        super().__init__(limits, config.prompts)
 
     @abstractmethod
     def derived(self, limits: BucketLimits) -> Mapping[str, Span]:
@@ -76,32 +83,33 @@ class SteppedStrategy(TableStrategy, Generic[C]):
         Raises:
             ConfigValueError: A smallest size is above the largest one, or the sizes leave no bucket.
         """
-        # Derived sizes always leave a bucket, so none at all is the config's doing.
-        table = self.table_name
-        prefill = or_largest(self._prefill(limits), limits, Phase.PREFILL, table=table)
+        # Derived sizes always leave a bucket, so none at all is the config's doing; but rules may rule each of them out.
+        rules, table = self._config.prompts, self.table_name
+        blamed = table if rules == PromptRules() else ""
+        prefill = or_largest(self._prefill(limits), limits, Phase.PREFILL, table=blamed, rules=rules)
         return prefill + or_largest(self._decode(limits), limits, Phase.DECODE, table=table)
 
     def _prefill(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         max_context = self._config.prompt_ctx_max
         return prefill_buckets(
             limits,
-            batch_sizes=self._sizes("prompt_bs", limits, limits.max_prefill_batch_size),
-            query_lens=self._sizes("prompt_query", limits, limits.max_num_batched_tokens),
-            context_blocks=self._sizes("prompt_ctx", limits, limits.max_context_blocks),
+            batch_sizes=self._sizes("prompt_bs", limits),
+            query_lens=self._sizes("prompt_query", limits),
+            context_blocks=self._sizes("prompt_ctx", limits),
             max_edge=max_context if max_context >= 0 else None,
+            rules=self._config.prompts,
         )
 
     def _decode(self, limits: BucketLimits) -> tuple[Bucket, ...]:
         return decode_buckets(
             limits,
-            batch_sizes=self._sizes("decode_bs", limits, limits.max_num_seqs),
-            num_blocks=self._sizes("decode_block", limits, limits.num_blocks if limits.contiguous else None),
+            batch_sizes=self._sizes("decode_bs", limits),
+            num_blocks=self._sizes("decode_block", limits),
             flat_drafts=self._config.flat_drafts,
         )
 
-    def _sizes(self, dimension: str, limits: BucketLimits, most: int | None) -> list[int]:
-        """Return the sizes of a dimension whose largest legal size is ``most``, or the derived maximum."""
-        span = self._span(dimension, limits, most)
+    def _sizes(self, dimension: str, limits: BucketLimits) -> list[int]:
+        span = self._span(dimension, limits)
         try:
             return self.sizes(dimension, span, limits)
         except ValueError as error:
@@ -110,20 +118,45 @@ class SteppedStrategy(TableStrategy, Generic[C]):
                 hint=f"Lower {dimension}_min, raise {dimension}_max, or raise the engine's limit that caps it.",
             ) from error
 
-    def _span(self, dimension: str, limits: BucketLimits, most: int | None) -> Span:
-        derived = self.derived(limits)[dimension]
-        wanted = Span(*(getattr(self._config, f"{dimension}_{end}") for end in ("min", "step", "max")))
+    def _span(self, dimension: str, limits: BucketLimits) -> Span:
+        """Return what the config says of a dimension, cut to what the engine allows, or what is derived."""
+        derived, wanted = self.derived(limits)[dimension], self._wanted(dimension)
         minimum, step = wanted.minimum or derived.minimum, wanted.step or derived.step
         # Only for the context is 0 a maximum of its own: -1 derives it.
         is_derived = wanted.maximum < 0 if dimension == "prompt_ctx" else not wanted.maximum
-        maximum = derived.maximum if is_derived else min(wanted.maximum, derived.maximum if most is None else most)
-        if not is_derived and wanted.maximum > maximum:
-            self._say(f"{dimension}_max = {wanted.maximum}: above what the engine allows, so {maximum}")
+        most = _most(limits).get(dimension, derived.maximum)
+        maximum = derived.maximum if is_derived else min(wanted.maximum, most)
         if dimension == "decode_block" and limits.contiguous and minimum > maximum:
-            lowered = max(1, maximum - step)
-            self._say(f"{dimension}_min = {minimum}: above {maximum}, so {lowered}")
-            minimum = lowered
+            minimum = max(1, maximum - step)
         return Span(minimum, step, maximum)
 
-    def _say(self, change: str) -> None:
-        _log.info("[%s] %s", self.table_name, change)
+    def _wanted(self, dimension: str) -> Span:
+        return Span(*(getattr(self._config, f"{dimension}_{bound}") for bound in _BOUNDS.values()))
+
+    def _log_spans(self, limits: BucketLimits) -> None:
+        """Log the spans as the vendor does, and what became of sizes that the engine does not allow."""
+        spans = {dimension: self._span(dimension, limits) for dimension in self.derived(limits)}
+        for phase in ("Prompt", "Decode"):
+            own = {name: span for name, span in spans.items() if name.startswith(phase.lower())}
+            # The vendor calls the context of a prompt its blocks.
+            listed = [f"{name[7:].replace('ctx', 'blocks')}:{list(attrs.astuple(span))}" for name, span in own.items()]
+            _log.info("%s bucket config (min, step, max_warmup) %s", phase, ", ".join(listed))
+        for name, span in spans.items():
+            derived, wanted = self.derived(limits)[name], self._wanted(name)
+            for field, bound in _BOUNDS.items():
+                value, asked, default = (getattr(item, field) for item in (span, wanted, derived))
+                _log.debug("VLLM_%s_BUCKET_%s=%d (default:%d)", name.upper(), bound.upper(), value, default)
+                if value < asked:
+                    change = f"{name}_{bound} = {asked}: above what the engine allows, so {value}"
+                    _log.info("[%s] %s", self.table_name, change)
+
+
+def _most(limits: BucketLimits) -> dict[str, int]:
+    """Return the largest legal size of each dimension, but of decode blocks without contiguous ones: any count is legal."""
+    most = {
+        "prompt_bs": limits.max_prefill_batch_size,
+        "prompt_query": limits.max_num_batched_tokens,
+        "prompt_ctx": limits.max_context_blocks,
+        "decode_bs": limits.max_num_seqs,
+    }
+    return most | ({"decode_block": limits.num_blocks} if limits.contiguous else {})

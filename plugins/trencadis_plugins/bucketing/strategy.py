@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, BucketLimits, Phase, Shape, UnifiedBucket
-from trencadis_plugins.bucketing.table import BucketTable, fallback_bucket, max_decode_blocks
+from trencadis_plugins.bucketing.fallback import fallback_bucket, max_decode_blocks
+from trencadis_plugins.bucketing.prompt_rules import PromptRules
+from trencadis_plugins.bucketing.table import BucketTable
 
 __all__ = ["TableStrategy", "or_largest"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_LISTED = 256
-_PROMPT_OR_DECODE = {Phase.PREFILL: "prompt", Phase.DECODE: "decode"}
 
 
 class TableStrategy(BucketingStrategy):
@@ -23,23 +24,30 @@ class TableStrategy(BucketingStrategy):
 
     Args:
         limits: What ``bucket_for`` works under.
+        rules: What query lengths of prefill passes must be.
     """
 
-    def __init__(self, limits: BucketLimits) -> None:
+    def __init__(self, limits: BucketLimits, rules: PromptRules | None = None) -> None:
         self._limits = limits
+        self._rules = rules or PromptRules()
         table = self.buckets(limits)
         self._table = BucketTable(table)
         if limits.unified:
             sizes = "[query, shared_blocks, unique_blocks, is_causal]"
             _log.info("Generated %d unified buckets %s: %s", len(table), sizes, _listed(table))
             return
-        for phase, name in _PROMPT_OR_DECODE.items():
+        decode = "spec decode" if limits.max_draft_tokens else "decode"
+        for phase, name in ((Phase.PREFILL, "prompt"), (Phase.DECODE, decode)):
             of_phase = [bucket for bucket in table if bucket.phase is phase]
             _log.info("Generated %d %s buckets [bs, query, num_blocks]: %s", len(of_phase), name, _listed(of_phase))
 
     def bucket_for(self, shape: Shape) -> Bucket:
         """Return the prepared bucket of least ``padded_cost`` that covers ``shape``, or a fallback. Pure."""
-        return self._table.find(shape) or fallback_bucket(shape, self._limits)
+        return self._table.find(shape) or self.fallback(shape)
+
+    def fallback(self, shape: Shape) -> Bucket:
+        """Return a bucket that covers ``shape``, made for it. Pure."""
+        return fallback_bucket(shape, self._limits, rules=self._rules)
 
 
 def _listed(buckets: Sequence[Bucket]) -> str:
@@ -57,7 +65,14 @@ def _sizes(bucket: Bucket) -> tuple[int, ...]:
     return bucket.batch_size, bucket.query_len, bucket.num_blocks
 
 
-def or_largest(buckets: Sequence[Bucket], limits: BucketLimits, phase: Phase, *, table: str = "") -> tuple[Bucket, ...]:
+def or_largest(
+    buckets: Sequence[Bucket],
+    limits: BucketLimits,
+    phase: Phase,
+    *,
+    table: str = "",
+    rules: PromptRules | None = None,
+) -> tuple[Bucket, ...]:
     """Return ``buckets``, or the bucket that serves most of a phase alone if there are none. Pure.
 
     In prefill that is the longest query without context; in decode the largest batch with all it can read.
@@ -67,6 +82,7 @@ def or_largest(buckets: Sequence[Bucket], limits: BucketLimits, phase: Phase, *,
         limits: What bounds a shape.
         phase: Of the buckets.
         table: Name of the config table whose values left no bucket; empty if the limits alone did.
+        rules: What query lengths of prefill passes must be.
 
     Raises:
         ConfigValueError: There are none because of values in ``table``.
@@ -81,5 +97,6 @@ def or_largest(buckets: Sequence[Bucket], limits: BucketLimits, phase: Phase, *,
             hint="Lower the smallest sizes in the table, or raise the engine's limits.",
         )
     if phase is Phase.PREFILL:
-        return (Bucket(1, limits.max_prefill_query_len, 0, phase),)
+        longest = limits.max_prefill_query_len
+        return (Bucket(1, rules.rounded(longest) if rules else longest, 0, phase),)
     return (Bucket(limits.max_num_seqs, 1, max_decode_blocks(limits), phase),)

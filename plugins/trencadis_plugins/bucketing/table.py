@@ -1,4 +1,4 @@
-"""Look-up shared by strategies: the cheapest prepared bucket that covers a shape, or a fallback that does.
+"""Look-up shared by strategies: the cheapest prepared bucket that covers a shape.
 
     distinct sizes of an axis     1   2   4        a shape of batch size 3 falls between 2 and 4: cell 2
                                 0 | 1 | 2 | 3      cell 3 holds None: nothing is that large
@@ -17,15 +17,9 @@ from operator import attrgetter
 import numpy as np
 
 from trencadis.errors import ConfigValueError
-from trencadis.records import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
+from trencadis.records import Bucket, Phase, Shape, UnifiedBucket, UnifiedShape
 
-__all__ = [
-    "BucketTable",
-    "fallback_bucket",
-    "fallback_size",
-    "max_decode_blocks",
-    "padded_cost",
-]
+__all__ = ["BucketTable", "padded_cost"]
 
 _MAX_CELLS = 1 << 24
 
@@ -114,86 +108,3 @@ class _PhaseTable:
     def find(self, shape: Shape) -> Bucket | None:
         first, second, third = self._cell(shape)
         return self._answers[self._ranks[(first * self._strides[0] + second) * self._strides[1] + third]]
-
-
-def fallback_bucket(shape: Shape, limits: BucketLimits) -> Bucket:
-    """Return a bucket that covers ``shape``, for when no prepared one does. Pure.
-
-    Sizes are rounded up with :func:`fallback_size`, so that a few buckets serve many shapes, and capped at the largest
-    legal size, but never below the request. Where rounding would exceed the token budget that memory was measured
-    for, and the request does not, the query length stays as asked for, or else the batch size, or else both.
-
-    Source: vllm-gaudi, extension/bucketing/common.py, without its two defects: it may return less than was asked for,
-    and more tokens than the budget.
-    """
-    if isinstance(shape, UnifiedShape):
-        return _unified_fallback(shape, limits)
-    if shape.phase is Phase.PREFILL:
-        max_batch_size = limits.max_prefill_batch_size
-        max_query_len, max_num_blocks = limits.max_prefill_query_len, limits.max_context_blocks
-    else:
-        max_batch_size, max_query_len = limits.max_num_seqs, 1 + limits.max_draft_tokens
-        max_num_blocks = max_decode_blocks(limits)
-    budget = max(limits.max_num_batched_tokens, shape.num_tokens)
-    batch_size = _capped(fallback_size(shape.batch_size, base=2), max_batch_size, least=shape.batch_size)
-    query_len = _capped(fallback_size(shape.query_len, base=32), max_query_len, least=shape.query_len)
-    num_blocks = _capped(fallback_size(shape.num_blocks, base=32), max_num_blocks, least=shape.num_blocks)
-    if batch_size * query_len > budget:
-        if batch_size * shape.query_len <= budget:
-            query_len = shape.query_len
-        else:
-            batch_size = shape.batch_size
-            query_len = query_len if batch_size * query_len <= budget else shape.query_len
-    return Bucket(batch_size, query_len, num_blocks, shape.phase)
-
-
-def _unified_fallback(shape: UnifiedShape, limits: BucketLimits) -> UnifiedBucket:
-    max_tokens = limits.max_num_batched_tokens
-    if not shape.is_causal:
-        max_tokens = min(max_tokens, limits.max_num_seqs)
-    return UnifiedBucket(
-        _capped(fallback_size(shape.query_len, base=32), max_tokens, least=shape.query_len),
-        _capped(fallback_size(shape.num_blocks, base=32), limits.max_shared_blocks, least=shape.num_blocks),
-        _capped(fallback_size(shape.num_unique_blocks, base=32), limits.num_blocks, least=shape.num_unique_blocks),
-        shape.is_causal,
-    )
-
-
-def fallback_size(size: int, *, base: int) -> int:
-    """Return ``size`` rounded up to a multiple of ``ceil(cbrt(size)) · base``: coarser as sizes grow. Pure.
-
-    0 and 1 stay. So does a size that is itself the result of rounding: else the bucket made for a shape would not serve
-    a shape of its own size.
-
-    Source: vllm-gaudi, extension/bucketing/common.py.
-    """
-    if size <= 1 or _is_fallback_size(size, base):
-        return size
-    step = _ceil_cbrt(size) * base
-    return -(-size // step) * step
-
-
-def _is_fallback_size(size: int, base: int) -> bool:
-    """Whether a size of root³ or less, but above ``size - root · base``, is rounded to ``size``, for any root."""
-    root = _ceil_cbrt(size)
-    while root > 1 and root**3 > size - root * base:
-        if size % (root * base) == 0:
-            return True
-        root -= 1
-    return False
-
-
-def _ceil_cbrt(size: int) -> int:
-    root = round(math.cbrt(size))
-    return root if root**3 >= size else root + 1
-
-
-def _capped(size: int, cap: int, *, least: int) -> int:
-    return max(least, min(size, cap))
-
-
-def max_decode_blocks(limits: BucketLimits) -> int:
-    """Return the most blocks a legal decode pass reads: a range of the cache, or every sequence's longest table. Pure."""
-    if limits.contiguous:
-        return limits.num_blocks
-    return limits.max_num_seqs * limits.max_blocks_per_sequence

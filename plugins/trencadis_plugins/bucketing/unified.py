@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import UnifiedConfig
+from trencadis_plugins.bucketing.fallback import max_decode_blocks
 from trencadis_plugins.bucketing.generate import decode_buckets, prefill_buckets
 from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
-from trencadis_plugins.bucketing.table import max_decode_blocks
 from trencadis_plugins.bucketing.unified_table import alpha_points, exponential_points, prepared_buckets
 
 __all__ = ["Unified"]

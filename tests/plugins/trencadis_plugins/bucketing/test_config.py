@@ -10,10 +10,12 @@ from trencadis_plugins.bucketing.config import (
     PaddingAwareConfig,
     UnifiedConfig,
 )
+from trencadis_plugins.bucketing.prompt_rules import PromptRules
 
-CONFIGS = (ExponentialConfig, LinearConfig, PaddingAwareConfig, UnifiedConfig, FromFileConfig)
-FIELDS = [(config, field) for config in CONFIGS for field in attrs.fields(config)]
+CONFIGS = (ExponentialConfig, LinearConfig, PaddingAwareConfig, UnifiedConfig, FromFileConfig, PromptRules)
+FIELDS = [(config, field) for config in CONFIGS for field in attrs.fields(config) if field.type != "PromptRules"]
 NUMBERS = [(config, field) for config, field in FIELDS if field.type == "int"]
+FROM_ONE = {"slice_tokens", "slice_threshold"}
 CHOICES = [(config, field) for config, field in FIELDS if field.type == "str" and field.name != "path"]
 PERCENTAGES = [field.name for field in attrs.fields(PaddingAwareConfig) if field.name.endswith("_percent")]
 
@@ -31,7 +33,7 @@ def test_every_setting_is_explained_and_has_a_unit_if_it_is_a_number(config, fie
 
 @pytest.mark.parametrize(("config", "field"), NUMBERS, ids=names(NUMBERS))
 def test_number_below_the_least_is_refused(config, field):
-    least = min(field.default, 0)
+    least = 1 if field.name in FROM_ONE else min(field.default, 0)
     assert getattr(config(**{field.name: least}), field.name) == least
     with pytest.raises(ValueError, match=field.name):
         config(**{field.name: least - 1})
@@ -52,7 +54,16 @@ def test_padding_is_at_most_half_of_a_size(name):
         PaddingAwareConfig(**{name: 51})
 
 
-@pytest.mark.parametrize("setting", [{"prompt_ctx_limit": 3}, {"clamp_decode_blocks": False}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"prompt_ctx_limit": 3},
+        {"clamp_decode_blocks": False},
+        {"prompt_ctx_max": 0},
+        {"single_token_prompts": True},
+        {"prompts": PromptRules(query_chunk=256)},
+    ],
+)
 def test_older_generation_refuses_what_it_does_not_know(setting):
     ExponentialConfig(**setting)
     with pytest.raises(ValueError, match=f"{next(iter(setting))} has no meaning with generation"):

@@ -6,6 +6,7 @@ import pytest
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
 from trencadis_plugins.bucketing.config import ExponentialConfig
 from trencadis_plugins.bucketing.exponential import Exponential, exponential_range
+from trencadis_plugins.bucketing.prompt_rules import PromptRules
 from trencadis_testing.bucketing import BucketingConformance
 
 SMALL = BucketLimits(
@@ -42,6 +43,21 @@ class TestExponentialOf2025(BucketingConformance):
             limits.block_size
         ):
             return bucket.batch_size <= limits.max_num_seqs and bucket.query_len <= 1 + limits.max_draft_tokens
+        return super().is_within(bucket, limits)
+
+
+class TestExponentialInSlices(BucketingConformance):
+    """Long queries are whole slices of 48 tokens."""
+
+    def make(self, limits):
+        rules = PromptRules(slice_queries=True, slice_tokens=48, slice_threshold=64)
+        return Exponential(limits, ExponentialConfig(prompts=rules))
+
+    def is_within(self, bucket, limits):
+        """The kernel computes whole slices, also where the longest query is none."""
+        longest = limits.max_prefill_query_len
+        if bucket.phase is Phase.PREFILL and bucket.query_len == -(-longest // 48) * 48:
+            bucket = attrs.evolve(bucket, query_len=longest)
         return super().is_within(bucket, limits)
 
 
@@ -353,3 +369,60 @@ def test_merged_prompts_have_wider_steps_and_as_much_context_as_all_of_them():
     assert {(one.batch_size, one.query_len, one.num_blocks) for one in prefill} == expected
     assert {one.query_len for one in prefill} == {512, 1024, 1536, 2048}
     assert {one.num_blocks for one in prefill} == {0, 4, 8, 16, 28}
+
+
+def test_query_of_one_token_is_prepared_for_an_engine_that_decodes_what_another_prefilled():
+    """Source: vllm-gaudi, extension/bucketing/exponential.py, a smallest query of 1."""
+    config = ExponentialConfig(single_token_prompts=True)
+    usual, found = (of_phase(Exponential(SMALL, item).buckets(SMALL), Phase.PREFILL) for item in (None, config))
+    assert {item.query_len for item in found} == {1} | {item.query_len for item in usual}
+    assert {item.num_blocks for item in found if item.query_len == 1} == {0, 1, 2, 4, 7}
+    short = attrs.evolve(SMALL, max_model_len=1025)
+    prefill = of_phase(Exponential(short, config).buckets(short), Phase.PREFILL)
+    assert max(item.num_blocks for item in prefill if item.query_len == 1) == 8
+
+
+def test_long_context_follows_the_query_length_below_the_maximum_by_hand():
+    """Source: vllm-gaudi, extension/bucketing/exponential.py, VLLM_PROMPT_CTX_BUCKET_MAX."""
+    case = limits(256, 8192, 32768, 4127)
+    contexts = {}
+    for bucket in of_phase(Exponential(case, ExponentialConfig(prompt_ctx_max=248)).buckets(case), Phase.PREFILL):
+        contexts[bucket.query_len] = max(contexts.get(bucket.query_len, 0), bucket.num_blocks)
+    # From 1536 tokens on a query leaves fewer than 248 blocks; shorter ones keep the largest of the range.
+    assert {query: contexts[query] for query in (128, 1024, 1536, 2048)} == {128: 192, 1024: 192, 1536: 244, 2048: 240}
+
+
+def test_ranges_of_july_2025_are_logged_as_the_vendor_did(caplog):
+    with caplog.at_level("INFO"):
+        Exponential(SMALL, ExponentialConfig(generation="2025-07"))
+    head = "bucket config (min, step, max_warmup, limit)"
+    assert caplog.messages[:2] == [
+        f"Prompt {head} bs:[1, 1, 1, 1], seq:[128, 128, 1024, 11]",
+        f"Decode {head} bs:[1, 1, 4, 3], block:[128, 128, 5781, 14]",
+    ]
+    assert caplog.messages[2].startswith("Generated 36 prompt buckets [bs, query, num_blocks]: [(1, 128, 0), ")
+    assert caplog.messages[3].startswith("Generated 42 decode buckets [bs, query, num_blocks]: [(1, 1, 128), ")
+
+
+def test_passes_of_july_2025_run_where_the_vendors_page_says():
+    """Three sequences of 413 tokens read twelve blocks, which the smallest count of four sequences covers."""
+    strategy = Exponential(SMALL, ExponentialConfig(generation="2025-07"))
+    assert strategy.bucket_for(Shape(3, 1, 3 * 4, Phase.DECODE)) == Bucket(4, 1, 128, Phase.DECODE)
+    three = attrs.evolve(SMALL, max_prefill_batch_size=4, max_num_batched_tokens=2048)
+    strategy = Exponential(three, ExponentialConfig(generation="2025-07"))
+    assert strategy.bucket_for(Shape(3, 412, 0)) == Bucket(4, 512, 0)
+
+
+def test_fallback_of_july_2025_is_a_power_of_two_and_an_even_context():
+    case = attrs.evolve(SMALL, prefix_caching=False)
+    strategy = Exponential(case, ExponentialConfig(generation="2025-07"))
+    assert strategy.bucket_for(Shape(1, 300, 3)) == Bucket(1, 384, 4)
+
+
+def test_spec_decode_buckets_are_said_to_be_so(caplog):
+    case = attrs.evolve(SMALL, num_blocks=300, max_draft_tokens=2)
+    with caplog.at_level("INFO"):
+        Exponential(case, ExponentialConfig(flat_drafts=True))
+    assert any(
+        message.startswith("Generated 32 spec decode buckets [bs, query, num_blocks]: ") for message in caplog.messages
+    )

@@ -3,8 +3,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis.records import Bucket, BucketLimits, Phase
-from trencadis_plugins.bucketing.filled import fill_range, filled_decode_buckets, filled_prefill_buckets
+from trencadis.records import Bucket, BucketLimits, Phase, Shape
+from trencadis_plugins.bucketing.filled import fill_range, filled_decode_buckets, filled_prefill_buckets, filled_sizes
 
 LIMITS = BucketLimits(
     block_size=128,
@@ -17,6 +17,7 @@ LIMITS = BucketLimits(
     prefix_caching=True,
     max_draft_tokens=0,
 )
+QUERIES = range(128, 1025, 128)
 BLOCKS = [128, 256, 384, 512, 640, 768, 896, 1024, 1408, 1792, 2432, 3328, 4352, 5888]
 
 
@@ -63,7 +64,7 @@ def test_range_of_no_size_is_refused():
 
 
 def test_prefill_lists_every_context_that_a_query_leaves_room_for():
-    buckets = filled_prefill_buckets(LIMITS, bs_limit=1, query_limit=11)
+    buckets = filled_prefill_buckets(LIMITS, batch_sizes=[1], query_lens=QUERIES)
     expected = [(1, query, context) for query in range(128, 1025, 128) for context in range((1024 - query) // 128 + 1)]
     assert fields(buckets) == expected
     assert len(buckets) == 36
@@ -71,7 +72,7 @@ def test_prefill_lists_every_context_that_a_query_leaves_room_for():
 
 def test_prefill_counts_the_context_against_the_token_budget():
     limits = attrs.evolve(LIMITS, max_num_batched_tokens=600, max_prefill_batch_size=2)
-    buckets = filled_prefill_buckets(limits, bs_limit=2, query_limit=11)
+    buckets = filled_prefill_buckets(limits, batch_sizes=[1, 2], query_lens=QUERIES)
     assert fields(buckets) == [
         (1, 128, 0), (1, 128, 1), (1, 128, 2), (1, 128, 3),
         (1, 256, 0), (1, 256, 1), (1, 256, 2),
@@ -84,7 +85,7 @@ def test_prefill_counts_the_context_against_the_token_budget():
 
 def test_prefill_context_ends_with_the_model():
     limits = attrs.evolve(LIMITS, max_model_len=512, max_num_batched_tokens=4096)
-    buckets = filled_prefill_buckets(limits, bs_limit=1, query_limit=11)
+    buckets = filled_prefill_buckets(limits, batch_sizes=[1], query_lens=QUERIES)
     assert fields(buckets) == [
         (1, query, context) for query in (128, 256, 384, 512) for context in range(5 - query // 128)
     ]
@@ -92,16 +93,16 @@ def test_prefill_context_ends_with_the_model():
 
 def test_prefill_has_no_context_without_prefix_caching():
     limits = attrs.evolve(LIMITS, prefix_caching=False)
-    assert {bucket.num_blocks for bucket in filled_prefill_buckets(limits, bs_limit=1, query_limit=11)} == {0}
+    assert {bucket.num_blocks for bucket in filled_prefill_buckets(limits, batch_sizes=[1], query_lens=QUERIES)} == {0}
 
 
 def test_prefill_of_a_budget_below_a_block_is_empty():
     limits = attrs.evolve(LIMITS, max_num_batched_tokens=100)
-    assert filled_prefill_buckets(limits, bs_limit=1, query_limit=11) == ()
+    assert filled_prefill_buckets(limits, batch_sizes=[1], query_lens=QUERIES) == ()
 
 
 def test_decode_is_every_batch_with_every_count():
-    buckets = filled_decode_buckets(LIMITS, bs_limit=3, block_limit=14, flat_drafts=False)
+    buckets = filled_decode_buckets(LIMITS, batch_sizes=[1, 2, 4], num_blocks=BLOCKS, flat_drafts=False)
     assert fields(buckets) == [(batch_size, 1, count) for batch_size in (1, 2, 4) for count in BLOCKS]
     assert len(buckets) == 42
     assert {bucket.phase for bucket in buckets} == {Phase.DECODE}
@@ -109,7 +110,21 @@ def test_decode_is_every_batch_with_every_count():
 
 def test_decode_with_drafts_has_longer_queries_or_more_rows():
     limits = attrs.evolve(LIMITS, max_draft_tokens=1)
-    longer = filled_decode_buckets(limits, bs_limit=1, block_limit=1, flat_drafts=False)
-    flat = filled_decode_buckets(limits, bs_limit=1, block_limit=1, flat_drafts=True)
+    longer = filled_decode_buckets(limits, batch_sizes=[4], num_blocks=[5781], flat_drafts=False)
+    flat = filled_decode_buckets(limits, batch_sizes=[4], num_blocks=[5781], flat_drafts=True)
     assert longer == (Bucket(4, 1, 5781, Phase.DECODE), Bucket(4, 2, 5781, Phase.DECODE))
     assert fields(flat) == [(4, 1, 5781), (8, 1, 64)]  # eight rows list at most 8 · 8 blocks
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (Shape(3, 412, 5), (4, 512, 6)),
+        (Shape(1, 1, 0), (1, 128, 0)),
+        (Shape(4, 256, 8), (4, 256, 8)),
+        (Shape(5, 1, 13, Phase.DECODE), (8, 1, 14)),
+        (Shape(1, 3, 2, Phase.DECODE), (1, 3, 2)),
+    ],
+)
+def test_fallback_is_a_power_of_two_of_sequences_whole_blocks_of_tokens_and_an_even_context(shape, sizes):
+    assert filled_sizes(shape, block_size=128) == sizes

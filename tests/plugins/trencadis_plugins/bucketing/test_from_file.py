@@ -130,6 +130,73 @@ def test_no_line_crashes_the_reader(tmp_path_factory, line):
     assert all(bucket.batch_size >= 1 and bucket.query_len >= 1 and bucket.num_blocks >= 0 for bucket in buckets)
 
 
+NUMBER = st.integers(-3, 300).map(str)
+ITEM = st.one_of(
+    NUMBER,
+    st.lists(NUMBER, max_size=4).map(lambda items: f"[{', '.join(items)}]"),
+    st.lists(NUMBER, min_size=1, max_size=4).map(lambda items: f"range({', '.join(items)})"),
+)
+LINE = st.one_of(
+    st.lists(ITEM, min_size=2, max_size=4).map(lambda items: f"({', '.join(items)})"),
+    st.lists(ITEM, min_size=3, max_size=3).map(lambda items: f"({','.join(items)})  # {len(items)}"),
+    st.text(st.characters(blacklist_characters="\n\r", blacklist_categories=["Cs"]), max_size=12),
+)
+
+
+@settings(max_examples=60, phases=[Stage.explicit, Stage.generate], deadline=None)
+@given(st.lists(LINE, min_size=1, max_size=6))
+def test_file_is_the_sum_of_its_lines_and_each_bad_one_is_named(tmp_path_factory, lines):
+    """A line alone is good or bad; in a file it is the same, under its number, and spoils no other."""
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    warned = Named()
+    logger = logging.getLogger("trencadis_plugins.bucketing.from_file")
+    logger.addHandler(warned)
+    logger.propagate = False
+    try:
+        expected, bad = set(), []
+        for number, line in enumerate(lines, start=1):
+            path.write_text(line, encoding="utf-8")
+            expected.update(read_bucket_file(path))
+            bad += [number] * len(warned.numbers)
+            warned.numbers.clear()
+        path.write_bytes("\n".join(lines).encode())
+        assert set(read_bucket_file(path)) == expected
+        assert warned.numbers == bad
+    finally:
+        logger.removeHandler(warned)
+        logger.propagate = True
+    if bad:
+        with pytest.raises(ConfigValueError, match=rf"line {bad[0]}: "):
+            read_bucket_file(path, strict=True)
+
+
+class Named(logging.Handler):
+    """Keeps the numbers of the lines that are warned about."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = []
+
+    def emit(self, record):
+        self.numbers.append(record.args[0])
+
+
+@settings(max_examples=150, phases=[Stage.explicit, Stage.generate], deadline=None)
+@given(st.binary(max_size=60))
+def test_no_file_crashes_the_reader(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any.bin"
+    path.write_bytes(content)
+    logging.getLogger("trencadis_plugins").setLevel(logging.ERROR)
+    reason = ""
+    try:
+        read_bucket_file(path)
+    except ConfigValueError as error:
+        reason = str(error)
+    finally:
+        logging.getLogger("trencadis_plugins").setLevel(logging.NOTSET)
+    assert not reason or "it is no text" in reason
+
+
 def test_all_invalid_lines_are_named_at_once(written):
     with pytest.raises(ConfigValueError, match=r"line 1: .*; line 4: "):
         read_bucket_file(written(f"x\n{BOTH}(1)\n"), strict=True)

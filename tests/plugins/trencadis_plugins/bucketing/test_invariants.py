@@ -15,15 +15,22 @@ from trencadis_plugins.bucketing.exponential import Exponential
 from trencadis_plugins.bucketing.from_file import FromFile
 from trencadis_plugins.bucketing.linear import Linear
 from trencadis_plugins.bucketing.padding_aware import PaddingAware
+from trencadis_plugins.bucketing.prompt_rules import PromptRules
 from trencadis_plugins.bucketing.table import padded_cost
 from trencadis_plugins.bucketing.unified import Unified
 
+SLICES = PromptRules(slice_queries=True, slice_tokens=12, slice_threshold=20)
 STRATEGIES = {
     "exponential": Exponential,
     "exponential_2025": lambda limits: Exponential(limits, ExponentialConfig(generation="2025-07")),
     "exponential_without_clamp": lambda limits: Exponential(limits, ExponentialConfig(clamp_decode_blocks=False)),
+    "exponential_in_slices": lambda limits: Exponential(limits, ExponentialConfig(prompts=SLICES)),
+    "exponential_for_decoding": lambda limits: Exponential(
+        limits, ExponentialConfig(single_token_prompts=True, prompt_ctx_max=5)
+    ),
     "exponential_flat": lambda limits: Exponential(limits, ExponentialConfig(flat_drafts=True)),
     "linear": Linear,
+    "linear_in_slices": lambda limits: Linear(limits, LinearConfig(prompts=SLICES)),
     "linear_by_hand": lambda limits: Linear(limits, LinearConfig(prompt_ctx_max=4, decode_block_max=64)),
     "padding_aware": PaddingAware,
     "unified": Unified,
@@ -57,16 +64,18 @@ def any_limits(draw):
     seqs = draw(st.integers(1, 24))
     # From 8,192 tokens on, the largest context follows the query length.
     length = st.integers(8192, 9000) if block_size == 512 else st.integers(2, 12 * block_size)
+    merged = draw(st.sampled_from([1, 1, 1, 3]))
     return BucketLimits(
         block_size=block_size,
         max_model_len=draw(length),
         max_num_seqs=seqs,
         max_num_batched_tokens=draw(st.integers(1, 8 * block_size)),
-        max_prefill_batch_size=draw(st.integers(1, min(seqs, 9))),
+        max_prefill_batch_size=1 if merged > 1 else draw(st.integers(1, min(seqs, 9))),
         num_blocks=draw(st.integers(2, 150)),
         contiguous=draw(st.booleans()),
         prefix_caching=draw(st.booleans()),
         max_draft_tokens=draw(st.sampled_from([0, 0, 1, 3])),
+        max_merged_prefills=min(merged, seqs),
     )
 
 
@@ -75,7 +84,10 @@ def legal_shape(limits, phase, draw):
     budget = limits.max_num_batched_tokens
     if phase is Phase.PREFILL:
         batch_size = draw(st.integers(1, min(limits.max_prefill_batch_size, budget)))
-        query_len = draw(st.integers(1, min(budget - batch_size + 1, limits.max_model_len)))
+        prompts = limits.max_merged_prefills
+        query_len = draw(st.integers(1, min(budget - batch_size + 1, limits.max_prefill_query_len)))
+        if prompts > 1:
+            return Shape(1, query_len, draw(st.integers(0, limits.max_context_blocks)))
         left = limits.max_model_len - (query_len if batch_size == 1 else 1)
         return Shape(batch_size, query_len, draw(st.integers(0, -(-left // limits.block_size))))
     batch_size = draw(st.integers(1, min(limits.max_num_seqs, budget)))

@@ -84,7 +84,7 @@ def test_contiguous_table_of_a_large_engine_is_as_large_as_the_vendors():
     limits = attrs.evolve(
         SMALL,
         max_num_seqs=256,
-        max_num_batched_tokens=8192,
+        max_num_batched_tokens=128,
         max_model_len=32768,
         num_blocks=4127,
         contiguous=True,

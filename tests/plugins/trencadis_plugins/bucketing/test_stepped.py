@@ -82,7 +82,7 @@ def test_contiguous_minimum_above_the_cache_is_lowered_and_said(caplog):
     with caplog.at_level(logging.INFO):
         found = sizes(attrs.evolve(LIMITS, contiguous=True), decode_block_min=30, decode_block_step=5)
     assert {count for _, query_len, count in found if query_len == 1} == {15, 20}
-    assert "[bucketing.ends] decode_block_min = 30: above 20, so 15" in caplog.messages
+    assert "[bucketing.ends] decode_block_min = 30: above what the engine allows, so 15" in caplog.messages
 
 
 def test_contiguous_minimum_is_lowered_to_one_block_at_least():
@@ -113,3 +113,17 @@ def test_model_shorter_than_a_block_has_a_query_of_its_own_length():
     limits = attrs.evolve(LIMITS, max_model_len=10)
     assert sizes(limits)[0] == (1, 10, 0)
     assert sizes(limits, prompt_ctx_max=0)[0] == (1, 10, 0)
+
+
+def test_spans_are_logged_as_the_vendor_does(caplog):
+    with caplog.at_level(logging.DEBUG):
+        Ends(LIMITS, decode_bs_min=2)
+    spans = Ends(LIMITS).derived(LIMITS)
+    listed = {name: list(attrs.astuple(span)) for name, span in spans.items()}
+    said = f"bs:{listed['prompt_bs']}, query:{listed['prompt_query']}, blocks:{listed['prompt_ctx']}"
+    assert f"Prompt bucket config (min, step, max_warmup) {said}" in caplog.messages
+    assert "VLLM_DECODE_BS_BUCKET_MIN=2 (default:1)" in caplog.messages
+    assert (
+        f"VLLM_PROMPT_QUERY_BUCKET_MAX={spans['prompt_query'].maximum} (default:{spans['prompt_query'].maximum})"
+        in (caplog.messages)
+    )

@@ -7,13 +7,7 @@ import pytest
 
 from trencadis.errors import ConfigValueError
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
-from trencadis_plugins.bucketing.table import (
-    BucketTable,
-    fallback_bucket,
-    fallback_size,
-    max_decode_blocks,
-    padded_cost,
-)
+from trencadis_plugins.bucketing.table import BucketTable, padded_cost
 
 LIMITS = BucketLimits(
     block_size=128,
@@ -112,11 +106,6 @@ def test_context_is_all_but_one_token_rounded_up_to_blocks(length, blocks):
     assert attrs.evolve(LIMITS, max_model_len=length).max_context_blocks == blocks
 
 
-def test_decode_reads_the_cache_or_all_tables():
-    assert max_decode_blocks(LIMITS) == 16 * 32
-    assert max_decode_blocks(attrs.evolve(LIMITS, contiguous=True)) == 300
-
-
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("dimension", ["batch_size", "query_len", "num_blocks"])
 def test_cost_grows_with_every_dimension(phase, dimension):
@@ -130,84 +119,3 @@ def test_cost_of_a_token_doubles_at_128_blocks_of_context():
 
 def test_cost_of_a_decode_row_is_that_of_three_blocks():
     assert padded_cost(Shape(5, 1, 40, Phase.DECODE)) == padded_cost(Shape(4, 1, 43, Phase.DECODE))
-
-
-@pytest.mark.parametrize(
-    ("size", "base", "rounded"),
-    [
-        (31, 32, 128),
-        (4001, 32, 4096),
-        (1025, 32, 1056),
-        (235, 32, 448),
-        (9000, 32, 9408),
-        (3, 2, 4),
-        (5, 2, 8),
-        (9, 2, 12),
-        (257, 2, 266),
-        (0, 32, 0),
-        (1, 32, 1),
-    ],
-)
-def test_fallback_size_equals_the_vendors(size, base, rounded):
-    assert fallback_size(size, base=base) == rounded
-
-
-@pytest.mark.parametrize("base", [2, 32])
-def test_fallback_sizes_cover_and_are_stable(base):
-    by_definition = {}
-    for size in range(2, 3000):
-        root = next(root for root in range(1, size + 1) if root**3 >= size)
-        by_definition[size] = -(-size // (root * base)) * root * base
-    results = set(by_definition.values())
-    for size, rounded in by_definition.items():
-        assert fallback_size(size, base=base) == (size if size in results else rounded)
-
-
-@pytest.mark.parametrize(
-    ("shape", "bucket"),
-    [
-        # rounded up in every dimension
-        (Shape(3, 31, 3), Bucket(4, 128, 32)),
-        # capped at the largest legal size
-        (Shape(7, 1, 500, Phase.DECODE), Bucket(8, 1, 512, Phase.DECODE)),
-        (Shape(15, 1, 500, Phase.DECODE), Bucket(16, 1, 512, Phase.DECODE)),
-        (Shape(1, 1000, 31), Bucket(1, 1024, 32)),
-        # never below the request, even an illegal one
-        (Shape(1, 1500, 40), Bucket(1, 1500, 40)),
-        (Shape(20, 3, 600, Phase.DECODE), Bucket(20, 3, 600, Phase.DECODE)),
-        # within the token budget: query as asked for, then the batch, then both
-        (Shape(3, 235, 0), Bucket(4, 235, 0)),
-        (Shape(3, 256, 0), Bucket(4, 256, 0)),
-        (Shape(3, 320, 0), Bucket(3, 320, 0)),
-        (Shape(5, 201, 0), Bucket(5, 201, 0)),
-        (Shape(3, 1000, 0), Bucket(3, 1000, 0)),
-    ],
-)
-def test_fallback_covers_within_caps_and_budget(shape, bucket):
-    assert fallback_bucket(shape, LIMITS) == bucket
-
-
-def test_fallback_gives_up_rounding_the_batch_before_the_query_where_that_is_enough():
-    limits = attrs.evolve(LIMITS, max_num_batched_tokens=1152)
-    assert fallback_bucket(Shape(3, 300, 0), limits) == Bucket(3, 300, 0)
-    assert fallback_bucket(Shape(3, 383, 0), attrs.evolve(limits, max_model_len=384)) == Bucket(3, 384, 0)
-
-
-def test_fallback_of_a_contiguous_decode_ends_with_the_cache():
-    limits = attrs.evolve(LIMITS, contiguous=True)
-    assert fallback_bucket(Shape(2, 1, 299, Phase.DECODE), limits).num_blocks == 300
-
-
-def test_fallback_rounds_blocks_in_steps_of_32():
-    limits = attrs.evolve(LIMITS, max_model_len=65536)
-    assert fallback_bucket(Shape(1, 31, 31), limits) == Bucket(1, 128, 128)
-
-
-def test_fallback_counts_a_last_block_that_is_partly_full():
-    limits = attrs.evolve(LIMITS, max_model_len=32 * 128 + 2)
-    assert fallback_bucket(Shape(1, 1, 32), limits).num_blocks == 33
-
-
-def test_fallback_of_a_decode_with_drafts_takes_the_longest_query():
-    limits = attrs.evolve(LIMITS, max_draft_tokens=3)
-    assert fallback_bucket(Shape(1, 2, 300, Phase.DECODE), limits).query_len == 4
