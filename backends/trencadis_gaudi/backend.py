@@ -18,7 +18,15 @@ import torch
 
 from trencadis.clock import Clock
 from trencadis.errors import BackendError, ConfigValueError, OutOfMemoryError
-from trencadis.interfaces import AcceptanceRule, AllocationPlan, Backend, BackendCapabilities, PendingStep, Sampler
+from trencadis.interfaces import (
+    AcceptanceRule,
+    AllocationPlan,
+    Backend,
+    BackendCapabilities,
+    BlockCopies,
+    PendingStep,
+    Sampler,
+)
 from trencadis.records import (
     Batch,
     Bucket,
@@ -33,7 +41,7 @@ from trencadis.records import (
     WarmUpReport,
 )
 from trencadis_gaudi.adapter import ForwardAdapter, make_forward
-from trencadis_gaudi.block_swaps import BlockSwaps
+from trencadis_gaudi.block_swaps import THRESHOLDS, BlockSwaps
 from trencadis_gaudi.capture import Capture
 from trencadis_gaudi.config import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, GaudiConfig
 from trencadis_gaudi.device_rows import DeviceRows
@@ -41,6 +49,7 @@ from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.host_tables import HostTables
 from trencadis_gaudi.memory import MemoryShares, format_bytes, share_memory
+from trencadis_gaudi.memory_meter import MemoryMeter
 from trencadis_gaudi.model import LoadedModel, load_model
 from trencadis_gaudi.passes import GaudiPasses
 from trencadis_gaudi.profile_run import measure_activations
@@ -91,6 +100,8 @@ class GaudiBackend(Backend):
             contiguous=config.contiguous,
             shares_blocks=not config.contiguous,
             merges_prefills=config.merged_prefill,
+            swaps_blocks=True,
+            copy_sizes=tuple(2 * threshold for threshold in THRESHOLDS),
         )
 
     @property
@@ -134,6 +145,7 @@ class GaudiBackend(Backend):
                 block_size=DEFAULT_BLOCK_SIZE,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_num_seqs=min(max_num_seqs, self._config.max_prefill_batch_size),
+                scores_prompts=self._config.prompt_logprobs,
             )
         free, total = self.habana.hpu.mem_get_info()
         if activations >= free:
@@ -173,6 +185,7 @@ class GaudiBackend(Backend):
                 hint=f"Leave it at 0 for {DEFAULT_BLOCK_SIZE}.",
             )
         loaded, habana, config = self._model(), self.habana, self._config
+        self._meter = MemoryMeter(habana)
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
         habana.declare("KV cache", (plan.num_blocks + 1) * self._block_bytes(plan.block_size))
         self._cache = FlatKVCache(
@@ -188,7 +201,7 @@ class GaudiBackend(Backend):
         self._rows = DeviceRows(plan, habana)
         self._tables = HostTables(plan.num_rows, self._rows.tables.shape[1])
         self._sampler.allocate(num_rows=plan.num_rows + 1, vocab_size=loaded.facts.vocab_size, device=habana.device)
-        self._swaps = BlockSwaps(self._cache, config, habana)
+        self._swaps = BlockSwaps(self._cache, config, habana, num_host_blocks=plan.num_host_blocks)
         passes = GaudiPasses(
             self._cache, contiguous=config.contiguous, merged_prefill=config.merged_prefill, kernel=habana.kernel
         )
@@ -230,9 +243,18 @@ class GaudiBackend(Backend):
         )
         with self._on_device():
             report = self._warm_up.run(buckets, progress=progress)
+        logger.info("Initializing cache engine took %s", self._meter.summary())
         if self._config.emulated_frozen:
             self.habana.freeze()
         return report
+
+    @torch.inference_mode()
+    def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
+        """Prepare one more bucket, if the pace allows it."""
+        if self._warm_up is None:
+            return ()
+        with self._on_device(), self.habana.thawed():
+            return self._warm_up.rest(is_idle=is_idle)
 
     @torch.inference_mode()
     def prepare(self, bucket: Bucket) -> None:
@@ -244,6 +266,8 @@ class GaudiBackend(Backend):
     def run_bucket(self, bucket: Bucket, graph: bool) -> None:
         """Run a bucket on padding alone, which leaves no trace."""
         self._run(empty_pass(bucket), None, graph=graph)
+        if self._config.prompt_logprobs:
+            self._allocated().warm_scores(bucket)
 
     def warm_sampler(self, buckets: Sequence[Bucket]) -> None:
         """Let rows start and be sampled in every way that passes in these buckets do."""
@@ -259,6 +283,7 @@ class GaudiBackend(Backend):
         reads_ranges = self._config.contiguous or self._config.layout == "unified"
         if reads_ranges or self._config.defragmenter_graphs == "on":
             self._swaps.warm_up()
+        self._swaps.warm_up_host()
 
     def _sample(self, batch_size: int, steps: int, params: SamplingParams | None) -> None:
         """Sample zeros for rows that nobody has; their tokens are written where rows that start write over them."""
@@ -310,7 +335,7 @@ class GaudiBackend(Backend):
                 )
             pending.num_compilations = compiled.number
             if self._warm_up is not None:
-                self._warm_up.continue_with_one()
+                self._warm_up.pace.stepped()
         return pending
 
     def _pass(self, one: Pass, batch: Batch) -> PassResult:
@@ -333,6 +358,13 @@ class GaudiBackend(Backend):
         if len(sources):
             with self._on_device(), self.watch.compilations(warns=self._config.mode != "eager"):
                 self._swaps.copy(sources, targets)
+
+    @torch.inference_mode()
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Copy KV blocks to pinned host memory and back; returns when they are there."""
+        self._allocated()
+        with self._on_device(), self.watch.compilations(warns=self._config.mode != "eager"):
+            self._swaps.swap(outs=outs, ins=ins)
 
     def metrics(self) -> str:
         """Return what the watch counts."""

@@ -1,4 +1,6 @@
-"""Copies of KV blocks in a few sizes, so that a defragmenter does not compile one for every number of blocks.
+"""Copies of KV blocks in a few sizes, so that no number of blocks is compiled while a request waits.
+
+A defragmenter copies within the device, padded to thresholds; preemption by swap copies to host memory and back, block by block.
 
 Source: vllm-gaudi, extension/defragmentation.py (sizes, padding, warm-up).
 """
@@ -11,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from trencadis.interfaces import BlockCopies
 from trencadis.records import Int32Array
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import Habana
 from trencadis_torch.device import to_device
+from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.kv_cache import PagedKVCache
 
 __all__ = ["THRESHOLDS", "BlockSwaps", "padded_length"]
@@ -55,12 +59,19 @@ class BlockSwaps:
         cache: Changed.
         config: Whether copies are captured or compiled.
         habana: Where.
+        num_host_blocks: Blocks in host memory.
+
+    Raises:
+        OutOfMemoryError: The host has no room for them.
     """
 
-    def __init__(self, cache: PagedKVCache, config: GaudiConfig, habana: Habana) -> None:
+    def __init__(self, cache: PagedKVCache, config: GaudiConfig, habana: Habana, *, num_host_blocks: int = 0) -> None:
         self._cache = cache
         self._habana = habana
         self._copies: Any = _Copies(cache)
+        self._host_blocks = HostBlocks(
+            cache, num_blocks=num_host_blocks, gather=self._gather, scatter=self._scatter, most=1
+        )
         self._compiles = config.swaps_in_graphs and config.mode == "compile"
         if config.swaps_in_graphs and config.mode == "lazy":
             self._copies = habana.hpu.wrap_in_hpu_graph(self._copies, disable_tensor_cache=True)
@@ -79,6 +90,29 @@ class BlockSwaps:
         else:
             self._copies(*pair)
         self._habana.mark_step()
+
+    def swap(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Copy blocks to host memory and back, one after the other: there is one shape whatever their number."""
+        self._habana.mark_step()
+        with self._habana.outside():  # transfers are no operations of the device
+            self._host_blocks.swap(outs=outs, ins=ins)
+
+    def _gather(self, blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with self._habana.active():
+            gathered = self._cache.gather(blocks)
+            self._habana.mark_step()
+        return gathered
+
+    def _scatter(self, blocks: torch.Tensor, contents: tuple[torch.Tensor, ...]) -> None:
+        with self._habana.active():
+            self._cache.scatter(blocks, contents)
+            self._habana.mark_step()
+
+    def warm_up_host(self) -> None:
+        """Copy the padding block out and back, if there is host memory for blocks."""
+        if self._host_blocks.num_blocks:
+            first, padding = np.zeros(1, np.int32), np.full(1, self._cache.padding_block, np.int32)
+            self.swap(outs=BlockCopies(sources=padding, targets=first), ins=BlockCopies(sources=first, targets=padding))
 
     def warm_up(self) -> int:
         """Swap two blocks once for each size, and once more if they would stay swapped; returns the number of swaps."""

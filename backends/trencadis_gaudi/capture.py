@@ -83,6 +83,24 @@ class Capture:
         self.graphs[bucket] = used
         return used
 
+    def within_margin(self, bucket: Bucket) -> None:
+        """Capture one bucket.
+
+        Raises:
+            OutOfMemoryError: It does not fit, or it is there and leaves less free than the margin. No new shape becomes a graph from
+                then on.
+        """
+        try:
+            self.bucket(bucket)
+            free = self._habana.free_bytes()
+            if free < self._margin:
+                raise OutOfMemoryError(
+                    f"{format_bytes(free)} are free, less than the margin of {format_bytes(self._margin)}."
+                )
+        except OutOfMemoryError:
+            self._bounded = True
+            raise
+
     def every(self, buckets: Sequence[Bucket], *, done: Callable[[Bucket], None]) -> None:
         """Capture every bucket, in the order given; if memory is short, as many as fit, smallest first.
 
@@ -93,11 +111,7 @@ class Capture:
             if bucket in self.graphs:
                 continue
             try:
-                self.bucket(bucket)
-                if self._habana.free_bytes() < self._margin:
-                    raise OutOfMemoryError(
-                        f"{format_bytes(self._habana.free_bytes())} are free, less than the margin of {format_bytes(self._margin)}."
-                    )
+                self.within_margin(bucket)
             except OutOfMemoryError as error:
                 self._fail_if_asked(error)
                 logger.warning("%s Memory for graphs is short: capturing again, the smallest buckets first.", error)

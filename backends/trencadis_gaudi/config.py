@@ -20,6 +20,7 @@ MODES = ("lazy", "compile", "eager")
 
 DEFAULT_BLOCK_SIZE = 128
 _TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
+_FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 BLOCK_SIZES = (16, 128, 528, 768)
 """Tokens per block that the attention kernels know."""
 
@@ -42,12 +43,24 @@ def _lazy_or_compile(text: str) -> str:
     return "lazy" if text == "1" else "compile"
 
 
+def _truth(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError("must be true or false (also: yes, no, on, off, 1, 0).")
+    return word in _TRUE
+
+
 def _unified_or_padded(text: str) -> str:
-    return "unified" if text.lower() in _TRUE else "padded"
+    return "unified" if _truth(text) else "padded"
+
+
+def _contiguous_without_sharing(text: str) -> Any:
+    """Without prefix caching the vendor reads by range, too. Source: vllm-gaudi, extension/features.py."""
+    return attrs.NOTHING if _truth(text) else True
 
 
 def _on_or_off(text: str) -> str:
-    return "on" if text.lower() in _TRUE else "off"
+    return "on" if _truth(text) else "off"
 
 
 def _logs_passes(text: str) -> Any:
@@ -91,7 +104,9 @@ class GaudiConfig:
         aliases={"VLLM_UNIFIED_ATTN": _unified_or_padded},
     )
     contiguous: bool = _setting(
-        False, "Decode passes read KV blocks by range instead of gathering them by id.", aliases="VLLM_CONTIGUOUS_PA"
+        False,
+        "Decode passes read KV blocks by range instead of gathering them by id.",
+        aliases={"VLLM_CONTIGUOUS_PA": None, "VLLM_PREFIX_CACHING": _contiguous_without_sharing},
     )
     max_prefill_batch_size: int = _setting(
         1, "Most prompts in one prefill pass.", unit="sequences", validator=ge(1), aliases="VLLM_PROMPT_BS_BUCKET_MAX"
@@ -147,9 +162,21 @@ class GaudiConfig:
     )
     warmup_required: int = _setting(
         0,
-        "Buckets prepared before the first request, the largest first; each step then prepares one of the rest. 0: all.",
+        "Buckets prepared before the first request: those that cover all others, then the largest; the rest follows. 0: all.",
         unit="buckets",
         validator=ge(0),
+    )
+    warmup_quiet_s: float = _setting(
+        0.5, "How long no step must have run before the rest of the buckets is prepared.", unit="s", validator=ge(0)
+    )
+    warmup_step_s: float = _setting(
+        0.0,
+        "Time that a step gives to the rest of the buckets, saved up until it pays for one; 0: none.",
+        unit="s",
+        validator=ge(0),
+    )
+    prompt_logprobs: bool = _setting(
+        False, "Warm up for log-probabilities of prompts too: a second program for each bucket."
     )
     expected_graph_s: float = _setting(
         0.4, "Time to prepare one bucket, for the estimate before the warm-up.", unit="s", validator=gt(0)

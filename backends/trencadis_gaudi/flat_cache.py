@@ -59,7 +59,21 @@ class FlatKVCache(PagedKVCache):
             sources: int64 ``[n]``.
             targets: int64 ``[n]``, no block twice but the padding block.
         """
-        offsets = torch.arange(self.block_size, device=self.device)
-        sources, targets = ((ids[:, None] * self.block_size + offsets).flatten() for ids in (sources, targets))
+        sources, targets = self._slots(sources), self._slots(targets)
         for cache in self._flat:
             cache.index_copy_(0, targets, cache.index_select(0, sources))
+
+    def gather(self, blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return copies of some blocks; as in the base class."""
+        slots = self._slots(blocks)
+        return tuple(torch.unflatten(cache.index_select(0, slots), 0, (-1, self.block_size)) for cache in self._flat)
+
+    def scatter(self, blocks: torch.Tensor, contents: tuple[torch.Tensor, ...]) -> None:
+        """Write blocks in place; as in the base class."""
+        slots = self._slots(blocks)
+        for cache, content in zip(self._flat, contents, strict=True):
+            cache.index_copy_(0, slots, content.flatten(0, 1))
+
+    def _slots(self, blocks: torch.Tensor) -> torch.Tensor:
+        offsets = torch.arange(self.block_size, device=self.device)
+        return (blocks[:, None] * self.block_size + offsets).flatten()

@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +89,18 @@ class Habana:
         """Make compiling an error from now on, on the emulated device."""
         if self.emulated is not None:
             self.emulated.frozen = True
+
+    @contextlib.contextmanager
+    def thawed(self) -> Iterator[None]:
+        """Allow the emulated device to compile within a ``with`` block, frozen or not."""
+        frozen = self.emulated is not None and self.emulated.frozen
+        if self.emulated is not None:
+            self.emulated.frozen = False
+        try:
+            yield
+        finally:
+            if self.emulated is not None:
+                self.emulated.frozen = frozen
 
     def free_bytes(self) -> int:
         """Return the free memory of the device."""

@@ -17,6 +17,7 @@ from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.host_tables import HostTables
 from trencadis_gaudi.memory import format_bytes
+from trencadis_gaudi.memory_meter import MemoryMeter
 from trencadis_gaudi.model import LoadedModel
 from trencadis_gaudi.passes import GaudiPasses
 from trencadis_gaudi.runner import empty_pass
@@ -42,7 +43,13 @@ def profile_bucket(*, max_num_batched_tokens: int, max_num_seqs: int, max_model_
 
 @torch.inference_mode()
 def measure_activations(
-    loaded: LoadedModel, habana: Habana, *, block_size: int, max_num_batched_tokens: int, max_num_seqs: int
+    loaded: LoadedModel,
+    habana: Habana,
+    *,
+    block_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    scores_prompts: bool = False,
 ) -> int:
     """Return the peak of the temporaries of the largest prefill, bytes; leaves nothing behind.
 
@@ -52,6 +59,7 @@ def measure_activations(
         block_size: Tokens per block.
         max_num_batched_tokens: Tokens of a step.
         max_num_seqs: Most prompts of a prefill pass.
+        scores_prompts: Logits of every token are wanted, not of the last ones alone.
     """
     bucket = profile_bucket(
         max_num_batched_tokens=max_num_batched_tokens,
@@ -75,14 +83,17 @@ def measure_activations(
     rows = DeviceRows(plan, habana)
     habana.mark_step()
     habana.hpu.reset_peak_memory_stats()
+    meter = MemoryMeter(habana)
     before = habana.hpu.memory_allocated()
     inputs = passes.inputs(empty_pass(tried), rows, HostTables(plan.num_rows, 1).blocks)
-    keep = torch.zeros(tried.batch_size, dtype=torch.int64, device=habana.device)
+    num_logits = tried.num_tokens if scores_prompts else tried.batch_size
+    keep = torch.zeros(num_logits, dtype=torch.int64, device=habana.device)
     logits = ForwardAdapter(loaded.model, passes)(inputs.token_ids, inputs.positions, keep, inputs.tensors)
     habana.mark_step()
     habana.hpu.synchronize()
     peak = max(0, habana.hpu.max_memory_allocated() - before)
     del logits
     activations = int(peak * bucket.num_tokens / tried.num_tokens)
-    logger.info("Model profiling run took %s for %s.", format_bytes(activations), bucket)
+    logger.info("Model profiling run took %s", meter.summary())
+    logger.info("The largest prefill, %s, takes %s of activations.", bucket, format_bytes(activations))
     return activations

@@ -16,8 +16,9 @@ from trencadis_gaudi.adapter import Forward
 from trencadis_gaudi.device_rows import DeviceRows
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.passes import GaudiPasses, PassInputs
+from trencadis_gaudi.prompt_scores import NO_PROMPTS, padded_plan, score_padded
 from trencadis_torch.device import to_device
-from trencadis_torch.prompt_logprobs import PromptPlan, score_prompt
+from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan
 from trencadis_torch.runner import PassResult
 from trencadis_torch.verify import SamplePlan, emit
 
@@ -77,18 +78,11 @@ class GaudiRunner:
         shaped = attrs.evolve(one, bucket=self.sampling_bucket(one.bucket))
         samples = SamplePlan.of(shaped, inputs.firsts, self._rows.history, padded=True)
         prompts = PromptPlan.of(one, inputs.firsts, self._rows)
-        if prompts is not None:
-            self._habana.mark_step()
-            every = np.arange(inputs.token_ids.numel())
-            logits = self._logits(inputs, every, graph=False)
-            scores = score_prompt(logits.index_select(0, to_device(prompts.tokens, logits.device)), prompts, self._rows)
-            if samples is not None:
-                logits = logits.index_select(0, to_device(samples.tokens, logits.device))
-            self._habana.mark_step()
+        keep = np.zeros(_num_logits(shaped.bucket), np.int64) if samples is None else samples.tokens
+        if prompts is None:
+            scores, logits = None, self._logits(inputs, keep, graph=graph)
         else:
-            scores = None
-            keep = np.zeros(_num_logits(shaped.bucket), np.int64) if samples is None else samples.tokens
-            logits = self._logits(inputs, keep, graph=graph)
+            scores, logits = self._scored(inputs, prompts, keep)
         emitted = None
         if samples is not None:
             emitted = emit(
@@ -96,6 +90,24 @@ class GaudiRunner:
             )
             self._habana.mark_step()
         return PassResult(emitted=emitted, prompt=scores, num_padded_tokens=inputs.token_ids.numel())
+
+    def warm_scores(self, bucket: Bucket) -> None:
+        """Run a bucket on padding as it runs if log-probabilities of prompts are asked for."""
+        one = empty_pass(bucket)
+        inputs = self._passes.inputs(one, self._rows, self._tables)
+        self._scored(inputs, NO_PROMPTS, np.zeros(_num_logits(self.sampling_bucket(bucket)), np.int64))
+
+    def _scored(
+        self, inputs: PassInputs, prompts: PromptPlan, keep: npt.NDArray[np.int64]
+    ) -> tuple[PromptLogprobs, torch.Tensor]:
+        """Return the scores of prompts, and the logits to keep; no graph: few buckets are ever asked for this."""
+        num_tokens = inputs.token_ids.numel()
+        self._habana.mark_step()
+        logits = self._logits(inputs, np.arange(num_tokens), graph=False)
+        scores = score_padded(logits, padded_plan(prompts, num_tokens), prompts, self._rows)
+        kept = logits.index_select(0, to_device(keep, logits.device))
+        self._habana.mark_step()
+        return scores, kept
 
     def sampling_bucket(self, bucket: Bucket) -> Bucket:
         """Return the bucket with as many rows as sequences may be sampled in it. Pure."""

@@ -1,6 +1,6 @@
 """The warm-up: everything that would be compiled while a request waits is compiled before the first one.
 
-    estimate ─▶ sampler ─▶ defragmenter ─▶ prefills ─▶ decodes ─▶ hot replay
+    estimate ─▶ sampler ─▶ defragmenter ─▶ prefills ─▶ decodes ─▶ hot replay   ┄▶ the rest, while there is nothing to serve
 
 Orders, skips and log lines are the vendor plugin's. Buckets are compiled without being run where the bridge can do that; sampler and
 block swaps always run, as the host looks at their results.
@@ -17,15 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from trencadis.clock import Clock
+from trencadis.errors import OutOfMemoryError
 from trencadis.records import Bucket, Phase, WarmUpReport
 from trencadis_gaudi.adapter import dynamo_limits
+from trencadis_gaudi.bucket_order import representatives, required_first
 from trencadis_gaudi.capture import Capture, log_bucket
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
+from trencadis_gaudi.pace import Pace
 from trencadis_gaudi.watch import Watch
 
-__all__ = ["Steps", "WarmUp", "compile_only", "representatives"]
+__all__ = ["Steps", "WarmUp", "compile_only"]
 
 logger = logging.getLogger("trencadis.gaudi")
 
@@ -58,6 +61,9 @@ class WarmUp:
         watch: Is told what is prepared.
         clock: For the duration.
         steps: Does the work.
+
+    Attributes:
+        pace: Of what is put off; is to be told of steps.
     """
 
     def __init__(
@@ -71,6 +77,9 @@ class WarmUp:
         self._steps = steps
         self._prepared: list[Bucket] = []
         self._rest: deque[Bucket] = deque()
+        self.pace = Pace(
+            clock, quiet_s=config.warmup_quiet_s, step_s=config.warmup_step_s, expected_s=config.expected_graph_s
+        )
 
     def run(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
         """Warm up; see ``Backend.warm_up``.
@@ -87,26 +96,49 @@ class WarmUp:
                 self._announce(buckets)
                 self._prepare(buckets, progress)
         allocated = free - self._habana.free_bytes()
-        logger.info(
-            "Warmup finished in %.0f secs, allocated %s of device memory",
-            self._clock.now_s() - start_s,
-            format_bytes(allocated),
-        )
+        took_s = self._clock.now_s() - start_s
+        logger.info("Warmup finished in %.0f secs, allocated %s of device memory", took_s, format_bytes(allocated))
         self._watch.graphs(len(self._capture.graphs), self._capture.graph_bytes)
+        self._watch.warm_up(took_s, num_prepared=len(self._prepared), num_deferred=len(self._rest))
         return WarmUpReport(
             prepared=tuple(self._prepared),
             num_graphs=len(self._capture.graphs),
             graph_bytes=self._capture.graph_bytes,
             num_compilations=compiled.number,
+            num_deferred=len(self._rest),
         )
 
-    def continue_with_one(self) -> None:
-        """Prepare one bucket of the rest, if there is any."""
-        if self._rest:
-            bucket = self._rest.popleft()
-            with self._watch.compilations(warns=False):
-                self._steps.run_bucket(bucket, self._capture.as_graph(bucket))
-            self._watch.warmed_up(bucket)
+    def rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
+        """Prepare one bucket of what was put off, if the pace allows it; returns it.
+
+        Args:
+            is_idle: Nothing is being served.
+        """
+        if not self._rest or not self.pace.allows(is_idle=is_idle):
+            return ()
+        bucket, start_s = self._rest.popleft(), self._clock.now_s()
+        with self._watch.compilations(warns=False):
+            self._prepare_late(bucket)
+        took_s = self._clock.now_s() - start_s
+        self.pace.took(took_s, is_idle=is_idle)
+        self._prepared.append(bucket)
+        self._watch.warmed_up(bucket)
+        self._watch.graphs(len(self._capture.graphs), self._capture.graph_bytes)
+        self._watch.warm_up(took_s, num_prepared=len(self._prepared), num_deferred=len(self._rest))
+        num_all = len(self._prepared) + len(self._rest)
+        log_bucket(_NAMES[bucket.phase], bucket, len(self._prepared), num_all, self._habana.free_bytes())
+        return (bucket,)
+
+    def _prepare_late(self, bucket: Bucket) -> None:
+        if not self._capture.as_graph(bucket):
+            self._steps.run_bucket(bucket, False)
+            return
+        try:
+            self._capture.within_margin(bucket)
+        except OutOfMemoryError as error:
+            # An engine that serves goes on: its larger graphs are there already.
+            logger.warning("%s It runs without a graph.", error)
+            self._steps.run_bucket(bucket, False)
 
     def _announce(self, buckets: Sequence[Bucket]) -> None:
         each_s = self._config.expected_graph_s
@@ -138,11 +170,12 @@ class WarmUp:
 
     def _split(self, buckets: Sequence[Bucket]) -> list[Bucket]:
         """Return what is prepared now, and keep the rest for later."""
-        order = sorted(buckets, key=lambda bucket: (bucket.num_tokens + bucket.num_blocks, bucket), reverse=True)
-        count = self._config.warmup_required or len(order)
+        count = self._config.warmup_required
+        order, num_covering = required_first(buckets)
+        count = max(count, num_covering) if count else len(order)
         self._rest.extend(order[count:])
         if self._rest:
-            logger.info("%d buckets are prepared now, %d after the first steps.", count, len(self._rest))
+            logger.info("%d buckets are prepared now, %d while there is nothing to serve.", count, len(self._rest))
         return order[:count]
 
     def _compile(self, phases: dict[Phase, list[Bucket]], progress: Callable[[int, int], None] | None) -> None:
@@ -189,12 +222,6 @@ def compile_only(habana: Habana) -> Iterator[None]:
                 "Please update Gaudi Software Suite."
             )
         yield
-
-
-def representatives(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Return the smallest, a middling and the largest of some buckets, each once. Pure."""
-    order = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.num_blocks, bucket))
-    return [order[index] for index in sorted({0, len(order) // 2, len(order) - 1})] if order else []
 
 
 def _set_dynamo_limits(num_buckets: int, *, regional: bool) -> None:

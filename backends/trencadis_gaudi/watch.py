@@ -73,14 +73,26 @@ class Watch:
         self._passes = self._counter(
             "bucket_passes", "Passes by bucket.", "phase", "batch_size", "query_len", "num_blocks"
         )
+        self._padding = self._gauge(
+            "padding_ratio", "Share of the positions computed that are padding, by phase.", "phase"
+        )
         self._graphs = self._gauge("graphs", "Captured graphs.")
         self._graph_bytes = self._gauge("graph_bytes", "Memory of captured graphs, bytes.")
+        self._warm_up_s = self._counter("warmup_seconds", "Time spent on preparing buckets.")
+        self._buckets = self._gauge("warmup_buckets", "Buckets that are prepared, and that will be.", "state")
+        self._num_positions: dict[str, list[int]] = {}
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"trencadis_gaudi_{name}", text, labels, registry=self._registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"trencadis_gaudi_{name}", text, registry=self._registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"trencadis_gaudi_{name}", text, labels, registry=self._registry)
+
+    def warm_up(self, seconds: float, *, num_prepared: int, num_deferred: int) -> None:
+        """Note that preparing took ``seconds`` more, how many buckets are ready, and how many are put off."""
+        self._warm_up_s.inc(max(0.0, seconds))
+        self._buckets.labels("prepared").set(num_prepared)
+        self._buckets.labels("deferred").set(num_deferred)
 
     def warmed_up(self, bucket: Bucket) -> None:
         """Note that a bucket is prepared."""
@@ -103,8 +115,13 @@ class Watch:
             logger.warning("Configuration: %s was not warmed-up!", _named(one.bucket, found))
         phase, *sizes = found
         num_real = int(one.query_lens.sum())
+        num_padding = max(0, one.bucket.num_tokens - num_real)
         self._positions.labels(phase, "real").inc(num_real)
-        self._positions.labels(phase, "padding").inc(max(0, one.bucket.num_tokens - num_real))
+        self._positions.labels(phase, "padding").inc(num_padding)
+        sums = self._num_positions.setdefault(phase, [0, 0])
+        sums[0] += num_padding
+        sums[1] += num_real + num_padding
+        self._padding.labels(phase).set(sums[0] / max(1, sums[1]))
         self._passes.labels(phase, *map(str, sizes)).inc()
 
     @contextlib.contextmanager

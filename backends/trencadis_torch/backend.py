@@ -20,13 +20,22 @@ import torch
 
 from trencadis.clock import Clock
 from trencadis.errors import BackendError, OutOfMemoryError
-from trencadis.interfaces import AcceptanceRule, AllocationPlan, Backend, BackendCapabilities, PendingStep, Sampler
+from trencadis.interfaces import (
+    AcceptanceRule,
+    AllocationPlan,
+    Backend,
+    BackendCapabilities,
+    BlockCopies,
+    PendingStep,
+    Sampler,
+)
 from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, Pass
 from trencadis_torch import bridge
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.encoder import is_encoder, load_encoder
+from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.inspection import attention_layers, model_facts
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.loader import ModelFiles, find_model, load_decoder
@@ -72,6 +81,7 @@ class TorchBackend(Backend):
             layout=config.layout,
             default_block_size=BLOCK_SIZE,
             max_prefill_batch_size=config.max_prefill_batch_size if config.layout == "padded" else 0,
+            swaps_blocks=True,
         )
 
     @property
@@ -143,7 +153,7 @@ class TorchBackend(Backend):
             )
 
     def allocate(self, plan: AllocationPlan) -> None:
-        """Allocate the KV cache, the rows and the sampler's state.
+        """Allocate the KV cache, host memory for its blocks, the rows and the sampler's state.
 
         Raises:
             OutOfMemoryError: No room.
@@ -152,6 +162,7 @@ class TorchBackend(Backend):
         self._cache = PagedKVCache(
             self._layers, num_blocks=plan.num_blocks, block_size=plan.block_size, device=self._device
         )
+        self._host_blocks = HostBlocks(self._cache, num_blocks=plan.num_host_blocks)
         with self._on_device(), _named_memory_errors("the rows' state"):
             self._rows = Rows(plan, self._device)
             self._sampler.allocate(num_rows=plan.num_rows, vocab_size=self._facts.vocab_size, device=self._device)
@@ -216,11 +227,17 @@ class TorchBackend(Backend):
             pairs = to_device(np.stack([sources, targets]).astype(np.int64), self._device)
             self._cache.copy_blocks(pairs[0], pairs[1])
 
+    @torch.inference_mode()
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Copy KV blocks to host memory and back, all layers; on CUDA in the stream of the steps, without waiting."""
+        with self._on_device():
+            self._host_blocks.swap(outs=outs, ins=ins)
+
     def close(self) -> None:
         """Let go of model and cache; may be called twice."""
         self._model = self._runner = self._embedder = None
-        self.__dict__.pop("_cache", None)
-        self.__dict__.pop("_rows", None)
+        for name in ("_cache", "_host_blocks", "_rows"):
+            self.__dict__.pop(name, None)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

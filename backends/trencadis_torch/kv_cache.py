@@ -83,6 +83,11 @@ class PagedKVCache:
         """The block that padding reads and writes."""
         return self.num_blocks
 
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """Keys, then values, of all layers, by block."""
+        return (*self.keys, *self.values)
+
     def _empty(self, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
         # Zeros, not whatever is there: a masked slot still enters products, and 0 × NaN is NaN.
         shape = (self.num_blocks + 1, self.block_size, layer.num_kv_heads, head_dim)
@@ -116,5 +121,23 @@ class PagedKVCache:
             sources: int64 ``[n]``.
             targets: int64 ``[n]``, no block twice.
         """
-        for cache in (*self.keys, *self.values):
+        for cache in self.parts:
             cache.index_copy_(0, targets, cache.index_select(0, sources))
+
+    def gather(self, blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return copies of some blocks: of each of ``parts``, in the same order, ``[n, block_size, num_kv_heads, head_dim]``.
+
+        Args:
+            blocks: int64 ``[n]``.
+        """
+        return tuple(cache.index_select(0, blocks) for cache in self.parts)
+
+    def scatter(self, blocks: torch.Tensor, contents: tuple[torch.Tensor, ...]) -> None:
+        """Write what :meth:`gather` returned into blocks, in place.
+
+        Args:
+            blocks: int64 ``[n]``, none twice but the padding block.
+            contents: Of each of ``parts``.
+        """
+        for cache, content in zip(self.parts, contents, strict=True):
+            cache.index_copy_(0, blocks, content)

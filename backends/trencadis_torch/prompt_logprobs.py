@@ -61,7 +61,7 @@ class PromptLogprobs:
 
     Attributes:
         plan: Of what.
-        token_ids: The prompt's tokens, ``[P]``.
+        token_ids: The prompt's tokens, ``[P]``; like the rest it may go on beyond the plan's positions, with padding.
         logprobs: Theirs, ``[P]``.
         ranks: Theirs, ``[P]``.
         top_token_ids: ``[P, most]``.
@@ -77,15 +77,13 @@ class PromptLogprobs:
 
     def records(self) -> list[TokenLogprobs]:
         """Return one record per position; waits for the device."""
+        scores = (self.token_ids, self.logprobs, self.ranks, self.top_token_ids, self.top_logprobs)
         columns = zip(
             self.plan.indices.tolist(),
             self.plan.positions.tolist(),
             self.plan.num_top.tolist(),
-            self.token_ids.tolist(),
-            self.logprobs.tolist(),
-            self.ranks.tolist(),
-            self.top_token_ids.tolist(),
-            self.top_logprobs.tolist(),
+            # Cut on the host: a device that compiles would do so for each length.
+            *(column.cpu()[: len(self.plan.indices)].tolist() for column in scores),
             strict=True,
         )
         return [
@@ -102,17 +100,18 @@ class PromptLogprobs:
         ]
 
 
-def score_prompt(logits: torch.Tensor, plan: PromptPlan, rows: Rows) -> PromptLogprobs:
+def score_prompt(logits: torch.Tensor, plan: PromptPlan, rows: Rows, *, num_top: int | None = None) -> PromptLogprobs:
     """Score the prompt tokens that follow the plan's positions.
 
     Args:
         logits: ``[P, V]`` in the model's dtype.
         plan: Whose.
         rows: The tokens.
+        num_top: Alternatives to find, whatever the plan's positions ask for; None: as many as they do.
     """
     where = to_device(np.stack([plan.rows, plan.positions + 1]), logits.device)
     targets = rows.tokens[where[0], where[1]].long()
-    most = int(plan.num_top.max())
+    most = int(plan.num_top.max()) if num_top is None else num_top
     parts = []
     for first in range(0, len(targets), SLICE):
         scores = logits[first : first + SLICE].float().log_softmax(-1)

@@ -24,6 +24,8 @@ def open_engine(
     max_num_seqs: int = 4,
     num_blocks: int = 24,
     prefix_caching: bool = True,
+    warmup: bool = True,
+    preemption: str = "recompute",
     strategy_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
@@ -35,7 +37,12 @@ def open_engine(
         "bucketing": {"name": strategy, strategy: strategy_options or {}},
         "cache": {"block_size": 16, "num_blocks": num_blocks, "prefix_caching": prefix_caching},
         "defragmenter": defragmenter or {},
-        "engine": {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 64},
+        "engine": {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": 64,
+            "warmup": warmup,
+            "preemption": preemption,
+        },
         "observer": {"names": []},
     }
     config, registry = configure({"path": str(path), "max_model_len": MAX_MODEL_LEN}, config_file=None, tables=tables)
@@ -53,11 +60,28 @@ _KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "bad_token_ids": (4, 5), "min_tokens": 1, "logprobs": 0},
     {"temperature": 0.5, "top_k": 5, "top_p": 0.9},
     {"temperature": 0.0, "allowed_token_ids": tuple(range(10, 60)), "repetition_penalty": 1.3},
+    {"frequency_penalty": 0.4, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "logprobs": 2},
+    # The vendor's configurations that are none of those above.
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9, "top_k": 50},
+    {"temperature": 0.3, "top_p": 0.95, "top_k": 20},
+    {"temperature": 1.2, "top_p": 0.8, "top_k": 100},
+    {"temperature": 0.8, "top_p": 0.85},
 )
 
 
-def serve(engine: Engine, seed: int, *, num_requests: int = 14, greedy: bool = False) -> dict[str, FinishedSequence]:
-    """Run random requests of all lengths, arriving a few at a time; returns what became of each."""
+def serve(
+    engine: Engine, seed: int, *, num_requests: int = 14, greedy: bool = False, scores_prompts: bool = False
+) -> dict[str, FinishedSequence]:
+    """Run random requests of all lengths, arriving a few at a time; returns what became of each.
+
+    Args:
+        engine: Idle.
+        seed: Of the workload.
+        num_requests: How many.
+        greedy: All of them are.
+        scores_prompts: Some ask for log-probabilities of their prompts.
+    """
     rng = random.Random(seed)
     shared = tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(40))
     finished: list[FinishedSequence] = []
@@ -67,6 +91,8 @@ def serve(engine: Engine, seed: int, *, num_requests: int = 14, greedy: bool = F
         if rng.random() < 0.3:
             prompt = (*shared, *prompt)[:length]
         kind = _KINDS[0] if greedy else rng.choice(_KINDS)
+        if scores_prompts and rng.random() < 0.5:
+            kind = {**kind, "prompt_logprobs": rng.choice((0, 1, 50))}
         params = SamplingParams(max_tokens=rng.randrange(1, 12), ignore_eos=rng.random() < 0.5, **kind)
         engine.add(Request(request_id=f"{seed}/{index}", prompt_token_ids=prompt, params=params))
         for _ in range(rng.randrange(4)):

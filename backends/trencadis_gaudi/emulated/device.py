@@ -102,8 +102,9 @@ class EmulatedDevice:
         if self.used_bytes + num_bytes > self.total_bytes:
             self._accounts[name] = before
             raise EmulatedMemoryError(
-                f"{name} needs {num_bytes} bytes; {self.total_bytes - self.used_bytes + before} of "
-                f"{self.total_bytes} are free."
+                f"[backend.gaudi] emulated_memory_bytes = {self.total_bytes}: {name} needs {num_bytes} bytes, and "
+                f"{self.total_bytes - self.used_bytes + before} are free.",
+                hint="Raise it, or take a smaller model or less memory for the cache.",
             )
         if num_bytes:
             self._accounts[name] = num_bytes

@@ -9,33 +9,57 @@ Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, under which no recipe is la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["dry_run"]
+__all__ = ["DryRuns"]
 
 
-def dry_run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return what stands for the result of an operation on CPU tensors.
+class DryRuns:
+    """Operations that are not run. What shape an operation's result has is found out once for each kind of arguments."""
 
-    Args:
-        func: An overload, as a dispatch mode is given it.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
-    schema = func._schema  # noqa: SLF001 - torch shows an operation's schema nowhere else
-    if schema.is_mutable:
-        return args[0] if _is_in_place(schema) else func(*args, **kwargs)
-    if any(result.alias_info is not None for result in schema.returns) or not _has_tensor(args):
-        return func(*args, **kwargs)
-    try:
-        result = func(*tree_map_only(torch.Tensor, _shape_of, args), **tree_map_only(torch.Tensor, _shape_of, kwargs))
-    except NotImplementedError:
-        return func(*args, **kwargs)  # its result's shape is not known without running it
-    return tree_map_only(torch.Tensor, _unwritten, result)
+    def __init__(self) -> None:
+        self._results: dict[Hashable, Any] = {}
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what stands for the result of an operation on CPU tensors.
+
+        Args:
+            func: An overload, as a dispatch mode is given it.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        schema = func._schema  # noqa: SLF001 - torch shows an operation's schema nowhere else
+        if schema.is_mutable:
+            return args[0] if _is_in_place(schema) else func(*args, **kwargs)
+        if any(result.alias_info is not None for result in schema.returns) or not _has_tensor(args):
+            return func(*args, **kwargs)
+        key = (func, _kind(args), tuple((name, _kind(kwargs[name])) for name in sorted(kwargs)))
+        if key not in self._results:
+            try:
+                self._results[key] = func(*_shapes_of(args), **_shapes_of(kwargs))
+            except NotImplementedError:
+                return func(*args, **kwargs)  # its result's shape is not known without running it
+        result = self._results[key]
+        return (
+            _unwritten(result) if isinstance(result, torch.Tensor) else tree_map_only(torch.Tensor, _unwritten, result)
+        )
+
+
+def _kind(value: Any) -> Hashable:
+    """Return what the shape of a result may depend on; numbers of two types are never equal."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind, value))
+    return type(value), value
+
+
+def _shapes_of(values: Any) -> Any:
+    return tree_map_only(torch.Tensor, _shape_of, values)
 
 
 def _is_in_place(schema: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
-from trencadis_gaudi.emulated.dry_run import dry_run
+from trencadis_gaudi.emulated.dry_run import DryRuns
 
 __all__ = ["Recorder", "Recording"]
 
@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = device
         self._open = Recording()
         self._graphs: list[Recording] = []
+        self._dry = DryRuns()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -86,7 +87,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._refuse_or_flush(name, args)
         # Outside lazy mode graphs of torch.compile run unseen, on what these operations return.
         dry = self._device.compile_only and self._device.lazy and name not in _FREE and name not in _HOST_READS
-        result = dry_run(func, args, kwargs) if dry else func(*args, **kwargs)
+        result = self._dry.run(func, args, kwargs) if dry else func(*args, **kwargs)
         if name not in _FREE:
             self._take(name, args, kwargs, result)
         return result

@@ -99,14 +99,20 @@ def test_drafts_are_verified_without_compiling(model_path):
     assert output.num_compilations == 0
 
 
-def test_prompt_logprobs_are_compiled_for_and_that_is_counted(model_path):
-    backend = loaded(model_path("llama"))
-    backend.warm_up(BUCKETS)
-    driver = BackendDriver(backend, PLAN, bucket=lambda _: Bucket(1, 32, 0))
-    driver.start(0, tiny_models.prompt(20), params=SamplingParams(temperature=0.0, prompt_logprobs=1))
-    output = driver.step([Work(0)])
-    assert len(output.prompt_logprobs) == 19
-    assert output.num_compilations > 0
+@pytest.mark.parametrize("mode", ["lazy", "compile"])
+def test_prompt_logprobs_are_compiled_for_when_asked_or_before_if_configured(model_path, mode):
+    found = []
+    for warms_up in (False, True):
+        backend = loaded(model_path("llama"), mode=mode, prompt_logprobs=warms_up)
+        backend.warm_up(BUCKETS[:1])
+        driver = BackendDriver(backend, PLAN, bucket=lambda _: Bucket(1, 32, 0))
+        driver.start(0, tiny_models.prompt(20), params=SamplingParams(temperature=0.0, prompt_logprobs=1))
+        found.append(driver.step([Work(0)]))
+    late, ready = found
+    assert len(late.prompt_logprobs) == 19
+    assert late.prompt_logprobs == ready.prompt_logprobs
+    assert late.num_compilations > 0
+    assert ready.num_compilations == 0
 
 
 def test_capabilities_follow_the_config():
@@ -173,22 +179,25 @@ def test_engine_with_little_memory_serves_what_it_could_not_capture(model_path):
     assert not {one.error for one in served.values()} - {""}
 
 
-def test_buckets_behind_the_required_ones_are_prepared_between_steps(model_path):
-    engine = gaudi_engines.open_engine(model_path("llama"), warmup_required=3)
-    total = len(engine.warm_up.buckets)
-    assert len(engine.warm_up.report.prepared) == 3
-    assert len(engine.warm_up.skipped) == total - 3
-    for index in range(total):
+def test_buckets_behind_the_required_ones_are_prepared_in_a_share_of_each_step(model_path):
+    """A busy engine: it is never asked to work ahead."""
+    engine = gaudi_engines.open_engine(
+        model_path("llama"),
+        strategy_options={"prompt_query_limit": 2},
+        emulated_frozen=True,
+        warmup_required=8,
+        warmup_step_s=1000.0,
+    )
+    total, num_left = len(engine.warm_up.buckets), len(engine.warm_up.skipped)
+    assert 0 < num_left <= total - 8
+    for index in range(2 * num_left):
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         engine.add(Request(request_id=str(index), prompt_token_ids=tuple(range(3, 20)), params=params))
         while engine.has_work:
             engine.step()
-    compiled = engine.totals.num_compilations
-    engine._executor._backend.habana.freeze()
-    served = gaudi_engines.serve(engine, 4)
+    assert f'trencadis_gaudi_warmup_buckets{{state="prepared"}} {total}.0' in engine.metrics()
+    assert engine.totals.num_compilations == engine.totals.num_failed_steps == 0
     engine.close()
-    assert not {one.error for one in served.values()} - {""}
-    assert engine.totals.num_compilations == compiled
 
 
 def test_metrics_of_the_engine_show_the_backends(model_path):
@@ -203,8 +212,7 @@ def test_metrics_of_the_engine_show_the_backends(model_path):
 
 def test_prefix_caching_is_off_where_blocks_are_read_by_range(model_path, caplog):
     caplog.set_level("INFO", logger="trencadis.engine")
-    engine = gaudi_engines.open_engine(model_path("llama"), contiguous=True)
-    engine.close()
+    gaudi_engines.open_engine(model_path("llama"), contiguous=True, warmup=False).close()
     assert "Using Contiguous PA, disabling prefix caching" in caplog.text
 
 

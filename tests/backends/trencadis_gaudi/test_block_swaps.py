@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from trencadis.clock import SystemClock
+from trencadis.interfaces import BlockCopies
 from trencadis_gaudi.block_swaps import THRESHOLDS, BlockSwaps, padded_length
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.flat_cache import FlatKVCache
@@ -12,17 +13,18 @@ from trencadis_gaudi.habana import load_habana
 from trencadis_torch.kv_cache import AttentionLayer
 
 
-def make(num_blocks=6, **options):
+def make(num_blocks=6, num_host_blocks=0, **options):
+    dtype = options.pop("dtype", torch.float32)
     config = GaudiConfig(device="emulated", **options)
     habana = load_habana(config, clock=SystemClock())
     layers = tuple(
-        AttentionLayer(index=i, num_kv_heads=1, key_dim=2, value_dim=3, window=0, dtype=torch.float32) for i in range(2)
+        AttentionLayer(index=i, num_kv_heads=1, key_dim=2, value_dim=3, window=0, dtype=dtype) for i in range(2)
     )
     cache = FlatKVCache(layers, num_blocks=num_blocks, block_size=4, device=habana.device)
     generator = torch.Generator().manual_seed(1)
     for part in (*cache.keys, *cache.values):
         part.copy_(torch.rand(part.shape, generator=generator))
-    return habana, cache, BlockSwaps(cache, config, habana)
+    return habana, cache, BlockSwaps(cache, config, habana, num_host_blocks=num_host_blocks)
 
 
 def checksum(cache):
@@ -91,3 +93,40 @@ def test_cache_of_one_block_has_nothing_to_swap(caplog):
     _, _, swaps = make(num_blocks=1)
     assert swaps.warm_up() == 0
     assert "Skipping defragmenter warmup, insufficient blocks (2)" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager", "compile"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_come_back_from_host_memory_bit_for_bit(mode, dtype):
+    habana, cache, swaps = make(num_host_blocks=4, mode=mode, dtype=dtype)
+    before = [part.view(torch.uint8).clone() for part in cache.parts]
+    with habana.active(), torch.inference_mode():
+        swaps.swap(outs=BlockCopies(sources=ints(5, 1, 4), targets=ints(0, 2, 3)), ins=BlockCopies.none())
+    for part in cache.parts:
+        part[[5, 1, 4]] = 0
+    with habana.active(), torch.inference_mode():
+        swaps.swap(outs=BlockCopies.none(), ins=BlockCopies(sources=ints(3, 0, 2), targets=ints(1, 4, 5)))
+    for part, old in zip(cache.parts, before, strict=True):
+        bits = part.view(torch.uint8)
+        assert torch.equal(bits[[1, 4, 5]], old[[4, 5, 1]])
+        assert torch.equal(bits[[0, 2, 3, 6]], old[[0, 2, 3, 6]])
+
+
+def test_swaps_with_the_host_of_any_number_of_blocks_compile_nothing_after_the_warm_up():
+    habana, cache, swaps = make(num_blocks=40, num_host_blocks=30)
+    before = checksum(cache)
+    with habana.active(), torch.inference_mode():
+        swaps.warm_up_host()
+        habana.freeze()
+        for count in (1, 2, 7, 30):
+            ids = np.arange(count, dtype=np.int32)
+            swaps.swap(outs=BlockCopies(sources=ids + 3, targets=ids), ins=BlockCopies.none())
+            swaps.swap(outs=BlockCopies.none(), ins=BlockCopies(sources=ids, targets=ids + 3))
+    assert checksum(cache) == before
+
+
+def test_without_host_blocks_there_is_nothing_to_warm_up():
+    habana, _, swaps = make()
+    with habana.active(), torch.inference_mode():
+        swaps.warm_up_host()
+    assert habana.emulated.num_compilations == 0

@@ -36,9 +36,27 @@ WAYS = {
     "contiguous": {"contiguous": True, "defragmenter": {"threshold": 0}},
     "merged": {"merged_prefill": True, "max_prefill_batch_size": 3},
     "unified": {"layout": "unified"},
+    "scored": {"prompt_logprobs": True},
     "scarce": {"num_blocks": 9, "mark_layers": 0},
     "budgeted": {"capture": "budgeted", "emulated_memory_bytes": 3_500_000, "graph_reserve": 0.5},
 }
+
+
+OPTIONS = {"exponential of 2025": {"generation": "2025-07"}}
+
+CASES = [
+    *(("exponential", way) for way in WAYS if way not in {"unified", "scored"}),
+    ("exponential of 2025", "gathered"),
+    ("exponential", "scored"),
+    ("fitted", "gathered"),
+    ("fitted", "contiguous"),
+    ("linear", "gathered"),
+    ("padding_aware", "gathered"),
+    ("padding_aware", "contiguous"),
+    ("from_file", "gathered"),
+    ("unified", "gathered"),
+    ("unified", "unified"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +84,35 @@ def whole(tokens, served):
     )
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "unified"])  # those are in test_passes_in_engines.py
-def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens, kind, way):
-    engine = gaudi_engines.open_engine(model_path(kind), **WAYS[way])
-    served = gaudi_engines.serve(engine, 1, greedy=True)
-    assert engine.totals.num_compilations == 0
+@pytest.mark.parametrize(("strategy", "way"), CASES)
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens, tmp_path_factory, kind, strategy, way):
+    """Layers with a sliding window and without, under every strategy and layout; compiled as they come."""
+    options = OPTIONS.get(strategy) or strategy_options(strategy, tmp_path_factory)
+    engine = gaudi_engines.open_engine(
+        model_path(kind), strategy=strategy.partition(" ")[0], strategy_options=options, warmup=False, **WAYS[way]
+    )
+    assert whole(greedy_tokens(kind, 1), gaudi_engines.serve(engine, 1, greedy=True))
     engine.close()
-    assert whole(greedy_tokens(kind, 1), served)
 
 
-@pytest.mark.parametrize("strategy", ["linear", "padding_aware"])
-def test_greedy_tokens_do_not_depend_on_the_strategy(model_path, greedy_tokens, strategy):
-    engine = gaudi_engines.open_engine(model_path("llama"), strategy=strategy, max_prefill_batch_size=2)
+@pytest.mark.parametrize(("strategy", "way"), CASES)
+def test_greedy_tokens_after_the_warm_up_are_those_of_the_torch_backend(greedy_tokens, frozen, strategy, way):
+    """Replayed graphs included."""
+    engine = frozen(strategy, way)
     assert whole(greedy_tokens("llama", 1), gaudi_engines.serve(engine, 1, greedy=True))
+    assert engine.totals.num_compilations == 0
+
+
+def test_preemption_by_swap_compiles_nothing_and_computes_nothing_twice(model_path, greedy_tokens):
+    """Under blocks so scarce that sequences lose theirs all the time."""
+    engine = gaudi_engines.open_engine(
+        model_path("llama"), preemption="swap", emulated_frozen=True, **WAYS["contiguous"], num_blocks=9
+    )
+    assert whole(greedy_tokens("llama", 1), gaudi_engines.serve(engine, 1, greedy=True))
+    totals = engine.totals
+    assert totals.num_blocks_swapped_in > 0
+    assert (totals.num_recomputed_tokens, totals.num_compilations, totals.num_failed_steps) == (0, 0, 0)
     engine.close()
 
 
@@ -125,22 +158,6 @@ def frozen(model_path, tmp_path_factory):
         engine.close()
 
 
-OPTIONS = {"exponential of 2025": {"generation": "2025-07"}}
-
-CASES = [
-    *(("exponential", way) for way in WAYS if way != "unified"),
-    ("exponential of 2025", "gathered"),
-    ("fitted", "gathered"),
-    ("fitted", "contiguous"),
-    ("linear", "gathered"),
-    ("padding_aware", "gathered"),
-    ("padding_aware", "contiguous"),
-    ("from_file", "gathered"),
-    ("unified", "gathered"),
-    ("unified", "unified"),
-]
-
-
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @settings(
     max_examples=3,
@@ -153,11 +170,45 @@ CASES = [
 def test_after_the_warm_up_a_random_workload_compiles_nothing(frozen, strategy, way, seed):
     engine = frozen(strategy, way)
     before = engine.totals.num_finished
-    served = gaudi_engines.serve(engine, seed)
+    served = gaudi_engines.serve(engine, seed, scores_prompts=way == "scored")
     assert not {one.error for one in served.values()} - {""}
-    assert engine.totals.num_compilations == 0
+    assert engine.totals.num_compilations == engine.totals.num_unprepared == 0
     assert engine.totals.num_failed_steps == 0
     assert engine.totals.num_finished - before == 14
+
+
+@pytest.mark.parametrize(("strategy", "way"), [("exponential", "gathered"), ("unified", "unified")])
+@settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(seed=st.integers(min_value=0, max_value=2**20), num_pieces=st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_no_request_waits_for_a_bucket_that_is_prepared_later(
+    model_path, greedy_tokens, strategy, way, seed, num_pieces
+):
+    """From the first request on, whatever is prepared between two of them; larger buckets stand in."""
+    engine = gaudi_engines.open_engine(
+        model_path("llama"), strategy=strategy, emulated_frozen=True, warmup_required=1, warmup_quiet_s=0.0, **WAYS[way]
+    )
+    served = gaudi_engines.serve(engine, seed)
+    assert engine.totals.num_substituted
+    for number in num_pieces:
+        assert all(engine.work_ahead() in (0.0, None) for _ in range(number))
+        served |= gaudi_engines.serve(engine, seed + 1)
+    while engine.work_ahead() is not None:
+        pass
+    substituted = engine.totals.num_substituted
+    assert whole(greedy_tokens("llama", 1), gaudi_engines.serve(engine, 1, greedy=True))
+    assert engine.totals.num_substituted == substituted
+    assert not {one.error for one in served.values()} - {""}
+    assert engine.totals.num_compilations == engine.totals.num_unprepared == 0
+    text = engine.metrics()
+    assert f'trencadis_gaudi_warmup_buckets{{state="prepared"}} {len(engine.warm_up.buckets)}.0' in text
+    assert 'trencadis_gaudi_warmup_buckets{state="deferred"} 0.0' in text
+    engine.close()
 
 
 def test_workloads_meet_what_is_hard(frozen):

@@ -1,9 +1,8 @@
-"""Whole engines over unified passes on the emulated device: the torch backend's tokens, from one pass of prefills and decodes."""
+"""The backend over unified passes; whole engines are in ``test_invariants.py``."""
 
 from __future__ import annotations
 
 import attrs
-import gaudi_engines
 import numpy as np
 import pytest
 import tiny_models
@@ -19,37 +18,6 @@ from trencadis_gaudi.backend import GaudiBackend
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.unified_batch import unified_batch
 from trencadis_testing.backend import BackendConformance
-
-NUM_SEQS = 4
-
-
-@pytest.fixture
-def open_unified(model_path):
-    def make(kind, strategy="unified", **options):
-        return gaudi_engines.open_engine(
-            model_path(kind), strategy=strategy, layout="unified", max_num_seqs=NUM_SEQS, **options
-        )
-
-    return make
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_greedy_tokens_are_those_of_the_torch_backend_and_nothing_is_compiled_after_the_warm_up(
-    open_unified, model_path, kind
-):
-    engine = open_unified(kind, emulated_frozen=True)
-    served = gaudi_engines.serve(engine, 1, greedy=True)
-    assert engine.totals.num_compilations == 0
-    assert engine.totals.num_failed_steps == 0
-    engine.close()
-    torch_engine = gaudi_engines.open_engine(model_path(kind), backend="torch", strategy="exact", device="cpu")
-    expected = gaudi_engines.serve(torch_engine, 1, greedy=True)
-    torch_engine.close()
-    whole = [name for name, one in served.items() if one.finish_reason.value != "abort"]
-    assert len(whole) >= 10
-    assert {name: served[name].token_ids.tolist() for name in whole} == {
-        name: expected[name].token_ids.tolist() for name in whole
-    }
 
 
 class WithDrafts(GaudiBackend):

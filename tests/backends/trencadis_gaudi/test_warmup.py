@@ -11,7 +11,7 @@ from trencadis.records import Bucket, Phase
 from trencadis_gaudi.capture import Capture
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import load_habana
-from trencadis_gaudi.warmup import WarmUp, compile_only, representatives
+from trencadis_gaudi.warmup import WarmUp, compile_only
 from trencadis_gaudi.watch import Watch
 
 PREFILLS = [Bucket(1, query, 0) for query in (128, 256, 512)]
@@ -87,15 +87,56 @@ def test_budgeted_capture_runs_every_bucket_without_a_graph_first():
     assert desk.log[8:] == [(bucket, True) for bucket in (*PREFILLS, *DECODES[::-1])]
 
 
-def test_rest_behind_the_required_buckets_is_prepared_one_at_a_time():
-    desk = Desk(warmup_required=2, hot_replay=False)
+def test_rest_behind_the_required_buckets_is_prepared_one_at_a_time(caplog):
+    caplog.set_level("INFO", logger="trencadis.gaudi")
+    desk = Desk(warmup_required=3, hot_replay=False)
     report = desk.warm_up.run(BUCKETS)
-    assert set(report.prepared) == {PREFILLS[2], PREFILLS[1]}
-    for _ in range(6):
-        desk.warm_up.continue_with_one()
+    assert set(report.prepared) == {PREFILLS[2], PREFILLS[1], DECODES[2]}
+    assert report.num_deferred == 3
+    ready = [desk.warm_up.rest(is_idle=True) for _ in range(5)]
+    assert [len(some) for some in ready] == [1, 1, 1, 0, 0]
     assert {bucket for bucket, _ in desk.log[2:]} == set(BUCKETS)
     assert len(desk.log[2:]) == 6
     assert desk.watch.num_recompilations == 0
+    assert desk.capture.graphs.keys() == set(BUCKETS)
+    assert "[Warmup][Decode][6/6] batch_size:1 query_len:1 num_blocks:8 free_mem:16 GiB" in caplog.text
+    text = desk.watch.metrics()
+    assert "trencadis_gaudi_graphs 6.0" in text
+    assert 'trencadis_gaudi_warmup_buckets{state="deferred"} 0.0' in text
+    assert "trencadis_gaudi_warmup_seconds_total 6.0" in text
+
+
+def test_required_buckets_include_those_that_cover_all_others_however_few_are_asked_for():
+    desk = Desk(warmup_required=1, hot_replay=False)
+    assert set(desk.warm_up.run(BUCKETS).prepared) == {PREFILLS[2], DECODES[2]}
+
+
+def test_rest_waits_for_a_quiet_moment():
+    desk = Desk(warmup_required=1, warmup_quiet_s=2.0, hot_replay=False)
+    desk.warm_up.run(BUCKETS)
+    desk.warm_up.pace.stepped()
+    assert desk.warm_up.rest(is_idle=True) == ()
+    assert desk.warm_up.rest(is_idle=False) == ()
+    desk.clock.advance(2)
+    assert len(desk.warm_up.rest(is_idle=True)) == 1
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_rest_for_which_memory_is_short_runs_without_a_graph(number, caplog):
+    """The margin is gone when the graph with this number is captured; an engine that serves goes on."""
+    desk = Desk(warmup_required=2, hot_replay=False, on_memory_shortage="fail")
+    desk.warm_up.run(BUCKETS)
+    desk.habana.emulated.total_bytes = number
+    desk.capture._margin = 1
+    monitor = desk.habana.emulated
+    desk.run_bucket = lambda bucket, graph: (desk.log.append((bucket, graph)), monitor.book(repr(bucket), int(graph)))
+    desk.capture._run = lambda bucket, graph: desk.run_bucket(bucket, graph)
+    while desk.warm_up.rest(is_idle=True):
+        pass
+    late = desk.log[4:]
+    assert [graph for _, graph in late if graph] == [True] * number
+    assert len({bucket for bucket, _ in late}) == 4
+    assert caplog.text.count("It runs without a graph.") == 1
 
 
 def test_progress_counts_up_to_all():
@@ -131,9 +172,3 @@ def test_error_within_compile_only_mode_ends_the_mode():
     with pytest.raises(KeyError, match="mine"), compile_only(habana):
         raise KeyError("mine")
     assert not habana.internal.bridge_config.get_pt_compile_only_mode()
-
-
-@pytest.mark.parametrize(("count", "expected"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (9, [0, 4, 8])])
-def test_smallest_middling_and_largest_represent_a_phase(count, expected):
-    buckets = [Bucket(1, 16 * (n + 1), 0) for n in range(count)]
-    assert representatives(buckets[::-1]) == [buckets[n] for n in expected]

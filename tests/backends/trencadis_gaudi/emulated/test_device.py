@@ -41,7 +41,9 @@ def test_books_hold_one_amount_for_each_name():
 def test_what_does_not_fit_is_refused_and_leaves_the_books_as_they_were():
     device = make()
     device.book("weights", 600)
-    with pytest.raises(EmulatedMemoryError, match="graphs needs 500 bytes; 400 of 1000 are free"):
+    with pytest.raises(
+        EmulatedMemoryError, match=r"emulated_memory_bytes = 1000: graphs needs 500 bytes, and 400 are free. Raise it"
+    ):
         device.book("graphs", 500)
     with pytest.raises(EmulatedMemoryError):
         device.book("weights", 1001)
