@@ -117,7 +117,7 @@ class Assembly:
     def _named(self, noun: str) -> dict[str, str]:
         """Return the component names that a noun's own keys hold, each with its source."""
         named: dict[str, str] = {}
-        for key in ("name", "fallback", "names"):
+        for key in ("name", "fallback", "shadow", "names"):
             setting = self._settings.get(f"{noun}.{key}")
             if setting is None:
                 continue

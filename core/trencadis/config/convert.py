@@ -18,6 +18,7 @@ from typing import Any, Literal
 import cattrs
 from cattrs.strategies import configure_union_passthrough
 
+from trencadis.config.named_tables import is_named_tables, structure_tables
 from trencadis.errors import did_you_mean
 
 __all__ = ["WrongValueError", "describe_type", "parse_text", "structure"]
@@ -101,6 +102,7 @@ def _converter() -> cattrs.Converter:
         converter.register_structure_hook(kind, _exactly(kind))
     converter.register_structure_hook(float, _float)
     converter.register_structure_hook(Path, _path)
+    converter.register_structure_hook_factory(is_named_tables, lambda kind: _tables_hook(converter, kind))
     converter.register_structure_hook_factory(_is_literal, _choice_hook)
     converter.register_structure_hook_func(lambda kind: isinstance(kind, type) and issubclass(kind, enum.Enum), _member)
     converter.register_structure_hook_factory(_is_generic_collection, lambda kind: _collection_hook(converter, kind))
@@ -165,6 +167,16 @@ def _collection_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, A
             return maker(converter.structure(item, item_kind) for item, item_kind in zip(value, kinds, strict=True))
         except WrongValueError as error:
             raise WrongValueError(f"each element {error}") from error
+
+    return hook
+
+
+def _tables_hook(converter: cattrs.Converter, kind: Any) -> Callable[[Any, Any], Any]:
+    def hook(value: Any, _: Any) -> Any:
+        try:
+            return structure_tables(kind, value, converter.structure)
+        except ValueError as error:
+            raise WrongValueError(str(error)) from error
 
     return hook
 

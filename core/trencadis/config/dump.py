@@ -12,7 +12,7 @@ import attrs
 from trencadis.config.assemble import is_import_path
 from trencadis.config.schema import Config
 
-__all__ = ["dump_config"]
+__all__ = ["dump_config", "dump_options"]
 
 
 def dump_config(config: Config) -> dict[str, Any]:
@@ -24,6 +24,18 @@ def dump_config(config: Config) -> dict[str, Any]:
         config: Resolved.
     """
     return {field.name: _table(getattr(config, field.name)) for field in attrs.fields(Config)}
+
+
+def dump_options(options: Any) -> dict[str, Any]:
+    """Return a component's options as a table of plain values to show, secrets as ``***``. Pure.
+
+    Args:
+        options: An instance of its config class, or a mapping of one given by import path.
+    """
+    if isinstance(options, Mapping):
+        return {str(key): _plain(item) for key, item in options.items()}
+    secrets = {field.name for field in attrs.fields(type(options)) if field.metadata.get("secret")}
+    return {name: "***" if name in secrets and value else value for name, value in _table(options).items()}
 
 
 def _table(instance: Any) -> dict[str, Any]:

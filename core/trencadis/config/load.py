@@ -15,10 +15,10 @@ from typing import Any
 
 import attrs
 
-from trencadis.config.aliases import from_aliases
+from trencadis.config.aliases import from_aliases, warn_of_unused
 from trencadis.config.assemble import Assembly
 from trencadis.config.messages import DEFAULT
-from trencadis.config.schema import Config
+from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config
 from trencadis.config.settings import ComponentClasses, Settings, settings_of
 from trencadis.config.sources import (
     BLOCKED_VARIABLE,
@@ -81,6 +81,7 @@ def load_config(
     _add_blocked(given, environment)
     assembly = Assembly(settings, given)
     config = assembly.config()
+    _warn(config, given.values(), environment, settings)
     sources = {setting.path: DEFAULT for setting in settings} | {path: item.source for path, item in given.items()}
     return ResolvedConfig(
         config=config,
@@ -88,6 +89,13 @@ def load_config(
         values=MappingProxyType(assembly.values()),
         settings=settings,
     )
+
+
+def _warn(config: Config, given: Iterable[Given], environ: Mapping[str, str], settings: Settings) -> None:
+    name = config.bucketing.name
+    # Which one "auto" is, the backend's layout says.
+    may_be = BUCKETING_BY_LAYOUT.values() if name == "auto" else (name,)
+    warn_of_unused(given, environ, settings, name=name, may_be=(*may_be, config.bucketing.fallback))
 
 
 def blocked_plugins(

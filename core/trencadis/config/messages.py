@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from trencadis.errors import ConfigValueError
 
-__all__ = ["DEFAULT", "origin", "show", "spot", "value_error"]
+__all__ = ["DEFAULT", "origin", "show", "spot", "value_error", "with_origin"]
+
+_SPOT = re.compile(r'\[([\w.-]+)\] (\w+) = ("(?:[^"\\]|\\.)*"|[^\s",:]+)(?! \()')
 
 DEFAULT = "default"
 """The source of a value that nobody set."""
@@ -24,6 +29,8 @@ def show(value: Any) -> str:
         return show(value.value)
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False)
+    if attrs.has(type(value)):
+        return show(attrs.asdict(value, recurse=False))
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + "}"
     if isinstance(value, set | frozenset):
@@ -50,3 +57,20 @@ def spot(path: str, value: Any, source: str, *, secret: bool = False) -> str:
 def value_error(path: str, value: Any, source: str, reason: str, *, secret: bool = False) -> ConfigValueError:
     """Return the error for a value of the wrong type or out of range. Pure."""
     return ConfigValueError(f"{spot(path, value, source, secret=secret)}: {reason}")
+
+
+def with_origin(message: str, sources: Mapping[str, str]) -> str:
+    """Return a message that starts with ``[table] key = value`` with the value's source behind it. Pure.
+
+    A component knows its options, but not who set them. A message of another form, with a source, or about a value that
+    nobody set, is returned as it is.
+
+    Args:
+        message: Of an error.
+        sources: Who set each value, by dotted path.
+    """
+    match = _SPOT.match(message)
+    if match is None:
+        return message
+    source = sources.get(f"{match[1]}.{match[2]}", DEFAULT)
+    return message if source == DEFAULT else f"{match[0]}{origin(source)}{message[match.end() :]}"

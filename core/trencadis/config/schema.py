@@ -14,6 +14,7 @@ from attrs.validators import ge, gt, in_, le
 
 from trencadis.config.server import ServerConfig
 from trencadis.config.setting import setting
+from trencadis.config.tenants import TenantConfig
 
 __all__ = [
     "BUCKETING_BY_LAYOUT",
@@ -29,7 +30,9 @@ __all__ = [
     "NounConfig",
     "ObserverConfig",
     "PluginsConfig",
+    "SchedulingConfig",
     "ServerConfig",
+    "TenantConfig",
     "setting",
 ]
 
@@ -73,6 +76,29 @@ class EngineConfig:
     max_preemptions: int = setting(
         16, "A sequence preempted more often is spared while any other candidate is left.", validator=ge(1)
     )
+    preemption: str = setting(
+        "recompute",
+        "What becomes of a sequence that loses its blocks: recompute them later, or swap them to host memory and back.",
+        validator=in_(["recompute", "swap"]),
+    )
+    explain_steps: int = setting(
+        1000,
+        "What was decided in this many last steps, and why, is kept for trencadis explain; 0: nothing.",
+        unit="steps",
+        validator=ge(0),
+    )
+    max_loras: int = setting(
+        0,
+        "Most LoRA adapters in use by running sequences at once; 0: no request may name one.",
+        unit="adapters",
+        validator=ge(0),
+    )
+    max_adapter_skips: int = setting(
+        64,
+        "A sequence passed over in this many plans, because its adapter had no place, gets the next one reserved.",
+        unit="plans",
+        validator=ge(1),
+    )
     warmup: bool = setting(True, "Prepare every bucket before the first request.")
     placement: str = setting(
         "auto",
@@ -104,9 +130,20 @@ class CacheConfig:
         unit="bytes",
         validator=ge(0),
     )
+    swap_bytes: int = setting(
+        4 * 2**30,
+        "Host memory for blocks of preempted sequences; taken only if engine.preemption is swap.",
+        unit="bytes",
+        validator=ge(0),
+    )
     prefix_caching: bool = setting(True, "Keep full blocks of finished prompts and outputs for reuse.")
     load_timeout_s: float = setting(
         30.0, "A KV load that takes longer is given up; its tokens are computed.", unit="s", validator=gt(0)
+    )
+    shared_prefixes: tuple[str, ...] = setting(
+        None,
+        "Beginnings of prompts, as the model sees them, whose blocks all tenants and salts share; @PATH: the text of a file.",
+        factory=tuple,
     )
     key: str = setting(
         "", "Secret mixed into block hashes, so that nobody can compute them from a prompt.", secret=True
@@ -179,6 +216,21 @@ class BucketingConfig(NounConfig):
 
 
 @attrs.frozen(kw_only=True)
+class SchedulingConfig(NounConfig):
+    """Table ``[scheduling]``: which policy, and which one runs beside it for comparison."""
+
+    shadow: str = setting(
+        "", "Policy asked beside the chosen one; how its choices differ is counted, none is applied; empty: none."
+    )
+    tenants: Mapping[str, TenantConfig] = setting(
+        None,
+        "Tables by tenant, such as [scheduling.tenants.alice]: weight, priority, max_waiting, max_waiting_tokens; default: of "
+        "those without one.",
+        factory=dict,
+    )
+
+
+@attrs.frozen(kw_only=True)
 class ObserverConfig:
     """Table ``[observer]``: who watches."""
 
@@ -218,7 +270,7 @@ class Config:
     embedding: EmbeddingConfig = attrs.field(factory=EmbeddingConfig)
     server: ServerConfig = attrs.field(factory=ServerConfig)
     bucketing: BucketingConfig = attrs.field(factory=lambda: BucketingConfig(name="auto", fallback="exact"))
-    scheduling: NounConfig = attrs.field(factory=lambda: NounConfig(name="fcfs", fallback="fcfs"))
+    scheduling: SchedulingConfig = attrs.field(factory=lambda: SchedulingConfig(name="fair_share", fallback="fcfs"))
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
     sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))
     speculation: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))

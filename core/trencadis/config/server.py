@@ -47,6 +47,9 @@ class ServerConfig:
         unit="tokens",
         validator=ge(1),
     )
+    client_weights: bool = setting(
+        False, "Clients may set weight, their share against other tenants; else a request that does is refused."
+    )
     keep_alive_s: float = setting(5.0, "An idle connection is closed after this.", unit="s", validator=gt(0))
     send_timeout_s: float = setting(
         60.0, "A client that takes no byte for this long is gone; its request ends.", unit="s", validator=gt(0)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import attrs
 
 from trencadis.engine.observers import Observers
+from trencadis.engine.passes import PassCounts
+from trencadis.engine.shadow import ShadowStep
 from trencadis.engine.state import EngineState
+from trencadis.engine.swapping import SwapCounts
 from trencadis.interfaces import PendingStep
 from trencadis.records import Plan, StepOutput, StepStats, TokenDeltas
 
@@ -22,6 +25,12 @@ class SubmittedStep:
     num_prompt_tokens_admitted: int
     num_prompt_tokens_cached: int
     num_recomputed_tokens: int
+    pass_counts: PassCounts = attrs.field(factory=PassCounts)
+    policy: str = ""
+    num_quarantined: int = 0
+    shadow: ShadowStep = attrs.field(factory=ShadowStep)
+    swap_counts: SwapCounts = attrs.field(factory=SwapCounts)
+    num_block_swaps: int = 0
 
 
 @attrs.define(kw_only=True)
@@ -41,7 +50,14 @@ class EngineTotals:
     num_accepted_tokens: int = 0
     num_failed_steps: int = 0
     num_block_swaps: int = 0
+    num_blocks_swapped_out: int = 0
+    num_blocks_swapped_in: int = 0
+    num_swap_fallbacks: int = 0
     num_compilations: int = 0
+    num_bucket_hits: int = 0
+    num_fallbacks: int = 0
+    num_substituted: int = 0
+    num_unprepared: int = 0
     num_observer_failures: int = 0
     plan_s: float = 0.0
     device_s: float = 0.0
@@ -72,6 +88,13 @@ class Accounting:
         totals.num_scheduled_tokens += num_tokens
         totals.num_padded_tokens += output.num_padded_tokens
         totals.num_compilations += output.num_compilations
+        totals.num_blocks_swapped_out += step.swap_counts.num_blocks_out
+        totals.num_blocks_swapped_in += step.swap_counts.num_blocks_in
+        totals.num_swap_fallbacks += step.swap_counts.num_fallbacks
+        totals.num_bucket_hits += step.pass_counts.num_hits
+        totals.num_fallbacks += step.pass_counts.num_fallbacks
+        totals.num_substituted += step.pass_counts.num_substituted
+        totals.num_unprepared += step.pass_counts.num_unprepared
         totals.num_emitted_tokens += len(deltas.token_ids)
         totals.num_preempted += len(plan.preempted)
         totals.num_prompt_tokens_admitted += step.num_prompt_tokens_admitted
@@ -120,4 +143,19 @@ class Accounting:
             device_s=output.device_s,
             commit_s=commit_s,
             num_compilations=output.num_compilations,
+            policy=step.policy,
+            num_quarantined=step.num_quarantined,
+            num_shadow_steps=int(step.shadow.was_asked),
+            num_shadow_differing=int(step.shadow.differs),
+            shadow_displacement=step.shadow.displacement,
+            shadow_s=step.shadow.spent_s,
+            num_bucket_hits=step.pass_counts.num_hits,
+            num_fallbacks=step.pass_counts.num_fallbacks,
+            num_substituted=step.pass_counts.num_substituted,
+            num_unprepared=step.pass_counts.num_unprepared,
+            num_block_swaps=step.num_block_swaps,
+            num_swapped=state.swapping.num_swapped,
+            num_blocks_swapped_out=step.swap_counts.num_blocks_out,
+            num_blocks_swapped_in=step.swap_counts.num_blocks_in,
+            num_swap_fallbacks=step.swap_counts.num_fallbacks,
         )

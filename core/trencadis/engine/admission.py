@@ -6,10 +6,15 @@ A sequence is admitted only if all its known tokens get a block, so that a prefi
 from __future__ import annotations
 
 import enum
+from collections.abc import Generator
+from contextlib import closing
 
 import numpy as np
 
+from trencadis.engine.ageing import came_before
+from trencadis.engine.decisions import StepNotes, Stop
 from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.kept_order import KeptOrder
 from trencadis.engine.sequence import Sequence
 from trencadis.engine.state import EngineState
 from trencadis.interfaces import SchedulerView
@@ -39,6 +44,7 @@ class Admission:
     ) -> None:
         self._state = state
         self._policy = policy
+        self._order = KeptOrder(state.waiting, policy, is_waiting=state.is_waiting)
         self._max_wait_s = max_wait_s
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
         self._watermark_used = 0
@@ -46,16 +52,23 @@ class Admission:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_pending = 0
+        self.notes = StepNotes()
         self._chunk = 0
+        self._short = (0, 0)
 
-    def begin(self) -> None:
-        """Forget the last plan's admissions."""
+    def begin(self, notes: StepNotes | None = None) -> None:
+        """Forget the last plan's admissions, and see whose adapter is next; reasons go to ``notes``."""
+        self.notes = notes or StepNotes()
+        if self._state.adapters.num_places:
+            self._state.adapters.reserve(self._state.waiting.slots)
         self.admitted = []
         self.num_prompt_tokens = self.num_cached_tokens = self.num_pending = 0
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return the waiting slots in the order in which to admit; a copy, since admissions shift the queue."""
-        return self._aged(view, self._policy.order(view)).copy()
+        order = self._aged(view, self._order.order(view)).copy()
+        self.notes.rank(order)
+        return order
 
     def lacks(self, slot: int) -> tuple[int, int]:
         """Return how many rows and blocks a waiting sequence lacks to be admitted now; 0, 0 if it could be. Pure."""
@@ -82,25 +95,28 @@ class Admission:
         state = self._state
         chunks: list[int] = []
         if not state.rows.num_free:
+            self.notes.stop = Stop("rows")
             return np.empty(0, np.int32), np.empty(0, np.int32)
-        # Lazily, since of ten thousand a step admits a few.
-        for slot in map(int, self.order(view) if order is None else order):
-            if token_budget <= 0 or not state.rows.num_free:
-                break
-            outcome = self._try(state.table.sequence(slot), view, token_budget)
-            while outcome is _Outcome.FULL and not state.running.size and self.reclaim():
-                # Nothing runs that could free blocks: those that wait or load must not keep them all.
+        with closing(self._candidates(self.order(view) if order is None else order)) as candidates:
+            for slot in candidates:
+                if token_budget <= 0 or not state.rows.num_free:
+                    self.notes.stop = Stop("tokens" if token_budget <= 0 else "rows", slot)
+                    break
                 outcome = self._try(state.table.sequence(slot), view, token_budget)
-            if outcome is _Outcome.FULL:
-                break
-            if outcome is _Outcome.ADMITTED:
-                token_budget -= self._chunk
-                chunks.append(self._chunk)
+                while outcome is _Outcome.FULL and not state.running.size and self.reclaim():
+                    # Nothing runs that could free blocks: those that wait or load must not keep them all.
+                    outcome = self._try(state.table.sequence(slot), view, token_budget)
+                if outcome is _Outcome.FULL:
+                    self.notes.stop = Stop("blocks", slot, *self._short)
+                    break
+                if outcome is _Outcome.ADMITTED:
+                    token_budget -= self._chunk
+                    chunks.append(self._chunk)
         return np.array(self.admitted, np.int32), np.array(chunks, np.int32)
 
     def admit_alone(self, slot: int, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
         """Admit one sequence without asking the policy, if it can be admitted."""
-        if not self._state.rows.num_free:
+        if not self._state.rows.num_free or not self._state.adapters.fits(slot):
             return np.empty(0, np.int32), np.empty(0, np.int32)
         outcome = self._try(self._state.table.sequence(slot), None, token_budget)
         count = [self._chunk] if outcome is _Outcome.ADMITTED else []
@@ -109,7 +125,8 @@ class Admission:
     def reclaim(self) -> bool:
         """Take back blocks that sequences hold which do not run: the youngest load first. False if there are none."""
         state = self._state
-        for slot in state.waiting.slots[::-1].tolist():
+        # Who was loaded is at the front of the queue: the others may be a hundred thousand.
+        for slot in state.waiting.slots[: state.waiting.num_front][::-1].tolist():
             sequence = state.table.sequence(slot)
             if sequence.loaded_blocks is not None:
                 state.drop_loaded(sequence)
@@ -122,31 +139,55 @@ class Admission:
         state.unpark(parked)
         return state.blocks.num_available > available
 
+    def _candidates(self, order: Int32Array) -> Generator[int, None, None]:
+        """Yield those whose adapter has its turn, in order; lazily, since of ten thousand a step admits a few.
+
+        Those passed over on the way to the last one that was asked for are counted when it is closed.
+        """
+        adapters = self._state.adapters
+        if not adapters.num_places:
+            yield from map(int, order)
+            return
+        have_turns = adapters.have_turns(order)
+        position = 0
+        try:
+            for position in np.flatnonzero(have_turns).tolist():
+                if adapters.has_turn(int(order[position])):
+                    yield int(order[position])
+                else:
+                    have_turns[position] = False  # somebody before it took the place
+            position = len(order)
+        finally:
+            self.notes.without_adapter = order[:position][~have_turns[:position]]
+            adapters.passed_over(self.notes.without_adapter)
+
     def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
         """Move sequences that waited too long to the front, oldest first."""
-        arrivals = view.arrival_s[order]
-        starved = view.now_s - arrivals > self._max_wait_s
-        if not starved.any():
-            return order
-        old = order[starved]
-        return np.concatenate([old[np.argsort(view.arrival_s[old], kind="stable")], order[~starved]])
+        old = came_before(self._state.waiting, view.arrival_s, view.now_s - self._max_wait_s)
+        if not old.size or len(old) == len(order):
+            return old if old.size else order
+        is_old = np.zeros(len(view.arrival_s), np.bool_)
+        is_old[old] = True
+        return np.concatenate([old, order[~is_old[order]]])
 
     def _try(self, sequence: Sequence, view: SchedulerView | None, token_budget: int) -> _Outcome:
         state, table, slot = self._state, self._state.table, sequence.slot
         num_tokens = int(table.num_tokens[slot])
         if num_tokens > table.num_known_tokens[slot]:
-            return _Outcome.SKIPPED  # its last token is still in flight
+            self.notes.skip(slot, "its last token is still in flight")
+            return _Outcome.SKIPPED
         num_blocks = -(-num_tokens // state.block_size)
         if sequence.loaded_blocks is not None:
             hit, num_computed = sequence.loaded_blocks.tolist(), sequence.num_loaded_tokens
         else:
             hit = state.local_hit(sequence)
             num_computed = len(hit) * state.block_size
-            outcome = self._load(sequence, hit, num_computed, num_blocks)
+            outcome = None if sequence.host_blocks is not None else self._load(sequence, hit, num_computed, num_blocks)
             if outcome is not None:
                 return outcome
             if not self._fits(num_blocks - len(hit), hit):
                 return _Outcome.FULL
+            num_computed = max(num_computed, int(table.num_swapped_tokens[slot]))
         remaining = num_tokens - num_computed
         self._chunk = (
             min(remaining, token_budget)
@@ -154,20 +195,25 @@ class Admission:
             else self._policy.chunk(view, slot=slot, num_remaining=remaining, token_budget=token_budget)
         )
         if not self._chunk:
+            self.notes.skip(slot, "the policy gave its first part no tokens")
             return _Outcome.SKIPPED
         self._take(sequence, hit, num_blocks - len(hit), num_computed)
         return _Outcome.ADMITTED
 
     def _take(self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int) -> None:
         state = self._state
-        if sequence.loaded_blocks is None and hit:
+        is_loaded = sequence.loaded_blocks is not None
+        if hit and not is_loaded:
             state.blocks.acquire(hit, now_s=state.clock.now_s(), salt=sequence.request.cache_salt)
         sequence.loaded_blocks = None  # its references pass to the block table
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_new)])
         if sequence.num_cached_tokens < 0:
             self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
             self.num_cached_tokens += num_computed
-        state.admit(sequence, blocks=blocks, num_computed=num_computed)
+        if sequence.host_blocks is not None:
+            state.swapping.swap_in(sequence, blocks, num_found=len(hit))
+        num_cached = num_computed if is_loaded else len(hit) * state.block_size
+        state.admit(sequence, blocks=blocks, num_computed=num_computed, num_cached=num_cached)
         self.admitted.append(sequence.slot)
 
     def _load(self, sequence: Sequence, hit: list[int], num_local_tokens: int, num_blocks: int) -> _Outcome | None:
@@ -181,6 +227,7 @@ class Admission:
         found = state.transfers.lookup(sequence, num_local_tokens=num_local_tokens)
         if found.pending:
             self.num_pending += 1
+            self.notes.skip(sequence.slot, "the KV connector is still looking for its prefix")
             return _Outcome.SKIPPED
         num_found = min(found.num_tokens // state.block_size, len(sequence.block_hashes))
         if num_found <= len(hit):
@@ -199,4 +246,6 @@ class Admission:
     def _fits(self, num_new: int, hit: list[int]) -> bool:
         state = self._state
         reserve = self._watermark if state.running.size else 0
-        return num_new + state.blocks.num_unreferenced(hit) + reserve <= state.blocks.num_available
+        needed, available = num_new + state.blocks.num_unreferenced(hit) + reserve, state.blocks.num_available
+        self._short = needed, available
+        return needed <= available

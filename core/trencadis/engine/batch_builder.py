@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.engine.passes import PassPlanner
+from trencadis.engine.passes import PassCounts, PassPlanner
 from trencadis.engine.state import EngineState
 from trencadis.records import Batch, Plan
 
@@ -20,6 +20,11 @@ class BatchBuilder:
     def __init__(self, state: EngineState, passes: PassPlanner) -> None:
         self._state = state
         self._passes = passes
+
+    @property
+    def pass_counts(self) -> PassCounts:
+        """How the passes of the last batch found their buckets."""
+        return self._passes.counts
 
     def build(self, plan: Plan) -> Batch:
         """Return the batch of a plan.

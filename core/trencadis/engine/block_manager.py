@@ -12,7 +12,7 @@ predecessor has one: what no look-up can reach is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,6 +29,9 @@ class BlockManager:
     Args:
         num_blocks: Blocks 0 .. num_blocks - 1.
         eviction: Decides which cached blocks go first.
+
+    Attributes:
+        on_change: Told of every hash that becomes findable or ceases to be; None: nobody asks.
     """
 
     def __init__(self, *, num_blocks: int, eviction: GuardedEviction) -> None:
@@ -36,6 +39,7 @@ class BlockManager:
         self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)
         self._stack: Int32Array = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self.num_free = num_blocks
+        self.on_change: Callable[[bytes], None] | None = None
         self._eviction = eviction
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -148,6 +152,8 @@ class BlockManager:
         self._block_of[block_hash] = block
         self._hash_of[block] = block_hash
         self._depth_of[block] = depth
+        if self.on_change is not None:
+            self.on_change(block_hash)
         return True
 
     def reset_cache(self) -> int:
@@ -155,6 +161,9 @@ class BlockManager:
         cached = sorted(self._cached)
         self._eviction.forget(cached)
         self._cached.clear()
+        if self.on_change is not None:
+            for block_hash in self._block_of:
+                self.on_change(block_hash)
         self._block_of.clear()
         self._hash_of.clear()
         self._depth_of.clear()
@@ -214,6 +223,8 @@ class BlockManager:
         """Make a block unfindable; returns the hashes of its successors."""
         block_hash = self._hash_of.pop(block)
         del self._block_of[block_hash], self._depth_of[block]
+        if self.on_change is not None:
+            self.on_change(block_hash)
         previous = self._previous.pop(block_hash, None)
         if previous is not None and previous in self._successors:
             siblings = self._successors[previous]

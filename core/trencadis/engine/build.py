@@ -15,11 +15,13 @@ from trencadis.config.schema import Config
 from trencadis.engine.compose import EmbeddingParts, Parts, compose_embedding_engine, compose_engine
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
+from trencadis.engine.switch import SchedulingSwitch
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import Backend, BucketingStrategy, ComponentContext, Executor, Observer, Sampler
-from trencadis.records import BucketLimits, ModelFacts, ModelSource
+from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams
 from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
-from trencadis.text import resolve_model_path
+from trencadis.registry.switching import SchedulingInForce
+from trencadis.text import read_prefixes, resolve_model_path
 
 __all__ = ["build_engine"]
 
@@ -58,7 +60,8 @@ def build_engine(
         model = builder.load(executor, _source(config))
         engine: Engine | EmbeddingEngine
         if model.generates:
-            engine = compose_engine(config, builder.parts(executor, model), clock=clock, progress=progress)
+            parts = builder.parts(config, executor, model, shared_prefixes=read_prefixes(config))
+            engine = compose_engine(config, parts, clock=clock, progress=progress)
         else:
             engine = compose_embedding_engine(config, builder.embedding_parts(executor, model), clock=clock)
     except BaseException:
@@ -87,9 +90,14 @@ class _Builder:
         self._registry = registry
         self._plan = plan
         self._context = attrs.evolve(context, make=self._make_inner)
+        self._judge: Sampler | None = None
 
     def make(self, choice: Choice) -> Any:
         return self._registry.build(choice.component, choice.options, self._context)
+
+    def _make_by(self, plan: ResolvedPlan, choice: Choice) -> Any:
+        """Build a component by another plan, with what is known now."""
+        return _Builder(self._registry, plan, self._context).make(choice)
 
     def _make_inner(self, noun: str, name: str) -> Any:
         return self.make(self._plan.inner_choice(noun, name))
@@ -122,10 +130,18 @@ class _Builder:
             on_close=self._registry.closing,
         )
 
-    def parts(self, executor: Executor, model: ModelFacts) -> Parts:
+    def parts(
+        self,
+        config: Config,
+        executor: Executor,
+        model: ModelFacts,
+        *,
+        shared_prefixes: tuple[tuple[int, ...], ...] = (),
+    ) -> Parts:
         """Build every strategy that does not need the cache's size."""
-        choices = self._plan.choices
+        choices, shadow = self._plan.choices, self._plan.shadow
         return Parts(
+            shared_prefixes=shared_prefixes,
             executor=executor,
             model=model,
             make_bucketing=self._bucketing,
@@ -134,9 +150,18 @@ class _Builder:
             observers=self._observers(),
             speculator=self.make(choices["speculation"]) if "speculation" in choices else None,
             connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
+            shadow=None if shadow is None else (str(shadow.component), self.make(shadow)),
+            switch=SchedulingSwitch(self._registry, SchedulingInForce.at_start(config, self._plan), self._make_by),
             plan_hash=self._plan.plan_hash,
             on_close=self._registry.closing,
+            check_params=self._check_params,
         )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Let a sampler judge that is in this process, which the backend's need not be; made when a request needs it."""
+        if params.logits_processors:
+            self._judge = self._judge or self._sampler(0)
+            self._judge.check(params)
 
     def _backend(self, rank: int) -> Backend:
         backend: Backend = self.make(self._plan.choices["backend"])

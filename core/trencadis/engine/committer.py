@@ -214,8 +214,8 @@ class Committer:
             if sequence.state is not SequenceState.RUNNING:
                 continue
             tokens = state.rows.tokens[table.row[slot]]
-            salt = sequence.request.cache_salt
-            state.hasher.extend(sequence.block_hashes, tokens, num_blocks=num_blocks, salt=salt)
+            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
+            state.hasher.extend(sequence.block_hashes, tokens, num_blocks=num_blocks, salt=salt, adapter=adapter)
             first = int(table.num_hashed_blocks[slot])
             blocks = state.blocks_of(sequence)[first:num_blocks].tolist()
             hashes = sequence.block_hashes[first:num_blocks]

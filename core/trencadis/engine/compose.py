@@ -10,9 +10,12 @@ import attrs
 
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
+from trencadis.engine.administration import Administration
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.block_manager import BlockManager
+from trencadis.engine.cache_size import longest_sequence, size_cache
 from trencadis.engine.closing_buckets import closing_buckets
+from trencadis.engine.decisions import Decisions
 from trencadis.engine.defragmenter import Defragmenter
 from trencadis.engine.drafting import Drafting
 from trencadis.engine.embedding import EmbeddingQueue
@@ -23,10 +26,13 @@ from trencadis.engine.hashing import BlockHasher
 from trencadis.engine.observers import Observers
 from trencadis.engine.passes import PassPlanner
 from trencadis.engine.scheduler import Scheduler
+from trencadis.engine.shadow import Shadow
 from trencadis.engine.state import EngineState
+from trencadis.engine.swapping import Swapping, num_host_blocks
+from trencadis.engine.switch import SchedulingSwitch
 from trencadis.engine.transfers import Transfers
-from trencadis.engine.warmup import WarmUp, warm_up
-from trencadis.errors import ConfigValueError, OutOfMemoryError
+from trencadis.engine.warmup import BackgroundWarmUp, WarmUp, warm_up
+from trencadis.errors import ConfigValueError
 from trencadis.interfaces import (
     AllocationPlan,
     BackendCapabilities,
@@ -38,11 +44,14 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
 )
-from trencadis.records import Bucket, BucketLimits, MemoryReport, ModelFacts
+from trencadis.records import Bucket, BucketLimits, ModelFacts, SamplingParams
 
-__all__ = ["EmbeddingParts", "Parts", "compose_embedding_engine", "compose_engine", "size_cache"]
+__all__ = ["EmbeddingParts", "Parts", "compose_embedding_engine", "compose_engine"]
 
 logger = logging.getLogger("trencadis.engine")
+
+ADAPTERS = "backend.adapters"
+"""Capability of a backend that computes rows with the LoRA adapters that ``RowStart.adapter`` names."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +83,10 @@ class Parts(EmbeddingParts):
         eviction: The same.
         speculator: Who drafts, or None.
         connector: The KV connector, or None.
+        shadow: Label and policy that is asked beside ``scheduling``, or None.
+        switch: Builds other policies while the engine serves, or None.
+        shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
+        check_params: Refuses processors that a request names and the sampler does not have.
     """
 
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
@@ -81,6 +94,10 @@ class Parts(EmbeddingParts):
     eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
     speculator: Speculator | None = None
     connector: ConnectorPair | None = None
+    shadow: tuple[str, SchedulingPolicy] | None = None
+    switch: SchedulingSwitch | None = None
+    shared_prefixes: tuple[tuple[int, ...], ...] = ()
+    check_params: Callable[[SamplingParams], None] = lambda _: None
 
 
 def compose_engine(
@@ -105,36 +122,27 @@ def compose_engine(
     clock = clock or SystemClock()
     executor, capabilities = parts.executor, parts.executor.capabilities
     config = _without_sharing(config, capabilities)
+    _check_adapters(config, capabilities)
     block_size = config.cache.block_size or capabilities.default_block_size
     max_drafts = parts.speculator.max_draft_tokens if parts.speculator else 0
     max_model_len, num_blocks = size_cache(config, parts.model, executor, block_size=block_size)
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
-    executor.allocate(_allocation(limits, parts))
-    bucketing = GuardedBucketing(*parts.make_bucketing(limits))
-    state = _state(config, parts, clock, num_blocks=num_blocks, max_model_len=max_model_len, block_size=block_size)
-    passes = PassPlanner(
-        bucketing,
-        capabilities=capabilities,
-        table=state.table,
-        block_size=block_size,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        refuse_unprepared=config.bucketing.on_miss == "refuse",
+    num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
+    executor.allocate(_allocation(limits, parts, num_hosted))
+    swapping = Swapping(num_host_blocks=num_hosted, copy=lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins))
+    state = _state(config, parts, clock, swapping, limits)
+    passes, warmed = _warmed_passes(
+        config, executor, GuardedBucketing(*parts.make_bucketing(limits)), state, limits, clock=clock, progress=progress
     )
-    warmed = WarmUp()
-    if capabilities.layout != "ragged":
-        buckets = bucketing.strategy.buckets(limits) if config.engine.warmup else ()
-        _check_misses(config, bucketing, buckets)
-        closing = closing_buckets(bucketing.bucket_for, buckets, limits) if _closes(config, buckets, limits) else ()
-        warmed = warm_up(executor, (*buckets, *closing), clock=clock, progress=progress)
-        passes.prepared(warmed.report.prepared)
-        passes.close(buckets, closing)
-    policy = GuardedScheduling(*parts.scheduling)
+    policy = _policy(parts, state)
+    decisions = Decisions(config.engine.explain_steps)
     scheduler = Scheduler(
         state,
         policy,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         max_preemptions=config.engine.max_preemptions,
         max_wait_s=config.engine.max_wait_s,
+        decisions=decisions,
     )
     return Engine(
         state=state,
@@ -154,10 +162,46 @@ def compose_engine(
         model=parts.model,
         # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
         depth=2 if config.engine.async_scheduling and parts.speculator is None else 1,
-        plan_hash=parts.plan_hash,
+        administration=Administration(state, policy, decisions, switch=parts.switch, plan_hash=parts.plan_hash),
         warm_up=warmed,
+        background=BackgroundWarmUp(executor, passes, warmed) if warmed.report.num_deferred else None,
         on_close=parts.on_close,
+        check_params=parts.check_params,
     )
+
+
+def _warmed_passes(
+    config: Config,
+    executor: Executor,
+    bucketing: GuardedBucketing,
+    state: EngineState,
+    limits: BucketLimits,
+    *,
+    clock: Clock,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[PassPlanner, WarmUp]:
+    """Return what gives passes their buckets, and what was prepared of these."""
+    passes = PassPlanner(
+        bucketing,
+        capabilities=executor.capabilities,
+        table=state.table,
+        block_size=limits.block_size,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        refuse_unprepared=config.bucketing.on_miss == "refuse",
+    )
+    warmed = WarmUp()
+    if executor.capabilities.layout != "ragged":
+        buckets = bucketing.strategy.buckets(limits) if config.engine.warmup else ()
+        if not config.engine.warmup:
+            logger.info("Skipping warmup...")
+        _check_misses(config, bucketing, buckets)
+        closing = closing_buckets(bucketing.bucket_for, buckets, limits) if _closes(config, buckets, limits) else ()
+        warmed = warm_up(executor, (*buckets, *closing), clock=clock, progress=progress)
+        passes.prepared(warmed.report.prepared)
+        if warmed.report.num_deferred:
+            passes.defer(warmed.skipped)
+        passes.close(buckets, closing)
+    return passes, warmed
 
 
 def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Clock | None = None) -> EmbeddingEngine:
@@ -175,7 +219,7 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
         executor=parts.executor,
         observers=Observers(parts.observers, clock=clock or SystemClock(), budget_ms=config.observer.budget_ms),
         model=parts.model,
-        max_model_len=_max_model_len(config, parts.model),
+        max_model_len=longest_sequence(config, parts.model),
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         plan_hash=parts.plan_hash,
         on_close=parts.on_close,
@@ -190,7 +234,16 @@ def _without_sharing(config: Config, capabilities: BackendCapabilities) -> Confi
     return attrs.evolve(config, cache=attrs.evolve(config.cache, prefix_caching=False))
 
 
-def _allocation(limits: BucketLimits, parts: Parts) -> AllocationPlan:
+def _check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
+    if config.engine.max_loras and ADAPTERS not in capabilities.provides:
+        raise ConfigValueError(
+            f"[engine] max_loras = {config.engine.max_loras}: the backend does not compute with LoRA adapters (it does not "
+            f'provide "{ADAPTERS}"), so a request would get the text of the model itself.',
+            hint="Leave it at 0, or choose a backend that serves adapters.",
+        )
+
+
+def _allocation(limits: BucketLimits, parts: Parts, num_hosted: int) -> AllocationPlan:
     return AllocationPlan(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -199,7 +252,18 @@ def _allocation(limits: BucketLimits, parts: Parts) -> AllocationPlan:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_draft_tokens=limits.max_draft_tokens,
         connector=parts.connector.worker if parts.connector else None,
+        num_host_blocks=num_hosted,
     )
+
+
+def _policy(parts: Parts, state: EngineState) -> GuardedScheduling:
+    policy = GuardedScheduling(*parts.scheduling)
+    policy.live = lambda: [(slot, state.table.sequence(slot).request) for slot in state.slot_of.values()]
+    if parts.switch is not None:
+        policy.name = parts.switch.in_force.plan.choices["scheduling"].component.name
+    if parts.shadow is not None:
+        policy.shadow = Shadow(*parts.shadow, clock=state.clock)
+    return policy
 
 
 def _defragmenter(
@@ -223,83 +287,33 @@ def _defragmenter(
         state,
         config.defragmenter,
         copy_blocks=lambda sources, targets: executor.copy_blocks(sources=sources, targets=targets),
+        copy_sizes=capabilities.copy_sizes,
     )
 
 
-def _state(
-    config: Config, parts: Parts, clock: Clock, *, num_blocks: int, max_model_len: int, block_size: int
-) -> EngineState:
+def _state(config: Config, parts: Parts, clock: Clock, swapping: Swapping, limits: BucketLimits) -> EngineState:
     connector = parts.connector.scheduler if parts.connector else None
     return EngineState(
         clock=clock,
-        blocks=BlockManager(num_blocks=num_blocks, eviction=GuardedEviction(*parts.eviction)),
+        blocks=BlockManager(num_blocks=limits.num_blocks, eviction=GuardedEviction(*parts.eviction)),
         hasher=BlockHasher(
-            key=config.cache.key, compatibility=_compatibility(config, parts.model, block_size), block_size=block_size
+            key=config.cache.key,
+            compatibility=_compatibility(config, parts.model, limits.block_size),
+            block_size=limits.block_size,
+            shared_prefixes=parts.shared_prefixes,
         ),
         transfers=Transfers(connector, load_timeout_s=config.cache.load_timeout_s),
-        num_rows=config.engine.max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=block_size,
+        swapping=swapping,
+        num_rows=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        block_size=limits.block_size,
         eos_token_ids=parts.model.eos_token_ids,
         seed=config.engine.seed,
         prefix_caching=config.cache.prefix_caching,
+        tenants=config.scheduling.tenants,
+        max_loras=config.engine.max_loras,
+        max_adapter_skips=config.engine.max_adapter_skips,
     )
-
-
-def size_cache(config: Config, model: ModelFacts, executor: Executor, *, block_size: int) -> tuple[int, int]:
-    """Return the longest sequence in tokens and the number of KV blocks.
-
-    Raises:
-        ConfigValueError: ``model.max_model_len`` exceeds the model's own, or asked-for blocks cannot hold it.
-        OutOfMemoryError: There is no room for one sequence of a useful length.
-    """
-    asked, max_model_len = config.model.max_model_len, _max_model_len(config, model)
-    num_blocks = config.cache.num_blocks
-    if not num_blocks:
-        engine = config.engine
-        report = executor.memory(max_num_batched_tokens=engine.max_num_batched_tokens, max_num_seqs=engine.max_num_seqs)
-        num_blocks = _affordable_blocks(config, model, report, max_model_len, block_size)
-    capacity = num_blocks * block_size
-    if capacity < max_model_len:
-        if asked:
-            raise ConfigValueError(
-                f"[model] max_model_len = {asked}: the KV cache of {num_blocks} blocks holds {capacity} tokens.",
-                hint="Lower it, or raise cache.num_blocks or cache.memory_fraction.",
-            )
-        logger.warning("The KV cache holds %d tokens: max_model_len is cut from %d.", capacity, max_model_len)
-        max_model_len = capacity
-    return max_model_len, num_blocks
-
-
-def _max_model_len(config: Config, model: ModelFacts) -> int:
-    asked = config.model.max_model_len
-    if asked > model.max_model_len:
-        raise ConfigValueError(
-            f"[model] max_model_len = {asked}: {model.architecture} was made for {model.max_model_len} tokens.",
-            hint="Lower it, or leave it at 0 for the model's own.",
-        )
-    return asked or model.max_model_len
-
-
-def _affordable_blocks(
-    config: Config, model: ModelFacts, report: MemoryReport, max_model_len: int, block_size: int
-) -> int:
-    cache = config.cache
-    usable = report.cache_bytes
-    if usable is None:
-        usable = int((report.free_bytes - report.activation_bytes) * cache.memory_fraction)
-    if cache.max_bytes:
-        usable = min(usable, cache.max_bytes)
-    num_blocks = usable // max(1, model.kv_bytes_per_token * block_size)
-    # More than every sequence at full length can never be used.
-    num_blocks = min(num_blocks, config.engine.max_num_seqs * -(-max_model_len // block_size))
-    if num_blocks < 2:
-        raise OutOfMemoryError(
-            f"{usable / 2**20:.0f} MiB for the KV cache pay for {num_blocks} blocks of "
-            f"{model.kv_bytes_per_token * block_size / 2**20:.2f} MiB.",
-            hint="Raise cache.memory_fraction, or free memory on the device.",
-        )
-    return int(num_blocks)
 
 
 def _limits(

@@ -13,9 +13,10 @@ nobody else: what a transfer, a parked load or a preempted sequence refers to st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from trencadis.config.schema import DefragmenterConfig
 from trencadis.engine.block_manager import BlockManager
@@ -37,6 +38,7 @@ class Defragmenter:
         state: The engine's state: blocks and block tables change.
         config: Table ``[defragmenter]``.
         copy_blocks: Copies on the device, behind every batch submitted so far; reads every source before it writes any target.
+        copy_sizes: How many blocks are copied at once, ascending; fewer are padded to the next. Empty: any number.
 
     Attributes:
         num_runs: How often blocks were moved.
@@ -49,11 +51,14 @@ class Defragmenter:
         config: DefragmenterConfig,
         *,
         copy_blocks: Callable[[Int32Array, Int32Array], None],
+        copy_sizes: Sequence[int] = (),
     ) -> None:
         self._state = state
         self._config = config
         self._copy_blocks = copy_blocks
+        self._copy_sizes = tuple(copy_sizes)
         self._wasted = 0
+        self._log = _UpdateLog() if config.log_moves else None
         self.num_runs = 0
         self.num_swaps = 0
 
@@ -61,17 +66,19 @@ class Defragmenter:
         """Move blocks if it pays; returns the number of swaps. O(num_blocks), about 10 µs for 4096 blocks when there is nothing to do."""
         blocks = self._state.blocks
         used = np.flatnonzero(blocks.ref_counts).astype(np.int32)
+        if self._log is not None:
+            self._log.update(blocks, self._state)
         if not used.size or not self._is_due(used):
             return 0
         movable = self._movable(plan)
         sources, targets = choose_swaps(used[movable[used]], free=_free_ids(blocks), max_swaps=self._config.max_swaps)
         if sources.size:
             self._swap(plan, sources, targets)
-            if self._config.log_moves:
+            if self._log is not None:
                 highest = int(np.flatnonzero(blocks.ref_counts)[-1])
                 logger.info(
-                    "[defrag] defragmentation done max_id_used=%d->%d num_used=%d swapped=%d",
-                    *(int(used[-1]), highest, len(used), len(sources)),
+                    "[defrag] defragmentation done max_id_used=%d->%d num_used=%d swapped=%d/%d",
+                    *(int(used[-1]), highest, len(used), len(sources), self._num_padded_swaps(len(sources))),
                 )
         self._wasted = 0
         return len(sources)
@@ -94,8 +101,12 @@ class Defragmenter:
         if excess <= 0:
             return False
         self._wasted += excess
-        num_moves = int(np.count_nonzero(used >= num_used))
-        return self._wasted >= _COPY_COST * num_moves
+        num_moves = min(int(np.count_nonzero(used >= num_used)), config.max_swaps)
+        return self._wasted >= _COPY_COST * self._num_padded_swaps(num_moves)
+
+    def _num_padded_swaps(self, num_swaps: int) -> int:
+        """Return how many pairs are moved, padding included. Pure."""
+        return next((size // 2 for size in self._copy_sizes if size >= 2 * num_swaps), num_swaps)
 
     def _movable(self, plan: Plan) -> Int32Array:
         """Return, by block, whether all its holders are sequences of the plan; bool ``[num_blocks]``."""
@@ -121,6 +132,24 @@ class Defragmenter:
                 state.rows.write_blocks(np.full(len(columns), row, np.int32), columns, renamed[ids[columns]])
         self.num_runs += 1
         self.num_swaps += len(sources)
+
+
+class _UpdateLog:
+    """Says in the vendor plugin's words what changed since it was last asked; it has a state of its own for nothing else."""
+
+    def __init__(self) -> None:
+        self._used: npt.NDArray[np.bool_] | None = None
+        self._request_ids: set[str] = set()
+        logger.info("[defrag] initialized")
+
+    def update(self, blocks: BlockManager, state: EngineState) -> None:
+        """Log how many blocks came into use and how many requests ended."""
+        used, request_ids = blocks.ref_counts > 0, set(state.slot_of)
+        num_new = int(np.count_nonzero(used if self._used is None else used & ~self._used))
+        num_finished = len(self._request_ids - request_ids)
+        self._used, self._request_ids = used, request_ids
+        if num_new or num_finished:
+            logger.info("[defrag] updating state: %d new_blocks %d finished reqs", num_new, num_finished)
 
 
 def choose_swaps(used: Int32Array, *, free: Int32Array, max_swaps: int) -> tuple[Int32Array, Int32Array]:

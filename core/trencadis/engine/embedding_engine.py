@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -103,6 +104,19 @@ class EmbeddingEngine:
     def num_waiting(self) -> int:
         """Texts that wait."""
         return len(self._queue)
+
+    def work_ahead(self) -> None:
+        """There is nothing to do ahead."""
+
+    def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Refuse: there is no scheduling to ask about.
+
+        Raises:
+            InvalidRequestError: Always.
+        """
+        raise InvalidRequestError(
+            f"{self.model.architecture} is an encoder: there are no steps, and nothing is scheduled."
+        )
 
     def metrics(self) -> str:
         """Return what the observers measured, in Prometheus' text format; between steps."""

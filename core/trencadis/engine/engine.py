@@ -11,27 +11,31 @@ Texts to embed run beside the steps, a micro-batch each.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.engine.accounting import Accounting, SubmittedStep
+from trencadis.engine.administration import Administration
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.committer import Committer
+from trencadis.engine.decisions import Decisions
 from trencadis.engine.defragmenter import Defragmenter
 from trencadis.engine.drafting import Drafting
 from trencadis.engine.embedding import EmbeddingQueue
+from trencadis.engine.failures import Failures
 from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.intake import Intake
 from trencadis.engine.observers import Observers
+from trencadis.engine.progress_watch import ProgressWatch
 from trencadis.engine.recovery import Recovery
-from trencadis.engine.request_check import check_request
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
-from trencadis.engine.warmup import WarmUp
+from trencadis.engine.warmup import BackgroundWarmUp, WarmUp
 from trencadis.errors import (
-    ContractError,
     InvalidRequestError,
     RequestRefusedError,
     StepFailedError,
@@ -44,8 +48,8 @@ from trencadis.records import (
     FinishedSequence,
     FinishReason,
     ModelFacts,
-    Plan,
     Request,
+    SamplingParams,
     TokenDeltas,
 )
 
@@ -62,9 +66,9 @@ class Engine:
     Attributes:
         model: The loaded model.
         max_model_len: Longest sequence, tokens.
-        plan_hash: Hash of the resolved plugins, versions and options.
         warm_up: What was prepared before the first request.
         totals: Counters since the start.
+        is_paused: Set it, and no more steps are planned; those in flight end, requests may come and go, and none is lost.
     """
 
     def __init__(
@@ -80,13 +84,14 @@ class Engine:
         embeddings: EmbeddingQueue,
         model: ModelFacts,
         depth: int,
-        plan_hash: str,
+        administration: Administration | None = None,
         defragmenter: Defragmenter | None = None,
         warm_up: WarmUp | None = None,
+        background: BackgroundWarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
+        check_params: Callable[[SamplingParams], None] = lambda _: None,
     ) -> None:
         self.model = model
-        self.plan_hash = plan_hash
         self.warm_up = warm_up or WarmUp()
         self._accounting = Accounting(state, observers)
         self.totals = self._accounting.totals
@@ -99,16 +104,29 @@ class Engine:
         self._observers = observers
         self._drafting = drafting
         self._embeddings = embeddings
+        self._background = background
         self._defragmenter = defragmenter
+        self._administration = administration or Administration(state, policy, Decisions())
+        self._decisions = self._administration.decisions
+        self._progress = ProgressWatch(state, scheduler.admission)
         self._committer = Committer(state)
         self._recovery = Recovery(state, scheduler)
+        self._intake = Intake(state, policy, embeddings, model, check_params)
         self._depth = depth
         self._clock: Clock = state.clock
         self._in_flight: deque[SubmittedStep] = deque()
         self._ended: list[FinishedSequence] = []
         self._embedded: tuple[Embedding, ...] = ()
+        self._failures = Failures(
+            state,
+            self._recovery,
+            self._decisions,
+            totals=self.totals,
+            in_flight=self._in_flight,
+            ended=self._ended,
+        )
         self._closed = False
-        self._num_idle_steps = 0
+        self.is_paused = False
         self._on_close = on_close
 
     # ------------------------------------------------------------------------------------------------ requests
@@ -118,21 +136,23 @@ class Engine:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for one output token.
-            InvalidRequestError: An empty prompt, a token id outside the vocabulary, or an id that is live.
-            RequestRefusedError: The policy's admission control said no.
+            InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
+            RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
-        self._check(request)
-        state = self._state
-        refusal = self._policy.admit(
-            request, num_waiting=len(state.waiting), num_waiting_tokens=state.num_waiting_tokens
-        )
-        if refusal:
-            raise RequestRefusedError(f"request {request.request_id!r} was refused: {refusal}.")
-        slot = state.add(request).slot
+        self._intake.check(request)
+        state, has_own_weight = self._state, request.weight is not None
+        request = state.tenants.complete(request)
         try:
+            self._intake.ask(request)
+        except StepFailedError as error:
+            self._failures.everything_failed(error)
+            raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
+        slot = state.add(request, has_own_weight=has_own_weight).slot
+        try:
+            self._decisions.added(request, slot=slot, now_s=float(state.table.arrival_s[slot]))
             self._policy.on_added(slot=slot, request=request)
         except StepFailedError as error:
-            self._fail_everything(error)
+            self._failures.everything_failed(error)
         return slot
 
     def embed(self, request: EmbeddingRequest) -> None:
@@ -170,10 +190,11 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """True if sequences only wait for a KV connector: stepping at once would be busy waiting."""
+        """True if sequences only wait for a KV connector, or the engine is paused: stepping at once would be busy waiting."""
         state = self._state
-        awaits = state.transfers.is_active or self._scheduler.admission.num_pending
-        return bool(awaits and not self._in_flight and not state.running.size and not self._embeddings)
+        awaits = self.is_paused or state.transfers.is_active or self._scheduler.admission.num_pending
+        could_run = state.running.size and not self.is_paused
+        return bool(awaits and not self._in_flight and not could_run and not self._embeddings)
 
     @property
     def num_running(self) -> int:
@@ -199,18 +220,18 @@ class Engine:
         if self._embeddings:
             newest = self._in_flight[-1].plan.num_tokens if self._in_flight else 0
             self._embedded = self._embeddings.run(num_scheduled_tokens=newest)
-        while len(self._in_flight) < self._depth and self._submit_next():
+        while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
             pass
         if not self._in_flight:
             self._watch_progress()
             return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
         step = self._in_flight.popleft()
         plan = step.plan
-        self._num_idle_steps = 0
+        self._progress.ran()
         try:
             output = step.pending.wait()
         except Exception as error:
-            self._fail(plan, error)
+            self._failures.step_failed(plan, error)
             return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
         start_s = self._clock.now_s()
         deltas = self._committer.commit(plan, output)
@@ -220,6 +241,32 @@ class Engine:
         commit_s = self._clock.now_s() - start_s
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
         return deltas
+
+    def work_ahead(self) -> float | None:
+        """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.
+
+        Returns:
+            Seconds until the next call may find something to do; None: nothing is left, or there are requests to serve.
+        """
+        if self._background is None or self.has_work:
+            return None
+        pause_s = self._background.while_idle()
+        if pause_s is None:
+            self._background = None
+        return pause_s
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the resolved plugins, versions and options; changes with the scheduling policy."""
+        return self._administration.plan_hash
+
+    def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to an operator's question, or make a change; see :class:`Administration`.
+
+        Raises:
+            TrencadisError: As of :meth:`Administration.answer`.
+        """
+        return self._administration.answer(question, arguments)
 
     def metrics(self) -> str:
         """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
@@ -234,7 +281,7 @@ class Engine:
         for request_id in list(self._state.slot_of):
             self.abort(request_id)
         while self._in_flight:
-            self._drain_one()
+            self._failures.drain_one()
         self._observers.close()
         try:
             self._on_close()
@@ -250,23 +297,32 @@ class Engine:
             drafts, draft_slots = self._drafting.propose()
             plan = self._scheduler.plan(drafts, draft_slots)
         except StepFailedError as error:
-            self._fail_everything(error)
+            self._failures.everything_failed(error)
             return False
         finally:
             self._ended.extend(self._scheduler.failed)
             self._scheduler.failed.clear()
         if plan is None:
             return False
-        if self._defragmenter is not None:
-            self.totals.num_block_swaps += self._defragmenter.run(plan)
+        swapping = self._state.swapping
+        num_block_swaps = 0
+        if self._defragmenter is not None and not swapping.has_copies:  # copies name blocks as they lie now
+            num_block_swaps = self._defragmenter.run(plan)
+        self.totals.num_block_swaps += num_block_swaps
         try:
             batch = self._builder.build(plan)
         except UnpreparedShapeError as error:
-            self._refuse(plan, error)
+            self._failures.refused(plan, error)
             return True  # something is left to run: what it takes apart, or who was not in it
         except StepFailedError as error:
-            self._fail_everything(error)
+            self._failures.everything_failed(error)
             return False
+        try:
+            swapping.flush()
+        except Exception as error:
+            self._failures.refused(plan, error)
+            return True
+        self._decisions.ran(batch.passes)
         pending = self._executor.submit(batch)
         admission = self._scheduler.admission
         self._in_flight.append(
@@ -277,16 +333,17 @@ class Engine:
                 num_prompt_tokens_admitted=admission.num_prompt_tokens,
                 num_prompt_tokens_cached=admission.num_cached_tokens,
                 num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
+                pass_counts=self._builder.pass_counts,
+                policy=self._policy.name,
+                num_quarantined=self._policy.num_quarantined,
+                shadow=self._policy.take_shadow_step(),
+                num_block_swaps=num_block_swaps,
+                swap_counts=swapping.counts,
             )
         )
+        if self._background is not None:
+            self._background.behind_step()
         return True
-
-    def _check(self, request: Request) -> None:
-        if request.request_id in self._state.slot_of or request.request_id in self._embeddings:
-            raise InvalidRequestError(
-                f"request {request.request_id!r} is live already.", hint="Choose another request id."
-            )
-        check_request(request, vocab_size=self.model.vocab_size, max_model_len=self.max_model_len)
 
     def _end(self, request_id: str, reason: FinishReason) -> FinishedSequence | None:
         slot = self._state.slot_of.get(request_id)
@@ -301,7 +358,8 @@ class Engine:
     def _with_ended(self, deltas: TokenDeltas) -> TokenDeltas:
         """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
         if self._ended or self._embedded:
-            ended, self._ended = self._ended, []
+            ended = tuple(self._ended)
+            self._ended.clear()
             embedded, self._embedded = self._embedded, ()
             deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
         for finished in deltas.finished:
@@ -310,12 +368,13 @@ class Engine:
 
     def _announce(self, finished: FinishedSequence, tenant: int) -> None:
         self.totals.num_finished += 1
+        self._decisions.left(finished)
         self._recovery.left(finished.slot)
         self._drafting.finished(finished.slot)
         try:
             self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
         except StepFailedError as error:
-            self._fail_everything(error)
+            self._failures.everything_failed(error)
         if self._observers:
             self._observers.on_request(finished)
 
@@ -323,51 +382,10 @@ class Engine:
 
     def _watch_progress(self) -> None:
         """Quarantine a policy that twice in a row schedules nothing although something could run."""
-        state = self._state
-        could_admit = len(state.waiting) and not state.blocks.num_used and not self._scheduler.admission.num_pending
-        could_run = state.running.size or could_admit
-        self._num_idle_steps = self._num_idle_steps + 1 if could_run and not self._ended else 0
-        if self._num_idle_steps < 2:
+        fault = self._progress.idled(excused=self.is_paused or bool(self._ended))
+        if fault is None:
             return
-        self._num_idle_steps = 0
         try:
-            self._policy.quarantine(
-                ContractError(
-                    f"it scheduled nothing twice in a row with {len(state.running)} sequences running "
-                    f"and {len(state.waiting)} waiting"
-                )
-            )
+            self._policy.quarantine(fault)
         except StepFailedError as error:
-            self._fail_everything(error)
-
-    def _fail(self, plan: Plan, error: Exception) -> None:
-        self.totals.num_failed_steps += 1
-        dropped = []
-        while self._in_flight:
-            dropped.append(self._drain_one())
-        self._ended.extend(self._recovery.step_failed(plan, dropped, error))
-
-    def _refuse(self, plan: Plan, error: UnpreparedShapeError) -> None:
-        """Take apart a plan that was not submitted: nobody else needs to fail for its shape."""
-        self._fail(plan, error)
-        rows = set(plan.rows.tolist())
-        self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
-
-    def _fail_everything(self, error: StepFailedError) -> None:
-        """End every live request: without a working strategy no step can be made."""
-        self.totals.num_failed_steps += 1
-        while self._in_flight:
-            self._drain_one()
-        state = self._state
-        for slot in list(state.slot_of.values()):
-            self._ended.append(state.finish(state.table.sequence(slot), FinishReason.ERROR, error=str(error)))
-        state.row_starts.clear()
-
-    def _drain_one(self) -> Plan:
-        step = self._in_flight.popleft()
-        try:
-            output = step.pending.wait()
-        except Exception:  # the first failure is the one that is reported
-            return step.plan
-        self._state.transfers.apply(output.connector_report, self._state)
-        return step.plan
+            self._failures.everything_failed(error)

@@ -38,11 +38,13 @@ class GivingWay:
             view: The state.
             order: Waiting slots, most urgent first.
         """
-        table = self._state.table
+        table, adapters = self._state.table, self._state.adapters
         for slot in map(int, order):
-            if table.num_tokens[slot] == table.num_known_tokens[slot]:  # else its last token is still in flight
+            # Nothing is to be gained for one whose last token is in flight, or whose adapter must wait.
+            if table.num_tokens[slot] == table.num_known_tokens[slot] and adapters.has_turn(slot):
                 victims = self._chosen(view, slot)
                 for victim in victims:
+                    self._admission.notes.preempt(victim, for_slot=slot)
                     self._state.preempt(table.sequence(victim))
                 return victims
         return []

@@ -7,12 +7,15 @@ good. Without a fallback the step fails, and the error names the component.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import index
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from trencadis.engine.shadow import Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, Int32Array, Request, Shape
@@ -20,6 +23,8 @@ from trencadis.records import Bucket, Int32Array, Request, Shape
 __all__ = ["Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling"]
 
 logger = logging.getLogger("trencadis.engine")
+
+_NO_SHADOW = ShadowStep()
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -54,10 +59,13 @@ class Guarded(Generic[S]):
         logger.error(
             "%s raised %s: %s; its fallback takes over.", self.label, type(cause).__name__, cause, exc_info=cause
         )
-        self.strategy = self._make_fallback()
-        self.label = f"fallback of {self.label}"
-        self._make_fallback = None
+        make_fallback, self._make_fallback = self._make_fallback, None
         self.num_quarantined += 1
+        try:
+            self.strategy = make_fallback()
+        except Exception as error:
+            raise StepFailedError(f"the fallback of {self.label} could not be built: {error}.") from error
+        self.label = f"fallback of {self.label}"
 
     def guarded(self, call: Callable[[S], T], check: Callable[[T], str] | None = None) -> T:
         """Call the strategy and check its answer; on failure quarantine it and ask the fallback."""
@@ -74,22 +82,103 @@ class Guarded(Generic[S]):
 
 
 class GuardedScheduling(Guarded[SchedulingPolicy]):
-    """A scheduling policy whose answers are legal."""
+    """A scheduling policy whose answers are legal. Another one may take its place at any time between two calls.
+
+    Whoever takes over, a fallback included, is told of every live request, in the order of arrival.
+
+    Args:
+        label: As of :class:`Guarded`.
+        strategy: The chosen one.
+        make_fallback: As of :class:`Guarded`.
+
+    Attributes:
+        name: Of the policy in force, in short.
+        live: Returns slot and request of all that are in the engine, in the order of arrival.
+        shadow: Asked beside the chosen one, or None.
+        quarantines: Who was quarantined and why, the last 16.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        strategy: SchedulingPolicy,
+        make_fallback: Callable[[], SchedulingPolicy] | None = None,
+    ) -> None:
+        super().__init__(label, strategy, make_fallback)
+        self.name = label
+        self.live: Callable[[], Iterable[tuple[int, Request]]] = tuple
+        self.shadow: Shadow | None = None
+        self.quarantines: deque[tuple[str, str]] = deque(maxlen=16)
+
+    def replace(
+        self, label: str, strategy: SchedulingPolicy, make_fallback: Callable[[], SchedulingPolicy] | None, *, name: str
+    ) -> None:
+        """Put another policy in place.
+
+        Raises:
+            ContractError: It raised when it was told of the live requests; nothing has changed.
+        """
+        try:
+            self._introduce(strategy)
+        except Exception as error:
+            raise ContractError(
+                f"{label} raised {type(error).__name__} when it was told of the live requests: {error}.",
+                hint="The policy that was in force still is.",
+            ) from error
+        self.label, self.name = label, name
+        self.strategy, self._make_fallback = strategy, make_fallback
+
+    def quarantine(self, cause: Exception) -> None:
+        """Put the fallback in place and tell it of the live requests."""
+        self.quarantines.append((self.label, f"{type(cause).__name__}: {cause}"))
+        super().quarantine(cause)
+        self.name = f"fallback of {self.name}"
+        try:
+            self._introduce(self.strategy)
+        except Exception as error:
+            self.quarantine(error)
+
+    def take_shadow_step(self) -> ShadowStep:
+        """Return what the shadow would have done otherwise in the step that was planned."""
+        return _NO_SHADOW if self.shadow is None else self.shadow.take_step()
+
+    def _introduce(self, strategy: SchedulingPolicy) -> None:
+        for slot, request in self.live():
+            strategy.on_added(slot=slot, request=request)
 
     def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why the request is refused, or an empty string."""
+        refusal = self.guarded(
+            lambda policy: policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens),
+            _no_text,
+        )
+        if self.shadow is not None:
+            self.shadow.admit(refusal, request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
+        return refusal
+
+    def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        """Return why the request is refused for what its tenant has waiting, or an empty string."""
         return self.guarded(
-            lambda policy: policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
+            lambda policy: policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
         )
 
     @property
     def preempts(self) -> bool:
         """Whether the policy lets running sequences give way to waiting ones."""
-        return self.strategy.preempts
+        try:
+            return bool(self.strategy.preempts)
+        except Exception as error:
+            self.quarantine(error)
+            return self.preempts
 
     def on_added(self, *, slot: int, request: Request) -> None:
-        """Tell the policy of a new request."""
-        self.guarded(lambda policy: policy.on_added(slot=slot, request=request))
+        """Tell the policy of a new request, which is live already."""
+        if self.shadow is not None:
+            self.shadow.on_added(slot=slot, request=request)
+        try:
+            self.strategy.on_added(slot=slot, request=request)
+        except Exception as error:
+            self.quarantine(error)  # and the fallback was told with all the others
 
     def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return one of the candidates, or -1."""
@@ -98,24 +187,34 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
             known = victim == -1 or victim in candidates
             return "" if known else f"give_way() returned {victim}, no candidate of {candidates.tolist()} and not -1"
 
-        return int(self.guarded(lambda policy: policy.give_way(view, slot=slot, candidates=candidates), check))
+        victim = int(self.guarded(lambda policy: policy.give_way(view, slot=slot, candidates=candidates), check))
+        if self.shadow is not None:
+            self.shadow.give_way(victim, view, slot=slot, candidates=candidates)
+        return victim
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return a permutation of ``view.waiting``."""
 
         def check(order: Int32Array) -> str:
-            if order is view.waiting or np.array_equal(np.sort(order), np.sort(view.waiting)):
+            if order is view.waiting:
+                return ""
+            if np.asarray(order).dtype.kind in "iu" and np.array_equal(np.sort(order), np.sort(view.waiting)):
                 return ""
             return f"order() returned {np.asarray(order).tolist()}, no permutation of {view.waiting.tolist()}"
 
-        return self.guarded(lambda policy: policy.order(view), check)
+        order = np.asarray(self.guarded(lambda policy: policy.order(view), check))
+        if self.shadow is not None:
+            self.shadow.order(order, view)
+        return order
 
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
         # Once per step on the hot path: written out, without the closures of guarded().
         try:
             split = self.strategy.split(view, token_budget=token_budget)
-            if split.decode >= 0 and split.prefill >= 0:
+            if index(split.decode) >= 0 and index(split.prefill) >= 0:
+                if self.shadow is not None:
+                    self.shadow.split(split, view, token_budget=token_budget)
                 return split
             fault: Exception = ContractError(f"split() returned {split}: negative")
         except Exception as error:
@@ -130,12 +229,15 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         def check(chunk: int) -> str:
             return "" if 0 <= chunk <= most else f"chunk() returned {chunk}, allowed are 0 to {most}"
 
-        return int(
+        chunk = int(
             self.guarded(
                 lambda policy: policy.chunk(view, slot=slot, num_remaining=num_remaining, token_budget=token_budget),
                 check,
             )
         )
+        if self.shadow is not None:
+            self.shadow.chunk(chunk, view, slot=slot, num_remaining=num_remaining, token_budget=token_budget)
+        return chunk
 
     def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
         """Return one of the candidates."""
@@ -143,11 +245,23 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         def check(victim: int) -> str:
             return "" if victim in candidates else f"victim() returned {victim}, no candidate of {candidates.tolist()}"
 
-        return int(self.guarded(lambda policy: policy.victim(view, candidates=candidates), check))
+        victim = int(self.guarded(lambda policy: policy.victim(view, candidates=candidates), check))
+        if self.shadow is not None:
+            self.shadow.victim(victim, view, candidates=candidates)
+        return victim
 
     def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
         """Tell the policy that a sequence left."""
-        self.guarded(lambda policy: policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens))
+        if self.shadow is not None:
+            self.shadow.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
+        try:
+            self.strategy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
+        except Exception as error:
+            self.quarantine(error)  # the fallback never knew it
+
+
+def _no_text(refusal: object) -> str:
+    return "" if isinstance(refusal, str) else f"admit() returned {refusal!r}, which is no text"
 
 
 class GuardedEviction(Guarded[EvictionPolicy]):

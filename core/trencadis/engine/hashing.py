@@ -1,13 +1,21 @@
 """The identity of a KV block: a keyed hash chained over everything before it.
 
 ``h_i = BLAKE2b-256(h_{i-1} + tokens_i)`` with tokens as little-endian 32-bit numbers; the root hashes the deployment's key, the
-model's identity and the request's salt, so that blocks are shared only within one salt and nobody without the key
-can tell from a prompt what is cached. Never Python's ``hash``: it differs between processes.
+model's identity, the adapter and the request's salt, so that blocks are shared only within one salt and one adapter, and nobody
+without the key can tell from a prompt what is cached. Never Python's ``hash``: it differs between processes.
+
+A prefix that the operator lists as shared begins with a root without a salt; where it ends, the chain goes on under the salt:
+
+    unsalted root ─ block 0 ─ block 1 ─┐ end of the listed prefix
+                              salt ────┴─▶ block 2 ─ block 3 ...
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+
+import numpy as np
 
 from trencadis.records import Int32Array
 
@@ -21,24 +29,46 @@ class BlockHasher:
         key: The deployment's secret; empty for none.
         compatibility: Everything that changes the bytes of a block or their meaning: model, dtype, block size.
         block_size: Tokens per block.
+        shared_prefixes: Token ids of prefixes whose blocks requests of every salt share; blocks that lie fully inside one count.
     """
 
-    def __init__(self, *, key: str, compatibility: str, block_size: int) -> None:
+    def __init__(
+        self, *, key: str, compatibility: str, block_size: int, shared_prefixes: Sequence[Sequence[int]] = ()
+    ) -> None:
         self._key = hashlib.blake2b(key.encode(), digest_size=32).digest()
         self._compatibility = compatibility.encode()
         self._block_size = block_size
-        self._roots: dict[str, bytes] = {}
+        self._shared = [np.array(prefix, "<i4") for prefix in shared_prefixes if len(prefix) >= block_size]
+        self._most_shared = max((len(prefix) // block_size for prefix in self._shared), default=0)
+        self._roots: dict[tuple[str, str], bytes] = {}
 
-    def root(self, salt: str) -> bytes:
+    def root(self, salt: str, adapter: str = "") -> bytes:
         """Return the hash before the first block, 32 bytes."""
-        if salt not in self._roots:
+        known = self._roots.get((salt, adapter))
+        if known is None:
             if len(self._roots) > 4096:  # salts may be as many as requests
                 self._roots.clear()
             data = self._compatibility + b"\0" + salt.encode()
-            self._roots[salt] = hashlib.blake2b(data, key=self._key, person=b"kv1-root", digest_size=32).digest()
-        return self._roots[salt]
+            known = self._hash(data, b"kv1-root")
+            if adapter:
+                known = self._hash(known + adapter.encode(), b"kv1-lora")
+            self._roots[salt, adapter] = known
+        return known
 
-    def extend(self, hashes: list[bytes], tokens: Int32Array, *, num_blocks: int, salt: str) -> None:
+    def shared_root(self, adapter: str = "") -> bytes:
+        """Return the hash before the first block of a prefix that is shared by every salt, 32 bytes. Pure."""
+        return self._hash(self.root("", adapter), b"kv1-shared")
+
+    def num_shared(self, tokens: Int32Array) -> int:
+        """Return how many leading blocks of tokens lie fully inside a listed prefix. Pure."""
+        size, most = self._block_size, 0
+        for prefix in self._shared:
+            length = min(len(prefix), len(tokens)) // size * size
+            differs = np.flatnonzero(prefix[:length] != tokens[:length])
+            most = max(most, (int(differs[0]) if differs.size else length) // size)
+        return most
+
+    def extend(self, hashes: list[bytes], tokens: Int32Array, *, num_blocks: int, salt: str, adapter: str = "") -> None:
         """Append to ``hashes`` until it has ``num_blocks`` entries.
 
         Args:
@@ -46,12 +76,20 @@ class BlockHasher:
             tokens: The sequence's tokens, at least ``num_blocks × block_size``.
             num_blocks: Full blocks wanted.
             salt: The request's cache salt.
+            adapter: Its LoRA adapter; empty for none.
         """
-        size = self._block_size
-        previous = hashes[-1] if hashes else self.root(salt)
-        start = len(hashes)
+        size, start = self._block_size, len(hashes)
+        num_shared = 0
+        if start <= self._most_shared and self._shared:
+            num_shared = self.num_shared(tokens[: num_blocks * size])
+        previous = hashes[-1] if hashes else self.shared_root(adapter) if num_shared else self.root(salt, adapter)
         data = tokens[start * size : num_blocks * size].astype("<i4").tobytes()
         width = 4 * size
         for i in range(num_blocks - start):
+            if num_shared and start + i == num_shared:
+                previous = self._hash(previous + self.root(salt, adapter), b"kv1-salted")
             previous = hashlib.blake2b(previous + data[i * width : (i + 1) * width], digest_size=32).digest()
             hashes.append(previous)
+
+    def _hash(self, data: bytes, person: bytes) -> bytes:
+        return hashlib.blake2b(data, key=self._key, person=person, digest_size=32).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import attrs
 import numpy as np
 
 from trencadis.engine.guards import GuardedBucketing
@@ -11,11 +12,21 @@ from trencadis.engine.table import SequenceTable
 from trencadis.engine.unified_shape import unified_shape
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
-from trencadis.records import Bucket, Int32Array, Pass, Phase, Plan, Shape
+from trencadis.records import Bucket, Int32Array, Pass, Phase, Plan, Shape, UnifiedBucket
 
-__all__ = ["PassPlanner"]
+__all__ = ["PassCounts", "PassPlanner"]
 
 logger = logging.getLogger("trencadis.engine")
+
+
+@attrs.define(kw_only=True)
+class PassCounts:
+    """How the passes of one plan found their buckets; see ``StepStats``."""
+
+    num_hits: int = 0
+    num_fallbacks: int = 0
+    num_substituted: int = 0
+    num_unprepared: int = 0
 
 
 class PassPlanner:
@@ -33,6 +44,9 @@ class PassPlanner:
         block_size: Tokens per block.
         max_num_batched_tokens: A prefill pass of several sequences has at most this many token positions, padding included.
         refuse_unprepared: Refuse a pass whose bucket is not prepared, once any is.
+
+    Attributes:
+        counts: Of the plan that was split last.
     """
 
     def __init__(
@@ -58,11 +72,19 @@ class PassPlanner:
         self._prepared: set[Bucket] = set()
         self._listed: frozenset[Bucket] = frozenset()
         self._closing: tuple[Bucket, ...] = ()
-        self.num_unprepared = 0
+        self._deferred: frozenset[Bucket] = frozenset()
+        self._stand_ins: dict[Shape, Bucket] = {}
+        self.counts = PassCounts()
 
     def prepared(self, buckets: tuple[Bucket, ...]) -> None:
         """Note which buckets the device has prepared; any other is counted and warned about once."""
         self._prepared.update(buckets)
+        self._deferred -= self._prepared
+        self._stand_ins.clear()
+
+    def defer(self, buckets: tuple[Bucket, ...]) -> None:
+        """Note buckets that are prepared later: until then the smallest prepared one that covers a shape stands in for its own."""
+        self._deferred = frozenset(buckets) - self._prepared
 
     def close(self, table: tuple[Bucket, ...], closing: tuple[Bucket, ...]) -> None:
         """Let shapes for which the strategy leaves its table run in one of ``closing`` that covers them."""
@@ -79,6 +101,7 @@ class PassPlanner:
             StepFailedError: The bucketing strategy failed and there is no fallback.
             UnpreparedShapeError: A pass fits no prepared bucket, and such passes are refused.
         """
+        self.counts = PassCounts()
         if not plan.num_sequences:
             return ()
         num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
@@ -142,9 +165,23 @@ class PassPlanner:
 
     def _bucket_for(self, shape: Shape) -> Bucket:
         bucket = self._bucketing.bucket_for(shape)
-        if not self._closing or bucket in self._listed:
-            return bucket
-        return next((closing for closing in self._closing if closing.covers(shape)), bucket)
+        if bucket in self._listed:
+            self.counts.num_hits += 1
+        elif self._listed:
+            self.counts.num_fallbacks += 1
+            bucket = next((closing for closing in self._closing if closing.covers(shape)), bucket)
+        return self._stand_in(shape) if bucket in self._deferred else bucket
+
+    def _stand_in(self, shape: Shape) -> Bucket:
+        """Return the smallest prepared bucket that covers a shape; its own if there is none."""
+        found = self._stand_ins.get(shape)
+        if found is None:
+            covering = (bucket for bucket in self._prepared if bucket.covers(shape))
+            own = self._bucketing.bucket_for(shape)
+            found = self._stand_ins[shape] = min(covering, key=_cost, default=own)
+        if found in self._prepared:
+            self.counts.num_substituted += 1
+        return found
 
     def _shape(
         self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array
@@ -182,7 +219,7 @@ class PassPlanner:
 
     def _note(self, shape: Shape, bucket: Bucket) -> None:
         if self._prepared and bucket not in self._prepared:
-            self.num_unprepared += 1
+            self.counts.num_unprepared += 1
             if self._refuse_unprepared:
                 raise UnpreparedShapeError(
                     f'{shape} fits no prepared bucket, and [bucketing] on_miss = "refuse".',
@@ -190,3 +227,9 @@ class PassPlanner:
                 )
             self._prepared.add(bucket)
             logger.warning("%s runs in %s, which was not prepared: it is compiled now.", shape, bucket)
+
+
+def _cost(bucket: Bucket) -> tuple[int, int, int, int]:
+    """Return what a pass in a bucket computes, and then reads."""
+    unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
+    return bucket.num_tokens, bucket.num_blocks + unique, bucket.batch_size, bucket.query_len

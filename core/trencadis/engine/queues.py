@@ -10,12 +10,20 @@ __all__ = ["SlotQueue"]
 
 
 class SlotQueue:
-    """Slots in order; append, push to the front, and remove. O(1) at the ends, O(n) in the middle."""
+    """Slots in order; append, push to the front, and remove. O(1) at the ends, O(n) in the middle.
+
+    Attributes:
+        num_front: So many slots, at the head, were pushed to the front; those behind them are in the order of ``append``.
+        num_appended: Slots appended since the start.
+        num_removed: Slots removed since the start.
+    """
 
     def __init__(self, capacity: int = 64) -> None:
         self._buffer: Int32Array = np.empty(capacity, np.int32)
         self._head = capacity // 2
         self._tail = self._head
+        self.num_front = 0
+        self.num_appended = self.num_removed = 0
 
     def __len__(self) -> int:
         return self._tail - self._head
@@ -33,6 +41,7 @@ class SlotQueue:
             self._make_room()
         self._buffer[self._tail] = slot
         self._tail += 1
+        self.num_appended += 1
 
     def push_front(self, slot: int) -> None:
         """Add at the head."""
@@ -40,16 +49,21 @@ class SlotQueue:
             self._make_room()
         self._head -= 1
         self._buffer[self._head] = slot
+        self.num_front += 1
 
     def remove(self, slot: int) -> bool:
         """Remove a slot wherever it is; False if it is not there."""
         if len(self) and self._buffer[self._head] == slot:
             self._head += 1
+            self.num_removed += 1
+            self.num_front = max(self.num_front - 1, 0)
             return True
         hits = np.flatnonzero(self._buffer[self._head : self._tail] == slot)
         if not hits.size:
             return False
+        self.num_removed += 1
         at = self._head + int(hits[0])
+        self.num_front -= hits[0] < self.num_front
         self._buffer[at : self._tail - 1] = self._buffer[at + 1 : self._tail]
         self._tail -= 1
         return True

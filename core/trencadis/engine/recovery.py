@@ -1,7 +1,7 @@
 """After a step that failed: find the sequence at fault, and lose nobody else.
 
 No token of a failed step counts, and steps in flight behind it used its tokens; so all of them are dropped and their
-sequences are recomputed. Each sequence of the failed step then runs alone once: the one that fails alone ends with the error,
+sequences are recomputed, those that were swapped out meanwhile too. Each sequence of the failed step then runs alone once: the one that fails alone ends with the error,
 the others go on.
 """
 
@@ -55,6 +55,8 @@ class Recovery:
         touched = {slot: None for p in dropped for slot in self._live(p)} | dict.fromkeys(suspects)
         for slot in reversed(touched):
             self._undo(slot)
+        for made in (plan, *dropped):
+            self._distrust(made)
         self._scheduler.solo.extend(slot for slot in suspects if slot not in self._scheduler.solo)
         return at_fault
 
@@ -80,7 +82,17 @@ class Recovery:
         self._forget_in_flight(slot)
         sequence = self._state.table.sequence(slot)
         if sequence.state is SequenceState.RUNNING:
-            self._state.preempt(sequence)
+            self._state.preempt(sequence, is_sound=False)
+
+    def _distrust(self, plan: Plan) -> None:
+        """Recompute whom a plan swapped out.
+
+        The step before may not have written what was copied, and the copies may be what failed.
+        """
+        for slot in plan.preempted.tolist():
+            sequence = self._state.table.sequences[slot]
+            if sequence is not None and sequence.state is not SequenceState.RUNNING:
+                self._state.drop_swapped(sequence)
 
     def _forget_in_flight(self, slot: int) -> None:
         table = self._state.table

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.engine.admission import Admission
+from trencadis.engine.decisions import Decisions, StepNotes
 from trencadis.engine.giving_way import GivingWay
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.sequence import SequenceState
@@ -34,6 +35,7 @@ class Scheduler:
         max_num_batched_tokens: Token budget of a step.
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
+        decisions: Told what was decided, and why; none: nobody.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_preemptions: int,
         max_wait_s: float,
+        decisions: Decisions | None = None,
     ) -> None:
         self._state = state
         self._policy = policy
@@ -52,6 +55,9 @@ class Scheduler:
         self._views = ViewMaker(state)
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
         self._giving_way = GivingWay(state, policy, self.admission, max_preemptions=max_preemptions)
+        self._decisions = decisions or Decisions()
+        self._notes = StepNotes()
+        self._loads = state.transfers.has_connector
         self._step = 0
         self._preempted: list[int] = []
         self.failed: list[FinishedSequence] = []
@@ -70,10 +76,12 @@ class Scheduler:
         state, table = self._state, self._state.table
         self._preempted = []
         self.num_recomputed_tokens = 0
-        self.admission.begin()
+        notes = self._notes = StepNotes()
+        self.admission.begin(notes)
         if self.solo:
             return self._plan_solo()
         view, order = self._views.view(), None
+        notes.saw(view)
         if len(state.waiting) and self._policy.preempts:
             order = self.admission.order(view)
             self._preempted = self._giving_way.make_way(view, order)
@@ -89,6 +97,7 @@ class Scheduler:
         is_decode = remaining == 1
         all_decode = bool(is_decode.all())
         decodes = active if all_decode else active[is_decode]
+        notes.split, notes.active, notes.decodes = split, active, decodes
         decodes, lengths = self._cut(decodes, min(split.decode, self._budget), drafts, draft_slots)
         decodes, lengths = self._allocate(view, decodes, lengths)
         left = min(self._budget - int(lengths.sum()), split.prefill)
@@ -96,6 +105,7 @@ class Scheduler:
         if not all_decode and left > 0:
             self._continue_prefills(view, active[~is_decode], left, slots, counts)
             left -= sum(int(c.sum()) for c in counts[1:])
+        notes.num_left = left
         if len(self._preempted) == num_gave_way and left > 0 and len(state.waiting):
             admitted, chunks = self.admission.admit(self._views.view(), token_budget=left, order=order)
             slots.append(admitted)
@@ -107,15 +117,15 @@ class Scheduler:
     def _cut(
         self, decodes: Int32Array, token_budget: int, drafts: Drafts | None, draft_slots: Int32Array
     ) -> tuple[Int32Array, Int32Array]:
-        """Return the decodes that fit the budget, each with its drafts, and their token counts."""
+        """Return the decodes that fit the budget, and their token counts: one each, then drafts with what is left."""
+        decodes = decodes[:token_budget]
         if drafts is None or not decodes.size:
-            decodes = decodes[:token_budget]
             return decodes, np.ones(len(decodes), np.int32)
         by_slot = np.zeros(self._state.table.capacity, np.int32)
         by_slot[draft_slots] = drafts.num_drafts
-        lengths = 1 + by_slot[decodes]
-        fits = np.cumsum(lengths) <= token_budget
-        return decodes[fits], lengths[fits]
+        wanted = by_slot[decodes]
+        left = token_budget - len(decodes) - (np.cumsum(wanted) - wanted)
+        return decodes, (1 + np.clip(left, 0, wanted)).astype(np.int32)
 
     def _allocate(self, view: SchedulerView, decodes: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Give every decode the blocks for its new tokens; preempt until the rest fit."""
@@ -127,7 +137,7 @@ class Scheduler:
         if not needed:
             return decodes, lengths
         while needed > state.blocks.num_available:
-            if not self._make_room(view):
+            if not self._make_room(view, num_needed=needed):
                 break
             stays = np.isin(decodes, state.running)
             decodes, lengths, missing = decodes[stays], lengths[stays], missing[stays]
@@ -147,7 +157,7 @@ class Scheduler:
         table.num_blocks[slots] += extra
         return decodes, lengths
 
-    def _make_room(self, view: SchedulerView) -> bool:
+    def _make_room(self, view: SchedulerView, *, num_needed: int = 0) -> bool:
         """Free blocks: loaded ones that wait, then a victim's; False if a sequence had to be failed instead."""
         state, table = self._state, self._state.table
         if self.admission.reclaim():
@@ -163,6 +173,7 @@ class Scheduler:
         if often.any() and not often.all():
             candidates = candidates[~often]
         victim = self._policy.victim(view, candidates=candidates)
+        self._notes.preempt(victim, num_needed=num_needed, num_free=state.blocks.num_available)
         state.preempt(table.sequence(victim))
         self._preempted.append(victim)
         return True
@@ -192,7 +203,8 @@ class Scheduler:
     def _plan_solo(self) -> Plan | None:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
-        slot = self.solo[0]
+        slot = self._notes.alone = self.solo[0]
+        self._notes.saw(self._views.view())
         if table.sequence(slot).state is SequenceState.PARKED:
             return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
         if table.row[slot] < 0:
@@ -217,11 +229,12 @@ class Scheduler:
         state, table = self._state, self._state.table
         message = state.transfers.take_message()
         if not slots.size and not message and not state.transfers.is_active and not self._preempted:
+            self._note(slots, slots, counts)
             return None
         starts = table.num_computed_tokens[slots]
         ends = starts + counts
         known = table.num_tokens[slots]
-        kept = self._drafts_of(slots, drafts, draft_slots)
+        kept = self._drafts_of(slots, counts, drafts, draft_slots)
         num_drafts = 0 if kept is None else kept.num_drafts
         samples = ends - num_drafts == known
         if (ends - num_drafts > known).any():
@@ -242,21 +255,34 @@ class Scheduler:
             preempted=np.array(self._preempted, np.int32),
             connector_message=message,
         )
+        self._note(slots, plan.starts, counts)
         self._step += 1
         return plan
 
-    def _drafts_of(self, slots: Int32Array, drafts: Drafts | None, draft_slots: Int32Array) -> Drafts | None:
-        """Return the drafts in plan order, without those of sequences that were left out."""
+    def _note(self, slots: Int32Array, starts: Int32Array, counts: Int32Array) -> None:
+        """Keep what was decided, and why. At most 2 µs."""
+        notes, state = self._notes, self._state
+        notes.step, notes.policy = self._step, self._policy.name
+        notes.slots, notes.starts, notes.counts = slots, starts, counts
+        notes.running, notes.admitted = state.running, self.admission.admitted
+        if self._loads:
+            notes.parked = state.transfers.parked
+        self._decisions.end(notes)
+
+    def _drafts_of(
+        self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array
+    ) -> Drafts | None:
+        """Return the drafts in plan order, without those that were left out."""
         if drafts is None:
             return None
-        ends = np.cumsum(drafts.num_drafts)
+        firsts = np.cumsum(drafts.num_drafts) - drafts.num_drafts
         place = {slot: i for i, slot in enumerate(draft_slots.tolist())}
         picks = [place.get(slot, -1) for slot in slots.tolist()]
-        parts = [drafts.token_ids[ends[i] - drafts.num_drafts[i] : ends[i]] for i in picks if i >= 0]
-        counts = np.array([drafts.num_drafts[i] if i >= 0 else 0 for i in picks], np.int32)
-        if not counts.any():
+        kept = np.array([count - 1 if i >= 0 else 0 for i, count in zip(picks, counts.tolist(), strict=True)], np.int32)
+        if not kept.any():
             return None
-        return Drafts(num_drafts=counts, token_ids=np.concatenate(parts).astype(np.int32))
+        parts = [drafts.token_ids[firsts[i] : firsts[i] + n] for i, n in zip(picks, kept.tolist(), strict=True) if n]
+        return Drafts(num_drafts=kept, token_ids=np.concatenate(parts).astype(np.int32))
 
     def _count_recomputed(self, slots: Int32Array, starts: Int64Array, ends: Int64Array) -> None:
         again = np.minimum(self._state.table.high_water[slots], ends) - starts

@@ -41,6 +41,7 @@ class Sequence:
         block_hashes: Chained hashes of its full blocks so far, head first.
         loaded_blocks: Blocks for all its tokens, some filled by a KV load; held until it is admitted.
         num_loaded_tokens: Leading tokens whose KV is in them, verified.
+        host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
         ticket: Of the load it is parked for, or -1.
         park_deadline_s: When that load is given up.
         orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
@@ -54,6 +55,7 @@ class Sequence:
         "block_hashes",
         "first_scheduled_s",
         "first_token_s",
+        "host_blocks",
         "loaded_blocks",
         "looked_up",
         "num_cached_tokens",
@@ -80,6 +82,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.loaded_blocks: Int32Array | None = None
         self.num_loaded_tokens = 0
+        self.host_blocks: Int32Array | None = None
         self.looked_up = False
         self.ticket = -1
         self.park_deadline_s = 0.0

@@ -6,15 +6,21 @@ Only this module moves a sequence between waiting, parked, running and finished;
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 from trencadis.clock import Clock
+from trencadis.config.tenants import TenantConfig
+from trencadis.engine.adapters import AdapterPlaces
 from trencadis.engine.block_manager import BlockManager
 from trencadis.engine.hashing import BlockHasher
 from trencadis.engine.queues import SlotQueue
 from trencadis.engine.sequence import Sequence, SequenceState
+from trencadis.engine.swapping import Swapping
 from trencadis.engine.table import Rows, SequenceTable
+from trencadis.engine.tenants import Tenants
 from trencadis.engine.transfers import Transfers
 from trencadis.errors import InternalError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart
@@ -30,12 +36,16 @@ class EngineState:
         blocks: The KV blocks.
         hasher: Of block content.
         transfers: What the KV connector holds; a null object without one.
+        swapping: What host memory holds of preempted sequences; nothing if None.
         num_rows: ``max_num_seqs``.
         max_model_len: Tokens.
         block_size: Tokens per block.
         eos_token_ids: The model's.
         seed: The engine's.
         prefix_caching: Whether blocks are kept for reuse.
+        tenants: Entries of ``[scheduling.tenants]``.
+        max_loras: Different adapters that may run at once.
+        max_adapter_skips: Plans after which a place is reserved for the adapter of a skipped sequence.
     """
 
     def __init__(
@@ -51,11 +61,16 @@ class EngineState:
         eos_token_ids: tuple[int, ...],
         seed: int,
         prefix_caching: bool,
+        swapping: Swapping | None = None,
+        tenants: Mapping[str, TenantConfig] = MappingProxyType({}),
+        max_loras: int = 0,
+        max_adapter_skips: int = 64,
     ) -> None:
         self.clock = clock
         self.blocks = blocks
         self.hasher = hasher
         self.transfers = transfers
+        self.swapping = swapping or Swapping()
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.eos_token_ids = eos_token_ids
@@ -67,13 +82,20 @@ class EngineState:
         self.slot_of: dict[str, int] = {}
         self.row_starts: list[RowStart] = []
         self._seed = seed
-        self._tenants: dict[str, int] = {}
+        self.tenants = Tenants(self.table, tenants)
+        self.adapters = AdapterPlaces(self.table, num_places=max_loras, max_skips=max_adapter_skips)
 
     # ------------------------------------------------------------------------------------------ enter and leave
 
-    def add(self, request: Request) -> Sequence:
-        """Make a waiting sequence of a request that was checked."""
+    def add(self, request: Request, *, has_own_weight: bool = True) -> Sequence:
+        """Make a waiting sequence of a request that was checked and completed.
+
+        Args:
+            request: Its weight is given.
+            has_own_weight: That was asked for, and is not its tenant's.
+        """
         table = self.table
+        adapter = self.adapters.number(request.adapter)
         slot = table.take_slot()
         params = request.params
         eos = () if params.ignore_eos else self.eos_token_ids
@@ -85,8 +107,7 @@ class EngineState:
         most = self.max_model_len if params.max_tokens is None else min(self.max_model_len, length + params.max_tokens)
         table.arrival_s[slot] = self.clock.now_s()
         table.priority[slot] = request.priority
-        table.tenant[slot] = self._tenants.setdefault(request.tenant, len(self._tenants))
-        table.weight[slot] = request.weight
+        table.adapter[slot] = adapter
         table.ttft_target_s[slot] = request.ttft_target_s
         table.tpot_target_s[slot] = request.tpot_target_s
         table.num_prompt_tokens[slot] = table.num_tokens[slot] = table.num_known_tokens[slot] = length
@@ -96,6 +117,7 @@ class EngineState:
         table.checks_own_stops[slot] = bool(params.stop_token_ids)
         table.num_prompt_logprobs += params.prompt_logprobs is not None
         self.slot_of[request.request_id] = slot
+        self.tenants.enter(slot, request, has_own_weight=has_own_weight)
         self._wait(sequence, front=False)
         return sequence
 
@@ -128,6 +150,8 @@ class EngineState:
             error=error,
             stop_token_id=stop_token_id,
         )
+        self.swapping.forget(sequence)
+        self.tenants.leave(slot, sequence.request.tenant)
         table.num_prompt_logprobs -= sequence.request.params.prompt_logprobs is not None
         del self.slot_of[sequence.request.request_id]
         table.give_back_slot(slot)
@@ -135,8 +159,15 @@ class EngineState:
 
     # ------------------------------------------------------------------------------------------- running or not
 
-    def admit(self, sequence: Sequence, *, blocks: Int32Array, num_computed: int) -> None:
-        """Give a waiting sequence a row and blocks; its first ``num_computed`` tokens are in them already."""
+    def admit(self, sequence: Sequence, *, blocks: Int32Array, num_computed: int, num_cached: int) -> None:
+        """Give a waiting sequence a row and blocks.
+
+        Args:
+            sequence: It waits.
+            blocks: For all its known tokens.
+            num_computed: First tokens that are in them already, or copied there before the next step.
+            num_cached: Of these, tokens that cache or connector had.
+        """
         table, slot = self.table, sequence.slot
         self._unwait(sequence, keep_blocks=True)
         row = self.rows.take()
@@ -146,11 +177,13 @@ class EngineState:
         self.rows.write_blocks(np.full(len(blocks), row, np.int32), columns, blocks)
         table.row[slot] = row
         table.num_blocks[slot] = len(blocks)
-        table.num_computed_tokens[slot] = table.num_cached_tokens[slot] = num_computed
-        table.num_hashed_blocks[slot] = num_computed // self.block_size
+        table.num_computed_tokens[slot], table.num_cached_tokens[slot] = num_computed, num_cached
+        table.num_hashed_blocks[slot] = num_cached // self.block_size
+        table.num_swapped_tokens[slot] = 0
+        self.adapters.enter(slot)
         sequence.state = SequenceState.RUNNING
         if sequence.num_cached_tokens < 0:
-            sequence.num_cached_tokens = num_computed
+            sequence.num_cached_tokens = num_cached
             sequence.first_scheduled_s = self.clock.now_s()
         self.running = np.append(self.running, np.int32(slot))
         self.row_starts.append(
@@ -161,16 +194,28 @@ class EngineState:
                 params=sequence.request.params,
                 seed=sequence.seed,
                 eos_token_ids=sequence.stop_token_ids,
+                adapter=sequence.request.adapter,
             )
         )
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take row and blocks of a running sequence; it waits at the front, to be recomputed."""
+    def preempt(self, sequence: Sequence, *, is_sound: bool = True) -> None:
+        """Take row and blocks of a running sequence; it waits at the front, to be swapped in or recomputed.
+
+        Args:
+            sequence: It runs.
+            is_sound: Its blocks hold what they should; after a failed step they may not, and nothing of them is kept.
+        """
         table, slot = self.table, sequence.slot
         sequence.tokens = self.known_tokens(sequence).copy()
         if table.num_tokens[slot] > table.num_known_tokens[slot]:
             sequence.orphan_epoch = int(table.epoch[slot])
         table.high_water[slot] = max(table.high_water[slot], table.num_computed_tokens[slot])
+        if not is_sound:
+            self.swapping.forget(sequence)
+        else:
+            num_computed = int(table.num_computed_tokens[slot])
+            held = self.blocks_of(sequence)[: -(-num_computed // self.block_size)]
+            table.num_swapped_tokens[slot] = num_computed if self.swapping.swap_out(sequence, held) else 0
         self._leave_row(sequence, finished=False)
         table.new_epoch(slot)
         table.num_preemptions[slot] += 1
@@ -192,12 +237,22 @@ class EngineState:
             self.blocks.release(sequence.loaded_blocks, now_s=self.clock.now_s())
             sequence.loaded_blocks, sequence.num_loaded_tokens = None, 0
 
+    def drop_swapped(self, sequence: Sequence) -> None:
+        """Free the host blocks of a waiting sequence; it will be recomputed."""
+        self.swapping.forget(sequence)
+        self.table.num_swapped_tokens[sequence.slot] = 0
+
     # ----------------------------------------------------------------------------------------------- questions
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens of all waiting sequences; O(num_waiting)."""
-        return int(self.table.num_tokens[self.waiting.slots].sum())
+        """Known tokens of all waiting sequences; O(1)."""
+        return self.tenants.num_waiting_tokens
+
+    def is_waiting(self, slot: int) -> bool:
+        """Return whether the slot's sequence waits; False for a slot that is not in use."""
+        sequence = self.table.sequences[slot]
+        return sequence is not None and sequence.state is SequenceState.WAITING
 
     def local_hit(self, sequence: Sequence) -> list[int]:
         """Return cached blocks that hold the start of a waiting sequence; at least one token is left to compute.
@@ -210,7 +265,10 @@ class EngineState:
             return []
         hashes, most = sequence.block_hashes, (len(sequence.tokens) - 1) // self.block_size
         if len(hashes) < most:
-            self.hasher.extend(hashes, sequence.tokens, num_blocks=most, salt=sequence.request.cache_salt)
+            request = sequence.request
+            self.hasher.extend(
+                hashes, sequence.tokens, num_blocks=most, salt=request.cache_salt, adapter=request.adapter
+            )
         if not self.prefix_caching:
             return []
         return self.blocks.longest_hit(hashes if len(hashes) == most else hashes[:most])
@@ -234,15 +292,18 @@ class EngineState:
             self.blocks.release(blocks, now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))
         self.table.row[slot] = -1
+        self.adapters.leave(slot)
         self.running = self.running[self.running != slot]
 
     def _wait(self, sequence: Sequence, *, front: bool) -> None:
         sequence.state = SequenceState.WAITING
         (self.waiting.push_front if front else self.waiting.append)(sequence.slot)
+        self.tenants.waits(sequence.slot)
 
     def _unwait(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
         if not self.waiting.remove(sequence.slot):
             raise InternalError(f"slot {sequence.slot} is {sequence.state.name}, not waiting")
+        self.tenants.waits_no_more(sequence.slot)
         if not keep_blocks:
             self.drop_loaded(sequence)
 

@@ -22,6 +22,7 @@ _INT_COLUMNS = (
     "num_known_tokens",
     "num_computed_tokens",
     "num_cached_tokens",
+    "num_swapped_tokens",
     "max_total_tokens",
     "min_total_tokens",
     "num_preemptions",
@@ -30,6 +31,8 @@ _INT_COLUMNS = (
     "high_water",
     "row",
     "epoch",
+    "adapter",
+    "num_adapter_skips",
 )
 _FLOAT_COLUMNS = ("arrival_s", "first_token_s", "weight", "ttft_target_s", "tpot_target_s")
 _BOOL_COLUMNS = ("checks_eos", "checks_own_stops")
@@ -40,7 +43,8 @@ class SequenceTable:
 
     ``num_tokens`` counts tokens in flight, ``num_known_tokens`` only those whose ids the host has.
     ``num_computed_tokens`` counts tokens whose KV is computed or in flight, ``num_cached_tokens`` those it was admitted with.
-    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine.
+    ``num_swapped_tokens`` counts tokens of a waiting sequence whose KV is in host memory.
+    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine. ``adapter`` is the number of a LoRA adapter, 0 for none; ``num_adapter_skips`` counts plans that passed a waiting sequence over for it.
     """
 
     priority: Int64Array
@@ -50,6 +54,7 @@ class SequenceTable:
     num_known_tokens: Int64Array
     num_computed_tokens: Int64Array
     num_cached_tokens: Int64Array
+    num_swapped_tokens: Int64Array
     max_total_tokens: Int64Array
     min_total_tokens: Int64Array
     num_preemptions: Int64Array
@@ -58,6 +63,8 @@ class SequenceTable:
     high_water: Int64Array
     row: Int64Array
     epoch: Int64Array
+    adapter: Int64Array
+    num_adapter_skips: Int64Array
     arrival_s: FloatArray
     first_token_s: FloatArray
     weight: FloatArray

@@ -57,6 +57,11 @@ class Transfers:
         return len(self._parked)
 
     @property
+    def parked(self) -> tuple[int, ...]:
+        """Slots that wait for a load."""
+        return tuple([sequence.slot for sequence in self._parked.values()])
+
+    @property
     def num_held_blocks(self) -> int:
         """Blocks that only a transfer holds."""
         return sum(len(blocks) for blocks in self._held.values())

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from trencadis.engine.prefix_index import PrefixIndex
 from trencadis.engine.state import EngineState
 from trencadis.engine.table import SequenceTable
 from trencadis.interfaces import SchedulerView
@@ -30,6 +31,7 @@ class ViewMaker:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
+        self._prefixes = PrefixIndex(state)
         self._version = -1
         self._columns: dict[str, Any] = {}
 
@@ -47,16 +49,16 @@ class ViewMaker:
             num_free_blocks=state.blocks.num_available,
             num_total_blocks=state.blocks.num_blocks,
             block_size=state.block_size,
+            num_swapped=state.swapping.num_swapped,
+            num_free_host_blocks=state.swapping.num_free,
             prefix_tokens=self._prefix_tokens,
             **self._columns,
         )
 
     def _prefix_tokens(self, slots: Int32Array) -> Int64Array:
-        state, table = self._state, self._state.table
-        if not state.prefix_caching:
+        if not self._state.prefix_caching:
             return np.zeros(len(slots), np.int64)
-        hits = [len(state.local_hit(table.sequence(slot))) for slot in slots.tolist()]
-        return np.array(hits, np.int64) * state.block_size
+        return self._prefixes.num_blocks(slots) * self._state.block_size
 
     @staticmethod
     def _read_only(array: Any) -> Any:

@@ -5,7 +5,7 @@ A plugin implements the abstract class of its noun and yields a :class:`Componen
 
 from __future__ import annotations
 
-from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
+from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, BlockCopies, PendingStep
 from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.component import Component, ComponentContext, NoConfig
 from trencadis.interfaces.eviction import EvictionPolicy
@@ -21,6 +21,7 @@ __all__ = [
     "AllocationPlan",
     "Backend",
     "BackendCapabilities",
+    "BlockCopies",
     "BucketingStrategy",
     "Component",
     "ComponentContext",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 
 from trencadis.errors import BackendError
 from trencadis.interfaces.kv_connector import KVWorkerSide
@@ -24,7 +25,7 @@ from trencadis.records import (
     WarmUpReport,
 )
 
-__all__ = ["INTERFACE_VERSION", "AllocationPlan", "Backend", "BackendCapabilities", "PendingStep"]
+__all__ = ["INTERFACE_VERSION", "AllocationPlan", "Backend", "BackendCapabilities", "BlockCopies", "PendingStep"]
 
 INTERFACE_VERSION = 1
 
@@ -41,8 +42,10 @@ class BackendCapabilities:
         max_prefill_batch_size: Most sequences in one padded prefill pass; 0 means no limit.
         contiguous: Decode passes read blocks by range (see ``BucketLimits.contiguous``).
         shares_blocks: Two sequences may have a block in common. Where not, the engine turns prefix caching off.
+        copy_sizes: How many blocks ``copy_blocks`` copies at once, ascending; fewer are padded to the next. Empty: any number.
         merges_prefills: The prompts of a padded prefill pass, at most ``max_prefill_batch_size``, follow each other in one
             row: its shape is ``(1, all new tokens, all context blocks)``.
+        swaps_blocks: It has ``swap_blocks``, so preempted sequences may wait in host memory.
         provides: Names for capability negotiation, such as ``backend.tree_attention``.
     """
 
@@ -51,7 +54,9 @@ class BackendCapabilities:
     max_prefill_batch_size: int = 0
     contiguous: bool = False
     shares_blocks: bool = True
+    copy_sizes: tuple[int, ...] = ()
     merges_prefills: bool = False
+    swaps_blocks: bool = False
     provides: frozenset[str] = frozenset()
 
 
@@ -68,6 +73,8 @@ class AllocationPlan:
         max_draft_tokens: Drafts of a sequence in a step; 0 without speculation.
         acceptance: How many drafts stand; None without speculation.
         connector: Worker side of the KV connector; None without one.
+        num_host_blocks: Blocks in host memory that ``swap_blocks`` copies to and from, 0 .. num_host_blocks - 1; pinned where the
+            device copies from pinned memory faster. 0 unless the backend says ``swaps_blocks``.
     """
 
     num_blocks: int
@@ -78,6 +85,28 @@ class AllocationPlan:
     max_draft_tokens: int = 0
     acceptance: AcceptanceRule | None = None
     connector: KVWorkerSide | None = None
+    num_host_blocks: int = 0
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BlockCopies:
+    """Whole KV blocks, all layers, that are copied one way between device and host memory.
+
+    Attributes:
+        sources: int32 ``[n]``.
+        targets: int32 ``[n]``, none twice.
+    """
+
+    sources: Int32Array
+    targets: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @classmethod
+    def none(cls) -> BlockCopies:
+        """Return no copies at all."""
+        return cls(sources=np.empty(0, np.int32), targets=np.empty(0, np.int32))
 
 
 class PendingStep(Protocol):
@@ -147,6 +176,21 @@ class Backend(ABC):
             targets: int32 ``[n]``, none twice.
         """
 
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Copy KV blocks to host memory and back, after every batch submitted so far and before any later one.
+
+        All of ``outs`` are read before any of ``ins`` is written. Every bit comes back as it was. May return before the copies
+        are done. Called at most once a step, only where the capabilities say ``swaps_blocks``.
+
+        Args:
+            outs: From device blocks to host blocks.
+            ins: From host blocks to device blocks.
+
+        Raises:
+            BackendError: This backend does not swap.
+        """
+        raise BackendError(f"{type(self).__name__} does not swap blocks.")
+
     @abstractmethod
     def close(self) -> None:
         """Free the device; the object is not used again. May be called twice."""
@@ -166,6 +210,17 @@ class Backend(ABC):
             if progress is not None:
                 progress(done, len(buckets))
         return WarmUpReport(prepared=tuple(buckets))
+
+    def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
+        """Prepare a part of what ``warm_up`` put off, and return the buckets that are ready now and were not before.
+
+        Called until as many were returned as ``WarmUpReport.num_deferred`` says: behind each step, and again and again while there
+        is nothing to serve. The backend sets the pace: a request that arrives meanwhile waits until this returns.
+
+        Args:
+            is_idle: No request is being served.
+        """
+        return ()
 
     def metrics(self) -> str:
         """Return what the backend counts, in Prometheus' text format; empty if nothing. May be called on any thread."""

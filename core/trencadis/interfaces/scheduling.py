@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import attrs
+import numpy as np
 
 from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 
@@ -49,7 +50,8 @@ class SchedulerView:
         max_total_tokens: The sequence ends at the latest with this many tokens, by slot, int64.
         num_preemptions: By slot, int64.
         num_blocks: Blocks held, by slot, int64.
-        weight: Share of the tenant, as its request says, by slot, float64, above 0.
+        weight: Share of the tenant, as its request or its entry in the configuration says; users of one API key have parts of
+            its share, which change as they come and go; by slot, float64, above 0.
         ttft_target_s: Seconds from arrival within which the first token is wanted, by slot, float64; infinity for none.
         tpot_target_s: Seconds from token to token that are wanted at most, by slot, float64; infinity for none.
         first_token_s: When the first token came, engine clock, by slot, float64; infinity before.
@@ -59,6 +61,9 @@ class SchedulerView:
         num_free_blocks: Blocks that can be allocated now, evictable ones included.
         num_total_blocks: All blocks.
         block_size: Tokens per block.
+        num_swapped: Waiting sequences that were preempted by swap: what they had computed is in host memory.
+        num_swapped_tokens: Of these the tokens that need not be computed again, by slot, int64; 0 for all others.
+        num_free_host_blocks: Blocks that a victim may have in host memory; one that holds more, or any where this is 0, is recomputed.
     """
 
     now_s: float
@@ -83,6 +88,9 @@ class SchedulerView:
     num_free_blocks: int
     num_total_blocks: int
     block_size: int
+    num_swapped: int = 0
+    num_swapped_tokens: Int64Array = attrs.field(factory=lambda: np.zeros(0, np.int64))
+    num_free_host_blocks: int = 0
 
 
 class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
@@ -107,10 +115,23 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """
         return ""
 
+    def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        """Return why a new request is refused for what its tenant has waiting, or an empty string.
+
+        Once per request, after ``admit`` let it in. The caps of ``[scheduling.tenants]`` are the core's and hold in any case.
+
+        Args:
+            request: The request.
+            num_waiting: Sequences of its tenant that wait already; ``key/user`` counts for ``key``.
+            num_waiting_tokens: Their tokens.
+        """
+        return ""
+
     def on_added(self, *, slot: int, request: Request) -> None:  # noqa: B027 - optional
         """Be told which slot a new request waits in, with all that is known of it. Once per request, after ``admit``.
 
-        A policy that takes over as a fallback is not told of the requests that are there already.
+        A policy that takes over while requests run, as a fallback or by a change of scheduling, is told of each live one in the
+        order of arrival, also of those that run already.
         """
 
     def order(self, view: SchedulerView) -> Int32Array:

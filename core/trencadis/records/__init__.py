@@ -6,6 +6,7 @@ from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32A
 from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
 from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 from trencadis.records.embedding import Embedding, EmbeddingRequest
+from trencadis.records.explanation import Explanation, Range, Span
 from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUpReport
 from trencadis.records.output import (
     CompletionOutput,
@@ -18,12 +19,13 @@ from trencadis.records.output import (
     TokenLogprobs,
 )
 from trencadis.records.plan import Drafts, Plan
-from trencadis.records.request import FinishReason, Request
+from trencadis.records.request import DEFAULT_TERMS, FinishReason, Request, RequestTerms
 from trencadis.records.sampling import MAX_LOGPROBS, SamplingParams
 from trencadis.records.stats import StepStats
 from trencadis.records.step_time import StepTime
 
 __all__ = [
+    "DEFAULT_TERMS",
     "MAX_LOGPROBS",
     "Batch",
     "BoolArray",
@@ -34,6 +36,7 @@ __all__ = [
     "Drafts",
     "Embedding",
     "EmbeddingRequest",
+    "Explanation",
     "FailedLoad",
     "FinishReason",
     "FinishedSequence",
@@ -47,11 +50,14 @@ __all__ = [
     "Pass",
     "Phase",
     "Plan",
+    "Range",
     "Request",
     "RequestOutput",
+    "RequestTerms",
     "RowStart",
     "SamplingParams",
     "Shape",
+    "Span",
     "StepOutput",
     "StepStats",
     "StepTime",

@@ -86,9 +86,11 @@ class WarmUpReport:
         num_graphs: Captured graphs, where there are such.
         graph_bytes: Memory that the preparation took.
         num_compilations: What was compiled.
+        num_deferred: Buckets that are put off; ``Backend.warm_up_rest`` prepares them.
     """
 
     prepared: tuple[Bucket, ...]
     num_graphs: int = 0
     graph_bytes: int = 0
     num_compilations: int = 0
+    num_deferred: int = 0

@@ -1,8 +1,15 @@
-"""What comes back from a step, and what a client is given."""
+"""What comes back from a step, and what a client is given.
+
+The records of the engine are attrs classes, as all others. Those that clients are given are made anew for every token of every stream: as
+``msgspec`` structs they cost a tenth.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
+import msgspec
 import numpy as np
 
 from trencadis.records.arrays import Int32Array
@@ -158,14 +165,13 @@ class TokenDeltas:
     embeddings: tuple[Embedding, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One continuation of a prompt.
 
     Attributes:
         index: 0 .. n - 1.
         text: The text so far; without the stop string unless asked for.
-        token_ids: Output tokens so far.
+        token_ids: Output tokens so far; a tuple once it has ended, until then what behaves as one.
         finish_reason: None while it runs.
         stop_reason: The stop string or stop token that ended it, or None.
         logprobs: One entry per output token if asked for, else None.
@@ -173,14 +179,13 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
-@attrs.frozen(kw_only=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a client is given for one prompt.
 
     Attributes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
-from attrs.validators import gt, lt
 
+from trencadis.errors import InvalidRequestError
 from trencadis.records.sampling import SamplingParams
 
-__all__ = ["FinishReason", "Request"]
+__all__ = ["DEFAULT_TERMS", "FinishReason", "Request", "RequestTerms"]
 
 
 class FinishReason(enum.Enum):
@@ -27,30 +28,98 @@ def _token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
     return tuple(token_ids)
 
 
-@attrs.frozen(kw_only=True)
-class Request:
-    """One prompt and how to continue it. Frozen; the engine makes one sequence of it.
+def _refuse(name: str, value: object, allowed: str) -> None:
+    raise InvalidRequestError(f"{name} = {value!r} is impossible: it must be {allowed}.")
 
-    A request with ``params.n > 1`` is expanded into n requests before it reaches the engine.
+
+def _whole(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    # 53 bits: a priority must be the same number in a float64 column, in msgpack and in JSON.
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**53:
+        _refuse(attribute.name, value, "a whole number between -2**53 and 2**53")
+
+
+def _text(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str):
+        _refuse(attribute.name, value, "text")
+
+
+def _optional_text(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None:
+        _text(instance, attribute, value)
+
+
+def _weight(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not (_is_number(value) and 0 < value < math.inf):
+        _refuse(attribute.name, value, "a finite number above 0, or None for the tenant's")
+
+
+def _target(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not (_is_number(value) and value > 0):
+        _refuse(attribute.name, value, "a number of seconds above 0; infinity is no target")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@attrs.frozen(kw_only=True)
+class RequestTerms:
+    """Under which terms a request runs: who asks, how soon, and with what; checked when it is made.
+
+    Attributes:
+        priority: Smaller is served first by policies that look at it; the tenant's priority is added.
+        tenant: Who asks; ``key/user`` counts for the tenant ``key`` in its weight and caps.
+        cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
+        weight: Share against other tenants, above 0, finite; None: the tenant's, as ``[scheduling.tenants]`` says.
+        ttft_target_s: Seconds within which the first token is wanted, above 0; infinity for no target.
+        tpot_target_s: Seconds from token to token that are wanted at most, above 0; infinity for no target.
+        adapter: Name of a LoRA adapter; empty for the model itself.
+
+    Raises:
+        InvalidRequestError: A value of another type, or out of range.
+    """
+
+    priority: int = attrs.field(default=0, validator=_whole)
+    tenant: str = attrs.field(default="", validator=_text)
+    cache_salt: str | None = attrs.field(default=None, validator=_optional_text)
+    weight: float | None = attrs.field(default=None, validator=_weight)
+    ttft_target_s: float = attrs.field(default=math.inf, validator=_target)
+    tpot_target_s: float = attrs.field(default=math.inf, validator=_target)
+    adapter: str = attrs.field(default="", validator=_text)
+
+
+DEFAULT_TERMS = RequestTerms()
+"""What holds for a request whose client says nothing about it."""
+
+
+@attrs.frozen(kw_only=True)
+class Request(RequestTerms):
+    """One prompt and how to continue it, under terms. Frozen; the engine makes one sequence of it.
+
+    A request with ``params.n > 1`` is expanded into n requests before it reaches the engine. Where ``weight`` is None the
+    engine fills in the tenant's, so policies never see None.
 
     Attributes:
         request_id: Unique among live requests.
         prompt_token_ids: At least one token id.
         params: How tokens are chosen and when the sequence ends.
-        priority: Smaller is served first by policies that look at it.
-        tenant: Who asks; policies may share fairly between tenants.
-        cache_salt: Prefix-cache blocks are shared only between requests of equal salt; the tenant by default.
-        weight: The tenant's share against other tenants, for policies that share fairly; above 0, finite.
-        ttft_target_s: Seconds within which the first token is wanted, above 0; infinity for no target.
-        tpot_target_s: Seconds from token to token that are wanted at most, above 0; infinity for no target.
+        cache_salt: As of :class:`RequestTerms`; the tenant if nobody gave one.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...] = attrs.field(converter=_token_ids, repr=False)
     params: SamplingParams = attrs.field(factory=SamplingParams)
-    priority: int = 0
-    tenant: str = ""
-    cache_salt: str = attrs.Factory(lambda self: self.tenant, takes_self=True)
-    weight: float = attrs.field(default=1.0, validator=[gt(0), lt(math.inf)])
-    ttft_target_s: float = attrs.field(default=math.inf, validator=gt(0))
-    tpot_target_s: float = attrs.field(default=math.inf, validator=gt(0))
+    cache_salt: str = attrs.field(default=attrs.Factory(lambda self: self.tenant, takes_self=True), validator=_text)
+
+    @classmethod
+    def on_terms(
+        cls, terms: RequestTerms, *, request_id: str, prompt_token_ids: Iterable[int], params: SamplingParams
+    ) -> Request:
+        """Return a request for one prompt under the given terms. Pure."""
+        given = {name: getattr(terms, name) for name in _TERMS}
+        if terms.cache_salt is None:
+            del given["cache_salt"]
+        return cls(request_id=request_id, prompt_token_ids=prompt_token_ids, params=params, **given)
+
+
+_TERMS = tuple(attrs.fields_dict(RequestTerms))

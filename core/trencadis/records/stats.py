@@ -34,6 +34,21 @@ class StepStats:
         device_s: Time on the device, as the backend reports it.
         commit_s: Time to commit.
         num_compilations: Programs compiled for the step, while its requests waited.
+        num_bucket_hits: Passes of the step in a bucket of the strategy's table.
+        num_fallbacks: Passes whose shape no bucket of the table covers.
+        num_substituted: Passes in a larger bucket than their own, which was not prepared yet.
+        num_unprepared: Passes in a bucket that nobody had prepared; each bucket counts once.
+        num_block_swaps: Pairs of KV blocks that changed places before the step.
+        num_swapped: Waiting sequences whose blocks are in host memory, after the step.
+        num_blocks_swapped_out: KV blocks copied to host memory before the step.
+        num_blocks_swapped_in: KV blocks copied back before the step.
+        num_swap_fallbacks: Sequences preempted for the step that host memory had no room for: they are recomputed.
+        policy: Component that decided the plan.
+        num_quarantined: Scheduling policies that a fallback replaced, total since the start.
+        num_shadow_steps: 1 if a shadow policy was asked what it would do.
+        num_shadow_differing: 1 if it would have chosen otherwise.
+        shadow_displacement: Places by which it would have ordered the waiting sequences otherwise, their mean.
+        shadow_s: Time that it took; part of ``plan_s``.
     """
 
     step: int
@@ -58,3 +73,18 @@ class StepStats:
     device_s: float
     commit_s: float
     num_compilations: int = 0
+    policy: str = ""
+    num_quarantined: int = 0
+    num_shadow_steps: int = 0
+    num_shadow_differing: int = 0
+    shadow_displacement: float = 0.0
+    shadow_s: float = 0.0
+    num_bucket_hits: int = 0
+    num_fallbacks: int = 0
+    num_substituted: int = 0
+    num_unprepared: int = 0
+    num_block_swaps: int = 0
+    num_swapped: int = 0
+    num_blocks_swapped_out: int = 0
+    num_blocks_swapped_in: int = 0
+    num_swap_fallbacks: int = 0

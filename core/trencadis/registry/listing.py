@@ -27,7 +27,7 @@ class ComponentRow:
         distribution: Installed distribution; empty for one given in code.
         version: Of the distribution.
         plugin: Name under which the plugin can be blocked.
-        role: ``active``, ``fallback``, ``by layout`` (the backend decides between two), or empty.
+        role: ``active``, ``inner`` (another one is around it), ``fallback``, ``shadow``, ``by layout`` (the backend decides between two), or empty.
         default: Used if the config says nothing.
         requires: Capabilities it needs.
         provides: Capabilities it has.
@@ -75,8 +75,10 @@ def _roles(plan: ResolvedPlan) -> dict[tuple[str, str], tuple[str, RegisteredCom
     roles: dict[tuple[str, str], tuple[str, RegisteredComponent]] = {}
     groups = {
         "active": [*plan.choices.values(), *plan.observers],
+        "inner": plan.inner.values(),
         "by layout": plan.by_layout.values(),
         "fallback": plan.fallbacks.values(),
+        "shadow": [] if plan.shadow is None else [plan.shadow],
     }
     for role, group in groups.items():
         for choice in group:

@@ -57,6 +57,7 @@ class ResolvedPlan:
             is absent while it waits for the backend's layout.
         fallbacks: What to go on with if the chosen one raises in a step, by noun; absent: the step fails.
         observers: Active observers, in the order of the config.
+        shadow: Scheduling policy that is asked beside the chosen one and decides nothing, or None.
         by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty once
             it is chosen.
         inner: Components that others name in their config, in a field with the metadata ``component``; by dotted path.
@@ -66,6 +67,7 @@ class ResolvedPlan:
     choices: Mapping[str, Choice]
     fallbacks: Mapping[str, Choice]
     observers: tuple[Choice, ...]
+    shadow: Choice | None = None
     by_layout: Mapping[str, Choice] = attrs.field(factory=dict)
     inner: Mapping[str, Choice] = attrs.field(factory=dict)
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
@@ -134,6 +136,8 @@ class ResolvedPlan:
             "observers": [_facts(choice) for choice in self.observers],
             "by_layout": {layout: _facts(choice) for layout, choice in self.by_layout.items()},
         }
+        if self.shadow is not None:
+            facts["shadow"] = _facts(self.shadow)
         if self.inner:  # hashes of plans without any stay what they were
             facts["inner"] = {path: _facts(choice) for path, choice in self.inner.items()}
         canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
@@ -158,12 +162,15 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
     resolver = _Resolver(config, registry, sources)
     choices, fallbacks = resolver.choices(), resolver.fallbacks()
     observers = tuple(resolver.choice("observer", name, "names") for name in config.observer.names)
+    shadow = resolver.shadow()
+    shadows = () if shadow is None else (shadow,)
     plan = ResolvedPlan(
         choices=choices,
         fallbacks=fallbacks,
         observers=observers,
+        shadow=shadow,
         by_layout=resolver.by_layout(),
-        inner=resolver.inner([*choices.values(), *fallbacks.values(), *observers]),
+        inner=resolver.inner([*choices.values(), *fallbacks.values(), *observers, *shadows]),
         sources=dict(sources),
     )
     plan.check(registry)
@@ -203,6 +210,10 @@ class _Resolver:
     def fallbacks(self) -> dict[str, Choice]:
         named = {noun: getattr(self._config, noun).fallback for noun in self._nouns}
         return {noun: self.choice(noun, name, "fallback") for noun, name in named.items() if name not in NOTHING_CHOSEN}
+
+    def shadow(self) -> Choice | None:
+        name = self._config.scheduling.shadow
+        return None if name in NOTHING_CHOSEN else self.choice("scheduling", name, "shadow")
 
     def inner(self, outer: Iterable[Choice], names: tuple[str, ...] = ()) -> dict[str, Choice]:
         """Return the components that others name, and those that these name.
@@ -257,6 +268,8 @@ def _named(plan: ResolvedPlan) -> Iterator[tuple[str, RegisteredComponent]]:
         yield f"{noun}.name", choice.component
     for choice in plan.observers:
         yield "observer.names", choice.component
+    if plan.shadow is not None:
+        yield "scheduling.shadow", plan.shadow.component
     for path, choice in plan.inner.items():
         yield path, choice.component
     for noun, choice in plan.fallbacks.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -66,9 +67,14 @@ def of_object(plugin: Any) -> Provenance:
 
 
 def of_import_path(path: str) -> Provenance:
-    """Return the provenance of ``package.module:Attribute``; looks through all installed distributions, some 100 ms."""
+    """Return the provenance of ``package.module:Attribute``; the first call for a module looks through all distributions, some 100 ms."""
     module = path.partition(":")[0]
-    owners = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
-    distribution = owners[0] if owners else ""
-    version = importlib.metadata.version(distribution) if distribution else ""
+    distribution, version = _owner_of(module.partition(".")[0])
     return Provenance(plugin=path, module=module, distribution=distribution, version=version)
+
+
+@functools.cache
+def _owner_of(package: str) -> tuple[str, str]:
+    """Return distribution and version of an importable package, which is not exchanged while it is imported."""
+    owners = importlib.metadata.packages_distributions().get(package, [])
+    return (owners[0], importlib.metadata.version(owners[0])) if owners else ("", "")

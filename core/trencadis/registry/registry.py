@@ -7,8 +7,15 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from trencadis.config import Config
-from trencadis.config.messages import spot
-from trencadis.errors import ContractError, PluginLoadError, TrencadisError, UnknownComponentError, did_you_mean
+from trencadis.config.messages import spot, with_origin
+from trencadis.errors import (
+    ConfigValueError,
+    ContractError,
+    PluginLoadError,
+    TrencadisError,
+    UnknownComponentError,
+    did_you_mean,
+)
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import ComponentContext
 from trencadis.records import ModelFacts
@@ -138,11 +145,15 @@ class Registry:
             context: What the factory may know.
 
         Raises:
-            PluginLoadError: The factory raised. What is a ``TrencadisError`` already passes unchanged.
+            PluginLoadError: The factory raised. What is a ``TrencadisError`` already passes; if it is about a value, it says
+                who set that.
             ContractError: It returned something of another type than the noun's contract.
         """
         try:
             made = registered.component.factory(config, context)
+        except ConfigValueError as error:
+            error.args = (with_origin(str(error), self._sources),)
+            raise
         except TrencadisError:
             raise
         except Exception as error:

@@ -19,6 +19,7 @@ from trencadis.interfaces import (
     AllocationPlan,
     Backend,
     BackendCapabilities,
+    BlockCopies,
     Executor,
     KVWorkerSide,
     PendingStep,
@@ -55,6 +56,9 @@ class InlineExecutor(Executor):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trencadis-backend")
         self._backend: Backend | None = None
         self._connector: KVWorkerSide | None = None
+        self._swaps: list[Future[None]] = []
+        self._ins = BlockCopies.none()
+        self._rest: Future[tuple[Bucket, ...]] | None = None
         self._is_closed = False
 
     def start(
@@ -106,6 +110,19 @@ class InlineExecutor(Executor):
         backend = self._started()
         return self._call(lambda: backend.warm_up(buckets, progress=progress))
 
+    def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
+        """Let the backend go on with its warm-up, behind every batch submitted so far."""
+        backend = self._started()
+        ready: tuple[Bucket, ...] = ()
+        if self._rest is not None and (is_idle or self._rest.done()):
+            rest, self._rest = self._rest, None
+            ready = rest.result()
+        if is_idle:
+            return ready or self._call(lambda: backend.warm_up_rest(is_idle=True))
+        if self._rest is None:
+            self._rest = self._worker.submit(lambda: backend.warm_up_rest(is_idle=False))
+        return ready
+
     def metrics(self) -> str:
         """Return what the backend counts."""
         return "" if self._backend is None else self._backend.metrics()
@@ -113,7 +130,9 @@ class InlineExecutor(Executor):
     def submit(self, batch: Batch) -> PendingStep:
         """Hand a batch to the worker thread."""
         backend = self._started()
-        return _InlineStep(self._worker.submit(self._run, backend, batch), type(backend).__name__)
+        swaps, self._swaps = self._swaps, []
+        ins, self._ins = self._ins, BlockCopies.none()
+        return _InlineStep(self._worker.submit(self._run, backend, batch, swaps, ins), type(backend).__name__)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts behind every batch submitted so far."""
@@ -124,6 +143,13 @@ class InlineExecutor(Executor):
         """Copy blocks behind every batch submitted so far."""
         backend = self._started()
         self._call(lambda: backend.copy_blocks(sources=sources, targets=targets))
+
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Hand copies to the worker thread; if they fail, so does the next batch."""
+        backend = self._started()
+        if self._connector is not None:
+            self._ins, ins = ins, BlockCopies.none()
+        self._swaps.append(self._worker.submit(lambda: backend.swap_blocks(outs=outs, ins=ins)))
 
     def close(self) -> None:
         """Finish what was submitted, close connector and backend, end the thread."""
@@ -147,12 +173,18 @@ class InlineExecutor(Executor):
             raise BackendError("The executor inline is closed.")
         return self._worker.submit(run).result()
 
-    def _run(self, backend: Backend, batch: Batch) -> tuple[PendingStep, ConnectorReport | None]:
+    def _run(
+        self, backend: Backend, batch: Batch, swaps: Sequence[Future[None]], ins: BlockCopies
+    ) -> tuple[PendingStep, ConnectorReport | None]:
         connector = self._connector
         if connector is None:
+            _all_done(swaps)
             return backend.submit(batch), None
         _contained(lambda: connector.begin_step(batch.connector_message), None)
         try:
+            _all_done(swaps)
+            if len(ins):
+                backend.swap_blocks(outs=BlockCopies.none(), ins=ins)
             pending = backend.submit(batch)
         finally:
             _contained(connector.end_step, None)
@@ -164,6 +196,12 @@ class InlineExecutor(Executor):
             _contained(connector.close, None)
         if backend is not None:
             backend.close()
+
+
+def _all_done(swaps: Sequence[Future[None]]) -> None:
+    """Raise what a copy raised; they ran before on the same thread."""
+    for swap in swaps:
+        swap.result()
 
 
 def _contained(call: Callable[[], T], otherwise: T) -> T:

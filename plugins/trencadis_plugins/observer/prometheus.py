@@ -28,13 +28,30 @@ _COUNTERS = {
     "accepted_tokens": ("Draft tokens accepted.", "num_accepted_tokens"),
     "preemptions": ("Sequences that lost their blocks.", "num_preempted"),
     "compilations": ("Programs compiled while requests waited.", "num_compilations"),
+    "shadow_steps": ("Steps in which a shadow policy was asked what it would do.", "num_shadow_steps"),
+    "shadow_differing_steps": ("Steps in which the shadow policy would have chosen otherwise.", "num_shadow_differing"),
+    "shadow_rank_displacement": (
+        "Places by which the shadow policy would have ordered waiting sequences otherwise: their mean, summed over steps.",
+        "shadow_displacement",
+    ),
+    "shadow_seconds": ("Time that the shadow policy took.", "shadow_s"),
+    "bucket_hits": ("Passes in a bucket of the strategy's table.", "num_bucket_hits"),
+    "bucket_fallbacks": ("Passes whose shape no bucket of the table covers.", "num_fallbacks"),
+    "bucket_substitutions": ("Passes in a larger bucket, theirs not being prepared yet.", "num_substituted"),
+    "unprepared_buckets": ("Buckets that nobody had prepared when a pass needed them.", "num_unprepared"),
+    "block_swaps": ("Pairs of KV blocks that the defragmenter let change places.", "num_block_swaps"),
+    "blocks_swapped_out": ("KV blocks copied to host memory.", "num_blocks_swapped_out"),
+    "blocks_swapped_in": ("KV blocks copied back from host memory.", "num_blocks_swapped_in"),
+    "swap_fallbacks": ("Preempted sequences that host memory had no room for.", "num_swap_fallbacks"),
 }
 _GAUGES = {
     "running_sequences": ("Sequences that hold blocks and a row.", "num_running"),
     "waiting_sequences": ("Sequences that wait.", "num_waiting"),
+    "swapped_sequences": ("Of those that wait, sequences whose KV is in host memory.", "num_swapped"),
     "free_blocks": ("KV blocks with nothing in them.", "num_free_blocks"),
     "cached_blocks": ("Unreferenced KV blocks kept for reuse.", "num_cached_blocks"),
     "used_blocks": ("KV blocks held by sequences or transfers.", "num_used_blocks"),
+    "quarantined_policies": ("Scheduling policies that their fallback replaced since the start.", "num_quarantined"),
 }
 _STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TOKEN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -116,6 +133,13 @@ class PrometheusObserver(Observer):
         self._recompute = Gauge(
             "trencadis_recompute_ratio", "Share of the tokens computed that were lost before.", registry=self.registry
         )
+        self._policies = Gauge(
+            "trencadis_scheduling_policy",
+            "The scheduling policy in force: 1 under its name, and 0 under those that were.",
+            ["policy"],
+            registry=self.registry,
+        )
+        self._policy = ""
         self._num_scheduled = self._num_padded = self._num_recomputed = 0
 
     def on_step(self, stats: StepStats) -> None:
@@ -129,6 +153,11 @@ class PrometheusObserver(Observer):
             gauge.set(getattr(stats, gauge_attribute))
         for time_attribute, histogram in self._step_times:
             histogram.observe(getattr(stats, time_attribute))
+        if stats.policy and stats.policy != self._policy:
+            if self._policy:
+                self._policies.labels(self._policy).set(0)
+            self._policy = stats.policy
+            self._policies.labels(self._policy).set(1)
         self._num_scheduled += stats.num_scheduled_tokens
         self._num_padded += stats.num_padded_tokens
         self._num_recomputed += stats.num_recomputed_tokens

@@ -15,6 +15,7 @@ __all__ = ["VLLM_NAMES", "VllmNames"]
 VLLM_NAMES: Mapping[str, str] = {
     "trencadis_running_sequences": "vllm:num_requests_running",
     "trencadis_waiting_sequences": "vllm:num_requests_waiting",
+    "trencadis_swapped_sequences": "vllm:num_requests_swapped",
     "trencadis_preemptions": "vllm:num_preemptions",
     "trencadis_prompt_tokens": "vllm:prompt_tokens",
     "trencadis_output_tokens": "vllm:generation_tokens",

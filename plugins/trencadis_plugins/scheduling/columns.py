@@ -43,6 +43,17 @@ class SlotColumn:
             self._reach(int(slots.max()))
             self._values[slots] = values
 
+    def add(self, slots: Int32Array, values: FloatArray) -> None:
+        """Add to the numbers of some slots; one that occurs several times gets all of it.
+
+        Args:
+            slots: int32.
+            values: As long as ``slots``.
+        """
+        if slots.size:
+            self._reach(int(slots.max()))
+            np.add.at(self._values, slots, values)
+
     def _reach(self, slot: int) -> None:
         if slot >= len(self._values):
             grown = np.zeros(max(slot + 1, 2 * len(self._values)))

@@ -132,7 +132,7 @@ class PrefixAffinityConfig(FcfsConfig):
     """Table ``[scheduling.prefix_affinity]``."""
 
     max_waiting: int = _setting(
-        128, "With more sequences waiting they are admitted by arrival.", unit="sequences", validator=ge(0)
+        10_000, "With more sequences waiting they are admitted by arrival.", unit="sequences", validator=ge(0)
     )
     shared_tokens: int = _setting(
         32,

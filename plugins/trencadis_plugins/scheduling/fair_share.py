@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.records import Int32Array, Int64Array, Request
+from trencadis.records import FloatArray, Int32Array, Int64Array, Request
 from trencadis_plugins.scheduling.columns import SlotColumn
 from trencadis_plugins.scheduling.config import FairShareConfig
 from trencadis_plugins.scheduling.fcfs import Fcfs
@@ -20,6 +20,9 @@ class FairShare(Wrapper):
     A tenant pays for its prompt once it runs and for each output token; what a preempted sequence paid stays paid. A tenant that
     comes back is lifted to the least counter of those that wait: it gets no credit for the time that it was away. The order is
     what admitting one after the other would give, each admission charged before the next.
+
+    While there has been one tenant only, every answer is the inner policy's and nothing is counted: counters matter by their
+    differences, and a second tenant would be lifted to the first one's.
 
     Args:
         config: Prices.
@@ -36,6 +39,9 @@ class FairShare(Wrapper):
         self._paid, self._num_prompt, self._weight = SlotColumn(), SlotColumn(), SlotColumn()
         self._queued: Int64Array = np.empty(0, np.int64)
         self._last_tenant = -1
+        self._is_shared = False  # more than one tenant has been seen
+        self._is_settled = True  # what ran before that has been written off
+        self._first_tenant: str | None = None
 
     def used(self, tenant: int) -> float:
         """Return a tenant's counter: what it used, by price and weight, lifts included."""
@@ -44,25 +50,28 @@ class FairShare(Wrapper):
     def on_added(self, *, slot: int, request: Request) -> None:
         """Remember what a sequence costs that may end before it is seen running."""
         self._paid[slot], self._num_prompt[slot] = 0.0, len(request.prompt_token_ids)
-        self._weight[slot] = request.weight
+        self._weight[slot] = request.weight or 1.0
+        if not self._is_shared:
+            if self._first_tenant is None:
+                self._first_tenant = request.tenant
+            elif request.tenant != self._first_tenant:
+                self._is_shared, self._is_settled = True, False
         super().on_added(slot=slot, request=request)
 
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
-        """Charge what runs; ask the inner policy."""
-        running = view.running
-        if running.size:
-            prompt = view.num_prompt_tokens[running]
-            due = self._prompt_price * prompt + self._output_price * (view.num_tokens[running] - prompt)
-            charges = (due - self._paid.of(running)) / view.weight[running]
-            tenants = view.tenant[running]
-            charged = np.arange(int(tenants.max()) + 1, dtype=np.int32)
-            self._counters.set_all(charged, self._counters.of(charged) + np.bincount(tenants, charges))
-            self._paid.set_all(running, due)
+        """Charge what runs, once there are several tenants; ask the inner policy."""
+        if self._sees_several(view):
+            if self._is_settled:
+                self._charge(view)
+            else:
+                self._write_off(view)
         return super().split(view, token_budget=token_budget)
 
     def order(self, view: SchedulerView) -> Int32Array:
         """Return waiting slots as tenants take turns; those of one tenant as the inner policy orders them."""
         waiting = super().order(view)
+        if not self._sees_several(view):
+            return waiting
         tenants = view.tenant[waiting]
         by_tenant = np.argsort(tenants, kind="stable")
         grouped = tenants[by_tenant]
@@ -79,11 +88,44 @@ class FairShare(Wrapper):
 
     def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
         """Settle the account: charge what was not seen, give back what was charged ahead."""
-        if self._paid[slot] or num_output_tokens:
+        if self._is_shared and self._is_settled and (self._paid[slot] or num_output_tokens):
             due = self._prompt_price * self._num_prompt[slot] + self._output_price * num_output_tokens
             self._counters[tenant] += (due - self._paid[slot]) / (self._weight[slot] or 1.0)
         self._paid[slot] = self._num_prompt[slot] = self._weight[slot] = 0.0
         super().on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
+
+    def _charge(self, view: SchedulerView) -> None:
+        """Charge running sequences for what is new since they were last seen."""
+        running = view.running
+        if not running.size:
+            return
+        weights = view.weight[running]
+        due = self._due(view, running)
+        self._counters.add(view.tenant[running].astype(np.int32), (due - self._paid.of(running)) / weights)
+        self._weight.set_all(running, weights)
+        self._paid.set_all(running, due)
+
+    def _write_off(self, view: SchedulerView) -> None:
+        """Take for paid what ran, or ran before a preemption, while there was one tenant only."""
+        preempted = view.waiting[view.num_preemptions[view.waiting] > 0]
+        for slots in (view.running, preempted):
+            self._paid.set_all(slots, self._due(view, slots))
+        self._is_settled = True
+
+    def _due(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
+        """Return what sequences cost so far, before weights."""
+        prompt = view.num_prompt_tokens[slots]
+        return self._prompt_price * prompt + self._output_price * (view.num_tokens[slots] - prompt)
+
+    def _sees_several(self, view: SchedulerView) -> bool:
+        """Return whether there has been more than one tenant."""
+        if self._first_tenant is None and not self._is_shared:
+            # A policy that takes over was not told of those that came before it; it looks once.
+            tenants = view.tenant[np.concatenate([view.running, view.waiting])]
+            if tenants.size:
+                self._first_tenant = ""
+                self._is_shared = bool((tenants != tenants[0]).any())
+        return self._is_shared
 
     def _lift(self, queued: Int64Array) -> None:
         """Raise tenants that were not in the queue to the least of those that were, or to the last that left it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trencadis.interfaces import SchedulerView
-from trencadis.records import BoolArray, FloatArray, Int32Array, Request
+from trencadis.records import BoolArray, Int32Array, Int64Array, Request
 from trencadis_plugins.scheduling.config import PrefixAffinityConfig
 from trencadis_plugins.scheduling.families import Families
 from trencadis_plugins.scheduling.fcfs import Fcfs
@@ -17,14 +17,14 @@ class PrefixAffinity(Fcfs):
     """Admits the longest cached prefix first, while it is still cached; waiting makes up for cached tokens.
 
     Of sequences that begin alike and find nothing cached one goes ahead and the others wait until it has its first token: so one pays
-    for the prefix and the others find it. If they do not find it then, they wait for each other no more. A long queue is
-    admitted by arrival: looking everyone up costs more than it saves.
+    for the prefix and the others find it. If they do not find it then, they wait for each other no more. A very long queue is
+    admitted by arrival: sorting it takes longer than a step may.
 
     Args:
         config: When to fall back, what counts as alike, ageing.
 
     Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", NeurIPS 2024 (longest prefix match);
-    the in-batch rule and the limits of 128 and 32 are those of its implementation.
+    the in-batch rule and its limit of 32 are those of its implementation, which looks everybody up and so stops at 128 waiting.
     """
 
     def __init__(self, config: PrefixAffinityConfig | None = None) -> None:
@@ -33,7 +33,7 @@ class PrefixAffinity(Fcfs):
         self._max_waiting, self._shared_tokens = config.max_waiting, config.shared_tokens
         self._age_tokens_per_s = config.age_tokens_per_s
         self.families = Families(config.shared_tokens)
-        self._led: set[float] = set()  # families of which one went ahead, and that are still cold
+        self._led: Int64Array = np.empty(0, np.int64)  # families of which one went ahead, and that are still cold
         self._held: frozenset[int] = frozenset()
 
     def on_added(self, *, slot: int, request: Request) -> None:
@@ -47,7 +47,8 @@ class PrefixAffinity(Fcfs):
         if len(waiting) > self._max_waiting:
             return waiting
         cached = view.prefix_tokens(waiting)
-        follows = self._followers(view, self.families.of(waiting), cached <= self._shared_tokens)
+        families = self.families.of(waiting).astype(np.int64)
+        follows = self._followers(view, families, (cached <= self._shared_tokens) & (families > 0))
         self._held = frozenset(waiting[follows].tolist())
         value = cached - self._age_tokens_per_s * view.arrival_s[waiting]
         return waiting[np.lexsort((-value, follows))]
@@ -62,14 +63,14 @@ class PrefixAffinity(Fcfs):
         """Forget it."""
         self.families.remove(slot)
 
-    def _followers(self, view: SchedulerView, families: FloatArray, is_cold: BoolArray) -> BoolArray:
+    def _followers(self, view: SchedulerView, families: Int64Array, is_cold: BoolArray) -> BoolArray:
         """Return who waits for one of its family that goes ahead in this step or is at its prompt."""
         running = view.running
-        ahead = self.families.of(running[np.isinf(view.first_token_s[running])])
-        is_cold &= families > 0
-        self._led = {family for family in self._led if family in families[is_cold]}
+        ahead = self.families.of(running[np.isinf(view.first_token_s[running])]).astype(np.int64)
+        was_led = np.isin(families, self._led)
+        kinds, firsts = np.unique(families, return_index=True)
         is_first = np.zeros(len(families), np.bool_)
-        is_first[np.unique(families, return_index=True)[1]] = True
-        follows = np.isin(families, ahead) | ~(is_first | np.isin(families, list(self._led)))
-        self._led.update(families[is_cold].tolist())
-        return follows & is_cold
+        is_first[firsts] = True
+        follows = (np.isin(families, ahead) | ~(is_first | was_led)) & is_cold
+        self._led = kinds if is_cold.all() else np.unique(families[is_cold])
+        return follows

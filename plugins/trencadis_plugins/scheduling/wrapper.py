@@ -24,6 +24,10 @@ class Wrapper(SchedulingPolicy):
         """Ask the inner policy."""
         return self.inner.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
 
+    def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        """Ask the inner policy."""
+        return self.inner.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
+
     def on_added(self, *, slot: int, request: Request) -> None:
         """Tell the inner policy."""
         self.inner.on_added(slot=slot, request=request)

@@ -121,7 +121,7 @@ def test_own_name_wins_and_the_alias_is_reported_once(caplog):
         resolved = load(environ)
     assert resolved.config.engine.warmup is True
     assert resolved.sources["engine.warmup"] == "environment TRENCADIS_ENGINE__WARMUP"
-    said = "VLLM_SKIP_WARMUP=true is ignored: environment TRENCADIS_ENGINE__WARMUP is set too."
+    said = "VLLM_SKIP_WARMUP=true is ignored for engine.warmup: environment TRENCADIS_ENGINE__WARMUP is set too."
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
@@ -129,13 +129,14 @@ def test_stronger_of_two_aliases_wins_and_the_other_is_reported(caplog):
     environ = {"VLLM_EXPONENTIAL_BUCKETING": "false", "VLLM_BUCKETING_STRATEGY": "pad"}
     with caplog.at_level(logging.WARNING, logger="trencadis"):
         assert load(environ).config.bucketing.name == "linear"
-    said = "VLLM_BUCKETING_STRATEGY=pad is ignored: environment VLLM_EXPONENTIAL_BUCKETING says otherwise."
+    said = "VLLM_BUCKETING_STRATEGY=pad is ignored for bucketing.name: environment VLLM_EXPONENTIAL_BUCKETING says otherwise."
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
 def test_aliases_that_agree_are_not_reported(caplog):
     with caplog.at_level(logging.WARNING, logger="trencadis"):
-        assert plain({"OTHER_WIDTH": "4", "OLDER_WIDTH": "4"}).width == 4
+        both = {"OTHER_WIDTH": "4", "OLDER_WIDTH": "4"}
+        assert plain(both, overrides={"bucketing.name": "plain"}).width == 4
     assert not caplog.records
 
 
@@ -165,6 +166,50 @@ def test_text_without_a_meaning_is_refused_with_name_and_value(environ, said):
 
 def test_unknown_names_of_other_software_are_none_of_our_business():
     assert from_aliases({"VLLM_NO_SUCH_THING": "1"}, settings_of(COMPONENTS)) == []
+
+
+@attrs.frozen(kw_only=True)
+class SizesConfig:
+    """Table ``[bucketing.sizes]``: bucket sizes under the names of other software."""
+
+    smallest: int = attrs.field(default=1, metadata={"aliases": "VLLM_PROMPT_BS_BUCKET_MIN"})
+    largest: int = attrs.field(default=1, metadata={"aliases": "VLLM_PROMPT_BS_BUCKET_MAX"})
+
+
+@attrs.frozen(kw_only=True)
+class DeviceConfig:
+    """Table ``[backend.device]``: reads one of these names, too."""
+
+    most: int = attrs.field(default=1, metadata={"aliases": "VLLM_PROMPT_BS_BUCKET_MAX"})
+
+
+SIZED = {"bucketing": {"sizes": SizesConfig, "plain": PlainConfig}, "backend": {"device": DeviceConfig}}
+MIN_IS_FOR = "VLLM_PROMPT_BS_BUCKET_MIN=2 is for the bucketing sizes only; [bucketing] name is "
+
+
+@pytest.mark.parametrize(
+    ("environ", "overrides", "said"),
+    [
+        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {}, [f"{MIN_IS_FOR}auto."]),
+        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.name": "plain"}, [f"{MIN_IS_FOR}plain."]),
+        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.name": "sizes"}, []),
+        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.fallback": "sizes"}, []),
+        # somebody else's setting makes it
+        ({"VLLM_PROMPT_BS_BUCKET_MIN": "2"}, {"bucketing.sizes.smallest": 3}, []),
+        # the backend reads it
+        ({"VLLM_PROMPT_BS_BUCKET_MAX": "2"}, {}, []),
+        (
+            {"VLLM_PROMPT_BS_BUCKET_MXA": "2"},
+            {},
+            ["VLLM_PROMPT_BS_BUCKET_MXA=2 has no effect: there is no such bucket size. "
+             'Did you mean "VLLM_PROMPT_BS_BUCKET_MAX"?'],
+        ),
+    ],
+)  # fmt: skip
+def test_bucket_size_that_nobody_reads_is_reported(caplog, environ, overrides, said):
+    with caplog.at_level(logging.WARNING, logger="trencadis"):
+        load_config(components=SIZED, environ=environ, overrides=overrides)
+    assert caplog.messages == said
 
 
 def test_every_alias_leads_to_a_setting():

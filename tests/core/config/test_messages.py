@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.config.messages import origin, show, spot, value_error
+from trencadis.config.messages import origin, show, spot, value_error, with_origin
 
 
 class Colour(enum.Enum):
@@ -47,3 +47,25 @@ def test_an_error_names_table_key_value_source_and_reason():
 
 def test_a_secret_is_never_shown():
     assert spot("cache.key", "hunter2", "flag --cache.key", secret=True) == "[cache] key = *** (from flag --cache.key)"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ('[bucketing.from_file] path = "a \\"b: c": no such', '[bucketing.from_file] path = "a \\"b: c" (from flag --x): no such'),
+        ("[engine] seed = -1, and more", "[engine] seed = -1 (from environment SEED), and more"),
+        # said already, set by nobody, not known, and of another form
+        ("[engine] seed = 1 (from serve.toml): no", "[engine] seed = 1 (from serve.toml): no"),
+        ("[engine] warmup = true: no", "[engine] warmup = true: no"),
+        ("[engine] other = 1: no", "[engine] other = 1: no"),
+        ("no: [engine] seed = 1: no", "no: [engine] seed = 1: no"),
+        ("[engine] leaves nothing", "[engine] leaves nothing"),
+    ],
+)  # fmt: skip
+def test_source_is_put_behind_a_value_that_somebody_set(message, said):
+    sources = {
+        "bucketing.from_file.path": "flag --x",
+        "engine.seed": "environment SEED",
+        "engine.warmup": "default",
+    }
+    assert with_origin(message, sources) == said

@@ -45,7 +45,7 @@ def test_defaults_of_nouns_are_the_roots_own():
     settings = settings_of()
     assert {noun: settings.get(f"{noun}.name").default for noun in ("bucketing", "scheduling", "executor")} == {
         "bucketing": "auto",
-        "scheduling": "fcfs",
+        "scheduling": "fair_share",
         "executor": "inline",
     }
 

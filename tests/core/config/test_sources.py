@@ -110,9 +110,9 @@ def test_a_value_that_is_a_table_stays_whole(settings):
     ("tree", "message"),
     [
         (
-            {"engine": {"max_num_seq": 3}},
-            "[engine] max_num_seq (from serve.toml): no such key. The table has: max_num_seqs, max_num_batched_tokens, "
-            'async_scheduling, seed, max_wait_s, max_preemptions, warmup, placement, watchdog_s. Did you mean "max_num_seqs"?',
+            {"embedding": {"poling": "last"}},
+            "[embedding] poling (from serve.toml): no such key. The table has: pooling, normalize. "
+            'Did you mean "pooling"?',
         ),
         (
             {"plugins": {"x": 1}},

@@ -7,8 +7,9 @@ from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig
 from trencadis.engine.build import build_engine
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
-from trencadis.errors import CapabilityError, ConfigValueError, PromptTooLongError
-from trencadis.records import EmbeddingRequest
+from trencadis.errors import CapabilityError, ConfigValueError, InvalidRequestError, PromptTooLongError
+from trencadis.interfaces import Sampler
+from trencadis.records import EmbeddingRequest, Request, SamplingParams
 from trencadis_testing.fakes import FakeBackend
 
 
@@ -70,3 +71,34 @@ def test_a_bucketing_that_does_not_know_unified_shapes_is_an_error_before_the_mo
     monkeypatch.setattr(FakeBackend, "load", None)
     with pytest.raises(CapabilityError, match=r'requires the capability "bucketing\.unified"'):
         build_engine(config, registry=registry)
+
+
+class _Picky(Sampler):
+    """Knows one processor, ``mine``."""
+
+    def check(self, params):
+        if set(params.logits_processors) - {"mine"}:
+            raise InvalidRequestError("only mine is enabled.")
+
+    def allocate(self, *, num_rows, vocab_size, device):
+        """Need nothing."""
+
+    def start_row(self, start):
+        """Need nothing."""
+
+    def sample(self, logits, context):
+        """Never called: the fake backend chooses by itself."""
+
+
+def test_processors_that_a_request_names_are_judged_by_the_sampler_before_it_runs(fake_house) -> None:
+    config, registry = fake_house()
+    config = attrs.evolve(config, sampling=NounConfig(name=f"{__name__}:_Picky"))
+    engine = build_engine(config, registry=registry)
+    for name in ("mine", "yours"):
+        request = Request(request_id=name, prompt_token_ids=(1, 2), params=SamplingParams(logits_processors={name: {}}))
+        if name == "mine":
+            engine.add(request)
+            continue
+        with pytest.raises(InvalidRequestError, match="only mine is enabled"):
+            engine.add(request)
+    engine.close()

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import re
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from trencadis.engine.defragmenter import choose_swaps
+from trencadis.config.schema import DefragmenterConfig
+from trencadis.engine.defragmenter import Defragmenter, choose_swaps
 from trencadis.errors import ConfigValueError
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_testing.doubles import LoopConnector
@@ -115,10 +117,51 @@ def test_blocks_of_a_long_runner_move_down_when_those_below_are_freed(caplog):
     ended = drain(engine)
     assert engine.totals.num_block_swaps > 0
     assert ended["long"].token_ids.tolist() == fake_text((7, 8, 9), 60, eos=-1)
-    logged = re.findall(r"\[defrag\].* max_id_used=(\d+)->(\d+) num_used=(\d+) swapped=(\d+)", caplog.text)
+    logged = re.findall(
+        r"\[defrag\].* max_id_used=(\d+)->(\d+) num_used=(\d+) swapped=(\d+)/(\d+)$", caplog.text, re.MULTILINE
+    )
     assert len(logged) >= 1
     assert all(int(after) < int(before) for before, after, *_ in logged)
-    assert sum(int(swapped) for *_, swapped in logged) == engine.totals.num_block_swaps
+    assert sum(int(swapped) for *_, swapped, _ in logged) == engine.totals.num_block_swaps
+    assert all(padded == swapped for *_, swapped, padded in logged)
+
+
+def test_lines_are_the_vendors_and_count_padding(caplog):
+    """As with VLLM_DEBUG=defrag; eight pairs are moved at least."""
+    caplog.set_level("INFO", logger="trencadis.engine")
+    backend = FakeBackend(layout="padded", contiguous=True, eos=-1, max_model_len=256)
+    backend._capabilities = attrs.evolve(backend.capabilities, copy_sizes=(16, 32, 64))
+    engine = make_engine(
+        backend=backend,
+        num_blocks=64,
+        warmup=False,
+        prefix_caching=False,
+        async_scheduling=False,
+        defragmenter={"threshold": 8, "log_moves": True},
+    )
+    engine.add(_request("short", tuple(range(1, 91)), 2))
+    engine.add(_request("long", (7, 8, 9), 60))
+    drain(engine)
+    lines = [line for line in caplog.messages if line.startswith("[defrag]")]
+    assert lines[0] == "[defrag] initialized"
+    assert re.fullmatch(r"\[defrag\] updating state: \d+ new_blocks 0 finished reqs", lines[1])
+    assert any(line.endswith(" 1 finished reqs") for line in lines)
+    assert any(
+        re.fullmatch(r"\[defrag\] defragmentation done max_id_used=\d+->\d+ num_used=\d+ swapped=[1-8]/8", line)
+        for line in lines
+    )
+
+
+def test_cost_trigger_waits_until_blocks_read_in_vain_pay_for_the_padded_move():
+    """One block above its place by one: each step reads one in vain; a move of 8 pairs costs 32 blocks, one of 1 pair 4."""
+    num_steps = {}
+    for sizes in ((), (16,)):
+        defragmenter = Defragmenter(
+            None, DefragmenterConfig(trigger="cost"), copy_blocks=lambda *_: None, copy_sizes=sizes
+        )
+        used = np.array([0, 2], np.int32)
+        num_steps[sizes] = next(step for step in range(1, 100) if defragmenter._is_due(used))
+    assert num_steps == {(): 4, (16,): 32}
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,36 @@ def test_drafts_that_are_right_save_steps_and_never_change_the_text() -> None:
     assert right.totals.num_steps < wrong.totals.num_steps
 
 
+def test_drafts_get_what_the_decodes_leave_of_the_token_budget() -> None:
+    """Three decodes with three drafts each in a budget of five: nobody stands still for another's drafts, or for its own."""
+    speculator = ScriptedSpeculator(lambda tokens: fake_text(tokens.tolist(), 3, eos=-1))
+    engine = make_engine(
+        backend=FakeBackend(eos=-1), speculator=speculator, max_num_batched_tokens=5, async_scheduling=False
+    )
+    for name in "abc":
+        engine.add(request(name, max_tokens=9))
+    ends = drain(engine)
+    assert [ends[name].token_ids.tolist() for name in "abc"] == [fake_text(PROMPT, 9, eos=-1)] * 3
+    assert 0 < engine.totals.num_accepted_tokens == engine.totals.num_draft_tokens
+
+
+def test_a_paused_engine_plans_nothing_and_loses_nothing() -> None:
+    engine = make_engine(backend=FakeBackend(eos=-1))
+    engine.add(request("before", max_tokens=9))
+    engine.step()
+    engine.is_paused = True
+    engine.add(request("meanwhile", max_tokens=9))
+    engine.step()  # what is in flight ends
+    num_steps = engine.totals.num_steps
+    assert engine.has_work
+    assert engine.is_stalled
+    for _ in range(5):
+        assert not engine.step().slots.size
+    assert engine.totals.num_steps == num_steps
+    engine.is_paused = False
+    assert [end.token_ids.tolist() for end in drain(engine).values()] == [fake_text(PROMPT, 9, eos=-1)] * 2
+
+
 def test_speculator_that_drafts_too_much_fails_the_step_by_name() -> None:
     speculator = ScriptedSpeculator(lambda tokens: [1, 2])
     speculator.propose = lambda view: (_ for _ in ()).throw(RuntimeError("boom"))  # type: ignore[method-assign]

@@ -42,9 +42,17 @@ class EngineMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         layout=st.sampled_from(["ragged", "padded", "merged", "unified"]),
         feature=st.sampled_from(["plain", "plain", "drafts", "connector", "slow connector", "no cache"]),
+        swap_blocks=st.sampled_from([0, 64, 6]),
     )
     def build(
-        self, num_blocks: int, max_num_seqs: int, token_budget: int, overlap: bool, layout: str, feature: str
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        token_budget: int,
+        overlap: bool,
+        layout: str,
+        feature: str,
+        swap_blocks: int,
     ) -> None:
         self.failing: set[int] = set()
         backend = FakeBackend(
@@ -79,6 +87,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=token_budget,
             async_scheduling=overlap,
             warmup=False,
+            preemption="swap" if swap_blocks else "recompute",
+            swap_blocks=swap_blocks,
             **options,
         )
         self.ids = itertools.count()

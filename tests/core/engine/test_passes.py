@@ -162,10 +162,12 @@ def test_contiguous_decode_counts_up_to_the_highest_block_in_use() -> None:
 def test_bucket_that_was_not_prepared_is_counted_and_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     passes = planner()
     passes.prepared((Bucket(1, 1, 1, Phase.DECODE),))
+    unprepared = []
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             passes.passes(plan([9], [1]), TABLES)
-    assert passes.num_unprepared == 1
+            unprepared.append(passes.counts.num_unprepared)
+    assert sum(unprepared) == 1
     assert [record.message for record in caplog.records].count(caplog.messages[0]) == 1
     assert "was not prepared" in caplog.messages[0]
 
@@ -178,10 +180,80 @@ def test_bucket_that_was_not_prepared_can_be_refused_each_time() -> None:
     for _ in range(2):
         with pytest.raises(UnpreparedShapeError, match=r"num_blocks=6.*fits no prepared bucket"):
             passes.passes(plan([20], [1]), TABLES)
-    assert passes.num_unprepared == 2
+        assert passes.counts.num_unprepared == 1
 
 
 def test_ragged_pass_is_never_refused() -> None:
     passes = planner("ragged", refuse=True)
     passes.prepared((Bucket(1, 1, 1),))
     assert passes.passes(plan([9], [1]), TABLES)
+
+
+SMALL, MIDDLING, LARGE = (Bucket(1, 1, count, Phase.DECODE) for count in (4, 8, 16))
+
+
+class Doubled(ExactShapes):
+    """Numbers of blocks are powers of two from 4 to 16; beyond they are as they come."""
+
+    def bucket_for(self, shape):
+        found = next((bucket for bucket in (SMALL, MIDDLING, LARGE) if bucket.covers(shape)), None)
+        return found or Bucket.of(shape)
+
+
+def doubling() -> PassPlanner:
+    passes = planner()
+    passes._bucketing = GuardedBucketing("bucketing", Doubled())
+    return passes
+
+
+def decode(passes: PassPlanner, num_blocks: int) -> Bucket:
+    (one,) = passes.passes(plan([4 * num_blocks - 1], [1]), TABLES)
+    return one.bucket
+
+
+def test_hits_and_fallbacks_are_counted_for_each_plan() -> None:
+    passes = doubling()
+    passes.close((SMALL, MIDDLING, LARGE), ())
+    found = []
+    for num_blocks in (3, 5, 17):
+        decode(passes, num_blocks)
+        found.append((passes.counts.num_hits, passes.counts.num_fallbacks))
+    assert found == [(1, 0), (1, 0), (0, 1)]
+
+
+def test_shape_that_a_closing_bucket_takes_is_a_fallback_that_was_prepared() -> None:
+    passes = doubling()
+    closing = Bucket(1, 1, 40, Phase.DECODE)
+    passes.prepared((SMALL, closing))
+    passes.close((SMALL,), (closing,))
+    assert decode(passes, 17) == closing
+    assert (passes.counts.num_fallbacks, passes.counts.num_unprepared) == (1, 0)
+
+
+def test_nothing_is_a_hit_or_a_fallback_without_a_table() -> None:
+    passes = planner()
+    decode(passes, 3)
+    assert (passes.counts.num_hits, passes.counts.num_fallbacks) == (0, 0)
+
+
+def test_smallest_prepared_bucket_stands_in_for_one_that_is_prepared_later() -> None:
+    passes = doubling()
+    passes.prepared((LARGE,))
+    passes.defer((SMALL, MIDDLING, LARGE))
+    passes.close((SMALL, MIDDLING, LARGE), ())
+    assert decode(passes, 3) == LARGE
+    assert (passes.counts.num_substituted, passes.counts.num_unprepared) == (1, 0)
+    passes.prepared((MIDDLING,))
+    assert decode(passes, 3) == MIDDLING
+    passes.prepared((SMALL,))
+    assert decode(passes, 3) == SMALL
+    assert (passes.counts.num_substituted, passes.counts.num_unprepared) == (0, 0)
+
+
+def test_bucket_that_nothing_can_stand_in_for_is_compiled_when_needed() -> None:
+    passes = doubling()
+    passes.prepared((SMALL,))
+    passes.defer((LARGE,))
+    passes.close((SMALL, LARGE), ())
+    assert decode(passes, 12) == LARGE
+    assert (passes.counts.num_substituted, passes.counts.num_unprepared) == (0, 1)

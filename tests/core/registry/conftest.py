@@ -48,7 +48,9 @@ def house():
     return _plugin(
         "house",
         bucketing=["exact", "exponential"],
-        scheduling=[_component("fcfs", factory=lambda config, context: SchedulingPolicy())],
+        scheduling=[
+            _component(name, factory=lambda config, context: SchedulingPolicy()) for name in ("fair_share", "fcfs")
+        ],
         eviction=["lru"],
         sampling=["standard"],
         backend=["torch"],

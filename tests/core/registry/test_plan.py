@@ -65,7 +65,7 @@ def _names(choices):
 def test_the_default_plan_has_one_component_for_each_noun_that_needs_one(registry):
     plan = _resolve(registry)
     assert _names(plan.choices) == {
-        "scheduling": "fcfs",
+        "scheduling": "fair_share",
         "eviction": "lru",
         "sampling": "standard",
         "backend": "torch",

@@ -6,7 +6,14 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.config import Config
-from trencadis.errors import ConfigError, ContractError, PluginLoadError, TrencadisError, UnknownComponentError
+from trencadis.errors import (
+    ConfigError,
+    ConfigValueError,
+    ContractError,
+    PluginLoadError,
+    TrencadisError,
+    UnknownComponentError,
+)
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import ComponentContext, NoConfig, SchedulingPolicy
 from trencadis.interfaces.kv_connector import ConnectorPair
@@ -141,6 +148,19 @@ def test_an_error_in_our_words_passes_a_factory_unchanged(make_plugin, component
         _said(TrencadisError, registry.build, registry.select("scheduling", "x"), NoConfig(), CONTEXT)
         == "said in words"
     )
+
+
+def test_an_error_about_an_option_says_who_set_it(make_plugin, component):
+    def factory(config, context):
+        raise ConfigValueError("[scheduling.x] limit = 3: too small.", hint="Raise it.")
+
+    registry = Registry.discover(
+        entry_points=(), extra_plugins=[make_plugin(scheduling=[component("x", factory=factory)])]
+    )
+    registry.note_sources({"scheduling.x.limit": "environment OTHER_LIMIT"})
+    with pytest.raises(ConfigValueError) as caught:
+        registry.build(registry.select("scheduling", "x"), NoConfig(), CONTEXT)
+    assert str(caught.value) == "[scheduling.x] limit = 3 (from environment OTHER_LIMIT): too small. Raise it."
 
 
 def test_a_factory_that_returns_another_type_breaks_the_contract(make_plugin, component):

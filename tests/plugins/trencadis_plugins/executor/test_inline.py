@@ -147,6 +147,38 @@ def test_submit_returns_before_the_batch_runs_and_batches_keep_their_order(start
     assert backend.calls[2:] == ["submit 0", "submit 1", "submit 2"]
 
 
+def test_buckets_that_were_put_off_are_prepared_behind_the_batches_submitted_before(started):
+    executor, backend = started
+    executor.allocate(plan())
+    left = [Bucket(1, 1, size) for size in (1, 2, 3)]
+
+    def warm_up_rest(*, is_idle):
+        backend.note(f"rest {is_idle}")
+        return (left.pop(),) if left else ()
+
+    backend.warm_up_rest = warm_up_rest
+    backend.gate.clear()
+    pending = executor.submit(batch())
+    assert executor.warm_up_rest(is_idle=False) == ()  # nothing waits for a step that runs
+    assert executor.warm_up_rest(is_idle=False) == ()
+    backend.gate.set()
+    pending.wait()
+    assert executor.warm_up_rest(is_idle=True) == (Bucket(1, 1, 3),)
+    assert executor.warm_up_rest(is_idle=True) == (Bucket(1, 1, 2),)
+    assert backend.calls[2:] == ["submit 0", "rest False", "rest True"]
+    assert len(backend.threads) == 1
+
+
+def test_preparing_that_raises_is_told_once(started):
+    executor, backend = started
+    executor.allocate(plan())
+    backend.warm_up_rest = lambda *, is_idle: 1 / 0
+    assert executor.warm_up_rest(is_idle=False) == ()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            executor.warm_up_rest(is_idle=True)
+
+
 def test_texts_are_embedded_behind_the_batches_submitted_before(started):
     executor, backend = started
     executor.allocate(plan())

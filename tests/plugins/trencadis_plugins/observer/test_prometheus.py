@@ -30,6 +30,12 @@ def served(**times):
         ("num_draft_tokens", "trencadis_draft_tokens_total"),
         ("num_accepted_tokens", "trencadis_accepted_tokens_total"),
         ("num_preempted", "trencadis_preemptions_total"),
+        ("num_compilations", "trencadis_compilations_total"),
+        ("num_bucket_hits", "trencadis_bucket_hits_total"),
+        ("num_fallbacks", "trencadis_bucket_fallbacks_total"),
+        ("num_substituted", "trencadis_bucket_substitutions_total"),
+        ("num_unprepared", "trencadis_unprepared_buckets_total"),
+        ("num_block_swaps", "trencadis_block_swaps_total"),
     ],
 )
 def test_counter_adds_up_over_steps(field, sample):
@@ -138,6 +144,19 @@ def test_text_is_what_a_prometheus_server_reads():
     assert read["trencadis_output_tokens_total"] == 5
     assert all(family.documentation.endswith(".") for family in families if not family.name.endswith("_created"))
     assert all(family.name.startswith("trencadis_") for family in families)
+
+
+def test_the_policy_in_force_is_the_one_with_a_one():
+    observer = PrometheusObserver()
+    for policy in ("fcfs", "fcfs", "priority"):
+        observer.on_step(step_stats(policy=policy, num_shadow_steps=1, shadow_displacement=1.5))
+    snapshot = observer.snapshot()
+    policies = {name: value for name, value in snapshot.items() if "scheduling_policy" in name}
+    assert policies == {
+        'trencadis_scheduling_policy{policy="fcfs"}': 0,
+        'trencadis_scheduling_policy{policy="priority"}': 1,
+    }
+    assert snapshot["trencadis_shadow_rank_displacement_total"] == 4.5
 
 
 def test_registry_may_be_shared_and_is_exposed():

@@ -14,6 +14,7 @@ LABELS = {"model_name": "sea", "engine": "0"}
 DASHBOARD = {
     "vllm:num_requests_running": "gauge",
     "vllm:num_requests_waiting": "gauge",
+    "vllm:num_requests_swapped": "gauge",
     "vllm:kv_cache_usage_perc": "gauge",
     "vllm:prefix_cache_queries": "counter",
     "vllm:prefix_cache_hits": "counter",
@@ -44,6 +45,7 @@ def observer():
         step_stats(
             num_running=3,
             num_waiting=2,
+            num_swapped=1,
             num_scheduled_tokens=24,
             num_emitted_tokens=5,
             num_prompt_tokens_admitted=20,
@@ -91,6 +93,7 @@ def test_every_sample_is_labelled_as_theirs(observer):
     [
         ("vllm:num_requests_running", 3),
         ("vllm:num_requests_waiting", 2),
+        ("vllm:num_requests_swapped", 1),
         ("vllm:kv_cache_usage_perc", 0.5),
         ("vllm:prefix_cache_queries_total", 20),
         ("vllm:prefix_cache_hits_total", 8),

@@ -28,6 +28,8 @@ def view_of() -> Callable[..., SchedulerView]:
         num_free_blocks: int = 1000,
         num_total_blocks: int = 1000,
         block_size: int = 16,
+        num_swapped: int = 0,
+        num_free_host_blocks: int = 0,
         **columns: dict[int, float],
     ) -> SchedulerView:
         starts = {"weight": 1.0, "ttft_target_s": np.inf, "tpot_target_s": np.inf, "first_token_s": np.inf}
@@ -51,6 +53,8 @@ def view_of() -> Callable[..., SchedulerView]:
                 "num_free_blocks": num_free_blocks,
                 "num_total_blocks": num_total_blocks,
                 "block_size": block_size,
+                "num_swapped": num_swapped,
+                "num_free_host_blocks": num_free_host_blocks,
             }
         )
 

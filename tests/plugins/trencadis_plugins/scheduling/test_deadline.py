@@ -17,6 +17,7 @@ class TestDeadline(SchedulingConformance):
 
 class TestDeadlineThatSheds(SchedulingConformance):
     may_refuse = True
+    counts_tokens = True  # it refuses by the time that each takes
     num_histories = 8
     num_rules = 25
 

@@ -16,6 +16,7 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestFairShare(SchedulingConformance):
     make = FairShare
+    declares = frozenset({"fairness"})
     num_histories = 8
     num_rules = 25
 
@@ -26,6 +27,22 @@ class TestFairShareOfShortestFirst(SchedulingConformance):
 
     def make(self):
         return FairShare(inner=ShortestFirst())
+
+
+@pytest.fixture
+def shared_by_two(view_of, request_of):
+    """Makes a policy that has seen two tenants, of whom nothing is left."""
+
+    def make(config=None):
+        policy = FairShare(config)
+        for slot, tenant in ((6, "x"), (7, "y")):
+            policy.on_added(slot=slot, request=request_of(tenant, 1, tenant=tenant))
+        policy.split(view_of(), token_budget=64)
+        for slot in (6, 7):
+            policy.on_finished(slot=slot, tenant=slot, num_output_tokens=0)
+        return policy
+
+    return make
 
 
 def greedy(slots, tenants, prompts, weights, counters):
@@ -53,9 +70,9 @@ def test_order_is_that_of_admitting_one_by_one(view_of, request_of, seed):
     assert policy.order(view).tolist() == greedy(slots, tenants, prompts, weights, dict.fromkeys(range(3), 0.0))
 
 
-def test_prompts_and_outputs_are_charged_once_each_whatever_happens(view_of, request_of):
+def test_prompts_and_outputs_are_charged_once_each_whatever_happens(shared_by_two, view_of, request_of):
     """100 prompt tokens at 1, outputs at 2, weight 4; preempted in between, finished with 12."""
-    policy = FairShare()
+    policy = shared_by_two()
     policy.on_added(slot=3, request=request_of("a", 100, weight=4.0))
     facts = {"tenant": {3: 1}, "weight": {3: 4.0}, "num_prompt_tokens": {3: 100}}
     policy.split(view_of(waiting=[3], **facts), token_budget=64)
@@ -69,22 +86,22 @@ def test_prompts_and_outputs_are_charged_once_each_whatever_happens(view_of, req
     assert policy.used(1) == (100 + 2 * 12) / 4
 
 
-def test_who_ended_before_it_was_seen_running_pays(request_of):
-    policy = FairShare(FairShareConfig(prompt_price=3, output_price=5))
+def test_who_ended_before_it_was_seen_running_pays(shared_by_two, request_of):
+    policy = shared_by_two(FairShareConfig(prompt_price=3, output_price=5))
     policy.on_added(slot=0, request=request_of("a", 10))
     policy.on_finished(slot=0, tenant=2, num_output_tokens=1)
     assert policy.used(2) == 35
 
 
-def test_who_was_aborted_before_it_ran_pays_nothing(request_of):
-    policy = FairShare()
+def test_who_was_aborted_before_it_ran_pays_nothing(shared_by_two, request_of):
+    policy = shared_by_two()
     policy.on_added(slot=0, request=request_of("a", 10))
     policy.on_finished(slot=0, tenant=2, num_output_tokens=0)
     assert policy.used(2) == 0
 
 
-def test_a_tenant_that_comes_back_gets_no_credit_for_its_absence(view_of):
-    policy = FairShare()
+def test_a_tenant_that_comes_back_gets_no_credit_for_its_absence(shared_by_two, view_of):
+    policy = shared_by_two()
     tenant = {0: 0, 1: 1}
     policy.order(view_of(waiting=[0], tenant=tenant))
     policy.split(view_of(running=[2], tenant={2: 0}, num_tokens={2: 600}), token_budget=64)
@@ -93,16 +110,16 @@ def test_a_tenant_that_comes_back_gets_no_credit_for_its_absence(view_of):
     assert policy.used(1) == policy.used(0)
 
 
-def test_after_an_empty_queue_the_last_that_left_it_is_the_measure(view_of):
-    policy = FairShare()
+def test_after_an_empty_queue_the_last_that_left_it_is_the_measure(shared_by_two, view_of):
+    policy = shared_by_two()
     policy.order(view_of(waiting=[0], tenant={0: 0}))
     policy.split(view_of(running=[0], tenant={0: 0}), token_budget=64)
     policy.order(view_of(waiting=[1], tenant={1: 1}))
     assert policy.used(1) == policy.used(0) == 100
 
 
-def test_a_lift_never_takes_away(view_of):
-    policy = FairShare()
+def test_a_lift_never_takes_away(shared_by_two, view_of):
+    policy = shared_by_two()
     policy.split(view_of(running=[1], tenant={1: 1}, num_tokens={1: 900}), token_budget=64)
     policy.order(view_of(waiting=[0], tenant={0: 0}))
     policy.order(view_of(waiting=[0, 1], tenant={0: 0, 1: 1}))
@@ -169,3 +186,63 @@ def test_backlogged_tenants_never_drift_further_apart_than_the_bound(num_blocks,
     assert bool(num_preempted) is preempts
     in_order, _ = gaps_of(Fcfs(), num_blocks)
     assert max(in_order) - min(in_order) > 2 * bound
+
+
+def plans_of(policy, seed):
+    """Return what every step of a random workload of one tenant under KV pressure scheduled."""
+    rng = np.random.default_rng(seed)
+    engine = make_engine(policy=policy, num_blocks=24, max_num_seqs=5, max_num_batched_tokens=24)
+    plans, number = [], 0
+    while number < 30 or engine.has_work:
+        for _ in range(int(rng.integers(0, 3)) if number < 30 else 0):
+            engine.add(
+                Request(
+                    request_id=str(number),
+                    prompt_token_ids=tuple(rng.integers(1, 9, rng.integers(1, 30)).tolist()),
+                    params=SamplingParams(max_tokens=int(rng.integers(1, 20)), temperature=0.0),
+                    tenant="only",
+                )
+            )
+            number += 1
+        deltas = engine.step()
+        plans.append((deltas.slots.tolist(), deltas.token_ids.tolist(), [one.request_id for one in deltas.finished]))
+    return plans, engine.totals.num_preempted
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_one_tenant_every_plan_is_that_of_the_inner_policy(seed):
+    assert plans_of(FairShare(), seed) == plans_of(Fcfs(), seed)
+    assert plans_of(FairShare(inner=ShortestFirst()), seed) == plans_of(ShortestFirst(), seed)
+    assert sum(plans_of(Fcfs(), one)[1] for one in range(6)), "no workload preempts"
+
+
+def test_one_tenants_order_is_the_very_array_of_the_inner_policy(view_of, request_of):
+    """So the engine need not even compare it with the queue."""
+    policy = FairShare()
+    policy.on_added(slot=1, request=request_of("a", 5, tenant="t"))
+    view = view_of(waiting=[1])
+    assert policy.order(view) is view.waiting
+
+
+def test_what_ran_before_there_was_a_second_tenant_is_not_charged_to_the_first(view_of, request_of):
+    policy = FairShare()
+    policy.on_added(slot=0, request=request_of("a", 100, tenant="t"))
+    policy.on_added(slot=1, request=request_of("b", 100, tenant="t"))
+    policy.split(view_of(running=[0, 1], num_tokens={0: 150, 1: 150}), token_budget=64)
+    assert policy.used(0) == 0
+    policy.on_added(slot=2, request=request_of("c", 100, tenant="u"))
+    tenant = {2: 1}
+    facts = {"tenant": tenant, "num_tokens": {0: 160, 1: 160}, "num_preemptions": {1: 1}}
+    policy.split(view_of(running=[0], waiting=[1, 2], **facts), token_budget=64)
+    policy.order(view_of(waiting=[1, 2], **facts))
+    assert policy.used(0) == policy.used(1) == 0
+    facts["num_tokens"] = {0: 163, 1: 160}
+    policy.split(view_of(running=[0, 1], waiting=[2], **facts), token_budget=64)
+    assert policy.used(0) == 2 * 3
+
+
+def test_a_policy_that_takes_over_sees_who_is_there(view_of):
+    policy = FairShare()
+    view = view_of(waiting=[0, 1, 2], tenant={2: 1})
+    policy.split(view, token_budget=64)
+    assert policy.order(view).tolist() == [0, 2, 1]

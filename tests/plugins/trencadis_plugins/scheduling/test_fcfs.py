@@ -12,6 +12,7 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestFcfs(SchedulingConformance):
     make = Fcfs
+    declares = frozenset({"arrival_order"})
     num_histories = 8
     num_rules = 25
 

@@ -9,6 +9,7 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 
 class TestMultiLevel(SchedulingConformance):
+    counts_tokens = True
     num_histories = 8
     num_rules = 25
 
@@ -17,6 +18,7 @@ class TestMultiLevel(SchedulingConformance):
 
 
 class TestMultiLevelThatPreempts(SchedulingConformance):
+    counts_tokens = True
     num_histories = 8
     num_rules = 25
 

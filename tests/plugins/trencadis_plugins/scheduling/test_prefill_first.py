@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from trencadis.interfaces import TokenSplit
+from trencadis.records import Request, SamplingParams
 from trencadis_plugins.scheduling.config import PrefillFirstConfig
 from trencadis_plugins.scheduling.prefill_first import PrefillFirst
-from trencadis_testing.engines import make_engine
+from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 from trencadis_testing.scheduling import SchedulingConformance
@@ -15,6 +17,7 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestPrefillFirst(SchedulingConformance):
     make = PrefillFirst
+    declares = frozenset({"arrival_order"})
     num_histories = 8
     num_rules = 25
 
@@ -99,3 +102,62 @@ def test_prompts_and_decodes_never_share_a_step(request_of):
         engine.step()
     assert not [step for step in lengths if min(step) == 1 < max(step)]
     assert any(max(step) == 1 for step in lengths)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_while_a_sequence_is_swapped_no_new_prompt_is_admitted(view_of, chunked):
+    """Slots 0 and 3 are new, 1 and 2 have 100 tokens each of which 99 and 40 are in host memory; 4 decodes."""
+    policy = PrefillFirst(PrefillFirstConfig(chunked=chunked))
+    view = view_of(
+        waiting=[0, 1, 2, 3],
+        running=[4],
+        num_swapped=2,
+        num_swapped_tokens={1: 99, 2: 40},
+        num_blocks={4: 7},
+        num_computed_tokens={4: 99},
+    )
+    assert policy.split(view, token_budget=64) == TokenSplit(decode=64, prefill=61)
+    assert policy.order(view).tolist() == [1, 2, 0, 3]
+    chunks = [policy.chunk(view, slot=slot, num_remaining=60, token_budget=50) for slot in (0, 1, 2, 3, 4)]
+    assert chunks == [0, 50, 50, 0, 50]
+
+
+def test_when_nobody_is_swapped_any_more_prompts_come_again(view_of):
+    policy = PrefillFirst()
+    policy.split(view_of(waiting=[1], num_swapped=1, num_swapped_tokens={1: 99}), token_budget=64)
+    after = view_of(waiting=[0], running=[1], num_computed_tokens={1: 99})
+    assert policy.split(after, token_budget=64) == PROMPTS_ONLY
+    assert policy.chunk(after, slot=0, num_remaining=60, token_budget=64) == 60
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_whole_engine_admits_no_new_prompt_while_one_is_swapped(overlap):
+    engine = make_engine(
+        policy=PrefillFirst(),
+        backend=FakeBackend(eos=-1, max_model_len=80),
+        preemption="swap",
+        num_blocks=20,
+        max_num_seqs=8,
+        async_scheduling=overlap,
+    )
+    state, plan_of = engine._state, engine._scheduler.plan
+    admitted_beside: list[bool] = []
+
+    def plan(*args, **kwargs):
+        swapped = set(np.flatnonzero(state.table.num_swapped_tokens).tolist())
+        made = plan_of(*args, **kwargs)
+        if made is not None and made.admitted.size and swapped:
+            admitted_beside.append(set(made.admitted.tolist()) <= swapped)
+        return made
+
+    engine._scheduler.plan = plan
+    for name in "abcdefgh":
+        params = SamplingParams(max_tokens=30, temperature=0.0)
+        prompt = tuple((ord(name) + i) % 97 for i in range(8))
+        engine.add(Request(request_id=name, prompt_token_ids=prompt, params=params))
+        engine.step()
+    ends = drain(engine)
+    assert len(ends) == 8
+    assert engine.totals.num_recomputed_tokens == 0
+    assert admitted_beside
+    assert all(admitted_beside)

@@ -12,11 +12,13 @@ from trencadis_testing.scheduling import SchedulingConformance
 
 class TestPriority(SchedulingConformance):
     make = Priority
+    declares = frozenset({"priority_order"})
     num_histories = 8
     num_rules = 25
 
 
 class TestPriorityThatPreempts(SchedulingConformance):
+    declares = frozenset({"priority_order"})
     num_histories = 8
     num_rules = 25
 

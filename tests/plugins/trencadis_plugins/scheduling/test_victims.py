@@ -30,6 +30,26 @@ def test_each_choice_by_its_definition(view, name, victim):
     assert Fcfs(FcfsConfig(victim=name)).victim(view, candidates=CANDIDATES) == victim
 
 
+def test_cheapest_prices_a_swap_by_what_is_copied_where_the_host_has_room(view_of):
+    """Recomputed: 60, 100 and 48 - 32 tokens; swapped: 0.15 of 60, 100 and 48, and 4, 7 and 3 blocks are needed for that."""
+    facts = {"num_computed_tokens": {0: 60, 1: 100, 2: 48}, "num_cached_tokens": {2: 32}}
+    candidates = np.array([0, 1, 2], np.int32)
+    chosen = {
+        room: VICTIMS["cheapest"](view_of(running=[0, 1, 2], num_free_host_blocks=room, **facts), candidates)
+        for room in (0, 3, 4, 100)
+    }
+    assert chosen == {0: 2, 3: 2, 4: 2, 100: 2}
+    dear = {**facts, "num_cached_tokens": {}, "num_computed_tokens": {0: 60, 1: 100, 2: 70}}
+    chosen = {
+        room: VICTIMS["cheapest"](view_of(running=[0, 1, 2], num_free_host_blocks=room, **dear), candidates)
+        for room in (0, 3, 4, 5, 7)
+    }
+    assert chosen == {0: 0, 3: 0, 4: 0, 5: 0, 7: 0}
+    whole = {"num_computed_tokens": {0: 30, 1: 100, 2: 20}, "num_cached_tokens": {0: 20, 1: 96}}
+    assert VICTIMS["cheapest"](view_of(running=[0, 1, 2], **whole), candidates) == 1
+    assert VICTIMS["cheapest"](view_of(running=[0, 1, 2], num_free_host_blocks=2, **whole), candidates) == 2
+
+
 @pytest.mark.parametrize("name", ["youngest", "least_computed", "cheapest"])
 def test_among_equals_the_youngest_is_chosen(view_of, name):
     assert VICTIMS[name](view_of(running=CANDIDATES), CANDIDATES) == 2

@@ -16,6 +16,9 @@ class Inner(SchedulingPolicy):
     def admit(self, request, *, num_waiting, num_waiting_tokens):
         return f"{request.request_id} {num_waiting} {num_waiting_tokens}"
 
+    def admit_tenant(self, request, *, num_waiting, num_waiting_tokens):
+        return f"tenant {request.request_id} {num_waiting} {num_waiting_tokens}"
+
     def on_added(self, *, slot, request):
         self.told.append((slot, request.request_id))
 
@@ -43,6 +46,7 @@ def wrapper():
 def test_every_question_is_the_inner_policys(wrapper, view_of, request_of):
     view = view_of(waiting=[3, 4])
     assert wrapper.admit(request_of("a"), num_waiting=2, num_waiting_tokens=3) == "a 2 3"
+    assert wrapper.admit_tenant(request_of("a"), num_waiting=2, num_waiting_tokens=3) == "tenant a 2 3"
     assert wrapper.order(view).tolist() == [4, 3]
     assert wrapper.split(view, token_budget=10) == TokenSplit(9, 8)
     assert wrapper.chunk(view, slot=1, num_remaining=20, token_budget=300) == 321

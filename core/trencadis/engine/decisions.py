@@ -1,0 +1,252 @@
+"""The step record: what the last plans decided, and why, so that it can be explained afterwards.
+
+    StepNotes ◀── scheduler and admission note reasons ── end ▶ ring of the last N steps ▶ explain
+
+A note keeps arrays that the plan made anyway, so that a step pays for a handful of assignments. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Collection, Iterator
+
+import attrs
+import numpy as np
+
+from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.records import Bucket, FinishedSequence, Int32Array, Pass, Request
+
+__all__ = ["Decisions", "Life", "Preemption", "StepNotes", "Stop"]
+
+_EMPTY = np.empty(0, np.int32)
+_MAX_RANKS = 4096
+_MAX_SKIPPED = 4096
+_MAX_LIVES = 16384
+
+
+@attrs.frozen
+class Stop:
+    """Where admission stopped.
+
+    Attributes:
+        reason: ``blocks``, ``rows`` or ``tokens``: what ran out.
+        slot: Who lacked it first; -1: nobody was asked.
+        num_needed: Blocks it takes; 0 if blocks are not the reason.
+        num_free: Blocks that there were.
+    """
+
+    reason: str
+    slot: int = -1
+    num_needed: int = 0
+    num_free: int = 0
+
+
+@attrs.frozen
+class Preemption:
+    """Who lost its blocks.
+
+    Attributes:
+        slot: The victim.
+        for_slot: The waiting sequence that was let in; -1: decodes needed blocks.
+        num_needed: Blocks that decodes needed; 0 if it gave way.
+        num_free: Blocks that there were.
+    """
+
+    slot: int
+    for_slot: int = -1
+    num_needed: int = 0
+    num_free: int = 0
+
+
+class StepNotes:
+    """What one plan decided. Arrays must not be changed after they were noted.
+
+    Attributes:
+        number: Of the note, growing.
+        step: Of the plan.
+        now_s: Engine clock when it was made.
+        num_waiting: Sequences that waited then.
+        num_free_blocks: Blocks that could be had then.
+        policy: Name of the policy.
+        split: What the policy gave decodes and prefills, or None if it was not asked.
+        num_left: Tokens left for admission; -1: nobody could have been admitted.
+        running: Slots that ran after planning.
+        active: Of those that ran, the ones with a token to compute; None: not looked at.
+        decodes: Of the active ones, those that decode.
+        slots: Who is in the plan.
+        starts: Computed tokens of each before.
+        counts: Tokens of each.
+        admitted: Slots that were admitted.
+        order: Waiting slots in the order of admission, the first 4096; None: the policy was not asked.
+        stop: Where admission stopped, or None.
+        skipped: Why a waiting slot was passed over.
+        without_adapter: Waiting slots that were passed over because the adapter they need had no place.
+        preemptions: Who lost its blocks.
+        parked: Slots whose KV was being loaded.
+        alone: Slot that runs alone after a failed step, or -1.
+        passes: Bucket of each pass, and which of ``slots`` ran in it.
+        error: Why the step failed; empty: it did not.
+    """
+
+    # Defaults of the class, so that making one costs nothing and a plain step sets only what it has.
+    number = 0
+    step = -1
+    now_s = 0.0
+    num_waiting = 0
+    num_free_blocks = 0
+    policy = ""
+    split: TokenSplit | None = None
+    num_left = -1
+    running: Int32Array = _EMPTY
+    active: Int32Array | None = None
+    decodes: Int32Array = _EMPTY
+    slots: Int32Array = _EMPTY
+    starts: Int32Array = _EMPTY
+    counts: Int32Array = _EMPTY
+    admitted: Collection[int] = ()
+    order: Int32Array | None = None
+    stop: Stop | None = None
+    skipped: dict[int, str] | None = None
+    without_adapter: Int32Array = _EMPTY
+    preemptions: tuple[Preemption, ...] = ()
+    parked: tuple[int, ...] = ()
+    alone = -1
+    passes: tuple[tuple[Bucket, Int32Array], ...] = ()
+    error = ""
+
+    def saw(self, view: SchedulerView) -> None:
+        """Note what the policy was shown first; the view itself would keep its arrays alive."""
+        self.now_s, self.num_waiting, self.num_free_blocks = view.now_s, len(view.waiting), view.num_free_blocks
+
+    def skip(self, slot: int, reason: str) -> None:
+        """Note why a waiting sequence was passed over."""
+        if self.skipped is None:
+            self.skipped = {}
+        if len(self.skipped) < _MAX_SKIPPED:
+            self.skipped[slot] = reason
+
+    def rank(self, order: Int32Array) -> None:
+        """Note the order of admission."""
+        self.order = order if len(order) <= _MAX_RANKS else order[:_MAX_RANKS].copy()
+
+    def preempt(self, slot: int, *, for_slot: int = -1, num_needed: int = 0, num_free: int = 0) -> None:
+        """Note who lost its blocks."""
+        self.preemptions += (Preemption(slot, for_slot, num_needed, num_free),)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Life:
+    """One request in the engine.
+
+    Attributes:
+        request_id: Its id.
+        slot: Its slot, for life.
+        num_prompt_tokens: Of the request.
+        arrival_s: Engine clock.
+        born: Number of the first note that may know it.
+        died: Number of the first note that cannot; very large while it lives.
+        finish_reason: Why it ended; empty while it lives.
+        num_output_tokens: What it had then.
+        error: As its end says.
+    """
+
+    request_id: str
+    slot: int
+    num_prompt_tokens: int
+    arrival_s: float
+    born: int
+    died: int = sys.maxsize
+    finish_reason: str = ""
+    num_output_tokens: int = 0
+    error: str = ""
+
+
+class Decisions:
+    """Keeps the notes of the last steps and the lives of their requests.
+
+    Args:
+        num_steps: How many steps to keep; 0: none, and no lives.
+    """
+
+    def __init__(self, num_steps: int = 0) -> None:
+        self.num_steps = num_steps
+        self._notes: deque[StepNotes] = deque(maxlen=num_steps)
+        self._next = 0
+        self._newest: dict[str, Life] = {}
+        self._ended: deque[Life] = deque()
+
+    def end(self, notes: StepNotes) -> None:
+        """Keep the notes of a plan; those of one that came to nothing only until the next, which has the same step."""
+        notes.number = self._next
+        self._next += 1
+        kept = self._notes
+        if kept and kept[-1].step == notes.step:
+            kept[-1] = notes
+        else:
+            kept.append(notes)
+
+    def ran(self, passes: tuple[Pass, ...]) -> None:
+        """Note the buckets of the newest plan."""
+        if len(passes) == 1 and self._notes:  # nearly always, and three times as fast
+            one = passes[0]
+            self._notes[-1].passes = ((one.bucket, one.indices),)
+        elif self._notes:
+            self._notes[-1].passes = tuple([(one.bucket, one.indices) for one in passes])
+
+    def failed(self, step: int, error: str) -> None:
+        """Note that a step failed."""
+        for notes in reversed(self._notes):
+            if notes.step == step and len(notes.slots):
+                notes.error = error
+                return
+
+    # --------------------------------------------------------------------------------------------------- requests
+
+    def added(self, request: Request, *, slot: int, now_s: float) -> None:
+        """Note that a request waits."""
+        if self.num_steps:
+            self._newest[request.request_id] = Life(
+                request_id=request.request_id,
+                slot=slot,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                arrival_s=now_s,
+                born=self._next,
+            )
+
+    def left(self, finished: FinishedSequence) -> None:
+        """Note that a request ended; forgets those that no kept step knows, and the oldest beyond 16384."""
+        life = self._newest.get(finished.request_id)
+        if life is None or life.finish_reason:
+            return
+        life.died, life.finish_reason = self._next, finished.finish_reason.value
+        life.num_output_tokens, life.error = len(finished.token_ids), finished.error
+        self._ended.append(life)
+        oldest = self._notes[0].number if self._notes else 0
+        while self._ended and (self._ended[0].died <= oldest or len(self._ended) > _MAX_LIVES):
+            gone = self._ended.popleft()
+            if self._newest.get(gone.request_id) is gone:
+                del self._newest[gone.request_id]
+
+    # --------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def notes(self) -> tuple[StepNotes, ...]:
+        """Notes of the kept steps, oldest first."""
+        return tuple(self._notes)
+
+    def life(self, request_id: str) -> Life | None:
+        """Return the newest request of that id, or None if it was never seen or is forgotten."""
+        return self._newest.get(request_id)
+
+    def family(self, request_id: str) -> list[Life]:
+        """Return the requests that the engine ran for a client's: of that id, or of ids that begin with it and ``/`` or ``-``."""
+        own = self._newest.get(request_id)
+        if own is not None:
+            return [own]
+        return [life for name, life in self._newest.items() if name.startswith((f"{request_id}/", f"{request_id}-"))]
+
+    def lives(self) -> Iterator[Life]:
+        """Yield all that are known, those whose id was used again included."""
+        yield from self._ended
+        yield from (life for life in self._newest.values() if not life.finish_reason)

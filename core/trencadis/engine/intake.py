@@ -1,0 +1,71 @@
+"""The door of the engine: who may come in, and who is turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trencadis.engine.embedding import EmbeddingQueue
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.request_check import check_request
+from trencadis.engine.state import EngineState
+from trencadis.errors import InvalidRequestError, RequestRefusedError
+from trencadis.records import ModelFacts, Request, SamplingParams
+
+__all__ = ["Intake"]
+
+
+class Intake:
+    """Checks requests before they wait.
+
+    Args:
+        state: The engine's state, read only.
+        policy: The guarded scheduling policy, whose admission control is asked.
+        embeddings: Texts that wait; their ids are taken.
+        model: The loaded model.
+        check_params: Raises for sampling parameters that the sampler cannot serve.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        policy: GuardedScheduling,
+        embeddings: EmbeddingQueue,
+        model: ModelFacts,
+        check_params: Callable[[SamplingParams], None],
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._embeddings = embeddings
+        self._model = model
+        self._check_params = check_params
+
+    def check(self, request: Request) -> None:
+        """Raise unless the engine can serve the request.
+
+        Raises:
+            PromptTooLongError: The prompt leaves no room for one output token.
+            InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
+        """
+        if request.request_id in self._state.slot_of or request.request_id in self._embeddings:
+            raise InvalidRequestError(
+                f"request {request.request_id!r} is live already.", hint="Choose another request id."
+            )
+        check_request(request, vocab_size=self._model.vocab_size, max_model_len=self._state.max_model_len)
+        self._check_params(request.params)
+
+    def ask(self, request: Request) -> None:
+        """Raise unless everybody lets the request in; the tenant's caps come first.
+
+        Raises:
+            RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
+            StepFailedError: The policy failed, and there is no fallback.
+        """
+        state = self._state
+        num_waiting, num_tokens = state.tenants.waiting(request.tenant)
+        refusal = (
+            state.tenants.refusal(request)
+            or self._policy.admit(request, num_waiting=len(state.waiting), num_waiting_tokens=state.num_waiting_tokens)
+            or self._policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_tokens)
+        )
+        if refusal:
+            raise RequestRefusedError(f"request {request.request_id!r} was refused: {refusal}.")

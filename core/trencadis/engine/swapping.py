@@ -1,0 +1,192 @@
+"""Preemption by swap: blocks of preempted sequences wait in host memory, and nothing of them is computed twice.
+
+    preempt   device blocks ──copy out──▶ host blocks      the device blocks are free at once: copies run in order with steps
+    admit     device blocks ◀──copy in─── host blocks      only what the prefix cache does not hold any more
+
+Copies are noted while a plan is made and handed to the executor together, behind every batch submitted so far: so the KV of the
+step in flight is in what is copied out, and a block that is given to somebody else is read before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from trencadis.config.schema import Config
+from trencadis.engine.sequence import Sequence
+from trencadis.errors import ConfigValueError, InternalError
+from trencadis.interfaces import BlockCopies, Executor
+from trencadis.records import Int32Array, ModelFacts
+
+__all__ = ["SwapCounts", "Swapping", "num_host_blocks"]
+
+
+@attrs.frozen(kw_only=True)
+class SwapCounts:
+    """What one plan swapped.
+
+    Attributes:
+        num_blocks_out: Blocks copied to host memory.
+        num_blocks_in: Blocks copied back.
+        num_fallbacks: Preempted sequences that host memory had no room for: they are recomputed.
+    """
+
+    num_blocks_out: int = 0
+    num_blocks_in: int = 0
+    num_fallbacks: int = 0
+
+
+@attrs.frozen(eq=False)
+class _Copy:
+    """Blocks of one sequence that are to be copied, in table order."""
+
+    sequence: Sequence
+    device: Int32Array
+    host: Int32Array
+
+
+class Swapping:
+    """The host blocks of one engine, and the copies of the plan in the making.
+
+    Args:
+        num_host_blocks: Host blocks 0 .. num_host_blocks - 1; 0: every preempted sequence is recomputed.
+        copy: Copies blocks, outs first, in order with batches.
+
+    Attributes:
+        num_swapped: Sequences whose blocks are in host memory.
+        counts: What was swapped for the plan that was flushed last.
+    """
+
+    def __init__(
+        self, *, num_host_blocks: int = 0, copy: Callable[[BlockCopies, BlockCopies], None] | None = None
+    ) -> None:
+        self.num_host_blocks = num_host_blocks
+        self.num_free = num_host_blocks
+        self.num_swapped = 0
+        self.counts = SwapCounts()
+        self._copy = copy
+        # The lowest ids first, in ascending runs: neighbours are copied together.
+        self._stack: Int32Array = np.arange(num_host_blocks - 1, -1, -1, dtype=np.int32)
+        self._outs: list[_Copy] = []
+        self._ins: list[_Copy] = []
+        self._num_fallbacks = 0
+
+    @property
+    def has_copies(self) -> bool:
+        """True if copies are noted that were not handed over."""
+        return bool(self._outs or self._ins)
+
+    def swap_out(self, sequence: Sequence, blocks: Int32Array) -> bool:
+        """Give a running sequence host blocks for what it has computed; False if there is no room, or nothing to keep.
+
+        Args:
+            sequence: It is about to lose its device blocks.
+            blocks: Those that hold computed tokens, in table order.
+        """
+        if not self.num_host_blocks or not blocks.size:
+            return False
+        if len(blocks) > self.num_free:
+            self._num_fallbacks += 1
+            return False
+        host = np.sort(self._stack[self.num_free - len(blocks) : self.num_free])
+        self.num_free -= len(host)
+        sequence.host_blocks = host
+        self.num_swapped += 1
+        self._outs.append(_Copy(sequence, blocks.copy(), host))
+        return True
+
+    def swap_in(self, sequence: Sequence, blocks: Int32Array, *, num_found: int) -> None:
+        """Fill the new device blocks of a sequence that was swapped out; its host blocks are free after the copy.
+
+        Args:
+            sequence: It is being admitted.
+            blocks: All its device blocks, in table order.
+            num_found: Leading ones that the prefix cache held still.
+        """
+        host = self._hosted(sequence)
+        missing = host[num_found:]
+        self._push(host[:num_found])
+        sequence.host_blocks = None
+        self.num_swapped -= 1
+        if missing.size:
+            self._ins.append(_Copy(sequence, blocks[num_found : len(host)].copy(), missing))
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free the host blocks of a sequence, if it has any, and make no copy for it that was not handed over."""
+        if sequence.host_blocks is not None:
+            self._push(sequence.host_blocks)
+            sequence.host_blocks = None
+            self.num_swapped -= 1
+        if self.has_copies:
+            self._push(*(copy.host for copy in self._ins if copy.sequence is sequence))
+            self._outs = [copy for copy in self._outs if copy.sequence is not sequence]
+            self._ins = [copy for copy in self._ins if copy.sequence is not sequence]
+
+    def flush(self) -> None:
+        """Hand the copies of a plan to the executor; called once for each batch, right before it is submitted.
+
+        Raises:
+            Exception: Whatever the executor raises; the sequences of the plan must then be recomputed.
+        """
+        outs, self._outs = self._outs, []
+        ins, self._ins = self._ins, []
+        copies = _joined(outs, outwards=True), _joined(ins, outwards=False)
+        self.counts = SwapCounts(
+            num_blocks_out=len(copies[0]), num_blocks_in=len(copies[1]), num_fallbacks=self._num_fallbacks
+        )
+        self._num_fallbacks = 0
+        if not (outs or ins):
+            return
+        self._push(*(copy.host for copy in ins))
+        if self._copy is None:
+            raise InternalError("blocks are swapped out, but nobody copies them")
+        self._copy(*copies)
+
+    @staticmethod
+    def _hosted(sequence: Sequence) -> Int32Array:
+        if sequence.host_blocks is None:
+            raise InternalError(f"slot {sequence.slot} has no blocks in host memory")
+        return sequence.host_blocks
+
+    def _push(self, *freed: Int32Array) -> None:
+        for host in freed:
+            self._stack[self.num_free : self.num_free + len(host)] = host[::-1]
+            self.num_free += len(host)
+
+
+def _joined(copies: list[_Copy], *, outwards: bool) -> BlockCopies:
+    if not copies:
+        return BlockCopies.none()
+    device = np.concatenate([copy.device for copy in copies])
+    host = np.concatenate([copy.host for copy in copies])
+    return BlockCopies(sources=device, targets=host) if outwards else BlockCopies(sources=host, targets=device)
+
+
+def num_host_blocks(
+    config: Config, model: ModelFacts, executor: Executor, *, block_size: int, max_model_len: int
+) -> int:
+    """Return how many host blocks the config pays for; 0 if preempted sequences are recomputed.
+
+    Raises:
+        ConfigValueError: Blocks are to be swapped, but backend or executor cannot, or there is no memory for one block.
+    """
+    if config.engine.preemption != "swap":
+        return 0
+    if not executor.capabilities.swaps_blocks or type(executor).swap_blocks is Executor.swap_blocks:
+        who = "executor" if executor.capabilities.swaps_blocks else "backend"
+        raise ConfigValueError(
+            f'[engine] preemption = "swap": the {who} "{getattr(config, who).name}" cannot copy KV blocks to host memory.',
+            hint=f'Set it to "recompute", or choose another {who}.',
+        )
+    block_bytes = max(1, model.kv_bytes_per_token * block_size)
+    count = config.cache.swap_bytes // block_bytes
+    if not count:
+        raise ConfigValueError(
+            f'[cache] swap_bytes = {config.cache.swap_bytes}: with [engine] preemption = "swap" it must hold at least one '
+            f"KV block of {block_bytes} bytes.",
+            hint='Raise it, to several GiB of host memory if there are, or set engine.preemption to "recompute".',
+        )
+    # As many as every running sequence at full length holds: who is swapped out was running.
+    return int(min(count, config.engine.max_num_seqs * -(-max_model_len // block_size)))

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from trencadis.errors import InvalidRequestError
+from trencadis.records import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("typical_p", [0, 1.01, math.nan, "a"], [0.001, 1]),
+        ("epsilon_cutoff", [-0.1, 1], [0, 0.99]),
+        ("eta_cutoff", [-0.1, 1], [0, 0.99]),
+        ("top_n_sigma", [-1, 101], [0, 100]),
+        ("xtc_probability", [-0.1, 1.1], [0, 1]),
+        ("xtc_threshold", [0, 1.1], [0.01, 1]),
+        ("mirostat_mode", [1, True, 2.0], [0, 2]),
+        ("mirostat_tau", [0, 101], [0.1, 100]),
+        ("mirostat_eta", [0, 1.1], [0.1, 1]),
+        ("dry_multiplier", [-1, 101], [0, 100]),
+        ("dry_base", [0.9, 101], [1, 100]),
+        ("dry_allowed_length", [0, 1.5], [1, 1000]),
+        ("dry_range", [-1], [0, 10]),
+        ("dry_breaker_token_ids", [[-1], ["a"]], [(), (3,)]),
+        ("no_repeat_ngram_size", [-1, 2.5], [0, 3]),
+        ("bad_words_ids", [[[]], [[1, -1]], [[True]]], [(), ((1, 2),)]),
+        ("logits_processors", [{"": {}}, {"a": 5}, "ab"], [{"a": {"b": 1}}]),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, wrong: list[Any], right: list[Any]) -> None:
+    for value in wrong:
+        with pytest.raises(InvalidRequestError, match=f"sampling parameter {name} = .* it must be"):
+            SamplingParams(**{name: value})
+    for value in right:
+        assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+def test_the_largest_token_id_is_that_of_any_field() -> None:
+    assert SamplingParams().largest_token_id() == -1
+    fields: dict[str, Any] = {
+        "logit_bias": {99: 1.0},
+        "allowed_token_ids": (99,),
+        "bad_token_ids": (99,),
+        "stop_token_ids": (99,),
+        "dry_breaker_token_ids": (99,),
+        "bad_words_ids": ((1,), (99, 2)),
+    }
+    for name, value in fields.items():
+        assert SamplingParams(**{name: value}).largest_token_id() == 99
