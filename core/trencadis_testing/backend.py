@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from trencadis.errors import BackendError
-from trencadis.interfaces import AllocationPlan, Backend, Sampled, Sampler, SamplingContext
+from trencadis.interfaces import Backend, Sampled, Sampler, SamplingContext
 from trencadis.records import (
     Batch,
     Bucket,
-    ModelFacts,
     ModelSource,
     Phase,
     RowStart,
@@ -24,7 +23,8 @@ from trencadis.records import (
     UnifiedBucket,
     UnifiedShape,
 )
-from trencadis_testing.driver import BackendDriver, Work
+from trencadis_testing.backend_swaps import SwapTests
+from trencadis_testing.driver import Work
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class ArgmaxSampler(Sampler):
         return Sampled(token_ids=logits.argmax(-1))
 
 
-class BackendConformance:
+class BackendConformance(SwapTests):
     """What every backend must do; inherit from it, set ``make`` and ``source``.
 
     Greedy tokens are the oracle: they depend on every token, position and KV entry of a sequence. Example::
@@ -348,37 +348,8 @@ class BackendConformance:
         backend.close()
         backend.close()
 
-    # ------------------------------------------------------------------------------------------------- helpers
-
-    _facts: ModelFacts
-    _merged: bool = False
-
-    def _loaded(self) -> tuple[Backend, list[list[int]]]:
-        backend = self.make()
-        self._merged = backend.capabilities.merges_prefills
-        self._facts = backend.load(self.source, sampler=ArgmaxSampler())
-        return backend, [_prompt(length, self._facts.vocab_size) for length in (3, 13, 30)]
-
-    def _driver(self, backend: Backend, *, seed: int = 0) -> BackendDriver:
-        plan = AllocationPlan(
-            num_blocks=96,
-            block_size=self.block_size,
-            num_rows=4,
-            max_model_len=96,
-            max_num_batched_tokens=64,
-        )
-        backend.allocate(plan)
-        bucket: Callable[[Shape], Bucket] | None = self.padding if backend.capabilities.layout != "ragged" else None
-        return BackendDriver(backend, plan, seed=seed, bucket=bucket)
-
-    def _finish(self, driver: BackendDriver, prompts: list[list[int]]) -> None:
-        while min(len(driver.output(row)) for row in range(3)) < self.num_tokens:
-            driver.step([Work(row) for row in range(3)])
-        self._expect({row: driver.output(row)[: self.num_tokens] for row in range(3)}, prompts)
-
-    def _expect(self, found: dict[int, list[int]], prompts: list[list[int]]) -> None:
-        expected: dict[int, Any] = {i: self.reference(prompts[i], self.num_tokens) for i in found}
-        assert found == expected
+    def _sampler(self) -> Sampler:
+        return ArgmaxSampler()
 
 
 def _buckets(backend: Backend) -> tuple[Bucket, ...]:
@@ -387,7 +358,3 @@ def _buckets(backend: Backend) -> tuple[Bucket, ...]:
         return UnifiedBucket(16, 4, 24, is_causal=True), UnifiedBucket(4, 0, 24, is_causal=False)
     rows = 1 if backend.capabilities.merges_prefills else 2
     return Bucket(1, 16, 4), Bucket(rows, 16, 0), Bucket(4, 1, 24, Phase.DECODE)
-
-
-def _prompt(length: int, vocab_size: int) -> list[int]:
-    return [3 + (7 * i * i + 11 * i + length) % (vocab_size - 3) for i in range(length)]

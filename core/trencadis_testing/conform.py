@@ -5,6 +5,8 @@
     noun=target,key=value,key=value               with options of the component
     noun=target,suite.attribute=value             with an attribute of the suite, such as suite.may_refuse=true
 
+``--scheduling=target`` and ``--eviction=target`` are short for it.
+
 Imported by the pytest plugin when the option is used, and only then.
 """
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from trencadis.interfaces import BlockCopies
 from trencadis.records import (
     Batch,
     Bucket,
@@ -87,7 +88,10 @@ class BackendDriver:
         self._plan = plan
         self._bucket = bucket or Bucket.of
         self._free = list(range(plan.num_blocks))
-        random.Random(seed).shuffle(self._free)
+        self._free_on_host = list(range(plan.num_host_blocks))
+        self._on_host: dict[int, list[int]] = {}
+        for blocks in (self._free, self._free_on_host):
+            random.Random(seed).shuffle(blocks)
         self._rows: dict[int, _Row] = {}
         self._starts: list[RowStart] = []
         self._writes: list[tuple[int, int, int]] = []
@@ -143,6 +147,44 @@ class BackendDriver:
         for row, blocks in ((first, new[:count]), (second, new[count:])):
             self._writes.extend((row, column, block) for column, block in enumerate(blocks))
             self._rows[row].blocks[:count] = blocks
+
+    def swap_out(self, *rows: int) -> None:
+        """Copy the blocks of rows to host memory in one call and give them back; the rows pause."""
+        self._backend.swap_blocks(outs=self._leave(*rows), ins=self._come())
+
+    def swap_in(self, *rows: int) -> None:
+        """Copy the blocks of paused rows back in one call, to whichever device blocks are free; the rows go on."""
+        self._backend.swap_blocks(outs=self._leave(), ins=self._come(*rows))
+
+    def exchange(self, *, leaves: int, comes: int) -> None:
+        """Swap one row out and another one in, in one call: the second gets blocks that the first had."""
+        outs = self._leave(leaves)
+        self._backend.swap_blocks(outs=outs, ins=self._come(comes))
+
+    def _leave(self, *rows: int) -> BlockCopies:
+        sources: list[int] = []
+        targets: list[int] = []
+        for row in rows:
+            blocks = self._rows[row].blocks
+            self._on_host[row] = [self._free_on_host.pop() for _ in blocks]
+            sources += blocks
+            targets += self._on_host[row]
+            self._free.extend(blocks)
+            self._rows[row].blocks = []
+        return BlockCopies(sources=np.array(sources, np.int32), targets=np.array(targets, np.int32))
+
+    def _come(self, *rows: int) -> BlockCopies:
+        sources: list[int] = []
+        targets: list[int] = []
+        for row in rows:
+            hosted = self._on_host.pop(row)
+            blocks = [self._free.pop() for _ in hosted]
+            sources += hosted
+            targets += blocks
+            self._free_on_host.extend(hosted)
+            self._rows[row].blocks = blocks
+            self._writes.extend((row, column, block) for column, block in enumerate(blocks))
+        return BlockCopies(sources=np.array(sources, np.int32), targets=np.array(targets, np.int32))
 
     def step(self, works: Sequence[Work]) -> StepOutput:
         """Run one step and take its tokens."""

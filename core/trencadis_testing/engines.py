@@ -80,7 +80,10 @@ def make_engine(
     complete: bool = False,
     prefix_caching: bool = True,
     load_timeout_s: float = 30.0,
+    swap_blocks: int = 1024,
     defragmenter: Mapping[str, Any] | None = None,
+    tenants: Mapping[str, Any] | None = None,
+    shared_prefixes: Sequence[Sequence[int]] = (),
     **options: Any,
 ) -> Engine:
     """Return an engine of the given strategies; the rest are references.
@@ -102,22 +105,38 @@ def make_engine(
         complete: The same; off, so that just the strategy's table is prepared.
         prefix_caching: Keep blocks for reuse.
         load_timeout_s: Of KV loads.
+        swap_blocks: Blocks that host memory has room for; used if ``preemption`` is ``swap``.
         defragmenter: Fields of the table ``[defragmenter]``.
+        tenants: Entries of ``[scheduling.tenants]``, by name.
+        shared_prefixes: Token ids of prompts' beginnings whose blocks every salt shares.
         options: Fields of the table ``[engine]``.
     """
-    from trencadis.config.schema import BucketingConfig, CacheConfig, Config, DefragmenterConfig, EngineConfig
+    from trencadis.config.schema import (
+        BucketingConfig,
+        CacheConfig,
+        Config,
+        DefragmenterConfig,
+        EngineConfig,
+        SchedulingConfig,
+        TenantConfig,
+    )
     from trencadis.engine.compose import Parts, compose_engine
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
     executor = executor or FakeExecutor()
     facts = executor.start(make_backend=lambda _: backend, make_sampler=_no_sampler, source=ModelSource(path="fake"))
     cache = CacheConfig(
-        num_blocks=num_blocks, block_size=block_size, prefix_caching=prefix_caching, load_timeout_s=load_timeout_s
+        num_blocks=num_blocks,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+        load_timeout_s=load_timeout_s,
+        swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )
     config = Config(
         engine=attrs.evolve(EngineConfig(), **options),
         cache=cache,
         bucketing=BucketingConfig(on_miss=on_miss, complete=complete),
+        scheduling=SchedulingConfig(tenants={name: TenantConfig(**entry) for name, entry in (tenants or {}).items()}),
         defragmenter=DefragmenterConfig(**(defragmenter or {})),
     )
     parts = Parts(
@@ -129,6 +148,7 @@ def make_engine(
         observers=tuple(observers),
         speculator=speculator,
         connector=connector,
+        shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )
     return compose_engine(config, parts, clock=clock or SimulatedClock())
 

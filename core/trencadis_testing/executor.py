@@ -14,7 +14,7 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import BackendError, StepFailedError
-from trencadis.interfaces import Executor, PendingStep
+from trencadis.interfaces import BlockCopies, Executor, PendingStep
 from trencadis.records import Bucket, ModelSource, Phase, StepOutput
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_testing.engines import make_engine
@@ -27,6 +27,7 @@ from trencadis_testing.executor_fakes import (
     RaisingWorker,
     make_backend,
     make_sampler,
+    no_tokens,
     one_token,
     plan_of,
 )
@@ -151,6 +152,40 @@ class ExecutorConformance:
             driver.wait()
             assert driver.output(0) == fake_text([5, 6, 7, 8, 9], 3, eos=-1)
 
+    def test_blocks_are_swapped_in_order_with_batches(self) -> None:
+        """To host memory behind every batch submitted so far, and back before any later one; or the executor does not swap."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            if _refuses_to_swap(executor):
+                return
+            driver = _driver(executor)
+            driver.start(0, [5, 6, 7, 8, 9])
+            driver.step([Work(0)])
+            driver.submit([Work(0)])
+            driver.swap_out(0)
+            driver.start(1, [3, 2, 1])
+            driver.submit([Work(1)])
+            driver.swap_in(0)
+            driver.submit([Work(0), Work(1)])
+            for _ in range(3):
+                driver.wait()
+            assert driver.output(0) == fake_text([5, 6, 7, 8, 9], 3, eos=-1)
+            assert driver.output(1) == fake_text([3, 2, 1], 2, eos=-1)
+
+    def test_swap_that_fails_is_told_with_it_or_with_the_next_batch(self) -> None:
+        """Never later and never not at all: the engine recomputes whose blocks it was."""
+        with _Running(self.make(), starts=True, allocates=True) as executor:
+            if _refuses_to_swap(executor):
+                return
+            outs = BlockCopies(sources=np.zeros(1, np.int32), targets=np.array([POISON], np.int32))
+
+            def swap_and_run() -> None:
+                executor.swap_blocks(outs=outs, ins=BlockCopies.none())
+                executor.submit(one_token(1)).wait()
+
+            told = _error_of(swap_and_run, BackendError)
+            assert "poison" in told, "neither swap_blocks() nor wait() of the next batch raised"
+            assert executor.submit(one_token(1)).wait().num_emitted.tolist() == [0]
+
     @pytest.mark.parametrize("poison", [POISON, POISON + 1])
     def test_step_that_raises_fails_alone(self, poison: int) -> None:
         """In ``submit`` or in ``wait`` of the backend: it comes as a StepFailedError from ``wait``, and later batches run."""
@@ -208,6 +243,23 @@ class ExecutorConformance:
                 assert report is not None, "the output carries no report"
                 assert report.loaded == expected, f"the worker side saw {report.loaded}, not {expected}"
 
+    def test_blocks_come_in_behind_the_connectors_begin_step(self) -> None:
+        """It may still save what was in them; and it finds what goes out gone out, for it may load into their blocks."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(FramingWorker()))
+            if _refuses_to_swap(executor):
+                return
+            block = BlockCopies(sources=np.zeros(1, np.int32), targets=np.zeros(1, np.int32))
+            executor.submit(one_token(41)).wait()
+            executor.swap_blocks(outs=block, ins=BlockCopies.none())
+            executor.submit(one_token(42)).wait()
+            executor.swap_blocks(outs=BlockCopies.none(), ins=block)
+            report = executor.submit(no_tokens()).wait().connector_report
+            assert report is not None
+            assert report.loaded == (0, 42, 41), (
+                f"the worker side saw {report.loaded[1:]}: 42 came first, 41 back from the host"
+            )
+
     def test_a_connector_that_raises_costs_no_token(self) -> None:
         """The engine gives its loads up after a time; the step goes on."""
         with _Running(self.make(), starts=True) as executor:
@@ -257,6 +309,12 @@ def _error_of(call: Callable[[], object], kind: type[Exception]) -> str:
     except kind as error:
         return str(error)
     return ""
+
+
+def _refuses_to_swap(executor: Executor) -> bool:
+    """Whether the executor says that it does not swap blocks, as the contract's default does."""
+    nothing = BlockCopies.none()
+    return "does not swap" in _error_of(lambda: executor.swap_blocks(outs=nothing, ins=nothing), BackendError)
 
 
 def _driver(executor: Executor) -> BackendDriver:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from trencadis.errors import BackendError
-from trencadis.interfaces import AllocationPlan, KVWorkerSide, PendingStep, Sampler
+from trencadis.interfaces import AllocationPlan, BlockCopies, KVWorkerSide, PendingStep, Sampler
 from trencadis.records import (
     Batch,
     Bucket,
@@ -40,6 +40,7 @@ __all__ = [
     "TellingSampler",
     "make_backend",
     "make_sampler",
+    "no_tokens",
     "one_token",
     "plan_of",
 ]
@@ -54,7 +55,13 @@ CLOSED = "closed"
 def plan_of(connector: KVWorkerSide | None = None) -> AllocationPlan:
     """Return a small plan. Pure."""
     return AllocationPlan(
-        num_blocks=32, block_size=4, num_rows=3, max_model_len=64, max_num_batched_tokens=64, connector=connector
+        num_blocks=32,
+        block_size=4,
+        num_rows=3,
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        connector=connector,
+        num_host_blocks=16,
     )
 
 
@@ -80,6 +87,13 @@ def one_token(token: int, *, message: bytes = b"") -> Batch:
         passes=(compute,),
         connector_message=message,
     )
+
+
+def no_tokens() -> Batch:
+    """Return a batch that computes nothing. Pure."""
+    none: Int32Array = np.empty(0, np.int32)
+    writes = TableWrites(rows=none, columns=none, block_ids=none)
+    return Batch(step=0, num_sequences=0, row_starts=(), table_writes=writes, passes=())
 
 
 def make_backend(rank: int) -> TellingBackend:
@@ -129,6 +143,12 @@ class TellingBackend(FakeBackend):
         step = super().submit(batch)
         self.run_queued()
         return step
+
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Refuse one host block."""
+        if POISON in outs.targets:
+            raise BackendError("poison in swap_blocks")
+        super().swap_blocks(outs=outs, ins=ins)
 
     def embed(self, token_ids: Any) -> Float32Array:
         """Return the number of tokens and their sum."""

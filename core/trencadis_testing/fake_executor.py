@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from trencadis.interfaces import AllocationPlan, Backend, BackendCapabilities, Executor, PendingStep, Sampler
+from trencadis.interfaces import (
+    AllocationPlan,
+    Backend,
+    BackendCapabilities,
+    BlockCopies,
+    Executor,
+    PendingStep,
+    Sampler,
+)
 from trencadis.records import (
     Batch,
     Bucket,
@@ -31,6 +39,7 @@ class FakeExecutor(Executor):
 
     def __init__(self, backend: Backend | None = None) -> None:
         self._given = backend
+        self._ins = BlockCopies.none()
 
     def start(
         self,
@@ -67,6 +76,10 @@ class FakeExecutor(Executor):
         """Warm up at once."""
         return self.backend.warm_up(buckets, progress=progress)
 
+    def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
+        """Let the backend go on."""
+        return self.backend.warm_up_rest(is_idle=is_idle)
+
     def metrics(self) -> str:
         """The backend's."""
         return self.backend.metrics()
@@ -85,6 +98,12 @@ class FakeExecutor(Executor):
         """Copy at once."""
         self.backend.copy_blocks(sources=sources, targets=targets)
 
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Copy at once; what comes in beside a connector, with the next batch."""
+        if self._connector is not None:
+            self._ins, ins = ins, BlockCopies.none()
+        self.backend.swap_blocks(outs=outs, ins=ins)
+
     def close(self) -> None:
         """Close the backend, if there is one yet."""
         if hasattr(self, "backend"):
@@ -98,10 +117,12 @@ class _ConnectedStep:
         connector = executor._connector  # noqa: SLF001 - one module, two halves
         assert connector is not None, "made only with a connector"
         connector.begin_step(batch.connector_message)
-        pending = executor.backend.submit(batch)
+        ins, executor._ins = executor._ins, BlockCopies.none()  # noqa: SLF001
         self._error: Exception | None = None
         try:
-            output = pending.wait()
+            if len(ins):
+                executor.backend.swap_blocks(outs=BlockCopies.none(), ins=ins)
+            output = executor.backend.submit(batch).wait()
         except Exception as error:
             self._error = error
         connector.end_step()

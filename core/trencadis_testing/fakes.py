@@ -7,17 +7,19 @@ it is reported at once.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import (
     AllocationPlan,
     Backend,
     BackendCapabilities,
+    BlockCopies,
     PendingStep,
     Sampler,
 )
@@ -27,6 +29,7 @@ from trencadis.records import (
     Drafts,
     Float32Array,
     Int32Array,
+    Int64Array,
     MemoryReport,
     ModelFacts,
     ModelSource,
@@ -34,62 +37,10 @@ from trencadis.records import (
     StepOutput,
     TokenLogprobs,
 )
+from trencadis_testing.fake_model import MULTIPLIER, START, chain, fake_embedding, fake_next_token, fake_text, start_of
 from trencadis_testing.shapes import why_too_small
 
 __all__ = ["FakeBackend", "fake_embedding", "fake_next_token", "fake_text"]
-
-_MASK = (1 << 64) - 1
-_MULTIPLIER = 6364136223846793005
-_START = 0x9E3779B97F4A7C15
-
-
-def _chain(state: int, token: int, position: int) -> int:
-    return ((state ^ (token + 1)) * _MULTIPLIER + position) & _MASK
-
-
-def fake_next_token(state: int, vocab_size: int) -> int:
-    """Return the token that follows a chain state. Pure."""
-    return (state >> 33) % vocab_size
-
-
-def fake_text(prompt: tuple[int, ...] | list[int], num_tokens: int, *, vocab_size: int = 97, eos: int = 0) -> list[int]:
-    """Return what a :class:`FakeBackend` must generate: the slow reference, without cache, blocks or batches. Pure.
-
-    Args:
-        prompt: Prompt token ids.
-        num_tokens: The most tokens to generate; ends after ``eos``.
-        vocab_size: As in the backend.
-        eos: End-of-sequence token; -1 for none.
-    """
-    state = _START
-    for position, token in enumerate(prompt):
-        state = _chain(state, token, position)
-    output: list[int] = []
-    while len(output) < num_tokens:
-        token = fake_next_token(state, vocab_size)
-        output.append(token)
-        if token == eos:
-            break
-        state = _chain(state, token, len(prompt) + len(output) - 1)
-    return output
-
-
-def fake_embedding(tokens: Sequence[int], size: int = 8) -> list[float]:
-    """Return what a :class:`FakeBackend` must embed a text as: a vector of length 1 that depends on every token. Pure.
-
-    Args:
-        tokens: Token ids of the text.
-        size: Of the vector.
-    """
-    state = _START
-    for position, token in enumerate(tokens):
-        state = _chain(state, token, position)
-    vector = []
-    for index in range(size):
-        state = _chain(state, index, len(tokens))
-        vector.append((state >> 40) / (1 << 23) - 1)
-    length = math.sqrt(sum(value * value for value in vector))
-    return [value / length for value in vector]
 
 
 class FakeBackend(Backend):
@@ -111,6 +62,8 @@ class FakeBackend(Backend):
         embedding_size: Length of the vectors that texts are embedded as; 0: it cannot embed.
         generates: False makes it an encoder: it embeds, and needs no cache.
         fails_to_embed: Called with the texts before they are embedded; what it raises fails the call.
+        swaps_blocks: Whether it copies blocks to host memory.
+        fails_to_swap: Called before blocks are swapped; what it raises fails the call.
     """
 
     def __init__(
@@ -129,6 +82,8 @@ class FakeBackend(Backend):
         embedding_size: int = 8,
         generates: bool = True,
         fails_to_embed: Callable[[Sequence[Int32Array]], None] | None = None,
+        swaps_blocks: bool = True,
+        fails_to_swap: Callable[[], None] | None = None,
     ) -> None:
         self._capabilities = BackendCapabilities(
             layout=layout,
@@ -136,6 +91,8 @@ class FakeBackend(Backend):
             max_prefill_batch_size=max_prefill_batch_size,
             contiguous=contiguous,
             merges_prefills=merges_prefills,
+            swaps_blocks=swaps_blocks,
+            provides=frozenset({"backend.adapters"}),
         )
         self._vocab_size = vocab_size
         self._eos = eos
@@ -145,6 +102,7 @@ class FakeBackend(Backend):
         self._embedding_size = embedding_size
         self._generates = generates
         self._fails_to_embed = fails_to_embed
+        self._fails_to_swap = fails_to_swap
         self._queue: deque[_FakeStep] = deque()
         self.num_batches = 0
         self.prepared: list[Bucket] = []
@@ -186,7 +144,10 @@ class FakeBackend(Backend):
         self._states = np.zeros(size, np.uint64)
         self._kv_tokens = np.full(size, -1, np.int64)
         self._kv_positions = np.full(size, -1, np.int64)
+        shape = (3, plan.num_host_blocks, plan.block_size)
+        self._host: Int64Array = np.full(shape, -1, np.int64)
         self._logprobs: dict[int, int] = {}
+        self._starts: dict[int, int] = {}  # what stands before the first entry, by row
 
     def prepare(self, bucket: Bucket) -> None:
         """Note the bucket."""
@@ -222,11 +183,24 @@ class FakeBackend(Backend):
             for slot, content in zip(new, contents, strict=True):
                 array[slot] = content
 
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Copy entries to the host's arrays and back, after all queued batches."""
+        if not self._capabilities.swaps_blocks:
+            super().swap_blocks(outs=outs, ins=ins)
+        self.run_queued()
+        if self._fails_to_swap is not None:
+            self._fails_to_swap()
+        device = [array.view(np.int64).reshape(-1, self._block_size) for array in self.kv_cache()]
+        for array, host in zip(device, self._host, strict=True):
+            host[outs.targets] = array[outs.sources]
+        for array, host in zip(device, self._host, strict=True):
+            array[ins.targets] = host[ins.sources]
+
     def close(self) -> None:
         """Note that it was closed."""
         self.is_closed = True
 
-    def kv_cache(self) -> tuple[object, object, object]:
+    def kv_cache(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the three arrays behind the fake cache: states, tokens, positions; by slot."""
         return self._states, self._kv_tokens, self._kv_positions
 
@@ -247,6 +221,7 @@ class FakeBackend(Backend):
         for start in batch.row_starts:
             self._tokens[start.row, : len(start.token_ids)] = start.token_ids
             self._tables[start.row] = -1
+            self._starts[start.row] = start_of(start.adapter) if start.adapter else START
             asked = start.params.logprobs
             self._logprobs[start.row] = -1 if asked is None else asked
         writes = batch.table_writes
@@ -294,7 +269,7 @@ class FakeBackend(Backend):
         before = positions - 1
         previous = self._states[self._tables[rows, before // size] * size + before % size]
         tokens = self._tokens[rows, positions].astype(np.uint64)
-        states = (previous ^ (tokens + np.uint64(1))) * np.uint64(_MULTIPLIER) + positions.astype(np.uint64)
+        states = (previous ^ (tokens + np.uint64(1))) * np.uint64(MULTIPLIER) + positions.astype(np.uint64)
         self._states[slots] = states
         following = ((states >> np.uint64(33)) % np.uint64(self._vocab_size)).astype(np.int32)
         self._tokens[rows, positions + 1] = following
@@ -348,10 +323,10 @@ class FakeBackend(Backend):
             good = (self._kv_tokens[context] == tokens[:start]) & (self._kv_positions[context] == positions[:start])
             if not good.all():
                 raise StepFailedError(f"row {row}: the KV entry of position {int(np.argmin(good))} is not its own")
-        state = int(self._states[slots[start - 1]]) if start else _START
+        state = int(self._states[slots[start - 1]]) if start else self._starts[row]
         following: list[int] = []
         for position in range(start, start + length):
-            state = _chain(state, int(tokens[position]), position)
+            state = chain(state, int(tokens[position]), position)
             self._states[slots[position]] = state
             following.append(fake_next_token(state, self._vocab_size))
         self._kv_tokens[slots[start:]] = tokens[start:]

@@ -13,8 +13,9 @@ from trencadis.records import Batch
 
 if TYPE_CHECKING:
     from trencadis.engine.engine import Engine
+    from trencadis.engine.state import EngineState
 
-__all__ = ["broken_invariants", "broken_plan_rules"]
+__all__ = ["blocks_withheld", "broken_invariants", "broken_plan_rules", "transfer_blocks"]
 
 
 def broken_invariants(engine: Engine) -> list[str]:
@@ -46,7 +47,7 @@ def broken_invariants(engine: Engine) -> list[str]:
     transfers = state.transfers
     for held in (*transfers._held.values(), *transfers._parked_blocks.values()):  # noqa: SLF001
         holders.update(held.tolist())
-    faults += _block_faults(engine, holders)
+    faults += _block_faults(engine, holders) + _host_faults(state)
     rows = [int(table.row[slot]) for slot in running]
     if len(set(rows)) != len(rows) or len(rows) + state.rows.num_free != state.rows.tokens.shape[0]:
         faults.append(f"2: rows {rows} are shared or lost")
@@ -76,9 +77,42 @@ def _block_faults(engine: Engine, holders: Counter[int]) -> list[str]:
     return faults
 
 
+def _host_faults(state: EngineState) -> list[str]:
+    """13: who was swapped out waits, and host blocks are free, held by one sequence, or about to be copied back."""
+    swapping, table = state.swapping, state.table
+    faults: list[str] = []
+    held: list[int] = swapping._stack[: swapping.num_free].tolist()  # noqa: SLF001
+    num_swapped = 0
+    for slot in state.slot_of.values():
+        sequence = table.sequence(slot)
+        if sequence.host_blocks is not None:
+            num_swapped += 1
+            held += sequence.host_blocks.tolist()
+            if table.row[slot] >= 0 or len(sequence.host_blocks) * state.block_size < table.num_swapped_tokens[slot]:
+                faults.append(f"13: slot {slot} runs and is swapped out, or its tokens have no host block")
+    held += [block for copy in swapping._ins for block in copy.host.tolist()]  # noqa: SLF001
+    if sorted(held) != list(range(swapping.num_host_blocks)) or num_swapped != swapping.num_swapped:
+        faults.append(
+            f"13: host blocks {sorted(held)} of {swapping.num_host_blocks}, {num_swapped} sequences swapped out"
+        )
+    return faults
+
+
 def blocks_withheld(engine: Engine) -> dict[int, int]:
     """Return the references a test itself took from the block manager, by block."""
     return getattr(engine, "_withheld_by_test", {})
+
+
+def transfer_blocks(state: EngineState) -> set[int]:
+    """Return the blocks that KV transfers may write to or read from now: those of parked sequences and those held behind them."""
+    transfers = state.transfers
+    found: set[int] = set()
+    for ticket, blocks in transfers._parked_blocks.items():  # noqa: SLF001 - shadow accounting looks inside
+        first, last = transfers._spans[ticket]  # noqa: SLF001
+        found.update(blocks[first:last].tolist())
+    for held in transfers._held.values():  # noqa: SLF001
+        found.update(held.tolist())
+    return found
 
 
 def broken_plan_rules(batch: Batch, *, token_budget: int, max_num_seqs: int) -> list[str]:

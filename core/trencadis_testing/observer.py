@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -16,10 +17,11 @@ from trencadis.records import FinishedSequence, FinishReason, StepStats
 __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "ObserverConformance", "finished_sequence", "step_stats"]
 
 
-def step_stats(**values: float) -> StepStats:
+def step_stats(**values: Any) -> StepStats:
     """Return a step in which nothing happened, but for ``values``. Pure."""
-    zeros = {field.name: 0.0 if field.name.endswith("_s") else 0 for field in attrs.fields(StepStats)}
-    return StepStats(**(zeros | values))  # type: ignore[arg-type]  # each value has its field's type
+    zeros: dict[str, Any] = {"int": 0, "float": 0.0, "str": ""}
+    nothing = {field.name: zeros[str(field.type)] for field in attrs.fields(StepStats)}
+    return StepStats(**(nothing | values))
 
 
 def finished_sequence(*, num_output_tokens: int = 0, reason: FinishReason = FinishReason.STOP) -> FinishedSequence:

@@ -1,4 +1,4 @@
-"""Fixtures and the option ``--trencadis-conform``; pytest finds them through the entry point ``trencadis`` of ``pytest11``.
+"""Fixtures and the options of the suites; pytest finds them through the entry point ``trencadis`` of ``pytest11``.
 
 pytest imports this module in every run on a machine that has Trencadís installed, so it imports nothing of it: each
 fixture does, when a test asks for it, and the option when it is used.
@@ -25,11 +25,14 @@ __all__ = [
 ]
 
 _OPTION = "trencadis_conform"
+_SHORT = ("scheduling", "eviction")
+"""Nouns with an option of their own. The others' names are too common: another plugin may have an option ``--backend``."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
-    parser.getgroup("trencadis").addoption(
+    """Add the options."""
+    group = parser.getgroup("trencadis")
+    group.addoption(
         "--trencadis-conform",
         dest=_OPTION,
         action="append",
@@ -38,6 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run a noun's conformance suite against package.module:Class or an installed component; may be repeated. "
         "KEY=VALUE: an option of the component, or suite.ATTRIBUTE=VALUE. Without paths nothing else is collected.",
     )
+    for noun in _SHORT:
+        group.addoption(
+            f"--{noun}",
+            dest=_OPTION,
+            action="append",
+            type=f"{noun}={{}}".format,
+            metavar="TARGET[,KEY=VALUE...]",
+            help=f"the same as --trencadis-conform {noun}=TARGET",
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:

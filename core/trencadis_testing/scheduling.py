@@ -6,24 +6,70 @@
 
 Every test runs the policy in a whole engine on a fake backend whose text proves the KV cache, without a fallback: what breaks the
 contract fails the test.
+
+Numbers in names and messages are those of this list. *H* is checked after every event of the random histories
+(``scheduling_machine``, with ``invariants``, ``scheduling_books`` and ``scheduling_watch``), *D* by a test of its own, here or, where a
+policy must declare it, in ``scheduling_declared``.
+
+==== ==== ===================================================================================================================
+ 1    HD  who came waits, runs, is swapped out, or ended: nobody is lost or there twice
+ 2    H   a request is in one queue, and the only one on its row
+ 3    H   only legal moves: admitted from waiting, preempted from running, never back from the end
+ 4    HD  a step keeps the token budget; no entry is empty
+ 5    HD  no more than ``max_num_seqs`` run; who is scheduled runs
+ 6    H   no more tokens are computed than are known, none beyond the model's length
+ 7    H   chunks of a prompt follow on each other
+ 8    H   a token is sampled exactly when all known ones are computed, once a step
+ 9    HD  free, cached and used blocks are all; reference counts are the tables that hold a block; what is cached can be found
+10    HD  who writes a token has a block for it
+11    H   no block is written that others read, or that a transfer holds
+12    HD  every block comes back, after aborts in every state and in the middle of transfers too
+13    HD  nobody is preempted and scheduled at once; who was preempted holds no device blocks
+14    HD  nobody is preempted without need
+15    D   the declared victim is preempted
+16    H   nobody is admitted in a step that preempted, unless for whom it did
+17    H   the adapters of a step are no more than may be
+18    H   what can never fit is refused when it comes
+19    H   with work and room for it, no three steps idle
+20    HD  all work ends within as many steps as its tokens explain
+21    D   who waited ``max_wait_s`` is served next
+22    HD  preemptions come to rest
+23    D   the declared order of arrival is kept
+24    D   the declared priorities are kept
+25    D   the declared fairness is bounded
+26    D   the same work gives the same plans
+27    HD  no text depends on the policy
+28    D   plans do not depend on what texts will be
+29    H   rejected drafts count as not computed; drafts have blocks
+30    H   cached tokens are whole blocks that somebody of the same salt and adapter computed; one token is left
+31    HD  a bucket holds its pass
+32    HD  aborts may be repeated; nothing comes after the end
+33    H   times are in order
+34    H   who waits for a transfer holds its blocks and does not run; what failed is computed again and never found
+35    H   a paused engine plans nothing, and goes on without a loss
+==== ==== ===================================================================================================================
+
+What padding costs (31) is the business of bucketing strategies, and whether a client reads (a stall) that of the doors: neither
+reaches the scheduler.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestRefusedError
-from trencadis.interfaces import PendingStep, SchedulingPolicy
+from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_plan_rules
+from trencadis_testing.scheduling_declared import DeclaredBehaviour
 from trencadis_testing.workloads import Arrival, arrivals, serve
 
 __all__ = ["SchedulingConformance"]
@@ -54,21 +100,21 @@ class _Recorder(FakeExecutor):
         assert self.faults == []
 
 
-class SchedulingConformance:
+class SchedulingConformance(DeclaredBehaviour):
     """What every scheduling policy must keep. Override :meth:`make`; set ``may_refuse`` if ``admit`` refuses.
 
+    ``declares`` says what else the policy promises, and holds it to that: ``arrival_order``, ``priority_order``, ``fairness``;
+    ``counts_tokens`` that it has constants in tokens, such as quanta or times per token.
     ``num_histories`` random histories of up to ``num_rules`` events run too, the same ones every time; they take hypothesis, without
     which they are skipped.
     """
 
+    declares: ClassVar[frozenset[str]] = frozenset()
+    counts_tokens = False
     may_refuse = False
     max_steps = 4000
     num_histories = 60
     num_rules = 40
-
-    def make(self) -> SchedulingPolicy:
-        """Return a fresh policy."""
-        raise NotImplementedError(f"{type(self).__name__} needs make = YourPolicy, or a method make(self)")
 
     # --------------------------------------------------------------------------------------------------- tests
 
@@ -174,7 +220,7 @@ class SchedulingConformance:
         assert engine.totals.num_preempted <= 4 * 8, f"22: {engine.totals.num_preempted} preemptions of 8 sequences"
 
     def test_any_history_keeps_the_invariants(self) -> None:
-        """1-13, 16, 18, 20, 22, 26, 27, 29-33: arrivals, aborts, time and a cache that shrinks, in any order."""
+        """All that are marked H: arrivals, aborts, transfers, drafts, pauses, time and a cache that shrinks, in any order."""
         pytest.importorskip("hypothesis")
         from trencadis_testing.scheduling_machine import run_histories
 

@@ -42,6 +42,11 @@ class TestFakeThatCannotEmbed(BackendConformance):
         return FakeBackend(embedding_size=0)
 
 
+class TestFakeThatDoesNotSwap(BackendConformance):
+    def make(self):
+        return FakeBackend(swaps_blocks=False)
+
+
 class ForgetsTableWrites(FakeBackend):
     """Every sequence lives in the same blocks."""
 
@@ -132,6 +137,46 @@ class CopiesOneAfterTheOther(FakeBackend):
     def copy_blocks(self, *, sources, targets):
         for pair in zip(sources[:, None], targets[:, None], strict=True):
             super().copy_blocks(sources=pair[0], targets=pair[1])
+
+
+class SwapsNothingIn(FakeBackend):
+    def swap_blocks(self, *, outs, ins):
+        super().swap_blocks(outs=outs, ins=attrs.evolve(ins, sources=ins.sources[:0], targets=ins.targets[:0]))
+
+
+class SwapsBeforeTheBatchInFlight(FakeBackend):
+    """Reads the cache as it is when it is called."""
+
+    def swap_blocks(self, *, outs, ins):
+        queue, self._queue = self._queue, type(self._queue)()
+        super().swap_blocks(outs=outs, ins=ins)
+        self._queue = queue
+
+
+class SwapsInFirst(FakeBackend):
+    def swap_blocks(self, *, outs, ins):
+        none = attrs.evolve(outs, sources=outs.sources[:0], targets=outs.targets[:0])
+        super().swap_blocks(outs=none, ins=ins)
+        super().swap_blocks(outs=outs, ins=none)
+
+
+class SwapsTheFirstBlockOnly(FakeBackend):
+    def swap_blocks(self, *, outs, ins):
+        super().swap_blocks(outs=attrs.evolve(outs, sources=outs.sources[:1], targets=outs.targets[:1]), ins=ins)
+
+
+class CannotSwapNothing(FakeBackend):
+    def swap_blocks(self, *, outs, ins):
+        outs.sources.max(initial=ins.sources[0] if len(ins) else outs.sources[0])
+        super().swap_blocks(outs=outs, ins=ins)
+
+
+class SwapsAlthoughItSaysNo(FakeBackend):
+    def __init__(self):
+        super().__init__(swaps_blocks=False)
+
+    def swap_blocks(self, *, outs, ins):
+        pass
 
 
 class PreparesInTheCache(FakeBackend):
@@ -233,6 +278,12 @@ class HasNoLength(FakeBackend):
         (ForgetsSampledTokens, "test_step_may_be_submitted_before_the_last_one_is_known"),
         (CopiesNothing, "test_copied_blocks_read_as_the_originals"),
         (CopiesOneAfterTheOther, "test_blocks_can_change_places"),
+        (SwapsNothingIn, "test_swapped_blocks_come_back_as_they_were"),
+        (SwapsTheFirstBlockOnly, "test_swapped_blocks_come_back_as_they_were"),
+        (SwapsBeforeTheBatchInFlight, "test_swap_is_in_order_with_batches"),
+        (SwapsInFirst, "test_blocks_go_out_before_others_come_in"),
+        (CannotSwapNothing, "test_nothing_to_swap_changes_nothing"),
+        (SwapsAlthoughItSaysNo, "test_nothing_to_swap_changes_nothing"),
         (PreparesInTheCache, "test_prepare_leaves_no_trace"),
         (PreparesMoreThanItWasAsked, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),
         (CountsItsWarmUpBackwards, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),

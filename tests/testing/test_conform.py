@@ -81,6 +81,22 @@ def test_suites_run_against_classes_without_any_test_file(here):
         assert node in run.stdout
 
 
+def test_scheduling_and_eviction_have_options_of_their_own(here):
+    only = ("-k", "forgotten or gives_the_same_plans", "-rA")
+    run = conform(here, more=("--scheduling=mine:Picky,suite.may_refuse=true", "--eviction", "mine:Oldest", *only))
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr
+    for node in (
+        "PASSED scheduling=mine:Picky,suite.may_refuse=true::SchedulingConformance::test_same_work_gives_the_same_plans",
+        "PASSED eviction=mine:Oldest::EvictionConformance::test_forgotten_blocks_are_no_candidates[2]",
+    ):
+        assert node in run.stdout
+
+
+def test_what_a_policy_declares_can_be_said_on_the_command_line():
+    suite = suite_class(parse("scheduling=fcfs,suite.declares=arrival_order+fairness"))
+    assert suite.declares == {"arrival_order", "fairness"}
+
+
 def test_failure_names_the_class_and_the_test_and_the_run_fails(here):
     run = conform(here, "eviction=mine:Oldest,loses=true", more=("-k", "forgotten"))
     assert run.returncode == 1
@@ -177,7 +193,7 @@ def test_target_that_cannot_be_used_is_refused(here, monkeypatch, value, message
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("scheduling=fcfs,suite.may=1", "It has: may_refuse, max_steps"),
+        ("scheduling=fcfs,suite.may=1", "It has: declares, counts_tokens, may_refuse, max_steps"),
         ("scheduling=fcfs,suite.max_steps=many", "must be a whole number"),
         ("scheduling=fcfs,suite.may_refuse=perhaps", "must be true or false"),
         ("scheduling=fcfs,limt=3", "no such flag"),

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from trencadis.errors import BackendError, StepFailedError
-from trencadis.interfaces import Executor
+from trencadis.interfaces import BlockCopies, Executor
 from trencadis.records import MemoryReport, WarmUpReport
 from trencadis_testing import executor as suite_module
 from trencadis_testing.executor import ExecutorConformance
+from trencadis_testing.fake_executor import FakeExecutor
 
 
 class Step:
@@ -35,7 +36,7 @@ class OneThread(Executor):
 
     def __init__(self):
         self.thread = ThreadPoolExecutor(1)
-        self.backend = self.connector = None
+        self.backend = self.connector = self.ins = None
 
     def call(self, function, *args, **kwargs):
         return self.thread.submit(function, *args, **kwargs).result()
@@ -67,6 +68,9 @@ class OneThread(Executor):
         if self.connector is None:
             return self.backend.submit(batch), None
         self.contained(self.connector.begin_step, batch.connector_message)
+        if self.ins is not None:
+            self.backend.swap_blocks(outs=BlockCopies.none(), ins=self.ins)
+            self.ins = None
         pending = self.backend.submit(batch)
         self.contained(self.connector.end_step)
         return pending, self.contained(self.connector.poll)
@@ -79,6 +83,11 @@ class OneThread(Executor):
 
     def copy_blocks(self, *, sources, targets):
         self.call(self.backend.copy_blocks, sources=sources, targets=targets)
+
+    def swap_blocks(self, *, outs, ins):
+        if self.connector is not None:
+            self.ins, ins = ins, BlockCopies.none()
+        self.call(self.backend.swap_blocks, outs=outs, ins=ins)
 
     def embed(self, token_ids):
         return self.call(self.backend.embed, token_ids)
@@ -101,6 +110,29 @@ class WithoutEmbeddings(OneThread):
 
 class TestWithoutEmbeddings(ExecutorConformance):
     make = WithoutEmbeddings
+
+
+class WithoutSwaps(OneThread):
+    swap_blocks = Executor.swap_blocks
+
+
+class TestWithoutSwaps(ExecutorConformance):
+    make = WithoutSwaps
+
+
+class SwapsNothingBack(OneThread):
+    def swap_blocks(self, *, outs, ins):
+        super().swap_blocks(outs=outs, ins=attrs.evolve(ins, sources=ins.sources[:0], targets=ins.targets[:0]))
+
+
+class SwapsBeforeTheConnectorSaves(OneThread):
+    def swap_blocks(self, *, outs, ins):
+        self.call(self.backend.swap_blocks, outs=outs, ins=ins)
+
+
+class ForgetsWhetherSwapsFailed(OneThread):
+    def swap_blocks(self, *, outs, ins):
+        self.thread.submit(self.backend.swap_blocks, outs=outs, ins=ins)
 
 
 class CountsRanksFromOne(OneThread):
@@ -269,12 +301,15 @@ MUTANTS = {
     LosesTableWrites: "test_tokens_are_those_of_the_backend",
     LastComeFirstRun: "test_batches_run_in_the_order_in_which_they_were_submitted",
     CopiesFirst: "test_blocks_are_copied_in_order_with_batches",
+    SwapsNothingBack: "test_blocks_are_swapped_in_order_with_batches",
+    ForgetsWhetherSwapsFailed: "test_swap_that_fails_is_told_with_it_or_with_the_next_batch",
     RawErrors: "test_step_that_raises_fails_alone",
     EndsWithTheFirstError: "test_step_that_raises_fails_alone",
     OnlyTheOwnerWaits: "test_any_thread_may_wait",
     WaitsInSubmit: "test_submit_returns_although_the_backend_computes",
     ReportsBeforeThePasses: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
     NeverRegisters: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
+    SwapsBeforeTheConnectorSaves: "test_blocks_come_in_behind_the_connectors_begin_step",
     TrustsTheConnector: "test_a_connector_that_raises_costs_no_token",
     ForgetsAborted: "test_texts_of_a_whole_engine_are_right",
 }
@@ -294,6 +329,14 @@ def test_suite_fails_a_broken_executor(failures_of, mutant, test):
 
 def test_suite_passes_the_executor_that_the_mutants_break(failures_of):
     assert failures_of(ExecutorConformance, OneThread) == set()
+
+
+def test_fake_executor_has_the_same_order_of_swaps_and_connector():
+    class Suite(ExecutorConformance):
+        make = FakeExecutor
+
+    Suite().test_blocks_come_in_behind_the_connectors_begin_step()
+    Suite().test_blocks_are_swapped_in_order_with_batches()
 
 
 def test_every_test_of_the_suite_is_needed_by_a_mutant():

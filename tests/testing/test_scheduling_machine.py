@@ -6,15 +6,21 @@ import attrs
 import numpy as np
 import pytest
 
+from trencadis.engine.adapters import AdapterPlaces
 from trencadis.engine.admission import Admission
 from trencadis.engine.block_manager import BlockManager
+from trencadis.engine.committer import Committer
 from trencadis.engine.engine import Engine
 from trencadis.engine.giving_way import GivingWay
+from trencadis.engine.hashing import BlockHasher
+from trencadis.engine.intake import Intake
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
+from trencadis.engine.swapping import Swapping
+from trencadis.engine.transfers import Transfers
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis_testing.engines import ServeInOrder
-from trencadis_testing.scheduling_machine import run_histories
+from trencadis_testing.scheduling_machine import World, run_histories
 
 
 class Urgent(SchedulingPolicy):
@@ -113,7 +119,7 @@ def tells_of_the_end_twice(monkeypatch) -> None:
 
 
 def takes_what_can_never_fit(monkeypatch) -> None:
-    monkeypatch.setattr(Engine, "_check", lambda self, request: None)
+    monkeypatch.setattr(Intake, "check", lambda self, request: None)
 
 
 def starved_never_come_first(monkeypatch) -> None:
@@ -129,6 +135,198 @@ def schedules_who_gave_way(monkeypatch) -> None:
         return []
 
     monkeypatch.setattr(GivingWay, "make_way", forgets)
+
+
+def prompts_run_twice_in_a_step(monkeypatch) -> None:
+    continue_prefills = Scheduler._continue_prefills
+
+    def twice(self, view, prefills, token_budget, slots, counts):
+        continue_prefills(self, view, prefills, token_budget, slots, counts)
+        slots += slots[1:]
+        counts += counts[1:]
+
+    monkeypatch.setattr(Scheduler, "_continue_prefills", twice)
+
+
+def a_chunk_skips_a_token(monkeypatch) -> None:
+    plan = Scheduler.plan
+
+    def skips(self, *args):
+        made = plan(self, *args)
+        if made is not None and not made.samples.all():
+            self._state.table.num_computed_tokens[made.slots[~made.samples]] += 1
+        return made
+
+    monkeypatch.setattr(Scheduler, "plan", skips)
+
+
+def samples_in_the_middle_of_a_prompt(monkeypatch) -> None:
+    plan = Scheduler.plan
+
+    def samples(self, *args):
+        made = plan(self, *args)
+        return made if made is None else attrs.evolve(made, samples=np.ones(len(made.slots), np.bool_))
+
+    monkeypatch.setattr(Scheduler, "plan", samples)
+
+
+def preempts_without_need(monkeypatch) -> None:
+    allocate = Scheduler._allocate
+
+    def greedy(self, view, decodes, lengths):
+        if len(decodes) > 2:
+            self._make_room(view)
+            stays = np.isin(decodes, self._state.running)
+            decodes, lengths = decodes[stays], lengths[stays]
+        return allocate(self, view, decodes, lengths)
+
+    monkeypatch.setattr(Scheduler, "_allocate", greedy)
+
+
+def idles_now_and_then(monkeypatch) -> None:
+    plan = Scheduler.plan
+
+    def lazy(self, *args):
+        self._calls = getattr(self, "_calls", 0) + 1
+        return None if self._calls % 9 > 4 else plan(self, *args)
+
+    monkeypatch.setattr(Scheduler, "plan", lazy)
+    monkeypatch.setattr(Engine, "_watch_progress", lambda self: None)
+
+
+def plans_in_a_pause(monkeypatch) -> None:
+    monkeypatch.setattr(Engine, "is_paused", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+def one_adapter_too_many(monkeypatch) -> None:
+    monkeypatch.setattr(AdapterPlaces, "has_turn", lambda self, slot: True)
+
+
+def equal_hashes_for_every_salt(monkeypatch) -> None:
+    root = BlockHasher.root
+    monkeypatch.setattr(BlockHasher, "root", lambda self, salt, adapter="": root(self, "", adapter))
+
+
+def equal_hashes_for_every_adapter(monkeypatch) -> None:
+    root = BlockHasher.root
+    monkeypatch.setattr(BlockHasher, "root", lambda self, salt, adapter="": root(self, salt))
+
+
+def rejected_drafts_count_as_computed(monkeypatch) -> None:
+    accept = Committer._accept_drafts
+
+    def careless(self, plan, output, emits):
+        accepted = accept(self, plan, output, emits)
+        drafted = plan.slots[emits & (plan.drafts.num_drafts > 0)]
+        table = self._state.table
+        table.num_computed_tokens[drafted] = table.num_known_tokens[drafted]
+        return accepted
+
+    monkeypatch.setattr(Committer, "_accept_drafts", careless)
+
+
+def a_swapped_block_is_not_copied_back(monkeypatch) -> None:
+    flush = Swapping.flush
+
+    def loses(self):
+        self._push(*(one.host[:1] for one in self._ins))
+        self._ins = [attrs.evolve(one, device=one.device[1:], host=one.host[1:]) for one in self._ins]
+        flush(self)
+
+    monkeypatch.setattr(Swapping, "flush", loses)
+
+
+def host_blocks_of_the_ended_stay_taken(monkeypatch) -> None:
+    def forget(self, sequence):
+        if sequence.host_blocks is not None:
+            sequence.host_blocks = None
+            self.num_swapped -= 1
+
+    monkeypatch.setattr(Swapping, "forget", forget)
+
+
+def failed_loads_count_as_loaded(monkeypatch) -> None:
+    unpark = Transfers._unpark
+    monkeypatch.setattr(
+        Transfers,
+        "_unpark",
+        lambda self, ticket, state, *, num_valid_tokens: unpark(self, ticket, state, num_valid_tokens=None),
+    )
+
+
+def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:
+    cancel = Transfers.cancel
+
+    def hasty(self, sequence, blocks, *, now_s):
+        ticket = sequence.ticket
+        cancel(self, sequence, blocks, now_s=now_s)
+        blocks.release(self._held.pop(ticket), now_s=now_s)
+
+    monkeypatch.setattr(Transfers, "cancel", hasty)
+
+
+def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
+    park = Transfers.park
+
+    def eager(self, sequence, ticket, **more):
+        park(self, sequence, ticket, **more)
+        self._hasty.append(ticket)
+
+    begin = Admission.begin
+
+    def unparks(self, *args):
+        for ticket in self._state.transfers._hasty:
+            if ticket in self._state.transfers._parked:
+                self._state.transfers._unpark(ticket, self._state, num_valid_tokens=None)
+        self._state.transfers._hasty.clear()
+        begin(self, *args)
+
+    monkeypatch.setattr(Transfers, "_hasty", [], raising=False)
+    monkeypatch.setattr(Transfers, "park", eager)
+    monkeypatch.setattr(Admission, "begin", unparks)
+
+
+def ends_of_the_unknown(monkeypatch) -> None:
+    abort = Engine.abort
+    monkeypatch.setattr(Engine, "abort", lambda self, name: abort(self, name) or "gone already")
+
+
+def first_token_after_the_end(monkeypatch) -> None:
+    finish = EngineState.finish
+
+    def late(self, *args, **more):
+        end = finish(self, *args, **more)
+        return attrs.evolve(end, first_token_s=end.finish_s + 1.0)
+
+    monkeypatch.setattr(EngineState, "finish", late)
+
+
+FAULTS_BY_NUMBER = [
+    (prompts_run_twice_in_a_step, "4: |8: "),
+    (a_chunk_skips_a_token, "7: "),
+    (samples_in_the_middle_of_a_prompt, "6, 8: "),
+    (preempts_without_need, "14: "),
+    (idles_now_and_then, "19: "),
+    (plans_in_a_pause, "35: "),
+    (one_adapter_too_many, "17: "),
+    (equal_hashes_for_every_salt, "30: "),
+    (equal_hashes_for_every_adapter, "27: |30: "),
+    (rejected_drafts_count_as_computed, "29: "),
+    (a_swapped_block_is_not_copied_back, "27: "),
+    (host_blocks_of_the_ended_stay_taken, "13: "),
+    (failed_loads_count_as_loaded, "27: "),
+    (blocks_of_a_cancelled_load_are_free_at_once, "9: |11: |27: "),
+    (runs_before_its_blocks_are_loaded, "27: "),
+    (ends_of_the_unknown, "32: "),
+    (first_token_after_the_end, "33: "),
+]
+
+
+@pytest.mark.parametrize(("fault", "number"), FAULTS_BY_NUMBER, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_fault_in_the_engine_is_found_by_the_invariant_that_it_breaks(monkeypatch, fault, number) -> None:
+    fault(monkeypatch)
+    with pytest.raises(Exception, match=number):
+        run_histories(ServeInOrder, may_refuse=False, num_histories=60, num_rules=40)
 
 
 FAULTS = [
@@ -155,3 +353,20 @@ def test_who_gave_way_and_is_not_in_the_plan_is_missed(monkeypatch) -> None:
     schedules_who_gave_way(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017, PT011
         histories(Urgent)
+
+
+def test_a_few_histories_meet_every_feature_and_sixty_every_pair_of_them() -> None:
+    def features(world: World) -> set[str]:
+        found = {f"{name} {value}" for name, value in world.sizes.items()} | {world.layout}
+        return found | ({"drafts"} if world.has_drafts else set()) | ({"transfers"} if world.transfers else set())
+
+    worlds = [features(World.numbered(number)) for number in range(60)]
+    wanted = ["preemption swap", "preemption recompute", "drafts", "transfers", "padded", "ragged"]
+    wanted += ["async_scheduling True", "async_scheduling False", "prefix_caching True", "max_loras 1"]
+    assert set(wanted) <= set().union(*worlds[:8])
+    impossible = {"drafts", "transfers"}, {"ragged", "padded"}
+    for one in wanted:
+        for other in wanted:
+            is_possible = {one, other} not in impossible and (one == other or one.split()[0] != other.split()[0])
+            assert not is_possible or any({one, other} <= world for world in worlds), (one, other)
+    assert World.numbered(7) == World.numbered(7)

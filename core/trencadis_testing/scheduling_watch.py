@@ -1,0 +1,142 @@
+"""What histories of an engine look at while it plans and while it submits: each plan, each batch, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trencadis.interfaces import PendingStep
+from trencadis.records import Batch, Plan, StepOutput
+from trencadis_testing.fake_executor import FakeExecutor
+from trencadis_testing.fakes import FakeBackend
+from trencadis_testing.invariants import broken_plan_rules, transfer_blocks
+
+if TYPE_CHECKING:
+    from trencadis.engine.engine import Engine
+
+__all__ = ["PlanWatch", "StepWatch"]
+
+
+class PlanWatch:
+    """Records every plan of an engine, and looks at the state right before and right after each.
+
+    Args:
+        engine: Watched from now on.
+        max_drafts: The most drafts of a sequence in a step.
+        max_loras: The most different adapters of those that run.
+
+    Attributes:
+        faults: What was wrong, in words.
+    """
+
+    def __init__(self, engine: Engine, *, max_drafts: int, max_loras: int) -> None:
+        self.faults: list[str] = []
+        self._plans: list[Plan] = []
+        self._state = engine._state  # noqa: SLF001 - shadow accounting looks inside
+        self._policy = engine._policy  # noqa: SLF001
+        self._most, self._max_loras = 1 + max_drafts, max_loras
+        scheduler = engine._scheduler  # noqa: SLF001
+        plan_of = scheduler.plan
+
+        def plan(*args: Any, **kwargs: Any) -> Plan | None:
+            before = set(self._state.running.tolist())
+            could_lack = self._most_missing() > self._state.blocks.num_available
+            made = plan_of(*args, **kwargs)
+            if made is not None:
+                self._plans.append(made)
+                self._look(made, before, could_lack=could_lack)
+            return made
+
+        scheduler.plan = plan  # type: ignore[method-assign]
+
+    def take(self) -> list[Plan]:
+        """Return the plans since the last call."""
+        plans, self._plans = self._plans, []
+        return plans
+
+    def _most_missing(self) -> int:
+        """Return the most blocks that all running sequences together can lack for one more token each, and its drafts."""
+        state, table = self._state, self._state.table
+        running = state.running
+        ends = np.minimum(table.num_computed_tokens[running] + self._most, table.max_total_tokens[running] + 1)
+        return int(np.maximum(-(-ends // state.block_size) - table.num_blocks[running], 0).sum())
+
+    def _look(self, plan: Plan, before: set[int], *, could_lack: bool) -> None:
+        preempted, scheduled = plan.preempted.tolist(), set(plan.slots.tolist())
+        if preempted and not could_lack and not self._policy.preempts:
+            self.faults.append(f"14: {preempted} were preempted, and there are blocks for all that run")
+        if set(preempted) - before:
+            self.faults.append(f"3: {sorted(set(preempted) - before)} did not run and were preempted")
+        if scheduled - set(self._state.running.tolist()):
+            self.faults.append("5: a sequence is scheduled that does not run")
+        running = self._state.running.tolist()
+        adapters = {self._state.table.sequence(slot).request.adapter for slot in running} - {""}
+        if len(adapters) > self._max_loras:
+            self.faults.append(f"17: adapters {sorted(adapters)} run, {self._max_loras} may")
+        parked = {sequence.slot for sequence in self._state.transfers._parked.values()}  # noqa: SLF001
+        if scheduled & parked:
+            self.faults.append(f"34: {sorted(scheduled & parked)} wait for a transfer and are scheduled")
+
+
+class StepWatch(FakeExecutor):
+    """Checks every batch when it is submitted, and keeps how many tokens each step emitted.
+
+    Args:
+        backend: Runs the batches.
+        token_budget: Of a step.
+        max_num_seqs: Rows.
+
+    Attributes:
+        faults: What was wrong, in words.
+        state: The engine's state; set before the first step.
+    """
+
+    def __init__(self, backend: FakeBackend, *, token_budget: int, max_num_seqs: int) -> None:
+        super().__init__(backend)
+        self.faults: list[str] = []
+        self.state: Any = None
+        self._sizes = {"token_budget": token_budget, "max_num_seqs": max_num_seqs}
+        self._outputs: list[tuple[int, Sequence[int]]] = []
+
+    def submit(self, batch: Batch) -> PendingStep:
+        """Check, and pass on."""
+        self.faults += broken_plan_rules(batch, **self._sizes)
+        borrowed = transfer_blocks(self.state)
+        for one in batch.passes:
+            for row, start, length in zip(one.rows.tolist(), one.starts.tolist(), one.query_lens.tolist(), strict=True):
+                self._check_writes(row, start, start + length, borrowed)
+        return _Watched(super().submit(batch), batch.step, self._outputs)
+
+    def take_outputs(self) -> list[tuple[int, Sequence[int]]]:
+        """Return the steps that were waited for since the last call, each with the tokens emitted for each of its entries."""
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return outputs
+
+    def _check_writes(self, row: int, start: int, end: int, borrowed: set[int]) -> None:
+        size = self.state.block_size
+        slot = next((slot for slot in self.state.running.tolist() if self.state.table.row[slot] == row), None)
+        if slot is None or end > self.state.table.num_blocks[slot] * size:
+            self.faults.append(f"10: row {row} writes tokens {start} to {end}, and not all have a block")
+            return
+        blocks = self.state.rows.block_tables[row, start // size : -(-end // size)]
+        if (self.state.blocks.ref_counts[blocks] != 1).any():
+            self.faults.append(f"11: row {row} writes tokens {start} to {end} into shared blocks")
+        if borrowed & set(blocks.tolist()):
+            self.faults.append(f"11: row {row} writes tokens {start} to {end} into blocks that a transfer holds")
+
+
+class _Watched:
+    """A step whose output is noted when it is waited for."""
+
+    def __init__(self, pending: PendingStep, step: int, outputs: list[tuple[int, Sequence[int]]]) -> None:
+        self._pending = pending
+        self._step = step
+        self._outputs = outputs
+
+    def wait(self) -> StepOutput:
+        output = self._pending.wait()
+        self._outputs.append((self._step, output.num_emitted.tolist()))
+        return output
