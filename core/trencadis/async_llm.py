@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Any, Self
 
 from trencadis.config import Config
 from trencadis.errors import BackendError
 from trencadis.front import Prompt, configure
-from trencadis.front.commands import AskMetrics, Embed, Submission
+from trencadis.front.commands import Ask, AskMetrics, Embed, Submission
 from trencadis.front.output_stream import OutputStream
-from trencadis.records import Embedding, ModelFacts, RequestOutput, SamplingParams
+from trencadis.records import Embedding, ModelFacts, RequestOutput, RequestTerms, SamplingParams
 from trencadis.registry import Registry
+from trencadis.registry.switching import change_table
 from trencadis.remote import open_runner
 from trencadis.text import Message, Tokenizer, encode_chat
 
@@ -40,7 +42,6 @@ class AsyncLLM:
         tokenizer: Of the model; may be used from any thread.
         model: What was loaded.
         max_model_len: Longest sequence, prompt and output, tokens.
-        plan_hash: Hash of the resolved plugins, versions and options.
 
     Raises:
         ConfigError: The configuration cannot be used.
@@ -72,7 +73,11 @@ class AsyncLLM:
         self.tokenizer: Tokenizer = frontend.tokenizer
         self.model: ModelFacts = frontend.engine.model
         self.max_model_len: int = frontend.engine.max_model_len
-        self.plan_hash: str = frontend.engine.plan_hash
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the resolved plugins, versions and options; changes with the scheduling policy."""
+        return self._runner.frontend.engine.plan_hash
 
     @property
     def is_alive(self) -> bool:
@@ -98,6 +103,10 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str | None = None,
+        weight: float | None = None,
+        ttft_target_s: float = math.inf,
+        tpot_target_s: float = math.inf,
+        adapter: str = "",
         streams: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Continue a prompt and yield its output when it has grown; the last one is ``finished``.
@@ -112,6 +121,10 @@ class AsyncLLM:
             priority: Smaller is more urgent, for policies that look at it.
             tenant: Who asks; policies may share fairly between them.
             cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
+            weight: Share of the tenant, above 0, for policies that share fairly; None: as configured.
+            ttft_target_s: Seconds within which the first token is wanted, for policies that look at it; infinity: none.
+            tpot_target_s: Seconds from token to token that are wanted at most; infinity: none.
+            adapter: Name of a LoRA adapter; empty for the model itself.
             streams: False: only the finished output is wanted.
 
         Raises:
@@ -124,9 +137,15 @@ class AsyncLLM:
             prompt=prompt,
             params=sampling_params or SamplingParams(),
             request_id=request_id,
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
+            terms=RequestTerms(
+                priority=priority,
+                tenant=tenant,
+                cache_salt=cache_salt,
+                weight=weight,
+                ttft_target_s=ttft_target_s,
+                tpot_target_s=tpot_target_s,
+                adapter=adapter,
+            ),
             streams=streams,
             stream=stream,
         )
@@ -134,10 +153,10 @@ class AsyncLLM:
         is_finished = False
         try:
             while not is_finished:
-                output = stream.take()
-                if output is None:
+                if stream.is_empty:
                     await stream.news()
-                else:
+                output = stream.take()
+                if output is not None:
                     is_finished = output.finished
                     yield output
         finally:
@@ -154,6 +173,10 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str | None = None,
+        weight: float | None = None,
+        ttft_target_s: float = math.inf,
+        tpot_target_s: float = math.inf,
+        adapter: str = "",
         streams: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; yields as :meth:`generate` does.
@@ -166,6 +189,10 @@ class AsyncLLM:
             priority: As of :meth:`generate`.
             tenant: As of :meth:`generate`.
             cache_salt: As of :meth:`generate`.
+            weight: As of :meth:`generate`.
+            ttft_target_s: As of :meth:`generate`.
+            tpot_target_s: As of :meth:`generate`.
+            adapter: As of :meth:`generate`.
             streams: As of :meth:`generate`.
 
         Raises:
@@ -179,6 +206,10 @@ class AsyncLLM:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            weight=weight,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            adapter=adapter,
             streams=streams,
         )
 
@@ -216,9 +247,85 @@ class AsyncLLM:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
         except TimeoutError:
-            raise BackendError(
-                f"the engine did not answer within {timeout_s:g} s.", hint="It may be in a long step; ask again."
-            ) from None
+            raise _silent(timeout_s) from None
+
+    async def set_scheduling(
+        self,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        shadow: str | EllipsisType | None = ...,
+    ) -> dict[str, Any]:
+        """Put another scheduling policy in force, or another shadow beside it, between two steps; no request is lost.
+
+        The new policy is told of every live request. Its fallback stays the configured one, and an engine that is opened again has
+        the configured policy.
+
+        Args:
+            name: The policy; None: the present one.
+            options: Keys of its table that differ from the configuration; None: none, or the present ones if ``name`` is None, too.
+            shadow: A policy to ask beside it; None: none; left out: the present one stays.
+
+        Returns:
+            What :meth:`scheduling` returns, and ``previous``: ``policy``, ``component`` and ``plan_hash`` as they were.
+
+        Raises:
+            ConfigError: No such policy, or an option that its table does not have; in the words of a wrong config file.
+            PluginError: It cannot be built. In both cases nothing has changed.
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        return await self.change_scheduling(change_table(name, options, shadow))
+
+    async def change_scheduling(self, table: Mapping[str, Any], *, source: str = "set_scheduling") -> dict[str, Any]:
+        """Change scheduling as :meth:`set_scheduling` does, by a table of its arguments.
+
+        Args:
+            table: ``name``, ``options`` and ``shadow``, each optional.
+            source: Who asks, for messages.
+
+        Raises:
+            TrencadisError: As of :meth:`set_scheduling`.
+        """
+        return await self._ask("set_scheduling", table=dict(table), source=source)
+
+    async def scheduling(self) -> dict[str, Any]:
+        """Return which policy schedules.
+
+        Returns:
+            ``policy``, ``component`` (its fallback, once it failed), ``options``, ``configured``, ``fallback``, ``quarantined``,
+            ``shadow`` and ``plan_hash``.
+
+        Raises:
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        return await self._ask("scheduling")
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """Return why a request was or was not scheduled in each of the last ``engine.explain_steps`` steps.
+
+        Args:
+            request_id: As given to :meth:`generate`; it may have ended.
+
+        Returns:
+            ``oldest_step`` and ``newest_step`` of the record, and ``requests``: the fields of
+            :class:`trencadis.records.Explanation` for each of its completions.
+
+        Raises:
+            InvalidRequestError: It was never seen, or the record does not reach back to it.
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        return await self._ask("explain", request_id=request_id)
+
+    async def _ask(self, question: str, *, timeout_s: float = 10.0, **arguments: Any) -> dict[str, Any]:
+        command = Ask(question=question, arguments=arguments)
+        self._runner.send(command)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
+        except TimeoutError:
+            raise _silent(timeout_s) from None
 
     def abort(self, request_id: str) -> None:
         """End a request from anywhere; whoever reads it gets what there is, with ``FinishReason.ABORT``.
@@ -238,3 +345,9 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _silent(timeout_s: float) -> BackendError:
+    return BackendError(
+        f"the engine did not answer within {timeout_s:g} s.", hint="It may be in a long step; ask again."
+    )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Any, Self
 
 from trencadis.config import Config
 from trencadis.errors import RequestError
 from trencadis.front import ClientRequest, Frontend, Prompt, as_list, configure, is_single, per_prompt
+from trencadis.front.terms import terms_per_prompt
 from trencadis.progress import track
-from trencadis.records import Embedding, ModelFacts, RequestOutput, SamplingParams
+from trencadis.records import Embedding, ModelFacts, RequestOutput, RequestTerms, SamplingParams
 from trencadis.registry import Registry
+from trencadis.registry.switching import change_table
 from trencadis.remote import open_placed_frontend
 from trencadis.text import Message, Tokenizer, encode_chat
 
@@ -38,7 +41,6 @@ class LLM:
         tokenizer: Of the model.
         model: What was loaded.
         max_model_len: Longest sequence, prompt and output, tokens.
-        plan_hash: Hash of the resolved plugins, versions and options.
 
     Raises:
         ConfigError: The configuration cannot be used.
@@ -71,7 +73,11 @@ class LLM:
         self.tokenizer: Tokenizer = frontend.tokenizer
         self.model: ModelFacts = frontend.engine.model
         self.max_model_len: int = frontend.engine.max_model_len
-        self.plan_hash: str = frontend.engine.plan_hash
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the resolved plugins, versions and options; changes with the scheduling policy."""
+        return self._frontend.engine.plan_hash
 
     # ------------------------------------------------------------------------------------------------- generate
 
@@ -82,6 +88,11 @@ class LLM:
         *,
         priorities: int | Sequence[int] | None = None,
         tenants: str | Sequence[str] | None = None,
+        cache_salts: str | Sequence[str] | None = None,
+        weights: float | Sequence[float] | None = None,
+        ttft_targets_s: float | Sequence[float] | None = None,
+        tpot_targets_s: float | Sequence[float] | None = None,
+        adapters: str | Sequence[str] | None = None,
         use_progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts and return when all are done.
@@ -93,6 +104,11 @@ class LLM:
             sampling_params: For all, or one for each prompt; the defaults of ``SamplingParams`` if None.
             priorities: For all, or one for each; smaller is more urgent, for policies that look at it.
             tenants: For all, or one for each; policies may share fairly between them.
+            cache_salts: For all, or one for each: prefix-cache blocks are shared only where they are equal; None: the tenant.
+            weights: For all, or one for each, above 0: shares for policies that share fairly; None: as configured.
+            ttft_targets_s: For all, or one for each: seconds within which the first token is wanted; None: no target.
+            tpot_targets_s: For all, or one for each: seconds from token to token that are wanted at most; None: no target.
+            adapters: For all, or one for each: names of LoRA adapters; empty for the model itself.
             use_progress: Draw a progress bar; None: on a terminal.
 
         Returns:
@@ -104,12 +120,20 @@ class LLM:
         """
         listed = as_list(prompts)
         params = per_prompt(sampling_params, len(listed), name="sampling_params", default=SamplingParams())
-        urgencies = per_prompt(priorities, len(listed), name="priorities", default=0)
-        owners = per_prompt(tenants, len(listed), name="tenants", default="")
+        terms = terms_per_prompt(
+            len(listed),
+            priority=priorities,
+            tenant=tenants,
+            cache_salt=cache_salts,
+            weight=weights,
+            ttft_target_s=ttft_targets_s,
+            tpot_target_s=tpot_targets_s,
+            adapter=adapters,
+        )
         clients: list[ClientRequest] = []
         try:
-            for prompt, one_params, priority, tenant in zip(listed, params, urgencies, owners, strict=True):
-                clients.append(self._submit(prompt, one_params, priority=priority, tenant=tenant))
+            for prompt, one_params, arguments in zip(listed, params, terms, strict=True):
+                clients.append(self._submit(prompt, one_params, RequestTerms(**arguments)))
         except RequestError as error:
             self._abort(clients)
             if is_single(prompts):
@@ -153,6 +177,11 @@ class LLM:
         *,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str | None = None,
+        weight: float | None = None,
+        ttft_target_s: float = math.inf,
+        tpot_target_s: float = math.inf,
+        adapter: str = "",
     ) -> Iterator[RequestOutput]:
         """Continue one prompt and yield its output each time it has grown; the last one is ``finished``.
 
@@ -163,13 +192,25 @@ class LLM:
             sampling_params: The defaults of ``SamplingParams`` if None.
             priority: Smaller is more urgent, for policies that look at it.
             tenant: Who asks.
+            cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
+            weight: Share of the tenant, above 0, for policies that share fairly; None: as configured.
+            ttft_target_s: Seconds within which the first token is wanted; infinity: no target.
+            tpot_target_s: Seconds from token to token that are wanted at most; infinity: no target.
+            adapter: Name of a LoRA adapter; empty for the model itself.
 
         Raises:
             RequestError: The prompt cannot be served.
         """
-        client = self._submit(
-            prompt, sampling_params or SamplingParams(), priority=priority, tenant=tenant, streams=True
+        terms = RequestTerms(
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            weight=weight,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            adapter=adapter,
         )
+        client = self._submit(prompt, sampling_params or SamplingParams(), terms, streams=True)
         return _Stream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)
 
     def stream_chat(
@@ -215,6 +256,38 @@ class LLM:
             self._frontend.drop_embeddings(request_id)
         return future.result()
 
+    # ----------------------------------------------------------------------------------------------- scheduling
+
+    def set_scheduling(
+        self,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        shadow: str | EllipsisType | None = ...,
+    ) -> dict[str, Any]:
+        """Put another scheduling policy in force, also between two outputs of :meth:`stream`; see ``AsyncLLM.set_scheduling``.
+
+        Raises:
+            ConfigError: No such policy, or an option that its table does not have.
+            PluginError: It cannot be built. In both cases nothing has changed.
+        """
+        return self._frontend.ask("set_scheduling", table=change_table(name, options, shadow), source="set_scheduling")
+
+    def scheduling(self) -> dict[str, Any]:
+        """Return which policy schedules; see ``AsyncLLM.scheduling``."""
+        return self._frontend.ask("scheduling")
+
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """Return why a request was or was not scheduled in each of the last steps; see ``AsyncLLM.explain``.
+
+        Args:
+            request_id: ``"0"`` for the first prompt that this object was given, and so on.
+
+        Raises:
+            InvalidRequestError: It was never seen, or the record does not reach back to it.
+        """
+        return self._frontend.ask("explain", request_id=request_id)
+
     # -------------------------------------------------------------------------------------------------- closing
 
     def close(self) -> None:
@@ -232,13 +305,11 @@ class LLM:
     # ------------------------------------------------------------------------------------------------- innards
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int, tenant: str, streams: bool = False
+        self, prompt: Prompt, params: SamplingParams, terms: RequestTerms, *, streams: bool = False
     ) -> ClientRequest:
         # Numbers in order, so that unseeded requests draw the same in every run of the same program.
         request_id = str(self._num_requests)
-        client = self._frontend.submit(
-            prompt, params, request_id=request_id, priority=priority, tenant=tenant, streams=streams
-        )
+        client = self._frontend.submit(prompt, params, request_id=request_id, terms=terms, streams=streams)
         self._num_requests += 1
         return client
 

@@ -9,8 +9,9 @@ import pytest
 from trencadis.async_llm import AsyncLLM
 from trencadis.config import Config
 from trencadis.errors import EngineEndedError, InvalidRequestError, ModelLoadError, UnknownKeyError
+from trencadis.interfaces import SchedulingPolicy
 from trencadis.llm import LLM
-from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.records import FinishReason, Request, RequestOutput, SamplingParams
 from trencadis.registry import Registry
 from trencadis_testing.fakes import fake_embedding, fake_text
 
@@ -247,3 +248,27 @@ def test_what_is_wrong_at_the_start_is_raised_by_the_constructor(fake_house: Hou
 
     with pytest.raises(ModelLoadError, match="no such model"):
         AsyncLLM.from_config(*fake_house(policy=fail))
+
+
+def test_terms_reach_the_policy_and_impossible_ones_only_their_reader(fake_house: House) -> None:
+    seen: list[Request] = []
+
+    class Notes(SchedulingPolicy):
+        def on_added(self, *, slot: int, request: Request) -> None:
+            seen.append(request)
+
+    async def main() -> None:
+        async with AsyncLLM.from_config(*fake_house(policy=Notes)) as llm:
+            with pytest.raises(InvalidRequestError, match="weight = -1 is impossible"):
+                await all_of(llm.generate((5,), FOUR, weight=-1))
+            with pytest.raises(InvalidRequestError, match="max_loras = 0"):
+                await all_of(llm.generate((5,), FOUR, adapter="french"))
+            assert llm.num_live == 0
+            terms = {"weight": 2.0, "ttft_target_s": 0.5, "tpot_target_s": 0.1, "priority": 3, "tenant": "t"}
+            await all_of(llm.generate((5,), FOUR, **terms))  # type: ignore[arg-type]
+            await all_of(llm.chat([{"role": "user", "content": "Hi"}], FOUR, **terms))  # type: ignore[arg-type]
+
+    asyncio.run(main())
+    assert [(one.weight, one.ttft_target_s, one.tpot_target_s, one.priority, one.tenant) for one in seen] == [
+        (2.0, 0.5, 0.1, 3, "t")
+    ] * 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,23 +87,80 @@ def test_a_refusal_by_the_policy_takes_back_the_prompts_before_it(fake_house: Ho
         assert len(llm.generate([[5], [6]], FOUR)) == 2
 
 
-def test_parameters_priorities_and_tenants_must_match_the_prompts(llm: LLM) -> None:
-    for arguments in ({"sampling_params": [FOUR]}, {"priorities": [1]}, {"tenants": ["a", "b", "c"]}):
-        with pytest.raises(InvalidRequestError, match="for 2 prompts"):
-            llm.generate([[5], [6]], **arguments)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sampling_params": [FOUR]},
+        {"priorities": [1]},
+        {"tenants": ["a", "b", "c"]},
+        {"cache_salts": ["a"]},
+        {"weights": [1.0]},
+        {"ttft_targets_s": [1.0]},
+        {"tpot_targets_s": []},
+        {"adapters": ["a"]},
+    ],
+)
+def test_parameters_and_terms_must_match_the_prompts(llm: LLM, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{next(iter(arguments))} has .* for 2 prompts"):
+        llm.generate([[5], [6]], **arguments)
 
 
-def test_priorities_and_tenants_reach_the_policy(fake_house: House) -> None:
-    seen: list[tuple[int, str]] = []
+class Notes(SchedulingPolicy):
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
 
-    class Notes(SchedulingPolicy):
-        def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
-            seen.append((request.priority, request.tenant))
-            return ""
+    def on_added(self, *, slot: int, request: Request) -> None:
+        self.requests.append(request)
 
-    with LLM.from_config(*fake_house(policy=Notes)) as llm:
-        llm.generate([[5], [6]], FOUR, priorities=[3, 1], tenants="acme")
-    assert seen == [(3, "acme"), (1, "acme")]
+
+def test_terms_reach_the_policy_one_for_all_or_one_for_each_prompt(fake_house: House) -> None:
+    policy = Notes()
+    with LLM.from_config(*fake_house(policy=lambda: policy)) as llm:
+        llm.generate(
+            [[5], [6]],
+            FOUR,
+            priorities=[3, 1],
+            tenants="acme",
+            cache_salts=["x", "y"],
+            weights=2,
+            ttft_targets_s=[0.5, math.inf],
+            tpot_targets_s=0.25,
+        )
+        next(
+            llm.stream([7], FOUR, priority=2, tenant="t", cache_salt="z", weight=3.0, ttft_target_s=1, tpot_target_s=2)
+        )
+    first, second, streamed = policy.requests
+    assert [(one.priority, one.tenant, one.weight) for one in (first, second)] == [(3, "acme", 2), (1, "acme", 2)]
+    assert [(one.cache_salt, one.ttft_target_s, one.tpot_target_s) for one in (first, second)] == [
+        ("x", 0.5, 0.25),
+        ("y", math.inf, 0.25),
+    ]
+    assert (streamed.priority, streamed.tenant, streamed.cache_salt, streamed.weight) == (2, "t", "z", 3.0)
+    assert (streamed.ttft_target_s, streamed.tpot_target_s) == (1, 2)
+
+
+def test_terms_that_nobody_gave_ask_for_nothing(fake_house: House) -> None:
+    policy = Notes()
+    with LLM.from_config(*fake_house(policy=lambda: policy)) as llm:
+        llm.generate([5], FOUR, tenants="acme")
+    (seen,) = policy.requests
+    assert (seen.cache_salt, seen.weight, seen.adapter) == ("acme", 1.0, "")
+    assert seen.ttft_target_s == seen.tpot_target_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": [1, 0]}, r"prompts\[1\]: weight = 0 is impossible"),
+        ({"ttft_targets_s": "soon"}, r"prompts\[0\]: ttft_target_s = 'soon' is impossible"),
+        ({"priorities": 0.5}, r"prompts\[0\]: priority = 0.5 is impossible"),
+        ({"adapters": "french"}, r"prompts\[0\]: adapter = 'french': this engine runs no adapters"),
+    ],
+)
+def test_impossible_terms_are_refused_with_the_prompts_index(llm: LLM, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate([[5], [6]], FOUR, **arguments)
+    assert len(llm.generate([[5], [6]], FOUR)) == 2
 
 
 def test_a_failed_step_fails_its_request_and_no_other(fake_house: House) -> None:

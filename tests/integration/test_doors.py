@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
+import msgspec
 import pytest
 
 from trencadis import LLM, AsyncLLM, RequestOutput, SamplingParams
@@ -84,12 +84,12 @@ PARAMS = [
 def facts(outputs: list[RequestOutput]) -> Any:
     """What must be equal to the bit, and the log-probabilities, which depend on what shares a batch in the last bits."""
     plain = [
-        attrs.evolve(
+        msgspec.structs.replace(
             output,
             request_id="",
             prompt_logprobs=None,
             num_cached_tokens=0,
-            outputs=tuple(attrs.evolve(one, logprobs=None) for one in output.outputs),
+            outputs=tuple(msgspec.structs.replace(one, logprobs=None) for one in output.outputs),
         )
         for output in outputs
     ]

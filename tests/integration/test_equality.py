@@ -35,6 +35,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "one at a time, no overlap": {"engine.max_num_seqs": 1, "engine.async_scheduling": False},
     "no prefix cache": {"cache.prefix_caching": False},
     "preemption": {"cache.num_blocks": 12},
+    "preemption by swap": {"cache.num_blocks": 12, "engine.preemption": "swap"},
     "padded exponential": {"backend.torch.layout": "padded", "bucketing.name": "exponential"},
     "padded linear": {
         "backend.torch.layout": "padded",
@@ -56,6 +57,12 @@ SETUPS: dict[str, dict[str, Any]] = {
         "backend.torch.layout": "padded",
         "bucketing.name": "exact",
         "cache.num_blocks": 12,
+    },
+    "padded exact, preemption by swap": {
+        "backend.torch.layout": "padded",
+        "bucketing.name": "exact",
+        "cache.num_blocks": 12,
+        "engine.preemption": "swap",
     },
 }
 REQUIRED = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "gpt2", "gpt_neox", "mixtral", "qwen3_moe")
@@ -96,6 +103,9 @@ def test_greedy_tokens_equal_transformers(models: dict[str, Path], kind: str, na
                 got[end.request_id] = end.token_ids.tolist()
         if "preemption" in name:
             assert engine.totals.num_preempted > 0
+        if "swap" in name:
+            assert engine.totals.num_blocks_swapped_in > 0
+            assert engine.totals.num_recomputed_tokens == 0
     finally:
         engine.close()
     for request_id, prompt in prompts.items():

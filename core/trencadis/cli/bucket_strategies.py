@@ -72,9 +72,11 @@ def _options(item: RegisteredComponent, config: Config) -> Any:
     try:
         return item.component.config()
     except TypeError as error:
+        needed = [field.name for field in attrs.fields(item.component.config) if field.default is attrs.NOTHING]
+        flags = ", ".join(f"--bucketing.{item.name}.{key.replace('_', '-')}" for key in needed)
         raise ConfigValueError(
-            f"[bucketing.{item.name}]: a value that {item} needs is missing: {error}.",
-            hint=f"Set it in the table [bucketing.{item.name}], or with a flag --bucketing.{item.name}.KEY.",
+            f"[bucketing.{item.name}] {', '.join(needed)}: not set, and {item} needs it.",
+            hint=f"Set it in that table, or with {flags}.",
         ) from error
 
 

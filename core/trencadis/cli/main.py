@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "trencadis.cli.generate_command",
     "serve": "trencadis.cli.serve_command",
     "run-batch": "trencadis.cli.run_batch_command",
+    "explain": "trencadis.cli.explain_command",
     "bench": "trencadis.cli.bench_command",
     "buckets": "trencadis.cli.buckets_command",
     "warmup": "trencadis.cli.warmup_command",

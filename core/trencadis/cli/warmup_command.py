@@ -89,6 +89,7 @@ def _report(engine: Engine) -> dict[str, Any]:
         "num_prefill_buckets": sum(bucket.phase is Phase.PREFILL for bucket in warm_up.buckets),
         "num_decode_buckets": sum(bucket.phase is Phase.DECODE for bucket in warm_up.buckets),
         "num_prepared": len(warm_up.report.prepared),
+        "num_deferred": warm_up.report.num_deferred,
         "skipped": [
             [bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks] for bucket in warm_up.skipped
         ],
@@ -97,6 +98,8 @@ def _report(engine: Engine) -> dict[str, Any]:
         "graph_bytes": warm_up.report.graph_bytes,
         "took_s": warm_up.took_s,
         "num_requests": totals.num_finished,
+        "num_fallbacks": totals.num_fallbacks,
+        "num_substituted": totals.num_substituted,
         "num_recompilations": totals.num_compilations,
         "padding_ratio": 1 - totals.num_scheduled_tokens / totals.num_padded_tokens
         if totals.num_padded_tokens

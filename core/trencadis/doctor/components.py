@@ -49,7 +49,7 @@ def check_components(
     except TrencadisError as error:
         _check_names(found, registry, config, sources, error)
         return
-    context = _context(config, model or _NOMINAL)
+    context = _context(config, registry, plan, model or _NOMINAL)
     for noun, role, choice in _active(plan):
         _check_one(found, registry, context, noun, role, choice)
 
@@ -89,6 +89,8 @@ def _active(plan: ResolvedPlan) -> Iterator[tuple[str, str, Choice]]:
         yield "bucketing", f"with a {layout} backend", choice
     for choice in plan.observers:
         yield "observer", "active", choice
+    if plan.shadow is not None:
+        yield "scheduling", "shadow", plan.shadow
     for noun, choice in plan.fallbacks.items():
         if choice.component != getattr(plan.choices.get(noun), "component", None):
             yield noun, "fallback", choice
@@ -124,7 +126,7 @@ def _close(made: Any) -> str:
     return ""
 
 
-def _context(config: Config, model: ModelFacts) -> ComponentContext:
+def _context(config: Config, registry: Registry, plan: ResolvedPlan, model: ModelFacts) -> ComponentContext:
     """Return what components are built with: sizes of the configuration, and nominal ones where it leaves them open."""
     block_size = config.cache.block_size or 16
     max_model_len = config.model.max_model_len or min(model.max_model_len, 4096)
@@ -140,4 +142,10 @@ def _context(config: Config, model: ModelFacts) -> ComponentContext:
         max_draft_tokens=0,
     )
     facts = attrs.evolve(model, max_model_len=max(model.max_model_len, 1))
-    return ComponentContext(clock=SystemClock(), seed=config.engine.seed, limits=limits, model=facts)
+
+    def make(noun: str, name: str) -> Any:
+        choice = plan.inner_choice(noun, name)
+        return registry.build(choice.component, choice.options, context)
+
+    context = ComponentContext(clock=SystemClock(), seed=config.engine.seed, limits=limits, model=facts, make=make)
+    return context

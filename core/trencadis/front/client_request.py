@@ -8,7 +8,7 @@ from trencadis.errors import RequestError
 from trencadis.front.completion import Completion
 from trencadis.front.expand import expand
 from trencadis.front.output_stream import OutputStream
-from trencadis.records import FinishReason, Request, RequestOutput, TokenLogprobs
+from trencadis.records import FinishedSequence, FinishReason, Request, RequestOutput, TokenLogprobs
 from trencadis.text import Tokenizer
 
 __all__ = ["ClientRequest"]
@@ -28,7 +28,9 @@ class ClientRequest:
         streams: As given.
         requests: What the engine runs, by completion index.
         completions: One for each.
+        is_finished: True once every completion has ended.
         num_changes: How often there was news; the processor counts it.
+        is_changed: For the processor: there is news that it has not counted.
         refusal: Why the engine did not take it after all, or None.
         stream: Gets its outputs; None if they are asked for.
     """
@@ -38,6 +40,8 @@ class ClientRequest:
         "_prompt_logprobs",
         "_prompt_token_ids",
         "completions",
+        "is_changed",
+        "is_finished",
         "num_changes",
         "refusal",
         "request_id",
@@ -50,6 +54,8 @@ class ClientRequest:
         self.request_id = request.request_id
         self.streams = streams
         self.num_changes = 0
+        self.is_changed = False
+        self.is_finished = False
         self.refusal: RequestError | None = None
         self.stream: OutputStream | None = None
         self.requests = expand(request)
@@ -61,13 +67,19 @@ class ClientRequest:
         self._prompt_token_ids = request.prompt_token_ids
         self._prompt_logprobs: dict[int, TokenLogprobs] | None = None if request.params.prompt_logprobs is None else {}
 
-    @property
-    def is_finished(self) -> bool:
-        """True once every completion has ended."""
-        for completion in self.completions:  # noqa: SIM110 - asked several times a token: all() costs four times as much
-            if completion.finish_reason is None:
-                return False
-        return True
+    def finish(self, completion: Completion, finished: FinishedSequence) -> None:
+        """Take the end of a completion's sequence."""
+        completion.finish(finished)
+        self._look_for_end()
+
+    def fail(self, completion: Completion, error: str) -> None:
+        """End a completion that has not run."""
+        completion.fail(error)
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        # Asked for several times a token: looked up once.
+        self.is_finished = all(one.finish_reason is not None for one in self.completions)
 
     def add_prompt_logprobs(self, entry: TokenLogprobs) -> None:
         """Take the log-probabilities of one prompt token; a prompt that is computed twice gives them twice."""
@@ -76,19 +88,18 @@ class ClientRequest:
 
     def output(self) -> RequestOutput:
         """Return what there is so far. Pure; O(length)."""
-        outputs = tuple(map(Completion.output, self.completions))
-        finished = self.is_finished
+        completions, finished = self.completions, self.is_finished
         prompt_logprobs = None
         if self._prompt_logprobs is not None:
             prompt_logprobs = tuple(self._prompt_logprobs[position] for position in sorted(self._prompt_logprobs))
-        failed = [one.error for one in self.completions if one.finish_reason is FinishReason.ERROR] if finished else ()
+        failed = [one.error for one in completions if one.finish_reason is FinishReason.ERROR] if finished else ()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            outputs=outputs,
+            outputs=tuple([one.output() for one in completions]),
             finished=finished,
             prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=self.completions[0].num_cached_tokens,
+            num_cached_tokens=completions[0].num_cached_tokens,
             error=failed[0] if failed else "",
         )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
 from trencadis.front.output_stream import OutputStream
 from trencadis.front.prompts import Prompt
-from trencadis.records import Embedding, SamplingParams
+from trencadis.records import DEFAULT_TERMS, Embedding, RequestTerms, SamplingParams
 
-__all__ = ["Abort", "AskMetrics", "Command", "Embed", "End", "Submission"]
+__all__ = ["Abort", "Ask", "AskMetrics", "Command", "Embed", "End", "Submission"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -23,9 +23,7 @@ class Submission:
         prompt: Text or token ids.
         params: How to continue it.
         request_id: Unique among live requests.
-        priority: Smaller is more urgent.
-        tenant: Who asks.
-        cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
+        terms: Who asks, and how urgent it is.
         streams: Deliver every change, not only the end.
         stream: Gets the outputs.
     """
@@ -33,9 +31,7 @@ class Submission:
     prompt: Prompt
     params: SamplingParams
     request_id: str
-    priority: int = 0
-    tenant: str = ""
-    cache_salt: str | None = None
+    terms: RequestTerms = DEFAULT_TERMS
     streams: bool
     stream: OutputStream
 
@@ -66,6 +62,21 @@ class AskMetrics:
     future: Future[str] = attrs.field(factory=Future)
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Ask:
+    """A question of an operator, or a change that one asks for; see :class:`trencadis.engine.administration.Administration`.
+
+    Attributes:
+        question: Which.
+        arguments: Plain values by name.
+        future: Gets the answer, a table, or an error.
+    """
+
+    question: str
+    arguments: Mapping[str, Any] = attrs.field(factory=dict)
+    future: Future[dict[str, Any]] = attrs.field(factory=Future)
+
+
 @attrs.frozen(kw_only=True)
 class Abort:
     """End a request.
@@ -84,4 +95,4 @@ class End:
     """End the engine."""
 
 
-Command: TypeAlias = Submission | Embed | AskMetrics | Abort | End
+Command: TypeAlias = Submission | Embed | AskMetrics | Ask | Abort | End

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from trencadis.front.token_prefix import TokenPrefix
 from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, TokenLogprobs
 from trencadis.text import Detokenizer, StopChecker, Tokenizer
 
@@ -67,7 +68,7 @@ class Completion:
         self._stop_reason: str | int | None = None
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
 
-    def append(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> bool:
+    def append(self, token_ids: Sequence[int], ends_with_stop_token: bool = False) -> bool:
         """Take new tokens; True if a stop string is complete. The tokens after it are dropped.
 
         Args:
@@ -116,12 +117,13 @@ class Completion:
         self.finish_reason, self.error = FinishReason.ERROR, error
 
     def output(self) -> CompletionOutput:
-        """Return what there is so far. Pure; O(length)."""
-        logprobs = None if self._logprobs is None else tuple(self._logprobs[: len(self._token_ids)])
+        """Return what there is so far. Pure; O(length) at the end and with log-probabilities."""
+        tokens = self._token_ids
+        logprobs = None if self._logprobs is None else tuple(self._logprobs[: len(tokens)])
         return CompletionOutput(
             index=self._index,
             text=self._text,
-            token_ids=tuple(self._token_ids),
+            token_ids=TokenPrefix(tokens, len(tokens)) if self.finish_reason is None else tuple(tokens),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             logprobs=logprobs,

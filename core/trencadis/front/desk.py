@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from trencadis.errors import EngineEndedError, RequestError, TrencadisError
 from trencadis.front.client_request import ClientRequest
-from trencadis.front.commands import Abort, AskMetrics, Command, Embed, End, Submission
+from trencadis.front.commands import Abort, Ask, AskMetrics, Command, Embed, End, Submission
 from trencadis.front.frontend import Frontend
 from trencadis.front.output_stream import OutputStream, deliver, running_loop
 
-__all__ = ["Desk", "after"]
+__all__ = ["Desk", "after", "settle"]
 
 
 class Desk:
@@ -54,7 +54,7 @@ class Desk:
                 self._start(command)
             case Abort():
                 self._stop(command)
-            case Embed() | AskMetrics():
+            case Embed() | AskMetrics() | Ask():
                 self._ask(command)
             case End():
                 return False
@@ -94,7 +94,7 @@ class Desk:
         match command:
             case Submission():
                 self._fail([command.stream], after(end))
-            case Embed(future=future) | AskMetrics(future=future):
+            case Embed(future=future) | AskMetrics(future=future) | Ask(future=future):
                 if not future.done():
                     future.set_exception(after(end))
 
@@ -114,9 +114,7 @@ class Desk:
                 submission.prompt,
                 submission.params,
                 request_id=submission.request_id,
-                priority=submission.priority,
-                tenant=submission.tenant,
-                cache_salt=submission.cache_salt,
+                terms=submission.terms,
                 streams=submission.streams,
             )
         except RequestError as error:
@@ -128,7 +126,7 @@ class Desk:
         client.stream = submission.stream
         self._clients.add(client)
 
-    def _ask(self, command: Embed | AskMetrics) -> None:
+    def _ask(self, command: Embed | AskMetrics | Ask) -> None:
         """Ask the engine for what the command's future will hold; nobody may wait for a question that failed."""
         future: Future[Any] = command.future
         if not future.set_running_or_notify_cancel():
@@ -141,6 +139,8 @@ class Desk:
                     self._frontend.embed(prompts, request_id=request_id, future=future)
                 case AskMetrics():
                     self._frontend.engine.request_metrics(future.set_result)
+                case Ask(question=question, arguments=arguments):
+                    self._frontend.engine.ask(question, arguments, functools.partial(settle, future))
         except RequestError as error:
             future.set_exception(error)
 
@@ -173,6 +173,14 @@ class Desk:
         streams = list(streams)
         self._unfinished.difference_update(streams)
         deliver((stream, functools.partial(stream.fail, error)) for stream in streams)
+
+
+def settle(future: Future[Any], answer: Mapping[str, Any] | TrencadisError) -> None:
+    """Give a future what an engine answered, or why it did not."""
+    if isinstance(answer, TrencadisError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 def after(end: BaseException) -> EngineEndedError:

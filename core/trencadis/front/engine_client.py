@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from trencadis.errors import RequestError
+from trencadis.errors import TrencadisError
 from trencadis.front.news import StepNews
 from trencadis.records import EmbeddingRequest, FinishedSequence, ModelFacts, Request
 
@@ -16,7 +17,7 @@ class EngineClient(ABC):
     """One engine as a client sees it. All methods but :meth:`interrupt` are called from one thread.
 
     An engine elsewhere answers later: :meth:`abort` and :meth:`stop` return None there and the end of the sequence comes with a
-    later step; what only the engine can refuse comes through :meth:`take_refused`.
+    later step; what only the engine can refuse is then refused.
 
     Attributes:
         model: The loaded model.
@@ -76,10 +77,6 @@ class EngineClient(ABC):
             InternalError: An invariant does not hold.
         """
 
-    def take_refused(self) -> list[tuple[str, RequestError]]:
-        """Return, once, the ids of requests that were refused after :meth:`add` or :meth:`embed` took them, and why."""
-        return []
-
     @abstractmethod
     def rest(self, timeout_s: float | None = None) -> None:
         """Sleep until there is news, :meth:`interrupt` is called, or time is up. Costs no CPU meanwhile.
@@ -101,6 +98,25 @@ class EngineClient(ABC):
 
         Raises:
             EngineEndedError: As of :meth:`add`.
+        """
+
+    @abstractmethod
+    def ask(
+        self,
+        question: str,
+        arguments: Mapping[str, Any],
+        callback: Callable[[dict[str, Any] | TrencadisError], None],
+    ) -> None:
+        """Ask an operator's question, or for a change; ``plan_hash`` follows the answer.
+
+        Args:
+            question: As of :meth:`trencadis.engine.administration.Administration.answer`.
+            arguments: The same.
+            callback: Called with the answer, or with why there is none: at once, or within a later :meth:`step` or :meth:`rest`.
+
+        Raises:
+            EngineEndedError: As of :meth:`add`.
+            InvalidRequestError: An argument that cannot travel to the engine.
         """
 
     @abstractmethod

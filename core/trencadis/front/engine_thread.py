@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from trencadis.errors import EngineEndedError, InternalError
-from trencadis.front.commands import Abort, AskMetrics, Command, Embed, End, Submission
+from trencadis.front.commands import Abort, Ask, AskMetrics, Command, Embed, End, Submission
 from trencadis.front.desk import Desk, after
 from trencadis.front.frontend import Frontend
 from trencadis.front.output_stream import OutputStream
@@ -72,7 +72,7 @@ class EngineThread:
         """Why the engine ended, in words; empty while it is alive."""
         return "" if self._end is None else str(self._end)
 
-    def send(self, command: Submission | Embed | AskMetrics) -> None:
+    def send(self, command: Submission | Embed | AskMetrics | Ask) -> None:
         """Queue a command; the answer, or a refusal, reaches its stream or future.
 
         Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from trencadis.clock import Clock, SystemClock
 from trencadis.errors import EngineEndedError, InvalidRequestError, RequestError, TrencadisError
@@ -13,7 +14,7 @@ from trencadis.front.client_request import ClientRequest
 from trencadis.front.engine_client import EngineClient
 from trencadis.front.output_processor import OutputProcessor
 from trencadis.front.prompts import Prompt, as_token_ids
-from trencadis.records import Embedding, Request, SamplingParams
+from trencadis.records import DEFAULT_TERMS, Embedding, Request, RequestTerms, SamplingParams
 from trencadis.text import Tokenizer
 
 __all__ = ["Frontend"]
@@ -66,9 +67,7 @@ class Frontend:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        tenant: str = "",
-        cache_salt: str | None = None,
+        terms: RequestTerms = DEFAULT_TERMS,
         streams: bool = False,
     ) -> ClientRequest:
         """Queue a request; all its completions or none.
@@ -77,9 +76,7 @@ class Frontend:
             prompt: Text or token ids.
             params: ``n`` may be above 1.
             request_id: Unique among live requests.
-            priority: Smaller is more urgent, for policies that look at it.
-            tenant: Who asks.
-            cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
+            terms: Who asks, and how urgent it is.
             streams: :meth:`step` reports every change, not only the end.
 
         Raises:
@@ -89,14 +86,7 @@ class Frontend:
         self._check_open(request_id)
         if request_id in self._live:
             raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=self._encode(prompt),
-            params=params,
-            priority=priority,
-            tenant=tenant,
-            cache_salt=tenant if cache_salt is None else cache_salt,
-        )
+        request = Request.on_terms(terms, request_id=request_id, prompt_token_ids=self._encode(prompt), params=params)
         text = prompt if isinstance(prompt, str) else None
         client = ClientRequest(request, prompt=text, tokenizer=self.tokenizer, streams=streams)
         self._live[request_id] = client
@@ -107,7 +97,7 @@ class Frontend:
             for completion in client.completions:
                 # Without a slot it never reached the engine, where its name may be another's.
                 if completion.slot < 0:
-                    completion.fail(str(error))
+                    client.fail(completion, str(error))
             self.abort(client)
             raise
         return client
@@ -173,12 +163,31 @@ class Frontend:
             owner = self._embeddings.pop(embedding.request_id, None)
             if owner is not None:
                 owner.add(embedding)
-        for request_id, error in self.engine.take_refused():
+        for request_id, error in news.refused:
             changed += self._refuse(request_id, error)
         for client in changed:
             if client.is_finished:
                 self._forget(client)
         return changed
+
+    def ask(self, question: str, **arguments: Any) -> dict[str, Any]:
+        """Ask an operator's question, or for a change, and wait for the answer.
+
+        Args:
+            question: As of :meth:`trencadis.engine.administration.Administration.answer`.
+            arguments: The same.
+
+        Raises:
+            TrencadisError: As of the same, or the engine has ended.
+        """
+        answers: list[dict[str, Any] | TrencadisError] = []
+        self.engine.ask(question, arguments, answers.append)
+        while not answers:
+            self.engine.rest()
+        answer = answers[0]
+        if isinstance(answer, TrencadisError):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """End every request and close the engine; may be called twice."""

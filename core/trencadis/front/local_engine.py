@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from trencadis.errors import TrencadisError
 from trencadis.front.engine_client import EngineClient
 from trencadis.front.news import StepNews, news_of
 from trencadis.records import EmbeddingRequest, FinishedSequence, Request
@@ -65,7 +66,10 @@ class LocalEngineClient(EngineClient):
         return news_of(self.engine.step())
 
     def rest(self, timeout_s: float | None = None) -> None:
-        """Sleep: nothing comes from the engine while nobody steps it."""
+        """Let the engine work ahead a little, then sleep: nothing comes from it while nobody steps it."""
+        pause_s = self.engine.work_ahead()
+        if pause_s is not None:
+            timeout_s = pause_s if timeout_s is None else min(timeout_s, pause_s)
         self._news.wait(timeout_s)
         self._news.clear()
 
@@ -76,6 +80,20 @@ class LocalEngineClient(EngineClient):
     def request_metrics(self, callback: Callable[[str], None]) -> None:
         """Call back at once."""
         callback(self.engine.metrics())
+
+    def ask(
+        self,
+        question: str,
+        arguments: Mapping[str, Any],
+        callback: Callable[[dict[str, Any] | TrencadisError], None],
+    ) -> None:
+        """Call back at once."""
+        try:
+            answer: dict[str, Any] | TrencadisError = self.engine.answer(question, arguments)
+        except TrencadisError as error:
+            answer = error
+        self.plan_hash = self.engine.plan_hash
+        callback(answer)
 
     def close(self) -> None:
         """Close the engine."""

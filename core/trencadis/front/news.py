@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
+import msgspec
 
+from trencadis.errors import RequestError
 from trencadis.records import Embedding, FinishedSequence, TokenDeltas, TokenLogprobs
 
 __all__ = ["NO_NEWS", "StepNews", "news_of"]
 
 
-@attrs.frozen(kw_only=True)
-class StepNews:
-    """``TokenDeltas`` without arrays.
+class StepNews(msgspec.Struct, frozen=True, kw_only=True):
+    """``TokenDeltas`` without arrays, and what was refused.
 
     Attributes:
         slots: Slot of each sequence with new tokens.
@@ -23,6 +23,7 @@ class StepNews:
         logprobs: By index into ``slots``.
         prompt_logprobs: ``index`` is the slot here: a chunk may yield prompt logprobs and no token.
         embeddings: Texts that were embedded since the last step.
+        refused: Ids of requests and texts that an engine elsewhere did not take after all, and why.
     """
 
     slots: Sequence[int] = ()
@@ -32,6 +33,7 @@ class StepNews:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embeddings: tuple[Embedding, ...] = ()
+    refused: tuple[tuple[str, RequestError], ...] = ()
 
 
 NO_NEWS = StepNews()

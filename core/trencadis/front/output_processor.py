@@ -44,22 +44,24 @@ class OutputProcessor:
 
     def process(self, news: StepNews) -> list[ClientRequest]:
         """Take a step's tokens; returns the clients that have news: streams that grew, and whoever is finished."""
-        changed: dict[ClientRequest, None] = {}
+        changed: list[ClientRequest] = []
         if news.logprobs or news.prompt_logprobs:
             self._take_logprobs(news)
         if self._watched:
             self._append(news, changed)
         for finished in news.finished:
             owner = self.finish(finished)
-            if owner is not None and (owner.streams or owner.is_finished):
-                changed[owner] = None
+            if owner is not None and (owner.streams or owner.is_finished) and not owner.is_changed:
+                owner.is_changed = True
+                changed.append(owner)
         for client in changed:
             client.num_changes += 1
-        return list(changed)
+            client.is_changed = False
+        return changed
 
-    def _append(self, news: StepNews, changed: dict[ClientRequest, None]) -> None:
+    def _append(self, news: StepNews, changed: list[ClientRequest]) -> None:
         """Give watched completions their tokens, and note whose clients want to know."""
-        ended = {finished.request_id: finished for finished in news.finished}
+        ended = {finished.request_id: finished for finished in news.finished} if news.finished else None
         token_ids, watched = news.token_ids, self._watched
         end = 0
         for slot, num_tokens in zip(news.slots, news.num_tokens, strict=True):
@@ -70,20 +72,21 @@ class OutputProcessor:
             client, completion = entry
             finished = ended.get(completion.request_id) if ended else None
             by_token = finished is not None and finished.stop_token_id is not None
-            is_complete = completion.append(token_ids[start:end], ends_with_stop_token=by_token)
+            is_complete = completion.append(token_ids[start:end], by_token)
             if is_complete and finished is None:
                 stopped = self._stop(completion.request_id)
                 if stopped is not None:
                     self.finish(stopped)
-            if client.streams or client.is_finished:
-                changed[client] = None
+            if (client.streams or client.is_finished) and not client.is_changed:
+                client.is_changed = True
+                changed.append(client)
 
     def finish(self, finished: FinishedSequence) -> ClientRequest | None:
         """Take the end of a sequence; returns whose it was, or None if nobody waits for it."""
         client, completion = self._forget(finished.request_id)
         if client is None or completion is None:
             return None
-        completion.finish(finished)
+        client.finish(completion, finished)
         return client
 
     def refuse(self, request_id: str, error: RequestError) -> ClientRequest | None:
@@ -92,7 +95,7 @@ class OutputProcessor:
         if client is None or completion is None:
             return None
         client.refusal = client.refusal or error
-        completion.fail(str(error))
+        client.fail(completion, str(error))
         return client
 
     def _forget(self, request_id: str) -> tuple[ClientRequest, Completion] | tuple[None, None]:

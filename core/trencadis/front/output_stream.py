@@ -17,12 +17,17 @@ class OutputStream:
 
     Args:
         loop: The event loop of the reader; everything here runs on it.
+
+    Attributes:
+        loop: As given.
+        is_empty: :meth:`take` has nothing.
     """
 
-    __slots__ = ("_error", "_output", "_waiter", "loop")
+    __slots__ = ("_error", "_output", "_waiter", "is_empty", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.is_empty = True
         self._waiter: asyncio.Future[None] | None = None
         self._output: RequestOutput | None = None
         self._error: BaseException | None = None
@@ -30,6 +35,7 @@ class OutputStream:
     def put(self, output: RequestOutput) -> None:
         """Replace the newest output."""
         self._output = output
+        self.is_empty = False
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
@@ -39,6 +45,7 @@ class OutputStream:
     def fail(self, error: BaseException) -> None:
         """Let the reader raise ``error``, now and ever after."""
         self._error = error
+        self.is_empty = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -51,10 +58,11 @@ class OutputStream:
         if self._error is not None:
             raise self._error
         output, self._output = self._output, None
+        self.is_empty = True
         return output
 
     def news(self) -> asyncio.Future[None]:
-        """Return what the one reader awaits after :meth:`take` had nothing for it."""
+        """Return what the one reader awaits while :meth:`take` has nothing for it."""
         waiter = self._waiter = self.loop.create_future()
         return waiter
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from trencadis.config.dump import dump_options
 from trencadis.engine.request_check import check_request
-from trencadis.errors import InvalidRequestError, RequestError
+from trencadis.errors import InvalidRequestError, RequestError, TrencadisError
 from trencadis.front.engine_client import EngineClient
 from trencadis.front.news import NO_NEWS, StepNews
 from trencadis.records import EmbeddingRequest, FinishedSequence, Request
 from trencadis.remote.conversion import add_message, error_of, int32_bytes, model_of, news_of
 from trencadis.remote.link import Link
 from trencadis.remote.messages import (
+    AnswerMessage,
+    AskMessage,
     AskMetricsMessage,
     DropMessage,
     EmbedMessage,
@@ -39,6 +43,8 @@ class RemoteEngineClient(EngineClient):
         ready: What the host said when its engine was ready.
     """
 
+    is_stalled = False  # waiting for a message costs nothing
+
     def __init__(self, link: Link, ready: ReadyMessage) -> None:
         self.model = model_of(ready)
         self.max_model_len = ready.max_model_len
@@ -51,6 +57,7 @@ class RemoteEngineClient(EngineClient):
         self._steps: deque[StepMessage] = deque()
         self._refused: list[tuple[str, RequestError]] = []
         self._callbacks: deque[Callable[[str], None]] = deque()
+        self._askers: deque[Callable[[dict[str, Any] | TrencadisError], None]] = deque()
 
     @property
     def num_live(self) -> int:
@@ -97,16 +104,25 @@ class RemoteEngineClient(EngineClient):
         self._embedding.add(request.request_id)
         self._link.send(EmbedMessage(request_id=request.request_id, token_ids=int32_bytes(tokens)))
 
-    def take_refused(self) -> list[tuple[str, RequestError]]:
-        """Return them once."""
-        refused, self._refused = self._refused, []
-        return refused
-
     def request_metrics(self, callback: Callable[[str], None]) -> None:
         """Ask; the answer comes between two steps of the engine."""
         self._link.check()
         self._callbacks.append(callback)
         self._link.send(AskMetricsMessage())
+
+    def ask(
+        self,
+        question: str,
+        arguments: Mapping[str, Any],
+        callback: Callable[[dict[str, Any] | TrencadisError], None],
+    ) -> None:
+        """Ask; the answer comes between two steps of the engine."""
+        self._link.check()
+        try:
+            self._link.send(AskMessage(question=question, arguments=dump_options(arguments)))
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequestError(f"{question}: an argument cannot travel to the engine: {error}.") from error
+        self._askers.append(callback)
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -115,15 +131,13 @@ class RemoteEngineClient(EngineClient):
         """True while something is to come, or came and was not taken."""
         return bool(self._steps or self._refused or self._ticket_of or self._embedding)
 
-    @property
-    def is_stalled(self) -> bool:
-        """Never: waiting for a message costs nothing."""
-        return False
-
     def step(self, *, timeout_s: float | None = None) -> StepNews:
         """Return the news of the oldest step that came; waits for one if none is here."""
         if not self._steps and not self._refused:
             self._take(self._link.receive(timeout_s, has_work=self.has_work))
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return StepNews(refused=tuple(refused))
         if not self._steps:
             return NO_NEWS
         news = news_of(self._steps.popleft())
@@ -133,13 +147,17 @@ class RemoteEngineClient(EngineClient):
             self._embedding.discard(embedding.request_id)
         return news
 
-    def take_in(self) -> None:
-        """Take in what has come, without waiting.
+    def take_in(self, *, is_likely: bool = False) -> bool:
+        """Take in what has come, without waiting; True if :meth:`step` need not wait.
+
+        Args:
+            is_likely: The socket's file says that something has come.
 
         Raises:
             EngineEndedError: The engine failed, and says so.
         """
-        self._take(self._link.take_in())
+        self._take(self._link.take_in(is_likely=is_likely))
+        return self.has_news
 
     @property
     def has_news(self) -> bool:
@@ -217,6 +235,9 @@ class RemoteEngineClient(EngineClient):
                     self._refuse(request_id, error_of(fault))
                 case MetricsMessage(text=text):
                     self._callbacks.popleft()(text)
+                case AnswerMessage(table=table, fault=fault):
+                    self.plan_hash = table.get("plan_hash", self.plan_hash)
+                    self._askers.popleft()(table if fault is None else error_of(fault))
                 case FailedMessage(fault=fault):
                     self._link.fail(f"the engine failed: {fault.message}")
                 case _:

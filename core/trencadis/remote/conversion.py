@@ -76,6 +76,7 @@ def add_message(request: Request, ticket: int) -> AddMessage:
         weight=request.weight,
         ttft_target_s=request.ttft_target_s,
         tpot_target_s=request.tpot_target_s,
+        adapter=request.adapter,
     )
 
 
@@ -95,6 +96,7 @@ def request_of(message: AddMessage) -> Request:
         weight=message.weight,
         ttft_target_s=message.ttft_target_s,
         tpot_target_s=message.tpot_target_s,
+        adapter=message.adapter,
     )
 
 
@@ -124,14 +126,12 @@ def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Itera
         tickets=ticket_of_slot[deltas.slots].tolist(),
         num_tokens=deltas.num_tokens.tolist(),
         token_ids=deltas.token_ids.tolist(),
-        finished=tuple(
-            _finished_part(finished, ticket) for finished, ticket in zip(deltas.finished, tickets, strict=True)
-        ),
-        logprobs=tuple(_logprobs_part(entry, entry.index) for entry in deltas.logprobs),
+        finished=tuple(map(_finished_part, deltas.finished, tickets)),
+        logprobs=tuple([_logprobs_part(entry, entry.index) for entry in deltas.logprobs]),
         prompt_logprobs=tuple(
-            _logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in deltas.prompt_logprobs
+            [_logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in deltas.prompt_logprobs]
         ),
-        embeddings=tuple(_embedding_part(embedding) for embedding in deltas.embeddings),
+        embeddings=tuple(map(_embedding_part, deltas.embeddings)),
     )
 
 
@@ -141,10 +141,10 @@ def news_of(message: StepMessage) -> StepNews:
         slots=message.tickets,
         num_tokens=message.num_tokens,
         token_ids=message.token_ids,
-        finished=tuple([_finished(part) for part in message.finished]),
-        logprobs=tuple([_logprobs(part) for part in message.logprobs]),
-        prompt_logprobs=tuple([_logprobs(part) for part in message.prompt_logprobs]),
-        embeddings=tuple([_embedding(part) for part in message.embeddings]),
+        finished=tuple(map(_finished, message.finished)),
+        logprobs=tuple(map(_logprobs, message.logprobs)),
+        prompt_logprobs=tuple(map(_logprobs, message.prompt_logprobs)),
+        embeddings=tuple(map(_embedding, message.embeddings)),
     )
 
 

@@ -21,7 +21,7 @@ from typing import cast
 
 from trencadis.errors import EngineEndedError
 from trencadis.front import Frontend
-from trencadis.front.commands import Abort, AskMetrics, Command, Embed, Submission
+from trencadis.front.commands import Abort, Ask, AskMetrics, Command, Embed, Submission
 from trencadis.front.desk import Desk, after
 from trencadis.front.output_stream import OutputStream, running_loop
 from trencadis.remote.client import RemoteEngineClient
@@ -72,7 +72,7 @@ class EngineLoop:
         """Why the engine ended, in words; empty while it is alive."""
         return "" if self.is_alive else str(self._end)
 
-    def send(self, command: Submission | Embed | AskMetrics) -> None:
+    def send(self, command: Submission | Embed | AskMetrics | Ask) -> None:
         """Carry out a command of a coroutine; the answer, or a refusal, reaches its stream or future.
 
         Raises:
@@ -152,7 +152,7 @@ class EngineLoop:
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        loop.add_reader(self._engine.socket_file, self._turn)
+        loop.add_reader(self._engine.socket_file, self._turn, True)
         loop.add_reader(self._engine.end_file, self._read_end)
         self.desk.drop_unread()
 
@@ -189,18 +189,20 @@ class EngineLoop:
 
     # ------------------------------------------------------------------------------------------- what it does
 
-    def _turn(self) -> None:
-        """Carry out what is queued and take in what has come; does not wait."""
+    def _turn(self, is_likely: bool = False) -> None:
+        """Carry out what is queued and take in what has come, which is likely if the socket says so; does not wait."""
         with self._lock:
             if self._end is not None:
                 return
             try:
                 while self._commands:
                     self.desk.obey(self._commands.popleft())
+                    is_likely = False  # what was sent may have taken notice of what the socket says
                 # Also after sending: the socket's file tells only once that something has come, and sending may take notice.
-                self._engine.take_in()
-                while self._engine.has_news:
+                has_news = self._engine.take_in(is_likely=is_likely)
+                while has_news:
                     self.desk.report(self.frontend.step())
+                    has_news = self._engine.has_news
                 self._watch()
             except BaseException as error:
                 self._fail(error)

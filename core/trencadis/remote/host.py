@@ -13,13 +13,15 @@ import attrs
 import numpy as np
 
 from trencadis.clock import Clock
-from trencadis.errors import RequestError
+from trencadis.errors import RequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
 from trencadis.remote.channel import Channel
 from trencadis.remote.conversion import fault_of, int32_ids, request_of, step_message
 from trencadis.remote.messages import (
     AddMessage,
     AliveMessage,
+    AnswerMessage,
+    AskMessage,
     AskMetricsMessage,
     ClientMessage,
     CloseMessage,
@@ -79,7 +81,7 @@ class EngineHost:
         """
         while self.turn():
             if not self._engine.has_work:
-                self._channel.wait()
+                self._channel.wait(self._engine.work_ahead())
             elif self._engine.is_stalled:
                 self._channel.wait(_TRANSFER_POLL_S)
 
@@ -103,6 +105,8 @@ class EngineHost:
                 self._engine.abort(message.request_id)
             case AskMetricsMessage():
                 self._send(MetricsMessage(text=self._engine.metrics()))
+            case AskMessage():
+                self._send(self._answer(message))
             case CloseMessage():
                 self._is_open = False
 
@@ -117,6 +121,12 @@ class EngineHost:
         self._ticket_of_slot[slot] = message.ticket
         self._ticket_of[message.request_id] = message.ticket
         self._id_of[message.ticket] = message.request_id
+
+    def _answer(self, message: AskMessage) -> AnswerMessage:
+        try:
+            return AnswerMessage(table=self._engine.answer(message.question, message.arguments))
+        except TrencadisError as error:
+            return AnswerMessage(table={}, fault=fault_of(error))
 
     def _end(self, message: EndMessage) -> None:
         request_id = self._id_of.get(message.ticket)

@@ -11,7 +11,7 @@ from typing import Protocol
 from trencadis.clock import Clock
 from trencadis.errors import EngineEndedError
 from trencadis.remote.channel import Channel
-from trencadis.remote.messages import ClientMessage, CloseMessage, HostMessage, decode_host_message, encode
+from trencadis.remote.messages import ClientMessage, CloseMessage, HostMessage, encode, host_message_decoder
 from trencadis.remote.waker import Waker
 
 __all__ = ["Link", "Peer"]
@@ -62,6 +62,7 @@ class Link:
         self._watchdog_s = watchdog_s
         self._clock = clock
         self._heard_s = clock.now_s()
+        self._decode = host_message_decoder()
         self._blocked_s: float | None = None
         self._is_interrupted = False
         self._waker = Waker()
@@ -115,12 +116,16 @@ class Link:
             self.check_silence()
         return messages
 
-    def take_in(self) -> list[HostMessage]:
-        """Return what has come; does not wait."""
-        data = self._channel.receive()
+    def take_in(self, *, is_likely: bool = False) -> list[HostMessage]:
+        """Return what has come; does not wait.
+
+        Args:
+            is_likely: The socket's file says that something has.
+        """
+        data = self._channel.receive(is_likely=is_likely)
         if data:
             self._heard_s = self._clock.now_s()
-        return [decode_host_message(one) for one in data]
+        return list(map(self._decode, data))
 
     def take_last(self) -> list[HostMessage]:
         """Return what a peer said that has ended.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,6 +15,8 @@ import msgspec
 __all__ = [
     "AddMessage",
     "AliveMessage",
+    "AnswerMessage",
+    "AskMessage",
     "AskMetricsMessage",
     "ClientMessage",
     "CloseMessage",
@@ -35,6 +38,7 @@ __all__ = [
     "decode_host_message",
     "decode_start",
     "encode",
+    "host_message_decoder",
 ]
 
 
@@ -85,9 +89,10 @@ class AddMessage(Message):
     priority: int
     tenant: str
     cache_salt: str
-    weight: float = 1.0
+    weight: float | None = None
     ttft_target_s: float = math.inf
     tpot_target_s: float = math.inf
+    adapter: str = ""
 
 
 class EndMessage(Message):
@@ -114,11 +119,20 @@ class AskMetricsMessage(Message):
     """Answer with a ``MetricsMessage``."""
 
 
+class AskMessage(Message):
+    """Answer a question of an operator with an ``AnswerMessage``."""
+
+    question: str
+    arguments: dict[str, Any]
+
+
 class CloseMessage(Message):
     """End."""
 
 
-ClientMessage: TypeAlias = AddMessage | EndMessage | EmbedMessage | DropMessage | AskMetricsMessage | CloseMessage
+ClientMessage: TypeAlias = (
+    AddMessage | EndMessage | EmbedMessage | DropMessage | AskMetricsMessage | AskMessage | CloseMessage
+)
 
 # ------------------------------------------------------------------------------------------------- host to client
 
@@ -201,11 +215,20 @@ class MetricsMessage(Message):
     text: str
 
 
+class AnswerMessage(Message):
+    """The answer to an ``AskMessage``; questions are answered in their order. ``fault``: why there is none."""
+
+    table: dict[str, Any]
+    fault: Fault | None = None
+
+
 class AliveMessage(Message):
     """There is work and no news: the engine is slow, but it is not stuck."""
 
 
-HostMessage: TypeAlias = ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AliveMessage
+HostMessage: TypeAlias = (
+    ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage | AliveMessage
+)
 
 
 def encode(message: Message) -> bytes:
@@ -230,8 +253,13 @@ def decode_client_message(data: bytes) -> ClientMessage:
 
 def decode_host_message(data: bytes) -> HostMessage:
     """Return what the host encoded. Pure."""
-    message: HostMessage = _host_decoder().decode(data)
-    return message
+    return host_message_decoder()(data)
+
+
+def host_message_decoder() -> Callable[[bytes], HostMessage]:
+    """Return :func:`decode_host_message` for who calls it every step: without a layer around it."""
+    decode: Callable[[bytes], HostMessage] = _host_decoder().decode
+    return decode
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""``/admin/plugins`` on a loopback port of its own: what is installed, what is active, and who set which value."""
+"""The administration on a loopback port of its own: what is installed and active, who set which value, and scheduling."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from fastapi import FastAPI, Request
@@ -13,19 +13,26 @@ from trencadis.config.explain import explain
 from trencadis.errors import EngineEndedError
 from trencadis.registry import Registry, ResolvedPlan
 from trencadis.registry.listing import rows_of
+from trencadis.server.admin_scheduling import PlanInForce, scheduling_router
+from trencadis.server.body import BodyMiddleware
 from trencadis.server.context import ServerContext
 from trencadis.server.envelope import EnvelopeMiddleware
 from trencadis.server.failures import add_handlers
 from trencadis.server.http_metrics import HttpMetrics
 from trencadis.server.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from trencadis.async_llm import AsyncLLM
+
 __all__ = ["make_admin_app"]
+
+_MAX_BODY_BYTES = 2**16
 
 
 def make_admin_app(
     context: ServerContext, *, supervisor: Supervisor, registry: Registry, plan: ResolvedPlan, resolved: ResolvedConfig
 ) -> FastAPI:
-    """Return the application of the administration pages. They show no secret, and change nothing.
+    """Return the application of the administration pages. They show no secret, and change nothing but scheduling.
 
     Args:
         context: Of the server.
@@ -36,7 +43,10 @@ def make_admin_app(
     """
     app = FastAPI(title="Trencadís administration", version=trencadis.__version__, docs_url=None, redoc_url=None)
     add_handlers(app)
+    app.add_middleware(BodyMiddleware, max_bytes=_MAX_BODY_BYTES, timeout_s=context.config.body_timeout_s)
     app.add_middleware(EnvelopeMiddleware, metrics=HttpMetrics(), clock=context.clock)
+    plans = PlanInForce(resolved.config, plan, registry)
+    app.include_router(scheduling_router(context, plans))
 
     @app.get("/admin/plugins", summary="Components, plan, configuration and engine")
     async def show(request: Request) -> dict[str, Any]:
@@ -44,10 +54,11 @@ def make_admin_app(
 
         The plan's hash is the engine's: some choices wait for the backend.
         """
+        present = plans.of(_engine_of(context))
         return {
             "version": trencadis.__version__,
-            "plan": _plan(plan),
-            "components": [{**attrs.asdict(row), "active": row.role == "active"} for row in rows_of(registry, plan)],
+            "plan": _plan(present),
+            "components": [{**attrs.asdict(row), "active": row.role == "active"} for row in rows_of(registry, present)],
             "config": [attrs.asdict(row) for row in explain(resolved)],
             "engine": _engine(context, supervisor),
             "server": _server(context),
@@ -56,12 +67,20 @@ def make_admin_app(
     return app
 
 
+def _engine_of(context: ServerContext) -> AsyncLLM | None:
+    try:
+        return context.llm
+    except EngineEndedError:
+        return None
+
+
 def _plan(plan: ResolvedPlan) -> dict[str, Any]:
     return {
         "choices": {noun: choice.component.name for noun, choice in plan.choices.items()},
         "fallbacks": {noun: choice.component.name for noun, choice in plan.fallbacks.items()},
         "by_layout": {layout: choice.component.name for layout, choice in plan.by_layout.items()},
         "observers": [choice.component.name for choice in plan.observers],
+        "shadow": None if plan.shadow is None else plan.shadow.component.name,
     }
 
 

@@ -12,7 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trencadis.server.errors import RATE_LIMIT, ApiError, retry_headers
-from trencadis.server.respond import has_body, refuse
+from trencadis.server.json_size import ContainerCheck
+from trencadis.server.respond import has_body, refuse, send_error
 
 __all__ = ["BodyMiddleware"]
 
@@ -24,7 +25,7 @@ _MAX_BODIES = 16
 
 
 class BodyMiddleware:
-    """Answers 413 to bodies over the cap, 408 to those that do not arrive in time.
+    """Answers 413 to bodies over the cap, 408 to those that do not arrive in time, 400 to those that take too long to parse.
 
     Args:
         app: What is behind; it gets the body in one message.
@@ -37,6 +38,7 @@ class BodyMiddleware:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._num_collected_bytes = 0
+        self._containers = ContainerCheck()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -48,8 +50,14 @@ class BodyMiddleware:
         except ApiError as error:
             await refuse(scope, receive, send, error)
             return
-        if body is not None:
-            await self._app(scope, _replay(body, receive), send)
+        if body is None:
+            return
+        try:
+            await self._containers.check(body)
+        except ApiError as error:
+            await send_error(send, error)
+            return
+        await self._app(scope, _replay(body, receive), send)
 
     async def _collect(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or None if the client has gone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
@@ -11,18 +10,13 @@ from starlette.responses import Response
 
 from trencadis.server.chat_prompt import encode_messages
 from trencadis.server.chat_writer import ChatWriter
-from trencadis.server.connection import answer_while_connected
-from trencadis.server.context import context_of
 from trencadis.server.errors import ApiError
-from trencadis.server.generation import Generation, answer_id, finished_outputs, who_asks
-from trencadis.server.json_response import json_response
-from trencadis.server.models import check_generates, check_model
+from trencadis.server.generation_call import open_call
 from trencadis.server.prompts import check_room, truncated
 from trencadis.server.protocol.chat import ChatRequest
 from trencadis.server.protocol.chat_answers import ChatCompletion
 from trencadis.server.protocol.openapi import documented
 from trencadis.server.sampling import sampling_params
-from trencadis.server.sse import EventStream, check_stream_options
 
 if TYPE_CHECKING:
     from trencadis.async_llm import AsyncLLM
@@ -48,43 +42,21 @@ def make_router() -> APIRouter:
 
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation."""
-    context = context_of(request)
-    llm = context.llm
-    model = check_model(context, body.model)
-    check_generates(llm)
-    includes_usage, is_continuous = check_stream_options(body)
-    params = _params(body, llm)
-    prompt = await _prompt(body, llm, context)
-    tenant, cache_salt = who_asks(request, body)
-    generation = Generation(
-        llm=llm,
-        admission=context.admission,
-        answer_id=answer_id("chatcmpl"),
-        prompts=[prompt],
-        params=params,
-        priority=body.priority or 0,
-        tenant=tenant,
-        cache_salt=cache_salt,
-    )
+    call = open_call(request, body, param=_PARAM)
+    params = _params(body, call.llm)
+    prompt = await _prompt(body, call.llm, call.context)
+    generation = call.generation("chatcmpl", prompts=[prompt], params=params)
     writer = ChatWriter(
         answer_id=generation.answer_id,
-        created=int(time.time()),
-        model=model,
-        fingerprint=context.fingerprint,
-        tokenizer=llm.tokenizer,
+        created=call.created,
+        model=call.model,
+        fingerprint=call.context.fingerprint,
+        tokenizer=call.llm.tokenizer,
         has_logprobs=bool(body.logprobs),
         has_token_ids=bool(body.return_token_ids),
         has_prompt_logprobs=body.prompt_logprobs is not None,
     )
-    if body.stream:
-        events = writer.stream(generation, includes_usage=includes_usage, is_continuous=is_continuous)
-        return EventStream(events, param=_PARAM, request_id=request.state.request_id)
-    return await answer_while_connected(request, _whole(generation, writer))
-
-
-async def _whole(generation: Generation, writer: ChatWriter) -> Response:
-    (output,) = await finished_outputs(generation)
-    return json_response(writer.whole(output))
+    return await call.answer(generation, writer, lambda outputs: writer.whole(outputs[0]))
 
 
 def _params(body: ChatRequest, llm: AsyncLLM) -> SamplingParams:
@@ -111,5 +83,5 @@ async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext) -> t
     prompt = truncated(
         encoded, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=body.most_tokens
     )
-    check_room([prompt], max_model_len=llm.max_model_len, num_output=1, param=_PARAM)
+    check_room([prompt], max_model_len=llm.max_model_len, num_output=max(1, body.most_tokens or 1), param=_PARAM)
     return prompt

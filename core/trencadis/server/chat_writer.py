@@ -83,7 +83,7 @@ class ChatWriter:
         encoder: ChunkEncoder[ChunkChoice] = ChunkEncoder(
             self._chunk, includes_usage=includes_usage, is_continuous=is_continuous
         )
-        sent = [Progress() for _ in range(generation.params.n)]
+        sent = [Progress(has_token_ids=self.has_logprobs or self.has_token_ids) for _ in range(generation.params.n)]
         is_open = False
         async with aclosing(generation.outputs(streams=True)) as outputs:
             async for _, output in outputs:
@@ -112,8 +112,7 @@ class ChatWriter:
             if progress.is_finished:
                 continue
             text, token_ids, entries = progress.take(one)
-            shows_tokens = self.has_logprobs or self.has_token_ids
-            if text or (shows_tokens and token_ids):
+            if text or token_ids:
                 yield ChunkChoice(
                     index=one.index,
                     delta=Delta(content=text),

@@ -48,7 +48,7 @@ class ChoiceWriter:
         self._format = format
         self._index = index
         self._echo = echo
-        self._progress = Progress()
+        self._progress = Progress(has_token_ids=format.has_logprobs or format.has_token_ids)
         self._logprobs = CompletionLogprobsWriter(format.tokenizer, hidden=format.hidden)
 
     def take(self, output: RequestOutput, one: CompletionOutput) -> CompletionChoice | None:
@@ -66,8 +66,7 @@ class ChoiceWriter:
         progress.is_finished = one.finish_reason is not None
         if is_first and self._echo is not None:
             text = self._echo + text
-        shows_tokens = wanted.has_logprobs or wanted.has_token_ids
-        if not (text or progress.is_finished or (shows_tokens and token_ids)):
+        if not (text or progress.is_finished or token_ids):
             return None
         return self._written(output, one, text, token_ids, entries, is_first=is_first)
 

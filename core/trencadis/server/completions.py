@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
@@ -11,18 +10,13 @@ from starlette.responses import Response
 
 from trencadis.server.completion_choice import CompletionFormat
 from trencadis.server.completion_writer import CompletionWriter
-from trencadis.server.connection import answer_while_connected
-from trencadis.server.context import context_of
 from trencadis.server.errors import ApiError
-from trencadis.server.generation import Generation, answer_id, finished_outputs, who_asks
-from trencadis.server.json_response import json_response
-from trencadis.server.models import check_generates, check_model
+from trencadis.server.generation_call import open_call
 from trencadis.server.prompts import TokenIds, check_room, echoes, encode_inputs, truncated
 from trencadis.server.protocol.completion_answers import TextCompletion
 from trencadis.server.protocol.completions import CompletionRequest
 from trencadis.server.protocol.openapi import documented
 from trencadis.server.sampling import sampling_params
-from trencadis.server.sse import EventStream, check_stream_options
 
 if TYPE_CHECKING:
     from trencadis.async_llm import AsyncLLM
@@ -47,40 +41,19 @@ def make_router() -> APIRouter:
 
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue texts."""
-    context = context_of(request)
-    llm = context.llm
-    model = check_model(context, body.model)
-    check_generates(llm)
-    includes_usage, is_continuous = check_stream_options(body)
-    params = _params(body, llm)
-    prompts = await _prompts(body, llm, context)
-    tenant, cache_salt = who_asks(request, body)
-    generation = Generation(
-        llm=llm,
-        admission=context.admission,
-        answer_id=answer_id("cmpl"),
-        prompts=prompts,
-        params=params,
-        priority=body.priority or 0,
-        tenant=tenant,
-        cache_salt=cache_salt,
-    )
+    call = open_call(request, body, param=_PARAM)
+    params = _params(body, call.llm)
+    prompts = await _prompts(body, call.llm, call.context)
+    generation = call.generation("cmpl", prompts=prompts, params=params)
     writer = CompletionWriter(
         answer_id=generation.answer_id,
-        created=int(time.time()),
-        model=model,
-        fingerprint=context.fingerprint,
-        format=_format(body, llm),
-        echoes=echoes(body, prompts, llm.tokenizer),
+        created=call.created,
+        model=call.model,
+        fingerprint=call.context.fingerprint,
+        format=_format(body, call.llm),
+        echoes=echoes(body, prompts, call.llm.tokenizer),
     )
-    if body.stream:
-        events = writer.stream(generation, includes_usage=includes_usage, is_continuous=is_continuous)
-        return EventStream(events, param=_PARAM, request_id=request.state.request_id)
-    return await answer_while_connected(request, _whole(generation, writer))
-
-
-async def _whole(generation: Generation, writer: CompletionWriter) -> Response:
-    return json_response(writer.whole(await finished_outputs(generation)))
+    return await call.answer(generation, writer, writer.whole)
 
 
 def _params(body: CompletionRequest, llm: AsyncLLM) -> SamplingParams:
@@ -125,7 +98,7 @@ async def _prompts(body: CompletionRequest, llm: AsyncLLM, context: ServerContex
         truncated(one, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=_max_tokens(body))
         for one in encoded
     ]
-    check_room(prompts, max_model_len=llm.max_model_len, num_output=1, param=_PARAM)
+    check_room(prompts, max_model_len=llm.max_model_len, num_output=max(1, body.max_tokens or 1), param=_PARAM)
     return prompts
 
 

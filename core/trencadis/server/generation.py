@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trencadis.errors import EngineEndedError
-from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.records import FinishReason, RequestOutput, RequestTerms, SamplingParams
 from trencadis.server.errors import SERVER_ERROR, ApiError
 from trencadis.server.protocol.answers import Usage
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from trencadis.async_llm import AsyncLLM
     from trencadis.server.context import Admission
-    from trencadis.server.protocol.generation import GenerationRequest
 
-__all__ = ["Generation", "answer_id", "finished_outputs", "usage_of", "who_asks"]
+__all__ = ["Generation", "answer_id", "finished_outputs", "usage_of"]
 
 _Indexed = tuple[int, RequestOutput]
 _LONG_PROMPTS = 1024
@@ -35,17 +32,6 @@ _LONG_PROMPTS = 1024
 def answer_id(prefix: str) -> str:
     """Return a new id of an answer, such as ``chatcmpl-...``."""
     return f"{prefix}-{uuid.uuid4().hex}"
-
-
-def who_asks(request: Request, body: GenerationRequest) -> tuple[str, str]:
-    """Return the tenant and the cache salt of a request. Pure.
-
-    Cached prefixes are shared within an API key, never between keys: the time to the first token would tell whether another client
-    has sent the same prompt.
-    """
-    caller: str = request.state.caller
-    tenant = f"{caller}/{body.user}" if body.user else caller
-    return tenant, f"{caller}\0{body.cache_salt}" if body.cache_salt else caller
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,9 +44,7 @@ class Generation:
         answer_id: Of the answer; the engine's requests are named after it.
         prompts: Token ids, at least one prompt.
         params: For all of them.
-        priority: Smaller is sooner.
-        tenant: Who asks.
-        cache_salt: Of the prefix cache.
+        terms: Who asks, and how urgent it is.
     """
 
     llm: AsyncLLM
@@ -68,9 +52,7 @@ class Generation:
     answer_id: str
     prompts: Sequence[tuple[int, ...]]
     params: SamplingParams
-    priority: int
-    tenant: str
-    cache_salt: str
+    terms: RequestTerms
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -108,10 +90,8 @@ class Generation:
             prompt,
             self.params,
             request_id=f"{self.answer_id}-{index}",
-            priority=self.priority,
-            tenant=self.tenant,
-            cache_salt=self.cache_salt,
             streams=streams,
+            **attrs.asdict(self.terms),
         )
 
 

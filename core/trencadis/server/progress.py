@@ -17,14 +17,18 @@ def finish_name(output: CompletionOutput) -> Literal["stop", "length"]:
 class Progress:
     """Follows one completion of a stream; outputs are cumulative, chunks are not.
 
+    Args:
+        has_token_ids: Token ids are wanted; else :meth:`take` does not look for them.
+
     Attributes:
         is_open: Whatever comes before the text was sent.
         is_finished: The finish reason was sent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_token_ids: bool = True) -> None:
         self.is_open = False
         self.is_finished = False
+        self._has_token_ids = has_token_ids
         self._num_characters = 0
         self._num_tokens = 0
         self._num_logprobs = 0
@@ -33,8 +37,8 @@ class Progress:
         """Return the text, token ids and log-probabilities that came since the last call. O(what is new)."""
         logprobs = output.logprobs or ()
         text = output.text[self._num_characters :]
-        token_ids = output.token_ids[self._num_tokens :]
+        token_ids = tuple(output.token_ids[self._num_tokens :]) if self._has_token_ids else ()
         entries = logprobs[self._num_logprobs :]
-        self._num_characters, self._num_tokens = len(output.text), len(output.token_ids)
-        self._num_logprobs = len(logprobs)
+        self._num_characters, self._num_logprobs = len(output.text), len(logprobs)
+        self._num_tokens += len(token_ids)
         return text, token_ids, entries

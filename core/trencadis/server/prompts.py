@@ -77,7 +77,13 @@ def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_to
 
 
 def check_room(prompts: Sequence[TokenIds], *, max_model_len: int, num_output: int, param: str) -> None:
-    """Check that each prompt is one and leaves room for ``num_output`` tokens. Pure.
+    """Check that each prompt is one and leaves room for its output. Pure.
+
+    Args:
+        prompts: Token ids.
+        max_model_len: Longest sequence, tokens.
+        num_output: Output tokens that must fit: as many as the request asks for, 1 if it does not say, 0 if there is no output.
+        param: The field, for errors.
 
     Raises:
         ApiError: It is empty, or too long (``context_length_exceeded``).
@@ -87,8 +93,7 @@ def check_room(prompts: Sequence[TokenIds], *, max_model_len: int, num_output: i
         if not prompt:
             raise ApiError(400, f"{where} has no tokens. Give at least one.", param=where)
         if len(prompt) + num_output > max_model_len:
-            more = f", and at least {num_output} more is wanted" if num_output else ""
-            raise _too_long(f"{where} has {len(prompt)} tokens{more}", max_model_len, param)
+            raise _too_long(f"{where} has {len(prompt)} tokens{_wanted(num_output)}", max_model_len, param)
 
 
 def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Tokenizer) -> list[str | None]:
@@ -129,13 +134,19 @@ def _place(param: str, index: int, num_prompts: int) -> str:
     return f"{param}[{index}]" if num_prompts > 1 else param
 
 
+def _wanted(num_output: int) -> str:
+    if num_output > 1:
+        return f", and max_tokens asks for {num_output} more"
+    return f", and at least {num_output} more is wanted" if num_output else ""
+
+
 def _too_long(what: str, max_model_len: int, param: str) -> ApiError:
     if param == _EMBEDDED:
         limit = f"this model embeds at most {max_model_len} tokens of a text. Shorten or divide it."
     else:
         limit = (
             f"this model's maximum context length is {max_model_len} tokens, prompt and output together. "
-            "Shorten the prompt, or set truncate_prompt_tokens."
+            "Shorten the prompt, lower or leave out max_tokens, or set truncate_prompt_tokens."
         )
     return ApiError(
         400,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trencadis.text.chat import Message, encode_chat
 from trencadis.text.detokenizer import Detokenizer
+from trencadis.text.prefixes import read_prefixes
 from trencadis.text.stop import StopChecker
 from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
 
@@ -14,5 +15,6 @@ __all__ = [
     "Tokenizer",
     "encode_chat",
     "load_tokenizer",
+    "read_prefixes",
     "resolve_model_path",
 ]

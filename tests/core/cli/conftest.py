@@ -16,7 +16,7 @@ from trencadis.interfaces import Component
 
 NAMES = {
     "bucketing": ("exact", "exponential"),
-    "scheduling": ("fcfs", "other"),
+    "scheduling": ("fair_share", "fcfs", "other"),
     "eviction": ("lru",),
     "sampling": ("standard",),
     "backend": ("torch",),

@@ -106,7 +106,9 @@ def test_refused_value_names_flag_and_choices(registry):
 
 
 def test_missing_option_is_named(registry):
-    with pytest.raises(ConfigValueError, match=r"\[bucketing.strict\]: a value that .* needs is missing"):
+    with pytest.raises(
+        ConfigValueError, match=r"\[bucketing.strict\] path: not set, and .* needs it.*--bucketing.strict.path"
+    ):
         build(registry, "strict")
 
 

@@ -80,6 +80,39 @@ def test_every_limit_has_a_flag_and_a_stated_default(capsys, flags, key, value):
     assert as_json(capsys, "--compare=exact", *flags)["limits"][key] == value
 
 
+def test_merged_prompts_share_a_row(capsys):
+    limits = [*SMALL, "--merged-prefill", "--max-num-prefill-seqs=4", "--compare=exponential"]
+    found = as_json(capsys, *limits)
+    assert (found["limits"]["max_prefill_batch_size"], found["limits"]["max_merged_prefills"]) == (1, 4)
+    prompts = found["strategies"]["exponential"]["prompt"]
+    assert {query for _, query, _ in prompts} == {512, 1024}
+    assert {context for _, _, context in prompts} == {0, 4, 8, 16, 28}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "there is nothing to merge. Raise --max-num-prefill-seqs."),
+        (("--max-num-prefill-seqs=2", "--unified"), "goes with neither --unified"),
+        (("--max-num-prefill-seqs=2", "--trace=x.csv"), "goes with neither --unified"),
+    ],
+)
+def test_merged_prompts_that_cannot_be_meant_are_refused(capsys, flags, said):
+    assert said in error(capsys, "--merged-prefill", *flags)
+
+
+def test_rules_of_a_model_are_flags_of_the_strategy(capsys):
+    rules = ["--bucketing.exponential.prompts.query-chunk=256", "--strategy=exponential"]
+    assert {query for _, query, _ in as_json(capsys, *rules, *SMALL)["prompt"]} == {256, 512, 768, 1024}
+    said = error(capsys, *rules, *SMALL, "--max-num-batched-tokens=1000")
+    assert (
+        "[bucketing.exponential.prompts] query_chunk = 256 (from flag --bucketing.exponential.prompts.query-chunk)"
+        in said
+    )
+    assert "engine.max_num_batched_tokens = 1000 is no multiple of it" in said
+    assert "Set engine.max_num_batched_tokens to 1024." in said
+
+
 def test_configured_strategy_is_the_default(capsys):
     table = as_json(capsys, "--bucketing.name=linear", *SMALL)
     assert table == as_json(capsys, "--strategy=linear", *SMALL)

@@ -21,7 +21,8 @@ def test_every_component_is_listed_with_its_role(capsys):
     assert {key: row["role"] for key, row in rows.items()} == {
         ("bucketing", "exact"): "by layout",
         ("bucketing", "exponential"): "by layout",
-        ("scheduling", "fcfs"): "active",
+        ("scheduling", "fair_share"): "active",
+        ("scheduling", "fcfs"): "fallback",
         ("scheduling", "other"): "",
         ("eviction", "lru"): "active",
         ("sampling", "standard"): "active",
@@ -44,7 +45,7 @@ def test_the_configuration_decides_what_is_active(capsys):
 
 def test_defaults_are_marked_whatever_is_configured(capsys):
     rows, _ = _components(capsys, "--scheduling.name", "other")
-    assert {name for (_, name), row in rows.items() if not row["default"]} == {"other"}
+    assert {name for (_, name), row in rows.items() if not row["default"]} == {"fcfs", "other"}
 
 
 def test_capabilities_and_provenance_are_shown(capsys):
@@ -75,7 +76,7 @@ def test_the_table_has_one_line_for_each_component(capsys):
         "noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary",
     ]  # fmt: skip
     assert lines[0].split() == ["bucketing", "exact", "by", "layout", "yes", "(in", "code)", "The", "exact", "one."]
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert lines[-1] == "no component installed: speculation, kv_connector"
 
 

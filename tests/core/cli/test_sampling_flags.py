@@ -40,6 +40,13 @@ def test_without_flags_the_commands_defaults_and_then_the_fields_own_hold() -> N
         (["--stop-token-ids", "3", "--stop-token-ids", "4"], "stop_token_ids", (3, 4)),
         (["--allowed-token-ids", "3"], "allowed_token_ids", (3,)),
         (["--logit-bias", "17=-5.5", "--logit-bias", "3=1"], "logit_bias", {17: -5.5, 3: 1.0}),
+        (["--bad-words-ids", "1,2", "--bad-words-ids", "3"], "bad_words_ids", ((1, 2), (3,))),
+        (
+            ["--logits-processors", 'a={"b": 1}', "--logits-processors", "c"],
+            "logits_processors",
+            {"a": {"b": 1}, "c": {}},
+        ),
+        (["--mirostat-mode", "2"], "mirostat_mode", 2),
         (["--ignore-eos"], "ignore_eos", True),
         (["--no-skip-special-tokens"], "skip_special_tokens", False),
         (["--logprobs", "3"], "logprobs", 3),

@@ -44,6 +44,7 @@ def test_report_counts_buckets_graphs_and_what_the_run_afterwards_compiled(run) 
     assert (report["num_buckets"], report["num_prefill_buckets"], report["num_decode_buckets"]) == (2, 1, 1)
     assert (report["num_prepared"], report["skipped"], report["num_recompilations"]) == (2, [], 0)
     assert report["num_requests"] == 5
+    assert (report["num_deferred"], report["num_fallbacks"], report["num_substituted"]) == (0, 0, 0)
     assert 0 < report["padding_ratio"] < 1
 
 

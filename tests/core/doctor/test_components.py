@@ -8,7 +8,7 @@ from trencadis.config.schema import NounConfig, ObserverConfig
 from trencadis.doctor.components import check_components
 from trencadis.interfaces import Component, Observer
 from trencadis.records import ModelFacts
-from trencadis.registry import Registry
+from trencadis.registry import Registry, load_with_plugins
 
 
 def kinds(told):
@@ -119,3 +119,12 @@ def add(registry, noun, factory, **more):
     component = Component(name="mine", factory=factory, summary="Mine.", interface_version=1, **more)
     body = {NOUNS[noun]: hookimpl(lambda self: [component], specname=NOUNS[noun])}
     registry.register(type("Mine", (), body)())
+
+
+def test_policy_around_another_one_and_a_shadow_are_built_with_what_they_name(found, told):
+    chosen = {"name": "fair_share", "shadow": "shortest_first"}
+    resolved, registry = load_with_plugins(environ={}, overrides={"scheduling": chosen})
+    check_components(found, registry, resolved.config, {}, None)
+    assert set(kinds(told)) == {"ok"}
+    built = [message.split(";")[0] for _, message in told() if message.startswith("scheduling")]
+    assert built[:2] == ["scheduling: fair_share, active", "scheduling: shortest_first, shadow"]

@@ -25,10 +25,10 @@ def entry(position: int, logprob: float = -1.0) -> TokenLogprobs:
 
 def test_completions_are_merged_by_index_whichever_ends_first(tokenizer: Tokenizer) -> None:
     client = make(tokenizer, n=2)
-    client.completions[1].finish(end("r/1", (9,), FinishReason.LENGTH))
+    client.finish(client.completions[1], end("r/1", (9,), FinishReason.LENGTH))
     assert not client.is_finished
     assert not client.output().finished
-    client.completions[0].finish(end("r/0", (8,), FinishReason.LENGTH))
+    client.finish(client.completions[0], end("r/0", (8,), FinishReason.LENGTH))
     output = client.output()
     assert output.finished
     assert [(one.index, one.token_ids) for one in output.outputs] == [(0, (8,)), (1, (9,))]
@@ -37,8 +37,8 @@ def test_completions_are_merged_by_index_whichever_ends_first(tokenizer: Tokeniz
 
 def test_the_error_of_a_failed_completion_is_the_requests(tokenizer: Tokenizer) -> None:
     client = make(tokenizer, n=2)
-    client.completions[0].finish(end("r/0", (8,), FinishReason.ABORT, error="not this one"))
-    client.completions[1].finish(end("r/1", (), FinishReason.ERROR, error="the device is gone"))
+    client.finish(client.completions[0], end("r/0", (8,), FinishReason.ABORT, error="not this one"))
+    client.finish(client.completions[1], end("r/1", (), FinishReason.ERROR, error="the device is gone"))
     assert client.output().error == "the device is gone"
 
 

@@ -37,6 +37,17 @@ def test_a_stream_shows_text_while_it_runs(tokenizer: Tokenizer) -> None:
     assert (output.text, output.finish_reason) == (" one", None)
 
 
+def test_an_output_stays_as_it_was_while_the_completion_grows(tokenizer: Tokenizer) -> None:
+    completion = make(tokenizer)
+    completion.append((5, 6))
+    early = completion.output()
+    completion.append((7,))
+    completion.finish(end([5, 6, 7]))
+    late = completion.output()
+    assert (early.token_ids, late.token_ids) == ((5, 6), (5, 6, 7))
+    assert type(late.token_ids) is tuple
+
+
 def test_what_is_held_back_comes_with_the_end(tokenizer: Tokenizer) -> None:
     half = tokenizer.encode("你")[:1]
     completion = make(tokenizer)

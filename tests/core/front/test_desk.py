@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError
-from trencadis.front.commands import Abort, AskMetrics, Embed, End, Submission
+from trencadis.front.commands import Abort, Ask, AskMetrics, Embed, End, Submission
 from trencadis.front.desk import Desk, after
 from trencadis.front.frontend import Frontend
 from trencadis.front.local_engine import LocalEngineClient
@@ -113,3 +113,14 @@ def test_an_end_is_not_obeyed_but_said(house: House) -> None:
 def test_what_is_said_after_the_end_names_the_cause() -> None:
     cause = ValueError("x")
     assert after(cause).__cause__ is cause
+
+
+def test_a_question_is_answered_between_steps_and_what_cannot_be_is_its_own_error(house: House) -> None:
+    question, wrong, late = (Ask(question=name) for name in ("scheduling", "nonsense", "scheduling"))
+    assert house.desk.obey(question)
+    assert house.desk.obey(wrong)
+    assert question.future.result()["quarantined"] == []
+    assert isinstance(wrong.future.exception(), InvalidRequestError)
+    house.desk.refuse(late, EngineEndedError("it has ended."))
+    assert isinstance(late.future.exception(), EngineEndedError)
+    assert house.desk.num_questions == 0

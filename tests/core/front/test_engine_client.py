@@ -11,7 +11,3 @@ def test_a_client_that_lacks_a_method_fails_when_it_is_made() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Half()  # type: ignore[abstract]
-
-
-def test_who_refuses_at_once_has_nothing_to_refuse_later() -> None:
-    assert EngineClient.take_refused(object()) == []  # type: ignore[arg-type]

@@ -45,8 +45,6 @@ def submission(name: str = "a", prompt: object = PROMPT, num_tokens: int = 5, *,
         prompt=prompt,  # type: ignore[arg-type]
         params=SamplingParams(max_tokens=num_tokens),
         request_id=name,
-        priority=0,
-        tenant="",
         streams=streams,
         stream=OutputStream(asyncio.get_running_loop()),
     )

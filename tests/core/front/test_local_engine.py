@@ -44,7 +44,6 @@ def test_ends_are_known_at_once(client: LocalEngineClient) -> None:
     assert client.abort("a") is None
     assert not client.has_work
     assert not client.is_stalled
-    assert client.take_refused() == []
 
 
 def test_texts_are_embedded_in_a_step(client: LocalEngineClient) -> None:

@@ -101,7 +101,7 @@ class Line:
             self.host.turn()
             if self.client.has_work:
                 news.append(self.client.step(timeout_s=0.001))
-                self.refused.extend(self.client.take_refused())
+                self.refused.extend(news[-1].refused)
             elif answers:
                 return news
             else:

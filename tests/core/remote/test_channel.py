@@ -82,3 +82,15 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     channel = Channel(f"ipc://{tmp_path}/y", binds=True)
     channel.close()
     channel.close()
+
+
+@pytest.mark.parametrize("num_messages", [0, 1, 3])
+def test_a_message_that_is_likely_need_not_be_there(ends: tuple[Channel, Channel], num_messages: int) -> None:
+    for number in range(num_messages):
+        ends[1].send(bytes([number]))
+    received: list[bytes] = ends[0].receive(is_likely=True)
+    while len(received) < num_messages:
+        ends[0].wait(10)
+        received += ends[0].receive(is_likely=True)
+    assert received == [bytes([number]) for number in range(num_messages)]
+    assert ends[0].receive(is_likely=True) == []

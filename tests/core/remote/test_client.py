@@ -66,7 +66,7 @@ def test_a_refusal_of_the_engine_comes_with_its_class_and_words(open_line: Calla
     assert name == "c"
     assert type(error) is RequestRefusedError
     assert "two wait already" in str(error)
-    assert line.client.take_refused() == []
+    assert not line.client.has_news
     assert line.client.num_live == line.host.num_live == 0
 
 
@@ -170,8 +170,9 @@ def test_whatever_the_order_of_requests_aborts_and_steps_nothing_is_left(
             case "drop":
                 line.client.abort(f"e{number}")
             case "client":
-                ended += [end.request_id for end in line.client.step(timeout_s=0.0).finished]
-                line.refused.extend(line.client.take_refused())
+                news = line.client.step(timeout_s=0.0)
+                ended += [end.request_id for end in news.finished]
+                line.refused.extend(news.refused)
             case "host":
                 line.host.turn()
     ended += [end.request_id for deltas in line.settle() for end in deltas.finished]
@@ -180,3 +181,16 @@ def test_whatever_the_order_of_requests_aborts_and_steps_nothing_is_left(
     assert line.client.num_live == line.host.num_live == 0
     assert not line.engine.has_work
     assert line.engine._state.blocks.num_used == 0
+
+
+def test_questions_are_answered_in_their_order_each_with_its_own_answer_or_error(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    answers: list[Any] = []
+    line.client.ask("nonsense", {}, answers.append)
+    line.client.ask("scheduling", {}, answers.append)
+    with pytest.raises(InvalidRequestError, match="an argument cannot travel"):
+        line.client.ask("explain", {"request_id": object()}, answers.append)
+    line.settle()
+    error, answer = answers
+    assert isinstance(error, InvalidRequestError)
+    assert answer["quarantined"] == []

@@ -52,7 +52,8 @@ REQUESTS = st.builds(
     priority=st.integers(-(2**40), 2**40),
     tenant=st.text(),
     cache_salt=st.text(),
-    weight=st.floats(0.01, 100),
+    weight=st.none() | st.floats(0.01, 100),
+    adapter=st.text(),
     ttft_target_s=st.just(float("inf")) | st.floats(0.001, 60),
     tpot_target_s=st.just(float("inf")) | st.floats(0.001, 60),
 )
@@ -72,6 +73,9 @@ def test_every_sampling_parameter_travels() -> None:
         presence_penalty=0.5, logit_bias={3: 1.5}, allowed_token_ids=(3, 4), bad_token_ids=(4,), min_tokens=2, max_tokens=9,
         stop=("x",), stop_token_ids=(5,), ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False,
         logprobs=1, prompt_logprobs=2, seed=7,
+        typical_p=0.5, epsilon_cutoff=0.1, eta_cutoff=0.1, top_n_sigma=2.0, xtc_probability=0.5, xtc_threshold=0.2, mirostat_mode=2,
+        mirostat_tau=3.0, mirostat_eta=0.2, dry_multiplier=0.8, dry_base=2.0, dry_allowed_length=3, dry_range=99,
+        dry_breaker_token_ids=(6,), no_repeat_ngram_size=3, bad_words_ids=((7, 8), (9,)), logits_processors={"a": {"b": [1, "c"]}},
     )  # fmt: skip
     default = SamplingParams()
     names = [field.name for field in attrs.fields(SamplingParams)]

@@ -44,6 +44,6 @@ def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_pr
 
 
 def test_what_only_another_process_needs_is_not_imported_for_this_one() -> None:
-    code = "import sys, trencadis.llm, trencadis.async_llm; print([m for m in ('zmq', 'msgspec') if m in sys.modules])"
+    code = "import sys, trencadis.llm, trencadis.async_llm; print('zmq' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+    assert run.stdout.strip() == "False"

@@ -142,3 +142,11 @@ def test_bodies_on_their_way_in_share_a_budget_that_is_given_back():
         assert statuses[-1] == 200
 
     asyncio.run(main())
+
+
+def test_a_body_that_takes_too_long_to_parse_is_refused_at_once():
+    whole = b"[" * 200_001
+    status, body, sent, taken, _ = call([part(whole, more=False)], max_bytes=10**6)
+    assert (status, taken) == (400, 1)
+    assert json.loads(body)["error"]["code"] == "too_many_values"
+    assert not sent[-1].get("more_body")

@@ -156,6 +156,13 @@ def test_a_prompt_beyond_the_model_is_told_so(serve: Any) -> None:
     assert "256 tokens" in error["message"]
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_output_beyond_the_model_is_refused_not_shortened(serve: Any, field: str) -> None:
+    status, error = serve(lambda api: api.error(PATH, messages=HELLO, **{field: 256}))
+    assert (status, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+    assert "asks for 256 more" in error["message"]
+
+
 def test_truncation_keeps_the_end_of_the_prompt(serve: Any, tokenizer: Tokenizer) -> None:
     long = [{"role": "user", "content": "x y " * 300}]
     body = {"messages": long, "max_tokens": 6, "return_token_ids": True}

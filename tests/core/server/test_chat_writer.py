@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trencadis.records import SamplingParams
+from trencadis.records import RequestTerms, SamplingParams
 from trencadis.server.chat_writer import ChatWriter
 from trencadis.server.generation import Generation, finished_outputs
 
@@ -20,9 +20,7 @@ def test_each_choice_has_one_opening_one_end_and_its_text_between(serve: Any, n:
             answer_id="chatcmpl-1",
             prompts=[(5, 6)],
             params=SamplingParams(max_tokens=9, n=n),
-            priority=0,
-            tenant="",
-            cache_salt="",
+            terms=RequestTerms(),
         )
         writer = ChatWriter(
             answer_id="chatcmpl-1",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+import msgspec
 from msgspec import UNSET
 
 from trencadis.records import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
@@ -73,7 +73,7 @@ def test_an_echo_waits_for_the_log_probabilities_of_the_whole_prompt(tokenizer: 
 def test_without_output_the_prompt_alone_is_written(tokenizer: Tokenizer) -> None:
     wanted = CompletionFormat(tokenizer=tokenizer, has_output=False, has_logprobs=True, has_token_ids=True)
     output = after(tokenizer, 1, is_finished=True)
-    stopped = attrs.evolve(output.outputs[0], finish_reason=FinishReason.STOP, stop_reason=5)
+    stopped = msgspec.structs.replace(output.outputs[0], finish_reason=FinishReason.STOP, stop_reason=5)
     piece = ChoiceWriter(wanted, index=0, echo="hell").take(output, stopped)
     assert piece is not None
     assert (piece.text, piece.token_ids, piece.finish_reason, piece.stop_reason) == ("hell", [], "length", None)

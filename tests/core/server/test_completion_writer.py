@@ -4,7 +4,7 @@ import json
 from contextlib import aclosing
 from typing import Any
 
-from trencadis.records import SamplingParams
+from trencadis.records import RequestTerms, SamplingParams
 from trencadis.server.completion_choice import CompletionFormat
 from trencadis.server.completion_writer import CompletionWriter
 from trencadis.server.generation import Generation, finished_outputs
@@ -18,9 +18,7 @@ def test_events_of_several_prompts_are_together_the_whole_answer(serve: Any) -> 
             answer_id="cmpl-1",
             prompts=[(5, 6), (7, 8, 9)],
             params=SamplingParams(max_tokens=6, n=2),
-            priority=0,
-            tenant="",
-            cache_salt="",
+            terms=RequestTerms(),
         )
         writer = CompletionWriter(
             answer_id="cmpl-1",

@@ -54,6 +54,14 @@ def test_sixteen_tokens_are_the_default(serve: Any) -> None:
     assert serve(lambda api: api.ok(PATH, prompt=[5]))["usage"]["completion_tokens"] == 16
 
 
+def test_an_output_beyond_the_model_is_refused_if_it_was_asked_for(serve: Any) -> None:
+    status, error = serve(lambda api: api.error(PATH, prompt=[5] * 6, max_tokens=251))
+    assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
+    assert "prompt has 6 tokens, and max_tokens asks for 251 more" in error["message"]
+    assert serve(lambda api: api.ok(PATH, prompt=[5] * 250))["usage"]["completion_tokens"] == 6  # nobody asked for 16
+    assert serve(lambda api: api.ok(PATH, prompt=[5] * 6, max_tokens=250))["usage"]["completion_tokens"] == 250
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_echo_has_the_prompt_before_the_text_and_null_for_its_first_token(serve: Any, n: int) -> None:
     body = {"prompt": "Hello there, you", "max_tokens": 4, "echo": True, "logprobs": 1, "n": n}
@@ -121,7 +129,6 @@ def test_the_extensions_of_vllm_have_their_effect(serve: Any, tokenizer: Tokeniz
         ({"prompt": "x", "logprobs": 51}, "logprobs", "50"),
         ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, None, "logit_bias"),
-        ({"prompt": "x", "bad_words": ["Hello there"]}, "bad_words[0]", "tokens"),
         ({"prompt": "x", "kv_transfer_params": {"a": 1}}, "kv_transfer_params", "connector"),
     ],
 )

@@ -3,21 +3,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trencadis.errors import EngineEndedError
-from trencadis.records import CompletionOutput, FinishReason, RequestOutput, SamplingParams
+from trencadis.records import CompletionOutput, FinishReason, RequestOutput, RequestTerms, SamplingParams
 from trencadis.server.errors import ApiError
-from trencadis.server.generation import Generation, answer_id, finished_outputs, usage_of, who_asks
-from trencadis.server.protocol.generation import GenerationRequest
+from trencadis.server.generation import Generation, answer_id, finished_outputs, usage_of
 from trencadis_testing.fakes import fake_text
-
-
-def request_of(caller: str) -> Any:
-    return SimpleNamespace(state=SimpleNamespace(caller=caller))
 
 
 def generation(api: Any, prompts: list[tuple[int, ...]], **params: Any) -> Generation:
@@ -27,9 +21,7 @@ def generation(api: Any, prompts: list[tuple[int, ...]], **params: Any) -> Gener
         answer_id=answer_id("test"),
         prompts=prompts,
         params=SamplingParams(**params),
-        priority=0,
-        tenant="",
-        cache_salt="",
+        terms=RequestTerms(),
     )
 
 
@@ -117,15 +109,6 @@ def test_a_failed_completion_says_why(serve: Any) -> None:
 
     with pytest.raises(ApiError, match="planted"):
         serve(use, fails=fails)
-
-
-def test_keys_share_neither_tenants_nor_cached_prefixes_and_users_of_a_key_share_prefixes() -> None:
-    plain, user = GenerationRequest(model="m"), GenerationRequest(model="m", user="ann")
-    salted = GenerationRequest(model="m", cache_salt="s")
-    assert who_asks(request_of("key"), plain) == ("key", "key")
-    assert who_asks(request_of("key"), user) == ("key/ann", "key")
-    assert who_asks(request_of(""), plain) == ("", "")
-    assert who_asks(request_of("key"), salted)[1] not in {"key", "s", who_asks(request_of("other"), salted)[1]}
 
 
 def test_usage_counts_every_choice_and_each_prompt_once() -> None:

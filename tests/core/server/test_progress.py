@@ -34,3 +34,8 @@ def test_reasons_have_the_names_of_openai() -> None:
         for reason in (FinishReason.STOP, FinishReason.LENGTH)
     }
     assert names == {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+def test_token_ids_that_nobody_wants_are_not_looked_for() -> None:
+    progress = Progress(has_token_ids=False)
+    assert [progress.take(output(size))[:2] for size in (1, 3)] == [("ab", ()), ("abab", ())]

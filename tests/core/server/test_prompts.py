@@ -54,6 +54,10 @@ def test_a_prompt_may_fill_all_but_the_room_for_the_output() -> None:
     with pytest.raises(ApiError, match=r"prompt has 10 tokens, and at least 1 more") as caught:
         check_room([(1,) * 10], max_model_len=10, num_output=1, param="prompt")
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+    check_room([(1,) * 4], max_model_len=10, num_output=6, param="prompt")
+    with pytest.raises(ApiError, match=r"prompt has 4 tokens, and max_tokens asks for 7 more: .* 10 tokens") as caught:
+        check_room([(1,) * 4], max_model_len=10, num_output=7, param="prompt")
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
     with pytest.raises(ApiError, match=r"input\[1\] has no tokens"):
         check_room([(1,), ()], max_model_len=10, num_output=0, param="input")
 

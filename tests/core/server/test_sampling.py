@@ -29,6 +29,20 @@ def test_fields_have_the_meaning_of_their_names(tokenizer: Tokenizer) -> None:
         "top_k": 3,
         "top_p": 0.9,
         "min_p": 0.1,
+        "typical_p": 0.9,
+        "epsilon_cutoff": 0.001,
+        "eta_cutoff": 0.002,
+        "top_n_sigma": 1.5,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "mirostat_mode": 2,
+        "mirostat_tau": 3.0,
+        "mirostat_eta": 0.2,
+        "dry_base": 1.5,
+        "dry_allowed_length": 4,
+        "dry_range": 100,
+        "no_repeat_ngram_size": 3,
+        "logits_processors": {"mine": {"strength": 2}},
         "repetition_penalty": 1.5,
         "frequency_penalty": 0.25,
         "presence_penalty": -0.25,
@@ -57,9 +71,30 @@ def test_a_banned_word_is_banned_at_the_beginning_and_behind_a_space(tokenizer: 
     assert set(params(tokenizer, bad_words=["the"]).bad_token_ids) == {bare, spaced}
 
 
-def test_a_banned_word_of_several_tokens_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ApiError, match="only single tokens can be banned"):
-        params(tokenizer, bad_words=["the", "antidisestablishment"])
+def test_a_banned_word_of_several_tokens_is_banned_as_a_whole(tokenizer: Tokenizer) -> None:
+    word = "antidisestablishment"
+    asked = params(tokenizer, bad_words=["the", word])
+    assert asked.bad_words_ids == (tuple(tokenizer.encode(word)), tuple(tokenizer.encode(f" {word}")))
+    assert len(asked.bad_words_ids[0]) > 1
+    assert len(asked.bad_token_ids) == 2
+
+
+def test_a_banned_word_without_tokens_is_refused() -> None:
+    class Mute:
+        def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+            raise InvalidRequestError(f"{text!r} has no tokens")
+
+    with pytest.raises(ApiError, match=r"bad_words\[0\] = 'the' has no tokens"):
+        params(Mute(), bad_words=["the"])  # type: ignore[arg-type]
+
+
+def test_a_run_of_tokens_breaks_at_the_usual_marks_unless_others_are_named(tokenizer: Tokenizer) -> None:
+    assert params(tokenizer).dry_breaker_token_ids == ()
+    usual = params(tokenizer, dry_multiplier=0.8).dry_breaker_token_ids
+    assert usual == tuple(tokenizer.encode(f"a{text}", add_special_tokens=False)[-1] for text in '\n:"*')
+    assert params(tokenizer, dry_multiplier=0.8, dry_sequence_breakers=[]).dry_breaker_token_ids == ()
+    named = params(tokenizer, dry_multiplier=0.8, dry_sequence_breakers=["."]).dry_breaker_token_ids
+    assert named == (tokenizer.encode("a.", add_special_tokens=False)[-1],)
 
 
 def test_values_that_contradict_each_other_are_refused(tokenizer: Tokenizer) -> None:

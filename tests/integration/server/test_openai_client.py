@@ -257,6 +257,51 @@ def test_errors_have_the_classes_of_the_client(
     assert caught.value.request_id
 
 
+def test_samplers_beyond_the_clients_own_parameters_work(client: openai.OpenAI) -> None:
+    def tokens(**extra: Any) -> list[int]:
+        answer = client.completions.create(
+            model="demo",
+            prompt=PROMPT,
+            max_tokens=24,
+            seed=3,
+            extra_body={"return_token_ids": True, "ignore_eos": True, **extra},
+        )
+        known = answer.choices[0].model_extra
+        assert known is not None
+        return [*known["prompt_token_ids"], *known["token_ids"]]
+
+    unique = tokens(temperature=0, no_repeat_ngram_size=1)
+    assert len(set(unique[-24:])) == 24
+    assert not set(unique[-24:]) & set(unique[:-24])
+    assert len(set(tokens(temperature=0)[-24:])) < 24
+    assert tokens(top_n_sigma=1e-6) == tokens(temperature=0) != tokens()
+    assert tokens(mirostat_mode=2, mirostat_tau=0.5) == tokens(mirostat_mode=2, mirostat_tau=0.5) != tokens()
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"xtc_probability": 2}, "xtc_probability"),
+        ({"mirostat_mode": 1}, "mirostat_mode"),
+        ({"typical_p": 0}, "typical_p"),
+    ],
+)
+def test_impossible_values_of_samplers_are_refused_by_name(client: openai.OpenAI, extra: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt=PROMPT, extra_body=extra)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_logits_processor_that_is_not_enabled_is_refused(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.APIError, match="names 'mine', which is not enabled here"):
+        list(
+            client.completions.create(
+                model="demo", prompt=PROMPT, stream=stream, extra_body={"logits_processors": {"mine": {"strength": 2}}}
+            )
+        )
+
+
 def test_a_full_server_and_one_without_an_engine_say_so(server: Running, client: openai.OpenAI) -> None:
     with server.admission.hold(1, num_requests=server.admission.max_requests), pytest.raises(openai.RateLimitError):
         client.chat.completions.create(model="demo", messages=CHAT)

@@ -45,7 +45,7 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="The conversation so far.")
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        None, description="The most tokens of a choice; by default as many as the model has room for."
+        None, description="The most tokens of a choice, for which the model must have room; by default as many as fit."
     )
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         None, description="The older name of max_completion_tokens, which wins."

@@ -85,7 +85,6 @@ OTHER_FIELDS: tuple[OtherField, ...] = (
     OtherField("length_penalty", _GENERATION, _NO_BEAMS, (1, 1.0)),
     OtherField("early_stopping", _GENERATION, _NO_BEAMS, (False,)),
     OtherField("spaces_between_special_tokens", _GENERATION, "text is what the tokenizer decodes", (True,)),
-    OtherField("logits_processors", _GENERATION, "code does not come with requests; see [sampling]", ([],)),
     OtherField("kv_transfer_params", _GENERATION, "no KV connector is reached through the API", ({},)),
     OtherField("chat_template", _CHAT, "templates are programs, and programs do not come with requests", ()),
     OtherField("documents", _CHAT, "give them in messages, or in chat_template_kwargs' own names", ([],)),

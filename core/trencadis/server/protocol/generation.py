@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -47,7 +47,7 @@ class GenerationRequest(EndpointRequest):
         None, description="Keep the smallest set of tokens that has this mass; 1."
     )
     max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
-        None, description="The most tokens of a choice."
+        None, description="The most tokens of a choice; the model must have room for them."
     )
     stop: Stops | None = Field(None, description=f"One string, or up to {_MAX_STOPS}, that end the text.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
@@ -64,11 +64,55 @@ class GenerationRequest(EndpointRequest):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None, description="Makes the tokens repeatable; choice i draws with seed + i."
     )
-    user: Label | None = Field(None, description="Whom fair scheduling counts it for, within the API key.")
+    user: Label | None = Field(
+        None, description="Whom fair scheduling counts it for; users of one API key share its weight."
+    )
     # vLLM's
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = Field(None, description="Keep the k most likely; 0: all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="Drop tokens less likely than this share of the most likely; 0."
+    )
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Keep tokens of nearly the mean surprise, up to this mass; 1."
+    )
+    epsilon_cutoff: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="Drop tokens less likely than this; 0."
+    )
+    eta_cutoff: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="The same, with a cutoff that falls with the entropy; 0."
+    )
+    top_n_sigma: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None, description="Drop tokens so many standard deviations below the largest logit; 0: off."
+    )
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="How often the likely tokens but the least likely of them are dropped; 0."
+    )
+    xtc_threshold: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Which tokens are likely, to xtc_probability; 0.1."
+    )
+    mirostat_mode: Literal[0, 2] | None = Field(None, description="2: Mirostat 2.0 steers the surprise; 0.")
+    mirostat_tau: Annotated[float, Field(gt=0, le=100)] | None = Field(None, description="To how many bits a token; 5.")
+    mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="How fast; 0.1.")
+    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None, description="Penalty for what makes a repeated run of tokens longer; 0: none."
+    )
+    dry_base: Annotated[float, Field(ge=1, le=100)] | None = Field(
+        None, description="By how much the penalty grows with each token of the run; 1.75."
+    )
+    dry_allowed_length: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = Field(
+        None, description="Shorter runs may be repeated; 2."
+    )
+    dry_range: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
+        None, description="How many of the last tokens are looked at; 0: all."
+    )
+    dry_sequence_breakers: Annotated[list[Word], Field(max_length=_MAX_STOPS)] | None = Field(
+        None, description="Strings that end a run; a line break, a colon, a quotation mark and an asterisk."
+    )
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
+        None, description="No run of so many tokens occurs twice, the prompt included; 0: off."
+    )
+    logits_processors: Annotated[dict[Label, dict[str, Any]], Field(max_length=_MAX_STOPS)] | None = Field(
+        None, description="Processors of other packages that the operator enabled: arguments by name."
     )
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
         None, description="Divides logits of tokens in prompt or output; 1."
@@ -84,7 +128,7 @@ class GenerationRequest(EndpointRequest):
         None, description="Only these may be chosen."
     )
     bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS)] | None = Field(
-        None, description=f"Words of one token that are never chosen, at most {_MAX_BAD_WORDS}."
+        None, description=f"Words that never occur in the output, at most {_MAX_BAD_WORDS}."
     )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Log-probabilities of the prompt, with so many alternatives; not with stream."
@@ -94,6 +138,15 @@ class GenerationRequest(EndpointRequest):
     )
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = Field(
         None, description="Smaller is sooner, if the scheduling policy looks at it; 0."
+    )
+    weight: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        None, description="Share against other tenants, where policy and operator allow it; the operator's setting."
+    )
+    ttft_target_ms: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        None, description="Wanted time to the first token, for policies that look at it."
+    )
+    tpot_target_ms: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        None, description="Wanted time from token to token at most, for policies that look at it."
     )
     cache_salt: Label | None = Field(
         None, description="Share cached prefixes only with requests of this salt, within the API key."

@@ -48,6 +48,13 @@ def test_lines_are_answered_by_the_same_endpoints_as_over_http(batch, serve):
     assert len(found["b"]["data"][0]["embedding"]) == 8
 
 
+def test_lines_may_ask_for_every_sampler(batch):
+    asked = line("a", typical_p=0.9, xtc_probability=0.5, dry_multiplier=0.8, bad_words=["the sea"], mirostat_mode=2)
+    summary, _, failed = batch([asked, line("b", xtc_threshold=0)], errors=True)
+    assert summary == Summary(num_ok=1, num_failed=1)
+    assert "xtc_threshold" in json.dumps(failed)
+
+
 def test_a_second_run_adds_only_what_is_missing(batch):
     batch([line("a"), line("b")])
     summary, output, _ = batch([line("a"), line("b"), line("c")])

@@ -1,0 +1,49 @@
+"""Prefixes that the operator lists as shared: from the configuration to token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trencadis.config import Config
+from trencadis.errors import ConfigValueError
+from trencadis.text.tokenizer import load_tokenizer
+
+__all__ = ["read_prefixes"]
+
+_FILE_MARK = "@"
+
+
+def read_prefixes(config: Config) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of ``[cache] shared_prefixes``; loads the tokenizer only if there are any.
+
+    The last tokens of a text may be others where it goes on; that costs one block at most, since whole blocks are compared.
+
+    Raises:
+        ConfigValueError: A file cannot be read, or an entry is empty.
+        ModelLoadError: The tokenizer cannot be loaded.
+    """
+    texts = [_text(entry) for entry in config.cache.shared_prefixes]
+    if not texts:
+        return ()
+    model = config.model
+    tokenizer = load_tokenizer(
+        model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    return tuple(tuple(tokenizer.encode(text)) for text in texts)
+
+
+def _text(entry: str) -> str:
+    text = entry
+    if entry.startswith(_FILE_MARK):
+        try:
+            text = Path(entry.removeprefix(_FILE_MARK)).read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigValueError(
+                f"[cache] shared_prefixes: {entry!r} cannot be read: {error}.",
+                hint="Correct the path behind @, or write the text itself.",
+            ) from error
+    if not text:
+        raise ConfigValueError(
+            f"[cache] shared_prefixes: {entry!r} is empty, so it says nothing about what is shared.", hint="Remove it."
+        )
+    return text
