@@ -2,20 +2,25 @@
 
 Doors: ``LLM`` in this process (offline, nobody reads before the end), ``LLM`` streaming, ``LLM`` with the engine in its own process,
 ``AsyncLLM`` on a thread, ``AsyncLLM`` with the engine in its own process; the last two stream every token to one coroutine per
-request, on the event loop that the server uses. CPU time is of this process and of the engine's, all threads. Rounds are interleaved, in changing order; a ratio is the median over rounds of ``door / offline`` in the same round.
-The A/A floor is the same ratio of the offline door to itself, measured as if it were another door.
+request, on the event loop that the server uses. CPU time is of this process and of the engine's, all threads. Rounds are interleaved, in
+changing order; a ratio is the median over rounds of ``door / offline`` in the same round. The A/A floor is the same ratio of the offline
+door to itself, measured as if it were another door.
 
     python benchmarks/serve/doors.py --rounds 9 > benchmarks/results/doors.json
+    python benchmarks/serve/doors.py --model random_26m --doors offline async_process > benchmarks/results/doors_26m.json
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.resources
 import json
 import os
 import platform
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +29,7 @@ import uvloop
 
 from trencadis import LLM, AsyncLLM, SamplingParams
 
+RANDOM = "random_26m"
 TEXT = "The old man looked at the sea and the boat was far away from him when he"
 
 
@@ -35,8 +41,8 @@ def cpu_s(pid: int) -> float:
 class Offline:
     """``LLM`` in this process."""
 
-    def __init__(self, args: argparse.Namespace, placement: str = "thread") -> None:
-        self.llm = LLM(args.model, engine={"placement": placement}, observer={"names": ()})
+    def __init__(self, model: str, placement: str = "thread") -> None:
+        self.llm = LLM(model, engine={"placement": placement}, observer={"names": ()})
         self.pid = self.llm._frontend.engine._link._peer.pid if placement == "process" else 0  # type: ignore[attr-defined]
 
     def run(self, prompts: list[str], params: SamplingParams) -> int:
@@ -65,9 +71,9 @@ class OfflineStreams(Offline):
 class Online:
     """``AsyncLLM`` with the engine where ``placement`` says."""
 
-    def __init__(self, args: argparse.Namespace, placement: str) -> None:
+    def __init__(self, model: str, placement: str) -> None:
         self.loop = uvloop.new_event_loop()
-        self.llm = AsyncLLM(args.model, engine={"placement": placement}, observer={"names": ()})
+        self.llm = AsyncLLM(model, engine={"placement": placement}, observer={"names": ()})
         self.pid = 0
         if placement == "process":
             self.pid = self.llm._runner.frontend.engine._link._peer.pid  # type: ignore[attr-defined]
@@ -79,10 +85,10 @@ class Online:
         return sum(await asyncio.gather(*(self._one(prompt, params) for prompt in prompts)))
 
     async def _one(self, prompt: str, params: SamplingParams) -> int:
-        num_tokens = 0
+        num_characters = 0
         async for output in self.llm.generate(prompt, params):
-            num_tokens = len(output.outputs[0].token_ids)
-        return num_tokens
+            num_characters = len(output.outputs[0].text)  # a client that shows text as it comes
+        return len(output.outputs[0].token_ids) if num_characters else 0
 
     def close(self) -> None:
         self.loop.run_until_complete(self.llm.close())
@@ -103,19 +109,50 @@ def measure(door: Any, prompts: list[str], params: SamplingParams) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="demo", help=f"{RANDOM}: a random Llama of 26 M parameters, made for this")
+    parser.add_argument("--doors", nargs="*", metavar="NAME", help="some of them only; offline is always among them")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        if args.model == RANDOM:
+            make_random_model(directory)
+        print(json.dumps(summary(args, compare(args, directory if args.model == RANDOM else args.model)), indent=2))
+
+
+def make_random_model(directory: str) -> None:
+    """Write a Llama with random weights that reads and writes the tokens of the demo model."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shutil.copytree(str(importlib.resources.files("trencadis") / "demo" / "target"), directory, dirs_exist_ok=True)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+
+
+def compare(args: argparse.Namespace, model: str) -> dict[str, list[dict[str, float]]]:
+    """Return the measurements of every round, by door."""
     makers: dict[str, Callable[[], Any]] = {
-        "offline": lambda: Offline(args),
-        "offline_streams": lambda: OfflineStreams(args),
-        "offline_process": lambda: Offline(args, "process"),
-        "async_thread": lambda: Online(args, "thread"),
-        "async_process": lambda: Online(args, "process"),
+        "offline": lambda: Offline(model),
+        "offline_streams": lambda: OfflineStreams(model),
+        "offline_process": lambda: Offline(model, "process"),
+        "async_thread": lambda: Online(model, "thread"),
+        "async_process": lambda: Online(model, "process"),
     }
-    doors = {name: make() for name, make in makers.items()}
+    wanted = makers if args.doors is None else ["offline", *args.doors]
+    doors = {name: makers[name]() for name in makers if name in wanted}
     doors["offline_again"] = doors["offline"]
     prompts = [f"{TEXT[4 * (i % 7) :]} {i}" for i in range(args.requests)]
     params = SamplingParams(max_tokens=args.tokens, temperature=0.0, ignore_eos=True)
@@ -129,7 +166,7 @@ def main() -> None:
     for name, door in doors.items():
         if name != "offline_again":
             door.close()
-    print(json.dumps(summary(args, results), indent=2))
+    return results
 
 
 def summary(args: argparse.Namespace, results: dict[str, list[dict[str, float]]]) -> dict[str, Any]:

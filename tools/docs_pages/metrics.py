@@ -8,8 +8,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs_pages.markdown import heading_note, table
-from trencadis.records import FinishReason
+from trencadis.clock import SimulatedClock
+from trencadis.records import Bucket, FinishReason
 from trencadis.server.http_metrics import HttpMetrics
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.habana import load_habana
+from trencadis_gaudi.runner import empty_pass
+from trencadis_gaudi.watch import Watch
 from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_testing.observer import finished_sequence, step_stats
 
@@ -28,6 +33,9 @@ How to read them: [What to watch](do/watching.md).
 _VLLM = """The same numbers under the names that vLLM gives them, so that existing dashboards go on working.
 """
 
+_GAUDI = """`phase` is `prompt` or `decode`, of a unified pass `causal` or `not causal`; `kind` is `real` or `padding`; `state` is `prepared` or `deferred`.
+"""
+
 
 def metrics_page() -> str:
     """Return the page."""
@@ -37,6 +45,7 @@ def metrics_page() -> str:
     parts = [_HEAD, "## Engine\n", _rows(ours)]
     if theirs:
         parts += ["## Engine, by vLLM's names\n", _VLLM, _rows(theirs)]
+    parts += ["## Backend gaudi\n", _GAUDI, _rows(text_string_to_metric_families(_gaudi_text()))]
     parts += ["## Server\n", _rows(text_string_to_metric_families(_server_text()))]
     return "\n".join(parts)
 
@@ -44,9 +53,20 @@ def metrics_page() -> str:
 def _engine_text() -> str:
     """Return what an engine shows after one step and one finished sequence, so that every label has a value."""
     observer = PrometheusObserver()
-    observer.on_step(step_stats(num_scheduled_tokens=1, num_padded_tokens=1))
+    observer.on_step(step_stats(num_scheduled_tokens=1, num_padded_tokens=1, policy="fcfs"))
     observer.on_request(finished_sequence(num_output_tokens=1, reason=FinishReason.STOP))
     return observer.metrics()
+
+
+def _gaudi_text() -> str:
+    """Return what the backend shows after one pass."""
+    habana = load_habana(GaudiConfig(device="emulated"), clock=SimulatedClock())
+    watch = Watch(habana, counts_compilations=True, logs_passes=False)
+    bucket = Bucket(1, 1, 1)
+    watch.warmed_up(bucket)
+    watch.warm_up(1.0, num_prepared=1, num_deferred=0)
+    watch.note(empty_pass(bucket))
+    return watch.metrics()
 
 
 def _server_text() -> str:
