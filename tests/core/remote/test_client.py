@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from remote_parts import AtMostTwo
 
 from trencadis.errors import EngineEndedError, InvalidRequestError, PromptTooLongError, RequestRefusedError
+from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import EmbeddingRequest, FinishReason, Request, SamplingParams
 from trencadis_testing.fakes import fake_embedding
 
@@ -57,15 +58,22 @@ def test_a_live_id_is_refused_until_its_end_has_come(open_line: Callable[..., An
     assert endings(line.settle()) == {"a": FinishReason.LENGTH}
 
 
+class NotC(SchedulingPolicy):
+    """Refuses by name: how many wait when a request arrives depends on who was quicker."""
+
+    def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        return "nobody serves c" if request.request_id == "c" else ""
+
+
 def test_a_refusal_of_the_engine_comes_with_its_class_and_words(open_line: Callable[..., Any]) -> None:
-    line = open_line(policy=AtMostTwo())
+    line = open_line(policy=NotC())
     for name in "abc":
         line.client.add(request(name))
     line.settle()
     ((name, error),) = line.refused
     assert name == "c"
     assert type(error) is RequestRefusedError
-    assert "two wait already" in str(error)
+    assert "nobody serves c" in str(error)
     assert not line.client.has_news
     assert line.client.num_live == line.host.num_live == 0
 
