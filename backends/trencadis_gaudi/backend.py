@@ -54,13 +54,14 @@ from trencadis_gaudi.model import LoadedModel, load_model
 from trencadis_gaudi.passes import GaudiPasses
 from trencadis_gaudi.profile_run import measure_activations
 from trencadis_gaudi.runner import GaudiRunner, empty_pass
-from trencadis_gaudi.sampler_warmup import sampler_sizes, warm_up_sampler
+from trencadis_gaudi.sampler_warmup import dummy_drafts, sampler_sizes, warm_up_sampler
 from trencadis_gaudi.timer import GaudiTimer
 from trencadis_gaudi.warmup import WarmUp
 from trencadis_gaudi.watch import Watch
 from trencadis_torch.pending import TorchStep
 from trencadis_torch.runner import PassResult
-from trencadis_torch.verify import MatchingPrefix, SamplePlan, emit
+from trencadis_torch.verify import SamplePlan, emit
+from trencadis_torch.walk import MatchingPrefix
 
 __all__ = ["GaudiBackend"]
 
@@ -307,10 +308,13 @@ class GaudiBackend(Backend):
         plan = SamplePlan.of(one, np.arange(batch_size) * steps, self._rows.history, padded=True)
         assert plan is not None, "every sequence has logits"
         model = self._model()
-        logits = torch.zeros(batch_size * steps, model.facts.vocab_size, dtype=model.dtype, device=self.habana.device)
-        self.habana.mark_step()
-        emit(logits, plan, one, drafts=None, rows=self._rows, sampler=self._sampler, acceptance=self._acceptance)
-        self.habana.mark_step()
+        for drafts in dummy_drafts(batch_size, steps, vocab_size=model.facts.vocab_size, rule=self._acceptance):
+            logits = torch.zeros(
+                batch_size * steps, model.facts.vocab_size, dtype=model.dtype, device=self.habana.device
+            )
+            self.habana.mark_step()
+            emit(logits, plan, one, drafts=drafts, rows=self._rows, sampler=self._sampler, acceptance=self._acceptance)
+            self.habana.mark_step()
 
     # ---------------------------------------------------------------------------------------------------- steps
 

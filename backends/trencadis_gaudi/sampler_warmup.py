@@ -11,9 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from trencadis.records import Bucket, Phase, SamplingParams
+import numpy as np
+import torch
 
-__all__ = ["CONFIGURATIONS", "sampler_sizes", "warm_up_sampler"]
+from trencadis.interfaces import AcceptanceRule
+from trencadis.records import Bucket, DraftLaws, Drafts, Phase, SamplingParams
+
+__all__ = ["CONFIGURATIONS", "dummy_drafts", "sampler_sizes", "warm_up_sampler"]
 
 logger = logging.getLogger("trencadis.gaudi")
 
@@ -31,6 +35,25 @@ def sampler_sizes(buckets: Iterable[Bucket]) -> list[tuple[int, int]]:
         buckets: Of both phases; of a merged prefill with as many rows as it may have prompts.
     """
     return sorted({(bucket.batch_size, bucket.query_len if bucket.phase is Phase.DECODE else 1) for bucket in buckets})
+
+
+def dummy_drafts(batch_size: int, steps: int, *, vocab_size: int, rule: AcceptanceRule) -> tuple[Drafts | None, ...]:
+    """Return drafts such that a rule takes every way it has: none, and, if it reads laws, drafts that were drawn. Pure.
+
+    Args:
+        batch_size: Sequences.
+        steps: Logits rows of each: one more than drafts.
+        vocab_size: Of the model.
+        rule: Verifies them.
+    """
+    if steps == 1 or not rule.needs_laws:
+        return (None,)
+    count = batch_size * (steps - 1)
+    nothing = np.zeros(count, np.int32)
+    # Made on the host, as a drafter's are: no operation of the device.
+    law = torch.from_numpy(np.full((1, vocab_size), 1.0 / vocab_size, np.float32))
+    laws = DraftLaws(rows=nothing, probabilities=law)
+    return None, Drafts(num_drafts=np.full(batch_size, steps - 1, np.int32), token_ids=nothing, laws=laws)
 
 
 def warm_up_sampler(sizes: Sequence[tuple[int, int]], paths: Sequence[SamplingParams], *, sample: Sample) -> int:

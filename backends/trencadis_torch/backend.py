@@ -46,7 +46,7 @@ from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 from trencadis_torch.self_check import check_model
 from trencadis_torch.trial import measure_memory
-from trencadis_torch.verify import MatchingPrefix
+from trencadis_torch.walk import MatchingPrefix
 
 __all__ = ["TorchBackend"]
 
@@ -82,6 +82,7 @@ class TorchBackend(Backend):
             default_block_size=BLOCK_SIZE,
             max_prefill_batch_size=config.max_prefill_batch_size if config.layout == "padded" else 0,
             swaps_blocks=True,
+            provides=frozenset({"backend.tree_attention"} if config.layout == "ragged" else ()),
         )
 
     @property

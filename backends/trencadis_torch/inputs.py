@@ -18,6 +18,7 @@ from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.padded import PaddedDecode, PaddedPrefill
 from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.rows import Rows
+from trencadis_torch.trees import DraftTrees
 
 __all__ = ["AttentionPass", "ModelInputs", "padded_inputs", "ragged_inputs"]
 
@@ -57,17 +58,30 @@ class ModelInputs:
     firsts: npt.NDArray[np.int64]
 
 
-def ragged_inputs(one: Pass, rows: Rows, cache: PagedKVCache, workspace: Workspace) -> ModelInputs:
-    """Return the inputs of a pass without padding; reads the rows' tokens on the device."""
+def ragged_inputs(
+    one: Pass, rows: Rows, cache: PagedKVCache, workspace: Workspace, trees: DraftTrees | None = None
+) -> ModelInputs:
+    """Return the inputs of a pass without padding; reads the rows' tokens on the device.
+
+    Args:
+        one: The pass.
+        rows: Tokens and block tables.
+        cache: Keys and values.
+        workspace: Buffers to use again.
+        trees: Of drafts that branch: they lie behind each other in the row and in the cache, and their positions repeat.
+    """
     lengths = one.query_lens
     firsts = (np.cumsum(lengths) - lengths).astype(np.int64)
     total = int(lengths.sum())
     host = np.empty((2, total), np.int64)
     host[0] = np.repeat(one.rows, lengths)
     host[1] = np.arange(total) + np.repeat(one.starts - firsts, lengths)
-    row, positions = to_device(host, rows.tokens.device)
+    row, columns = to_device(host, rows.tokens.device)
+    positions = columns
+    if trees is not None:
+        positions = to_device(trees.positions(host[1], firsts), rows.tokens.device)
     size = cache.block_size
-    slots = rows.tables[row, positions // size].long() * size + positions % size
+    slots = rows.tables[row, columns // size].long() * size + columns % size
     attention = RaggedPass(
         cache,
         tables=rows.tables,
@@ -76,8 +90,9 @@ def ragged_inputs(one: Pass, rows: Rows, cache: PagedKVCache, workspace: Workspa
         starts=one.starts,
         query_lens=lengths,
         workspace=workspace,
+        trees=trees,
     )
-    token_ids = rows.tokens[row, positions].long()
+    token_ids = rows.tokens[row, columns].long()
     return ModelInputs(token_ids=token_ids[None], positions=positions[None], attention=attention, firsts=firsts)
 
 

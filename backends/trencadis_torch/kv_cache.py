@@ -114,6 +114,17 @@ class PagedKVCache:
         for cache, new in zip(self.layer(layer_index), (keys, values), strict=True):
             cache.flatten(0, 1).index_copy_(0, slots, new)
 
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy tokens in place, all layers; every source is read before any target is written.
+
+        Args:
+            sources: Slots, int64 ``[n]``.
+            targets: Slots, int64 ``[n]``, none twice.
+        """
+        for cache in self.parts:
+            flat = cache.flatten(0, 1)
+            flat.index_copy_(0, targets, flat.index_select(0, sources))
+
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy blocks in place, all layers; every source is read before any target is written.
 

@@ -3,6 +3,7 @@
     new keys and values ─▶ cache slots
     whole prompts         attend to their own new keys: causal, nothing gathered
     everything else       is cut into pieces; alike pieces form a group: gather blocks ─▶ one fused attention
+    drafts that branch    are a piece of their own: each sees the context, the drafts it follows and itself
 
 Shapes: T tokens of the pass, S block size, H query heads, KV key-value heads, D head dimension.
 """
@@ -18,6 +19,7 @@ from trencadis.records import Int32Array
 from trencadis_torch.attention import attend
 from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.trees import DraftTrees
 
 __all__ = ["RaggedPass", "Workspace"]
 
@@ -85,6 +87,7 @@ class RaggedPass:
         starts: First query position of each.
         query_lens: Queries of each; their tokens follow each other in the pass.
         workspace: Buffers to use again.
+        trees: Of drafts that branch.
     """
 
     def __init__(
@@ -97,13 +100,14 @@ class RaggedPass:
         starts: Int32Array,
         query_lens: Int32Array,
         workspace: Workspace,
+        trees: DraftTrees | None = None,
     ) -> None:
         self._cache = cache
         self._slots = slots
         self._workspace = workspace
         self._windows = {layer.index: layer.window for layer in cache.layers}
         self._groups = {
-            window: _plan(cache.block_size, tables, rows, starts, query_lens, window)
+            window: _plan(cache.block_size, tables, rows, starts, query_lens, window, trees)
             for window in set(self._windows.values())
         }
 
@@ -161,25 +165,28 @@ def _plan(
     starts: Int32Array,
     query_lens: Int32Array,
     window: int,
+    trees: DraftTrees | None,
 ) -> tuple[_Group, ...]:
     """Split a pass into groups for layers of one window. Pure."""
     firsts = np.cumsum(query_lens) - query_lens
     whole = (starts == 0) & (query_lens > 1)
     if window:
         whole &= query_lens <= window
+    if trees is not None:
+        whole &= ~trees.branches
     groups = [
         _Group(tokens=slice(first, first + size), query_len=size)
         for first, size in zip(firsts[whole].tolist(), query_lens[whole].tolist(), strict=True)
     ]
     rest = ~whole
     if rest.any():
-        pieces = _Pieces(block_size, rows[rest], starts[rest], query_lens[rest], firsts[rest], window)
+        pieces = _Pieces(block_size, rows, starts, query_lens, np.flatnonzero(rest), window, trees)
         groups.extend(pieces.group(tables, chosen) for chosen in pieces.alike())
     return tuple(groups)
 
 
 class _Pieces:
-    """Runs of at most ``MAX_PIECE`` queries of one sequence each, as parallel host arrays."""
+    """Runs of at most ``MAX_PIECE`` queries of one sequence each, or a whole tree, as parallel host arrays."""
 
     def __init__(
         self,
@@ -187,21 +194,28 @@ class _Pieces:
         rows: Int32Array,
         starts: Int32Array,
         query_lens: Int32Array,
-        firsts: npt.NDArray[np.int64],
+        sequences: npt.NDArray[np.int64],
         window: int,
+        trees: DraftTrees | None,
     ) -> None:
-        counts = -(-query_lens // MAX_PIECE)
-        of = np.repeat(np.arange(len(rows)), counts)
-        offsets = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_PIECE
+        most = np.full(len(rows), MAX_PIECE)
+        if trees is not None:
+            most = np.where(trees.branches, query_lens, most)
+        firsts = np.cumsum(query_lens) - query_lens
+        counts = -(-query_lens // most)[sequences]
+        of = np.repeat(sequences, counts)
+        offsets = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * most[of]
         self.rows = rows[of]
         self.positions = starts[of] + offsets
-        self.sizes = np.minimum(MAX_PIECE, query_lens[of] - offsets)
+        self.sizes = np.minimum(most[of], query_lens[of] - offsets)
         self.tokens = firsts[of] + offsets
         ends = self.positions + self.sizes
         self.first_blocks = np.maximum(0, self.positions - window + 1) // block_size if window else 0 * ends
         self.num_blocks = -(-ends // block_size) - self.first_blocks
         self._block_size = block_size
         self._window = window
+        self._trees = trees
+        self._of = of
 
     def alike(self) -> list[npt.NDArray[np.int64]]:
         """Return indices of pieces, group by group."""
@@ -242,7 +256,9 @@ class _Pieces:
         columns = torch.arange(most, device=tables.device).minimum(lasts) + firsts
         mask = None
         cut = self._window and int(bases.max()) >= self._window
-        if size > 1 or cut or int(bases.min()) != int(bases.max()):
+        if self._trees is not None and self._trees.branches[self._of[chosen]].any():
+            mask = self._tree_mask(self._trees, chosen, offsets, num_keys)
+        elif size > 1 or cut or int(bases.min()) != int(bases.max()):
             mask = _mask(offsets, size, num_keys, self._window)
         return _Group(
             tokens=_tokens(self.tokens[chosen], size, tables.device),
@@ -251,6 +267,21 @@ class _Pieces:
             blocks=tables[rows, columns].flatten().long(),
             num_keys=num_keys,
             mask=mask,
+        )
+
+    def _tree_mask(
+        self, trees: DraftTrees, chosen: npt.NDArray[np.int64], offsets: torch.Tensor, num_keys: int
+    ) -> torch.Tensor:
+        """Return what the nodes of some pieces see, bool ``[n, 1, size, num_keys]``; a piece that is no tree is a chain."""
+        size = int(self.sizes[chosen[0]])
+        sees = np.tile(np.tri(size, dtype=np.bool_), (len(chosen), 1, 1))
+        depths = np.tile(np.arange(size), (len(chosen), 1))
+        for place, sequence in enumerate(self._of[chosen].tolist()):
+            if trees.branches[sequence]:
+                sees[place] = trees.ancestors[sequence, :size, :size]
+                depths[place] = trees.depths[sequence, :size]
+        return _branching_mask(
+            offsets, to_device(sees, offsets.device), to_device(depths, offsets.device), num_keys, self._window
         )
 
 
@@ -262,6 +293,29 @@ def _mask(offsets: torch.Tensor, size: int, num_keys: int, window: int) -> torch
     if window:
         mask &= keys > queries - window
     return mask
+
+
+def _branching_mask(
+    offsets: torch.Tensor, sees: torch.Tensor, depths: torch.Tensor, num_keys: int, window: int
+) -> torch.Tensor:
+    """Return what nodes see, bool ``[n, 1, size, num_keys]``: all of the context, and of each other what ``sees`` says.
+
+    Args:
+        offsets: Index of each root among its keys, ``[n, 1]``.
+        sees: Whether a node sees another one, bool ``[n, size, size]``.
+        depths: Of each node, int64 ``[n, size]``; windows count by them.
+        num_keys: Keys of each.
+        window: Tokens that a query sees; 0 sees all.
+    """
+    behind = torch.arange(num_keys, device=offsets.device) - offsets
+    nodes = behind.clamp(0, sees.shape[1] - 1)
+    is_node = (behind >= 0) & (behind < sees.shape[1])
+    mask = sees.gather(2, nodes[:, None].expand(-1, sees.shape[1], -1))
+    mask = torch.where(is_node[:, None], mask, (behind < 0)[:, None])
+    if window:
+        key_depths = torch.where(is_node, depths.gather(1, nodes), behind)
+        mask &= key_depths[:, None] > depths[:, :, None] - window
+    return mask[:, None]
 
 
 def _tokens(firsts: npt.NDArray[np.int64], size: int, device: torch.device) -> slice | torch.Tensor:

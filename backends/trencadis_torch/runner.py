@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trencadis.errors import BackendError
 from trencadis.interfaces import AcceptanceRule, Sampler
 from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.bridge import PASS_ARGUMENT
@@ -19,6 +20,7 @@ from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
+from trencadis_torch.trees import DraftTrees
 from trencadis_torch.verify import Emitted, SamplePlan, emit
 
 __all__ = ["PassResult", "PassRunner"]
@@ -67,8 +69,9 @@ class PassRunner:
             sampler: Chooses tokens.
             acceptance: Says how many drafts stand.
         """
-        inputs = self.inputs(one)
-        samples = SamplePlan.of(one, inputs.firsts, self._rows.history, padded=self._padded)
+        trees = DraftTrees.of(one, drafts)
+        inputs = self.inputs(one, trees)
+        samples = SamplePlan.of(one, inputs.firsts, self._rows.history, padded=self._padded, trees=trees)
         prompts = PromptPlan.of(one, inputs.firsts, self._rows)
         logits, sample_rows, prompt_rows = self._logits(one, inputs, samples, prompts)
         emitted = prompt = None
@@ -84,13 +87,36 @@ class PassRunner:
                 sampler=sampler,
                 acceptance=acceptance,
             )
+            if trees is not None:
+                self._close_up(trees, emitted, samples.sequences)
         return PassResult(emitted=emitted, prompt=prompt, num_padded_tokens=inputs.token_ids.numel())
 
-    def inputs(self, one: Pass) -> ModelInputs:
-        """Return the model's inputs for a pass."""
-        if self._padded:
-            return padded_inputs(one, self._rows, self._cache)
-        return ragged_inputs(one, self._rows, self._cache, self._workspace)
+    def inputs(self, one: Pass, trees: DraftTrees | None = None) -> ModelInputs:
+        """Return the model's inputs for a pass.
+
+        Args:
+            one: The pass.
+            trees: Its drafts, if they branch; only without padding.
+
+        Raises:
+            BackendError: Drafts branch in a padded pass.
+        """
+        if not self._padded:
+            return ragged_inputs(one, self._rows, self._cache, self._workspace, trees)
+        if trees is not None:
+            raise BackendError(
+                'drafts branch, and a padded pass takes linear ones: "backend.tree_attention" is not provided.'
+            )
+        return padded_inputs(one, self._rows, self._cache)
+
+    def _close_up(self, trees: DraftTrees, emitted: Emitted, sequences: npt.NDArray[np.int64]) -> None:
+        """Move keys and values of accepted drafts to where linear ones would have written them."""
+        assert emitted.paths is not None, "drafts that branch have paths"
+        assert emitted.num_emitted is not None, "and counts"
+        row, source, target = trees.moves(emitted.paths, emitted.num_emitted - 1, sequences)
+        size, tables = self._cache.block_size, self._rows.tables
+        sources, targets = (tables[row, one // size].long() * size + one % size for one in (source, target))
+        self._cache.move(sources, targets)
 
     def forward(self, inputs: ModelInputs, tokens: npt.NDArray[np.int64]) -> torch.Tensor:
         """Return the logits ``[L, V]`` at some tokens of the pass, and write keys and values.

@@ -10,22 +10,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trencadis.interfaces import AcceptanceRule, SampledLogprobs, Sampler, SamplingContext
-from trencadis.records import Drafts, Int32Array, Pass, Phase
+from trencadis.interfaces import (
+    AcceptanceRule,
+    Laws,
+    Sampled,
+    SampledLogprobs,
+    Sampler,
+    SamplingContext,
+    Verification,
+)
+from trencadis.records import DraftLaws, Drafts, Int32Array, Pass, Phase
 from trencadis_torch.device import to_device
-from trencadis_torch.rows import Rows, drafts_of
+from trencadis_torch.rows import Rows
+from trencadis_torch.trees import DraftTrees
+from trencadis_torch.walk import Walked, walk
 
-__all__ = ["Emitted", "MatchingPrefix", "SamplePlan", "emit"]
-
-
-class MatchingPrefix(AcceptanceRule):
-    """Drafts stand while the sampler chooses the very same tokens: the text is that of no speculation."""
-
-    lossless = True
-
-    def accept(self, *, sampled: torch.Tensor, drafts: torch.Tensor, num_drafts: torch.Tensor) -> torch.Tensor:
-        """Return the length of the matching prefix, int64 ``[B]``; padding drafts (-1) match nothing."""
-        return (sampled[:, :-1] == drafts).long().cumprod(1).sum(1)
+__all__ = ["Emitted", "SamplePlan", "emit"]
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +39,8 @@ class SamplePlan:
             the first sequence. Steps beyond a sequence's last repeat its last.
         tokens: Index of each logits row's token in the pass, ``[L]``.
         context: For the sampler.
+        firsts: Position of the token of each sequence's first logits row, ``[S']``.
+        trees: Of the whole pass, if drafts branch: step k is then node k.
     """
 
     sequences: npt.NDArray[np.int64]
@@ -46,6 +48,8 @@ class SamplePlan:
     entries: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     context: SamplingContext
+    firsts: npt.NDArray[np.int64]
+    trees: DraftTrees | None = None
 
     @classmethod
     def of(
@@ -57,6 +61,7 @@ class SamplePlan:
         padded: bool,
         num_sequences: int = 0,
         num_steps: int = 0,
+        trees: DraftTrees | None = None,
     ) -> SamplePlan | None:
         """Return the plan of a pass, or None if no sequence of it emits. Pure.
 
@@ -67,6 +72,7 @@ class SamplePlan:
             padded: Make every shape follow from the bucket: repeats are free, for a token depends on its row alone.
             num_sequences: Most sequences of a padded pass that has them in one row of tokens; 0: the bucket's batch size.
             num_steps: Most logits rows of one of its sequences; 0: as many as the bucket's phase says.
+            trees: Of a ragged pass whose drafts branch.
         """
         sequences = np.flatnonzero(one.num_logits)
         if not len(sequences):
@@ -80,17 +86,41 @@ class SamplePlan:
         steps = np.minimum(np.arange(size), one.num_logits[chosen][:, None] - 1)
         starts = (one.query_lens - one.num_logits)[chosen][:, None] + steps
         used = np.ones(steps.shape, np.bool_) if padded else np.arange(size) < counts[:, None]
+        # Steps beyond a sequence's last count its last again.
         entries = (np.cumsum(used).reshape(used.shape) - 1).astype(np.int64)
-        rows = np.broadcast_to(one.rows[chosen][:, None], steps.shape)[used]
-        positions = (one.starts[chosen][:, None] + starts)[used]
-        context = SamplingContext(rows=tuple(rows.tolist()), positions=tuple(positions.tolist()), tokens=history)
         return cls(
             sequences=sequences,
             counts=counts,
             entries=entries,
             tokens=(firsts[chosen][:, None] + starts)[used].astype(np.int64),
-            context=context,
+            context=_context(one, chosen, starts, used, history, trees),
+            firsts=(one.starts[chosen] + starts[:, 0]).astype(np.int64),
+            trees=trees,
         )
+
+
+def _context(
+    one: Pass,
+    chosen: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    used: npt.NDArray[np.bool_],
+    history: torch.Tensor,
+    trees: DraftTrees | None,
+) -> SamplingContext:
+    """Return whose the logits rows are: of the steps that are used, the row and the position of each."""
+    rows = tuple(np.broadcast_to(one.rows[chosen][:, None], used.shape)[used].tolist())
+    if trees is None:
+        positions = (one.starts[chosen][:, None] + starts)[used]
+        return SamplingContext(rows=rows, positions=tuple(positions.tolist()), tokens=history)
+    size = used.shape[1]
+    positions = (trees.roots[chosen][:, None] + trees.depths[chosen, :size])[used]
+    found = trees.histories(history)
+    return SamplingContext(
+        rows=rows,
+        positions=tuple(positions.tolist()),
+        tokens=found.tokens,
+        branches=tuple(found.rows[chosen, :size][used].tolist()),
+    )
 
 
 def _bucket_steps(one: Pass) -> int:
@@ -107,12 +137,14 @@ class Emitted:
             does not: it is cut off on the host, where that costs no operation of another shape.
         num_emitted: int64 ``[S']``; None: one each.
         logprobs: Of sequences that asked: index in the plan, step, position, and the sampler's entry.
+        paths: Node of each accepted draft, int64 ``[S', K - 1]``; None: drafts did not branch.
     """
 
     indices: Int32Array
     token_ids: torch.Tensor
     num_emitted: torch.Tensor | None
     logprobs: tuple[tuple[int, int, int, SampledLogprobs], ...]
+    paths: torch.Tensor | None = None
 
 
 def emit(
@@ -134,52 +166,129 @@ def emit(
         drafts: Of the whole plan.
         rows: Written to.
         sampler: Chooses.
-        acceptance: Says how many drafts stand.
+        acceptance: Says which drafts stand.
     """
-    sampled = sampler.sample(logits, plan.context)
-    num_emitted = None
-    tokens = sampled.token_ids[:, None]
-    if plan.entries.shape[1] > 1:
-        device = sampled.token_ids.device
-        tokens = sampled.token_ids[to_device(plan.entries, device)]
-        table, counts = _draft_table(plan, one, drafts, tokens.shape)
-        held, num_drafts = to_device(table, device), to_device(counts, device)
-        accepted = acceptance.accept(sampled=tokens, drafts=held, num_drafts=num_drafts).minimum(num_drafts)
-        steps = torch.arange(tokens.shape[1], device=device)
-        kept = torch.cat([held, held.new_full((len(held), 1), -1)], dim=1)
-        tokens = torch.where(steps < accepted[:, None], kept, tokens)
-        num_emitted = accepted + 1
+    if plan.entries.shape[1] == 1:
+        sampled = sampler.sample(logits, plan.context)
+        tokens, walked = sampled.token_ids[:, None], None
+    else:
+        sampled, tokens, walked = _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
     _write_back(tokens, plan, rows)
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,
-        num_emitted=num_emitted,
-        logprobs=_located(sampled.logprobs, plan, one),
+        num_emitted=None if walked is None else walked.num_accepted + 1,
+        logprobs=_located(sampled.logprobs, plan, one, walked),
+        paths=None if walked is None or plan.trees is None else walked.nodes,
     )
 
 
-def _draft_table(
-    plan: SamplePlan, one: Pass, drafts: Drafts | None, shape: torch.Size
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return drafts ``[S', K - 1]``, padded with -1, and their numbers ``[S']``."""
-    table = np.full((shape[0], shape[1] - 1), -1, np.int64)
-    counts = np.zeros(shape[0], np.int64)
+def _verify(
+    logits: torch.Tensor,
+    plan: SamplePlan,
+    one: Pass,
+    *,
+    drafts: Drafts | None,
+    sampler: Sampler,
+    acceptance: AcceptanceRule,
+) -> tuple[Sampled, torch.Tensor, Walked]:
+    """Return what was sampled, each sequence's tokens ``[S', K]``, and where its walk went."""
+    max_depth = None if plan.trees is None else plan.trees.max_depth
+    entries = to_device(plan.entries, logits.device)
+    asked = draft_table(plan, one, drafts, logits)
+    if not acceptance.needs_laws:
+        sampled = sampler.sample(logits, plan.context)
+        chosen = sampled.token_ids[entries]
+        found = attrs.evolve(asked, sampled=chosen)
+        middle = torch.full(entries.shape, 0.5, dtype=torch.float64, device=logits.device)
+        walked = walk(found, acceptance.accept(found), middle, max_depth=max_depth)
+        last = chosen.gather(1, walked.stops[:, None])
+        return sampled, _tokens(found, walked, last), walked
+    told: list[tuple[torch.Tensor, Walked]] = []
+
+    def choose(laws: Laws) -> torch.Tensor:
+        found = attrs.evolve(asked, target=laws.probabilities[entries])
+        walked = walk(found, acceptance.accept(found), laws.uniforms()[entries], max_depth=max_depth)
+        weights = acceptance.last(found, walked.stops)
+        last = laws.draw(weights, entries.gather(1, walked.stops[:, None])[:, 0])[:, None]
+        tokens = _tokens(found, walked, last)
+        told.append((tokens, walked))
+        return _chosen(laws.probabilities, entries, walked, tokens)
+
+    sampled = sampler.verify(logits, plan.context, choose)
+    return sampled, *told[0]
+
+
+def _tokens(found: Verification, walked: Walked, last: torch.Tensor) -> torch.Tensor:
+    """Return accepted drafts and the last token behind them, int64 ``[S', K]``; what follows does not count."""
+    # A walk that stops at once stays at node 0, behind which there is no draft.
+    accepted = found.tokens.gather(1, (walked.nodes - 1).clamp(min=0))
+    steps = torch.arange(accepted.shape[1] + 1, device=accepted.device)
+    kept = torch.cat([accepted, last], dim=1)
+    return torch.where(steps < walked.num_accepted[:, None], kept, last)
+
+
+def _chosen(probabilities: torch.Tensor, entries: torch.Tensor, walked: Walked, tokens: torch.Tensor) -> torch.Tensor:
+    """Return a token for each logits row: that of the walk, and the most likely one where it did not come by."""
+    chosen = probabilities.argmax(-1)
+    start = torch.zeros_like(walked.stops)[:, None]
+    nodes = torch.cat([start, walked.nodes], dim=1)
+    steps = torch.arange(nodes.shape[1], device=nodes.device)
+    # Beyond the stop the node is the last one again, with its own token: writes know no order.
+    nodes = torch.where(steps <= walked.num_accepted[:, None], nodes, walked.stops[:, None])
+    return chosen.index_put_((entries.gather(1, nodes),), tokens)
+
+
+def draft_table(plan: SamplePlan, one: Pass, drafts: Drafts | None, logits: torch.Tensor) -> Verification:
+    """Return the drafts of a pass, ``[S', N]``, on the device; padding sequences repeat the first."""
+    real, num_steps = len(plan.sequences), plan.entries.shape[1] - 1
+    table = np.full((3, len(plan.entries), num_steps), -1, np.int64)
+    table[1] = np.arange(num_steps)
+    counts = np.zeros(len(plan.entries), np.int64)
+    laws = None if drafts is None else drafts.laws
     if drafts is not None:
-        real = len(plan.sequences)
-        counts[:real], tokens = drafts_of(drafts, one.indices[plan.sequences])
-        table[:real][np.arange(table.shape[1]) < counts[:real, None]] = tokens
-        counts[real:], table[real:] = counts[0], table[0]
-    return table, counts
+        mine = drafts.take(one.indices[plan.sequences], drafts.num_drafts[one.indices[plan.sequences]])
+        counts[:real] = mine.num_drafts
+        is_real = np.arange(num_steps) < counts[:real, None]
+        table[0, :real][is_real] = mine.token_ids
+        if mine.parents is not None:
+            table[1, :real][is_real] = mine.parents + 1
+        if mine.laws is not None:
+            table[2, :real][is_real] = mine.laws.rows
+        counts[real:], table[:, real:] = counts[0], table[:, :1]
+    tokens, parents = to_device(table[:2], logits.device)
+    return Verification(
+        tokens=tokens,
+        parents=parents,
+        num_drafts=to_device(counts, logits.device),
+        is_linear=plan.trees is None,
+        proposal=None if laws is None else _proposal(laws, table[2], logits.device),
+    )
+
+
+def _proposal(laws: DraftLaws, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Return the law of each draft, ``[S', N, V]``, all 0 where there is none.
+
+    Laws on the host are picked there: how many there are is no shape of an operation on the device.
+    """
+    held: torch.Tensor = laws.probabilities
+    if held.device.type == "cpu":
+        # By DLPack nothing is run, not even an operation that returns its argument.
+        known = np.from_dlpack(held if held.dtype is torch.float32 else held.float())
+        found = known[np.maximum(rows, 0)]
+        found[rows < 0] = 0.0
+        return to_device(found, device)
+    where = to_device(rows, held.device)
+    return (held[where.clamp(min=0)] * (where >= 0)[:, :, None]).to(device)
 
 
 def _write_back(tokens: torch.Tensor, plan: SamplePlan, rows: Rows) -> None:
     """Put every step's token behind the known ones; what is beyond the emitted ones is overwritten before it is read."""
-    context_rows = np.asarray(plan.context.rows)[plan.entries]
-    columns = np.asarray(plan.context.positions)[plan.entries] + 1
-    # A step beyond a sequence's last repeats its last entry: it must carry the same token, for writes know no order.
-    last = np.minimum(np.arange(tokens.shape[1]), _steps(plan)[:, None] - 1)
-    where = np.stack([context_rows, columns, last]).astype(np.int64)
-    row, column, step = to_device(where, tokens.device)
+    # A step beyond a sequence's last is written where its last is: it must carry the same token, for writes know no order.
+    steps = np.minimum(np.arange(tokens.shape[1]), _steps(plan)[:, None] - 1)
+    sequence_rows = np.asarray(plan.context.rows)[plan.entries[:, :1]]
+    where = np.stack([np.broadcast_to(sequence_rows, steps.shape), plan.firsts[:, None] + 1 + steps, steps])
+    row, column, step = to_device(where.astype(np.int64), tokens.device)
     rows.tokens[row, column] = tokens.gather(1, step).int()
 
 
@@ -188,11 +297,18 @@ def _steps(plan: SamplePlan) -> Int32Array:
 
 
 def _located(
-    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass
+    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass, walked: Walked | None
 ) -> tuple[tuple[int, int, int, SampledLogprobs], ...]:
     if not logprobs:
         return ()
-    where = {int(plan.entries[s, k]): (s, k) for s in range(len(plan.sequences)) for k in range(int(plan.counts[s]))}
+    if walked is not None and plan.trees is not None:
+        # Log-probabilities are on the host, so their step is done: nothing is waited for.
+        paths = [
+            [0, *path[:count]] for path, count in zip(walked.nodes.tolist(), walked.num_accepted.tolist(), strict=True)
+        ]
+    else:
+        paths = [list(range(int(count))) for count in plan.counts]
+    where = {int(plan.entries[s, node]): (s, k) for s, path in enumerate(paths) for k, node in enumerate(path)}
     found = []
     for entry in logprobs:
         if entry.index in where:

@@ -36,6 +36,8 @@ NOUNS: Mapping[str, str] = {
     "eviction": "trencadis_eviction_policies",
     "sampling": "trencadis_samplers",
     "speculation": "trencadis_speculators",
+    "draft_length": "trencadis_draft_lengths",
+    "acceptance": "trencadis_acceptance_rules",
     "kv_connector": "trencadis_kv_connectors",
     "backend": "trencadis_backends",
     "executor": "trencadis_executors",
@@ -96,6 +98,22 @@ def trencadis_speculators() -> Iterable[Component]:
     """Yield speculators: who drafts tokens for the model to verify.
 
     *Called:* once, when the registry is built. *Factory returns:* a ``Speculator``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_draft_lengths() -> Iterable[Component]:
+    """Yield draft lengths: how many tokens are worth drafting.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``DraftLength``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_acceptance_rules() -> Iterable[Component]:
+    """Yield acceptance rules: which drafts stand, and what follows them.
+
+    *Called:* once, when the registry is built. *Factory returns:* an ``AcceptanceRule``. *Since:* 0.1.
     """
 
 

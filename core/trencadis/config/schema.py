@@ -193,7 +193,11 @@ class NounConfig:
     """
 
     name: str = setting("", 'The component, or "package.module:Class".')
-    fallback: str = setting("", "Component to go on with if the chosen one raises in a step; empty: the step fails.")
+    fallback: str = setting(
+        "",
+        "Component to go on with if the chosen one raises in a step; empty: the step fails, but for speculation and "
+        "draft_length: then no more drafts are made.",
+    )
     components: Mapping[str, Any] = attrs.field(
         factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}
     )
@@ -274,6 +278,8 @@ class Config:
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
     sampling: NounConfig = attrs.field(factory=lambda: NounConfig(name="standard"))
     speculation: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
+    draft_length: NounConfig = attrs.field(factory=lambda: NounConfig(name="fixed"))
+    acceptance: NounConfig = attrs.field(factory=lambda: NounConfig(name="match"))
     kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
     backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
     executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import attrs
 
+from trencadis.engine.draft_counts import DraftCounts, added, count_drafts
 from trencadis.engine.observers import Observers
 from trencadis.engine.passes import PassCounts
 from trencadis.engine.shadow import ShadowStep
 from trencadis.engine.state import EngineState
 from trencadis.engine.swapping import SwapCounts
 from trencadis.interfaces import PendingStep
-from trencadis.records import Plan, StepOutput, StepStats, TokenDeltas
+from trencadis.records import Int32Array, Plan, StepOutput, StepStats, TokenDeltas
 
 __all__ = ["Accounting", "EngineTotals", "SubmittedStep"]
 
@@ -31,13 +32,20 @@ class SubmittedStep:
     shadow: ShadowStep = attrs.field(factory=ShadowStep)
     swap_counts: SwapCounts = attrs.field(factory=SwapCounts)
     num_block_swaps: int = 0
+    draft_s: float = 0.0
+    num_drafters_quarantined: int = 0
 
 
 @attrs.define(kw_only=True)
 class EngineTotals:
-    """Counts since the engine was built; durations in seconds. Fields are those of ``StepStats``, summed up."""
+    """Counts since the engine was built; durations in seconds. Fields are those of ``StepStats``, summed up.
+
+    ``num_sequence_steps`` counts, step by step, the sequences that got tokens: ``num_emitted_tokens`` by it is the mean that a
+    sequence gets in a step, 1 without speculation.
+    """
 
     num_steps: int = 0
+    num_sequence_steps: int = 0
     num_scheduled_tokens: int = 0
     num_padded_tokens: int = 0
     num_emitted_tokens: int = 0
@@ -46,8 +54,12 @@ class EngineTotals:
     num_prompt_tokens_cached: int = 0
     num_prompt_tokens_admitted: int = 0
     num_recomputed_tokens: int = 0
+    num_drafted_sequences: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_drafted_by_position: tuple[int, ...] = ()
+    num_accepted_by_position: tuple[int, ...] = ()
+    num_drafters_quarantined: int = 0
     num_failed_steps: int = 0
     num_block_swaps: int = 0
     num_blocks_swapped_out: int = 0
@@ -60,6 +72,7 @@ class EngineTotals:
     num_unprepared: int = 0
     num_observer_failures: int = 0
     plan_s: float = 0.0
+    draft_s: float = 0.0
     device_s: float = 0.0
     commit_s: float = 0.0
 
@@ -78,13 +91,14 @@ class Accounting:
         self._observers = observers
 
     def committed(
-        self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: int, commit_s: float
+        self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: Int32Array, commit_s: float
     ) -> None:
-        """Count one step."""
+        """Count one step; ``num_accepted`` are the emitted drafts of each sequence of its plan."""
         totals, plan = self.totals, step.plan
         num_tokens = plan.num_tokens
-        num_drafts = 0 if plan.drafts is None else int(plan.drafts.num_drafts.sum())
+        drafts = count_drafts(plan.drafts, num_accepted)
         totals.num_steps += 1
+        totals.num_sequence_steps += len(deltas.slots)
         totals.num_scheduled_tokens += num_tokens
         totals.num_padded_tokens += output.num_padded_tokens
         totals.num_compilations += output.num_compilations
@@ -100,14 +114,24 @@ class Accounting:
         totals.num_prompt_tokens_admitted += step.num_prompt_tokens_admitted
         totals.num_prompt_tokens_cached += step.num_prompt_tokens_cached
         totals.num_recomputed_tokens += step.num_recomputed_tokens
-        totals.num_draft_tokens += num_drafts
-        totals.num_accepted_tokens += num_accepted
+        totals.num_drafters_quarantined = step.num_drafters_quarantined
+        totals.draft_s += step.draft_s
+        if drafts.num_sequences:
+            self._add_drafts(drafts)
         totals.plan_s += step.plan_s
         totals.commit_s += commit_s
         totals.device_s += output.device_s
         if self._observers:
-            self._observers.on_step(self._stats(step, output, deltas, num_tokens, num_drafts, num_accepted, commit_s))
+            self._observers.on_step(self._stats(step, output, deltas, num_tokens, drafts, commit_s))
             totals.num_observer_failures = self._observers.num_failures
+
+    def _add_drafts(self, drafts: DraftCounts) -> None:
+        totals = self.totals
+        totals.num_drafted_sequences += drafts.num_sequences
+        totals.num_draft_tokens += drafts.num_drafted
+        totals.num_accepted_tokens += drafts.num_accepted
+        totals.num_drafted_by_position = added(totals.num_drafted_by_position, drafts.num_drafted_by_position)
+        totals.num_accepted_by_position = added(totals.num_accepted_by_position, drafts.num_accepted_by_position)
 
     def _stats(
         self,
@@ -115,8 +139,7 @@ class Accounting:
         output: StepOutput,
         deltas: TokenDeltas,
         num_tokens: int,
-        num_drafts: int,
-        num_accepted: int,
+        drafts: DraftCounts,
         commit_s: float,
     ) -> StepStats:
         state, plan = self._state, step.plan
@@ -134,12 +157,17 @@ class Accounting:
             num_prompt_tokens_cached=step.num_prompt_tokens_cached,
             num_prompt_tokens_admitted=step.num_prompt_tokens_admitted,
             num_recomputed_tokens=step.num_recomputed_tokens,
-            num_draft_tokens=num_drafts,
-            num_accepted_tokens=num_accepted,
+            num_drafted_sequences=drafts.num_sequences,
+            num_draft_tokens=drafts.num_drafted,
+            num_accepted_tokens=drafts.num_accepted,
+            num_drafted_by_position=drafts.num_drafted_by_position,
+            num_accepted_by_position=drafts.num_accepted_by_position,
+            num_drafters_quarantined=step.num_drafters_quarantined,
             num_free_blocks=state.blocks.num_free,
             num_cached_blocks=state.blocks.num_cached,
             num_used_blocks=state.blocks.num_used,
             plan_s=step.plan_s,
+            draft_s=step.draft_s,
             device_s=output.device_s,
             commit_s=commit_s,
             num_compilations=output.num_compilations,

@@ -13,15 +13,24 @@ import attrs
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.compose import EmbeddingParts, Parts, compose_embedding_engine, compose_engine
+from trencadis.engine.drafting import Speculation
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.engine.switch import SchedulingSwitch
-from trencadis.errors import ConfigValueError
-from trencadis.interfaces import Backend, BucketingStrategy, ComponentContext, Executor, Observer, Sampler
+from trencadis.errors import CapabilityError, ConfigValueError
+from trencadis.interfaces import (
+    AcceptanceRule,
+    Backend,
+    BucketingStrategy,
+    ComponentContext,
+    Executor,
+    Observer,
+    Sampler,
+)
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams
 from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.switching import SchedulingInForce
-from trencadis.text import read_prefixes, resolve_model_path
+from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
 __all__ = ["build_engine"]
 
@@ -54,7 +63,13 @@ def build_engine(
     clock = clock or SystemClock()
     registry.configure(config)
     plan = resolve_plan(config, registry)
-    builder = _Builder(registry, plan, ComponentContext(clock=clock, seed=config.engine.seed))
+    context = ComponentContext(
+        clock=clock,
+        seed=config.engine.seed,
+        vocabulary=vocabulary_reader(config),
+        named_model=model_finder(config),
+    )
+    builder = _Builder(registry, plan, context)
     executor = executor or builder.make(plan.choices["executor"])
     try:
         model = builder.load(executor, _source(config))
@@ -100,7 +115,8 @@ class _Builder:
         return _Builder(self._registry, plan, self._context).make(choice)
 
     def _make_inner(self, noun: str, name: str) -> Any:
-        return self.make(self._plan.inner_choice(noun, name))
+        own = self._plan.choices.get(noun) if not name else None
+        return self.make(own or self._plan.inner_choice(noun, name))
 
     def load(self, executor: Executor, source: ModelSource) -> ModelFacts:
         """Load the model; what is built from now on is told of it."""
@@ -148,7 +164,7 @@ class _Builder:
             scheduling=self._guarded("scheduling"),
             eviction=self._guarded("eviction"),
             observers=self._observers(),
-            speculator=self.make(choices["speculation"]) if "speculation" in choices else None,
+            speculation=self._speculation(),
             connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
             shadow=None if shadow is None else (str(shadow.component), self.make(shadow)),
             switch=SchedulingSwitch(self._registry, SchedulingInForce.at_start(config, self._plan), self._make_by),
@@ -157,11 +173,40 @@ class _Builder:
             check_params=self._check_params,
         )
 
+    def _speculation(self) -> Speculation | None:
+        choices = self._plan.choices
+        if "speculation" not in choices:
+            return None
+        drafter, length = self._guarded("speculation"), self._guarded("draft_length")
+        return Speculation(
+            speculator=drafter[1],
+            length=length[1],
+            labels=(drafter[0], length[0]),
+            make_fallbacks=(drafter[2], length[2]),
+            acceptance=self._acceptance(choices["acceptance"]),
+            takes_drafts=lambda params, branching: self._judging().takes_drafts(params, branching=branching),
+        )
+
+    def _acceptance(self, choice: Choice) -> AcceptanceRule:
+        rule: AcceptanceRule = self.make(choice)
+        # What comes by import path declares no capabilities, so that nobody has compared them.
+        if rule.needs_laws and type(self._judging()).verify is Sampler.verify:
+            raise CapabilityError(
+                f"[acceptance] name = {choice.component.name!r}: {type(rule).__name__} reads the laws that tokens are drawn from, and "
+                f"the sampler {type(self._judging()).__name__} tells none.",
+                hint='Set acceptance.name to "match", or sampling.name to "standard".',
+            )
+        return rule
+
+    def _judging(self) -> Sampler:
+        """Return a sampler in this process, which the backend's need not be; made when it is first needed."""
+        self._judge = self._judge or self._sampler(0)
+        return self._judge
+
     def _check_params(self, params: SamplingParams) -> None:
         """Let a sampler judge that is in this process, which the backend's need not be; made when a request needs it."""
-        if params.logits_processors:
-            self._judge = self._judge or self._sampler(0)
-            self._judge.check(params)
+        if params.logits_processors or params.structured is not None:
+            self._judging().check(params)
 
     def _backend(self, rank: int) -> Backend:
         backend: Backend = self.make(self._plan.choices["backend"])

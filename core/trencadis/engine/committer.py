@@ -28,17 +28,20 @@ class Committer:
 
     Args:
         state: The engine's state; changed by :meth:`commit`.
+
+    Attributes:
+        num_accepted: Drafts that the newest commit emitted, of each sequence of its plan; those behind an end are not.
     """
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._eos = np.array(sorted(state.eos_token_ids), np.int32)
-        self.num_accepted = 0
+        self.num_accepted = _EMPTY
 
     def commit(self, plan: Plan, output: StepOutput) -> TokenDeltas:
         """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
         state, table = self._state, self._state.table
-        self.num_accepted = 0
+        self.num_accepted = _EMPTY
         state.transfers.apply(output.connector_report, state)
         resident = table.epoch[plan.slots] == plan.epochs
         emits = resident & (output.num_emitted > 0)
@@ -140,7 +143,7 @@ class Committer:
         """Cut accepted runs at the first end, and take back the tokens that were computed in vain."""
         table = self._state.table
         assert plan.drafts is not None, "only called with drafts"
-        self.num_accepted = int((output.num_emitted - 1)[emits & (plan.drafts.num_drafts > 0)].sum())
+        num_accepted = self.num_accepted = np.zeros(plan.num_sequences, np.int32)
         firsts = np.cumsum(output.num_emitted) - output.num_emitted
         slots, counts, parts = plan.slots[emits], [], []
         for i in np.flatnonzero(emits).tolist():
@@ -150,6 +153,8 @@ class Committer:
             counts.append(len(run))
             parts.append(run)
             if plan.drafts.num_drafts[i]:
+                # Behind the accepted drafts comes the token that the model chose, unless the run ends before it.
+                num_accepted[i] = min(len(run), int(output.num_emitted[i]) - 1)
                 # The first scheduled token and the accepted drafts have valid KV; rejected ones are computed again.
                 table.num_computed_tokens[slot] = int(plan.starts[i]) + len(run)
             table.num_tokens[slot] = table.num_known_tokens[slot] + len(run)

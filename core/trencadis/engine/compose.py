@@ -11,13 +11,14 @@ import attrs
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.administration import Administration
+from trencadis.engine.agreement import check_adapters, check_misses, check_trees, with_drafter, without_sharing
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.block_manager import BlockManager
 from trencadis.engine.cache_size import longest_sequence, size_cache
 from trencadis.engine.closing_buckets import closing_buckets
 from trencadis.engine.decisions import Decisions
 from trencadis.engine.defragmenter import Defragmenter
-from trencadis.engine.drafting import Drafting
+from trencadis.engine.drafting import Drafting, Speculation
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
@@ -42,16 +43,12 @@ from trencadis.interfaces import (
     Executor,
     Observer,
     SchedulingPolicy,
-    Speculator,
 )
 from trencadis.records import Bucket, BucketLimits, ModelFacts, SamplingParams
 
 __all__ = ["EmbeddingParts", "Parts", "compose_embedding_engine", "compose_engine"]
 
 logger = logging.getLogger("trencadis.engine")
-
-ADAPTERS = "backend.adapters"
-"""Capability of a backend that computes rows with the LoRA adapters that ``RowStart.adapter`` names."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +78,7 @@ class Parts(EmbeddingParts):
         make_bucketing: Makes the strategy and, second, its fallback (or None), from the limits.
         scheduling: Label, policy, and maker of its fallback (or None).
         eviction: The same.
-        speculator: Who drafts, or None.
+        speculation: Who drafts, how much, and which drafts stand; or None.
         connector: The KV connector, or None.
         shadow: Label and policy that is asked beside ``scheduling``, or None.
         switch: Builds other policies while the engine serves, or None.
@@ -92,7 +89,7 @@ class Parts(EmbeddingParts):
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
     scheduling: tuple[str, SchedulingPolicy, Callable[[], SchedulingPolicy] | None]
     eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
-    speculator: Speculator | None = None
+    speculation: Speculation | None = None
     connector: ConnectorPair | None = None
     shadow: tuple[str, SchedulingPolicy] | None = None
     switch: SchedulingSwitch | None = None
@@ -121,11 +118,13 @@ def compose_engine(
     """
     clock = clock or SystemClock()
     executor, capabilities = parts.executor, parts.executor.capabilities
-    config = _without_sharing(config, capabilities)
-    _check_adapters(config, capabilities)
+    config = without_sharing(config, capabilities)
+    check_adapters(config, capabilities)
     block_size = config.cache.block_size or capabilities.default_block_size
-    max_drafts = parts.speculator.max_draft_tokens if parts.speculator else 0
-    max_model_len, num_blocks = size_cache(config, parts.model, executor, block_size=block_size)
+    drafter = parts.speculation.speculator if parts.speculation else None
+    check_trees(parts.speculation, capabilities)
+    max_drafts = drafter.max_draft_tokens if drafter else 0
+    max_model_len, num_blocks = size_cache(config, with_drafter(parts.model, drafter), executor, block_size=block_size)
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
     executor.allocate(_allocation(limits, parts, num_hosted))
@@ -134,6 +133,14 @@ def compose_engine(
     passes, warmed = _warmed_passes(
         config, executor, GuardedBucketing(*parts.make_bucketing(limits)), state, limits, clock=clock, progress=progress
     )
+    drafting = Drafting(
+        state,
+        parts.speculation,
+        padded_tokens=passes.padded_tokens,
+        pads=capabilities.layout == "padded",
+        vocab_size=parts.model.vocab_size,
+    )
+    drafting.allocate(limits)
     policy = _policy(parts, state)
     decisions = Decisions(config.engine.explain_steps)
     scheduler = Scheduler(
@@ -151,7 +158,7 @@ def compose_engine(
         builder=BatchBuilder(state, passes),
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
-        drafting=Drafting(state, parts.speculator, max_draft_tokens=max_drafts),
+        drafting=drafting,
         defragmenter=_defragmenter(config, capabilities, state, executor),
         embeddings=EmbeddingQueue(
             executor,
@@ -161,7 +168,7 @@ def compose_engine(
         ),
         model=parts.model,
         # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
-        depth=2 if config.engine.async_scheduling and parts.speculator is None else 1,
+        depth=2 if config.engine.async_scheduling and drafter is None else 1,
         administration=Administration(state, policy, decisions, switch=parts.switch, plan_hash=parts.plan_hash),
         warm_up=warmed,
         background=BackgroundWarmUp(executor, passes, warmed) if warmed.report.num_deferred else None,
@@ -194,7 +201,7 @@ def _warmed_passes(
         buckets = bucketing.strategy.buckets(limits) if config.engine.warmup else ()
         if not config.engine.warmup:
             logger.info("Skipping warmup...")
-        _check_misses(config, bucketing, buckets)
+        check_misses(config, bucketing, buckets)
         closing = closing_buckets(bucketing.bucket_for, buckets, limits) if _closes(config, buckets, limits) else ()
         warmed = warm_up(executor, (*buckets, *closing), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
@@ -226,23 +233,6 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
     )
 
 
-def _without_sharing(config: Config, capabilities: BackendCapabilities) -> Config:
-    """Return the config with prefix caching off if two sequences cannot have a block in common."""
-    if capabilities.shares_blocks or not config.cache.prefix_caching:
-        return config
-    logger.info("Using Contiguous PA, disabling prefix caching")
-    return attrs.evolve(config, cache=attrs.evolve(config.cache, prefix_caching=False))
-
-
-def _check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
-    if config.engine.max_loras and ADAPTERS not in capabilities.provides:
-        raise ConfigValueError(
-            f"[engine] max_loras = {config.engine.max_loras}: the backend does not compute with LoRA adapters (it does not "
-            f'provide "{ADAPTERS}"), so a request would get the text of the model itself.',
-            hint="Leave it at 0, or choose a backend that serves adapters.",
-        )
-
-
 def _allocation(limits: BucketLimits, parts: Parts, num_hosted: int) -> AllocationPlan:
     return AllocationPlan(
         num_blocks=limits.num_blocks,
@@ -251,6 +241,7 @@ def _allocation(limits: BucketLimits, parts: Parts, num_hosted: int) -> Allocati
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_draft_tokens=limits.max_draft_tokens,
+        acceptance=parts.speculation.acceptance if parts.speculation else None,
         connector=parts.connector.worker if parts.connector else None,
         num_host_blocks=num_hosted,
     )
@@ -339,15 +330,6 @@ def _limits(
         max_merged_prefills=max_prefills if capabilities.merges_prefills else 1,
         unified=capabilities.layout == "unified",
     )
-
-
-def _check_misses(config: Config, bucketing: GuardedBucketing, buckets: tuple[Bucket, ...]) -> None:
-    if config.bucketing.on_miss == "refuse" and not buckets:
-        why = f"{bucketing.label} lists no bucket" if config.engine.warmup else "engine.warmup is off"
-        raise ConfigValueError(
-            f'[bucketing] on_miss = "refuse", but {why}: every request would be refused.',
-            hint="Set it to fallback, turn engine.warmup on, or choose a bucketing strategy with a table.",
-        )
 
 
 def _closes(config: Config, buckets: tuple[Bucket, ...], limits: BucketLimits) -> bool:

@@ -1,76 +1,249 @@
-"""Between the engine and a speculator: who is drafted for, how much, and what became of it."""
+"""Between the engine and speculation: who is drafted for, how much, and what became of it.
+
+    running decodes ─ may be drafted for ─▶ draft length: how many each ─▶ speculator: drafts ─ checked ─▶ scheduler
+
+Text never depends on drafts: a component that fails is replaced by its fallback, or speculation goes off and requests go on.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Callable
+
+import attrs
 import numpy as np
 
+from trencadis.engine.guarded_speculator import GuardedSpeculator
+from trencadis.engine.guards import Guarded
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
-from trencadis.interfaces import DraftView, Speculator
-from trencadis.records import Drafts, Int32Array, Plan, StepOutput
+from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
+from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput
 
-__all__ = ["Drafting"]
+__all__ = ["Drafting", "Speculation"]
+
+logger = logging.getLogger("trencadis.engine")
 
 _EMPTY = np.empty(0, np.int32)
 
+_LINEAR, _BRANCHING = 1, 2
+
+
+@attrs.frozen(kw_only=True)
+class Speculation:
+    """The components that speculation is made of.
+
+    Attributes:
+        speculator: Who drafts.
+        length: How much.
+        acceptance: Which drafts stand.
+        takes_drafts: ``takes_drafts(params, branching)``: what the sampler says of a sequence.
+        labels: Names of speculator and draft length in messages; empty: those of their classes.
+        make_fallbacks: Make what takes over from speculator and draft length; None: speculation goes off.
+    """
+
+    speculator: Speculator
+    length: DraftLength
+    acceptance: AcceptanceRule
+    takes_drafts: Callable[[SamplingParams, bool], bool] = lambda _, __: True
+    labels: tuple[str, str] = ("", "")
+    make_fallbacks: tuple[Callable[[], Speculator] | None, Callable[[], DraftLength] | None] = (None, None)
+
 
 class Drafting:
-    """Asks a speculator for drafts; a null object without one.
+    """Asks for drafts; a null object without speculation.
 
     Args:
         state: The engine's state, read only.
-        speculator: Who drafts, or None.
-        max_draft_tokens: The most drafts of a sequence in a step.
+        speculation: Its components, or None.
+        padded_tokens: Token positions of a decode pass, by sequences and tokens of each; None: their product.
+        pads: Every sequence of a pass costs as many positions as the longest.
+        vocab_size: Tokens that the model knows.
+
+    Attributes:
+        draft_s: Time that the drafts of the newest plan took, and the choice of their number, seconds.
+        fault: Why speculation went off, in words; empty: it did not.
     """
 
-    def __init__(self, state: EngineState, speculator: Speculator | None = None, *, max_draft_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        speculation: Speculation | None = None,
+        *,
+        padded_tokens: Callable[[int, int], int] | None = None,
+        pads: bool = False,
+        vocab_size: int = 1 << 31,
+    ) -> None:
+        self.draft_s = 0.0
+        self.fault = ""
+        self._start_s = 0.0
         self._state = state
-        self._speculator = speculator
-        self._max_draft_tokens = max_draft_tokens
+        self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
+        self._pads = pads
+        self._shapes: dict[int, tuple[int, int]] = {}
+        self._is_on = speculation is not None
+        if speculation is None:
+            return
+        drafter, length = speculation.speculator, speculation.length
+        labels = [given or type(one).__name__ for given, one in zip(speculation.labels, (drafter, length), strict=True)]
+        self._takes_drafts = speculation.takes_drafts
+        self._speculator = GuardedSpeculator(labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size)
+        self._length: Guarded[DraftLength] = Guarded(labels[1], length, speculation.make_fallbacks[1])
+
+    @property
+    def num_quarantined(self) -> int:
+        """Speculators and draft lengths that failed since the start."""
+        if not self._is_on and not self.fault:
+            return 0
+        return self._speculator.num_quarantined + self._length.num_quarantined + bool(self.fault)
+
+    def allocate(self, limits: BucketLimits) -> None:
+        """Tell the speculator the engine's sizes; what it raises ends the start."""
+        if self._is_on:
+            self._speculator.allocate(limits)
 
     def propose(self) -> tuple[Drafts | None, Int32Array]:
-        """Return drafts for running decodes, and their slots.
-
-        Raises:
-            StepFailedError: The speculator raised or drafted more than it may.
-        """
-        if self._speculator is None:
+        """Return drafts for running decodes, and their slots."""
+        self.draft_s = 0.0
+        if not self._is_on:
             return None, _EMPTY
-        state, table = self._state, self._state.table
-        slots = state.running
-        slots = slots[table.num_tokens[slots] - table.num_computed_tokens[slots] == 1]
-        if not slots.size:
-            return None, _EMPTY
-        room = table.max_total_tokens[slots] - table.num_tokens[slots] - 1
-        most = np.clip(room, 0, self._max_draft_tokens).astype(np.int32)
-        view = DraftView(
-            slots=slots,
-            epochs=table.epoch[slots],
-            token_ids=tuple(state.known_tokens(table.sequence(slot)) for slot in slots.tolist()),
-            max_draft_tokens=most,
-        )
+        self._start_s = self._state.clock.now_s()
         try:
-            drafts = self._speculator.propose(view)
-        except Exception as error:
-            raise StepFailedError(
-                f"{type(self._speculator).__name__} raised {type(error).__name__}: {error}."
-            ) from error
-        if (drafts.num_drafts > most).any() or len(drafts.token_ids) != int(drafts.num_drafts.sum()):
-            raise StepFailedError(
-                f"{type(self._speculator).__name__} drafted {drafts.num_drafts.tolist()}, allowed are {most.tolist()}."
-            )
-        return drafts, slots
+            slots, most = self._asked()
+            if not slots.size:
+                return None, _EMPTY
+            drafts = self._speculator.propose(self._view(slots, most))
+        except StepFailedError as error:
+            self._switch_off(error)
+            return None, _EMPTY
+        self.draft_s = self._state.clock.now_s() - self._start_s
+        return (drafts, slots) if drafts.num_drafts.any() else (None, _EMPTY)
 
     def verified(self, plan: Plan, output: StepOutput) -> None:
-        """Tell the speculator what was accepted."""
-        if self._speculator is not None and plan.drafts is not None:
-            self._speculator.on_verified(
-                slots=plan.slots,
-                num_drafts=plan.drafts.num_drafts,
-                num_accepted=np.maximum(output.num_emitted - 1, 0).astype(np.int32),
-            )
+        """Tell what was accepted."""
+        if not self._is_on or not plan.num_sequences:
+            return
+        num_drafts = np.zeros(plan.num_sequences, np.int32) if plan.drafts is None else plan.drafts.num_drafts
+        num_accepted = np.where(num_drafts > 0, np.maximum(output.num_emitted - 1, 0), 0).astype(np.int32)
+        try:
+            if plan.drafts is not None:
+                self._speculator.tell(
+                    lambda speculator: speculator.on_verified(
+                        slots=plan.slots, num_drafts=num_drafts, num_accepted=num_accepted
+                    )
+                )
+            step = self._verified_step(plan, output, num_drafts, num_accepted)
+            if step is not None:
+                self._length.guarded(lambda length: length.on_verified(step))
+        except StepFailedError as error:
+            self._switch_off(error)
 
-    def finished(self, slot: int) -> None:
-        """Tell the speculator that a sequence left."""
-        if self._speculator is not None:
-            self._speculator.on_finished(slot=slot)
+    def finished(self, slot: int, token_ids: Int32Array) -> None:
+        """Tell that a sequence left."""
+        if not self._is_on:
+            return
+        self._shapes.pop(slot, None)
+        try:
+            self._speculator.tell(lambda speculator: speculator.on_finished(slot=slot, token_ids=token_ids))
+            self._length.guarded(lambda length: length.on_finished(slot=slot))
+        except StepFailedError as error:
+            self._switch_off(error)
+
+    def close(self) -> None:
+        """Let the speculator free what it holds."""
+        if self._is_on:
+            self._speculator.strategy.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _switch_off(self, error: StepFailedError) -> None:
+        """Go on without drafts for good."""
+        self._is_on = False
+        self.fault = str(error)
+        self._shapes.clear()
+        logger.error("%s Speculation goes off; requests go on without drafts.", error, exc_info=error.__cause__)
+        with contextlib.suppress(Exception):  # one failure is enough to report
+            self._speculator.strategy.close()
+
+    def _asked(self) -> tuple[Int32Array, Int32Array]:
+        """Return the slots to draft for, and the most drafts of each, at least 1."""
+        state, table = self._state, self._state.table
+        running = state.running
+        slots = running[table.num_tokens[running] - table.num_computed_tokens[running] == 1]
+        if not slots.size:
+            return _EMPTY, _EMPTY
+        most = np.minimum(table.max_total_tokens[slots] - table.num_tokens[slots] - 1, self._allowed(slots))
+        may = most > 0
+        num_running, slots, most = len(slots), slots[may], most[may].astype(np.int32)
+        if not slots.size:
+            return _EMPTY, _EMPTY
+        view = LengthView(
+            slots=slots,
+            epochs=table.epoch[slots],
+            max_draft_tokens=most,
+            num_running=num_running,
+            num_waiting=len(state.waiting),
+            padded_tokens=self._padded_tokens,
+            pads=self._pads,
+        )
+        chosen = self._length.guarded(lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
+        wanted = chosen > 0
+        return slots[wanted], chosen[wanted].astype(np.int32)
+
+    def _allowed(self, slots: Int32Array) -> Int32Array:
+        """Return what speculator, request and sampler allow each sequence."""
+        most = self._speculator.max_draft_tokens
+        return np.array([min(most, self._shape(slot)[0]) for slot in slots.tolist()], np.int32)
+
+    def _shape(self, slot: int) -> tuple[int, int]:
+        """Return a sequence's own limit and whether its drafts may branch; found once for each."""
+        found = self._shapes.get(slot)
+        if found is None:
+            takes, params = self._takes_drafts, self._state.table.sequence(slot).request.params
+            limit = 1 << 30 if params.max_draft_tokens is None else params.max_draft_tokens
+            if limit and not takes(params, False):
+                limit = 0
+            branches = self._speculator.drafts_trees and limit > 0 and takes(params, True)
+            found = self._shapes[slot] = limit, _BRANCHING if branches else _LINEAR
+        return found
+
+    def _view(self, slots: Int32Array, most: Int32Array) -> DraftView:
+        state, table = self._state, self._state.table
+        sequences = [table.sequence(slot) for slot in slots.tolist()]
+        linear_only: BoolArray = np.array([self._shape(slot)[1] == _LINEAR for slot in slots.tolist()], np.bool_)
+        return DraftView(
+            slots=slots,
+            epochs=table.epoch[slots],
+            token_ids=tuple(state.known_tokens(sequence) for sequence in sequences),
+            max_draft_tokens=most,
+            requests=tuple(sequence.request for sequence in sequences),
+            seeds=tuple(sequence.seed for sequence in sequences),
+            linear_only=linear_only,
+        )
+
+    def _verified_step(
+        self, plan: Plan, output: StepOutput, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> VerifiedStep | None:
+        """Return what the draft length is told; None: nobody decoded."""
+        decodes = plan.num_scheduled == 1 + num_drafts
+        if not decodes.any():
+            return None
+        return VerifiedStep(
+            slots=plan.slots[decodes],
+            epochs=plan.epochs[decodes],
+            num_drafts=num_drafts[decodes],
+            num_accepted=num_accepted[decodes],
+            num_tokens=output.num_padded_tokens,
+            num_prefill_tokens=int(plan.num_scheduled[~decodes].sum()),
+            draft_s=self.draft_s,
+            step_s=self._state.clock.now_s() - self._start_s - self.draft_s,
+        )
+
+
+def _fault(chosen: Int32Array, view: LengthView) -> str:
+    """Return what is wrong with draft lengths. Pure."""
+    most = view.max_draft_tokens
+    if len(chosen) != len(most) or ((chosen < 0) | (chosen > most)).any():
+        return f"it chose {chosen.tolist()} drafts, allowed are 0 to {most.tolist()}"
+    return ""

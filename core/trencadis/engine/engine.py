@@ -263,9 +263,13 @@ class Engine:
     def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
+        The question ``totals``, about the fields of :class:`trencadis.engine.accounting.EngineTotals`, is the engine's own.
+
         Raises:
             TrencadisError: As of :meth:`Administration.answer`.
         """
+        if question == "totals":
+            return attrs.asdict(self.totals)
         return self._administration.answer(question, arguments)
 
     def metrics(self) -> str:
@@ -284,6 +288,7 @@ class Engine:
             self._failures.drain_one()
         self._observers.close()
         try:
+            self._drafting.close()
             self._on_close()
         finally:
             self._executor.close()
@@ -338,6 +343,8 @@ class Engine:
                 num_quarantined=self._policy.num_quarantined,
                 shadow=self._policy.take_shadow_step(),
                 num_block_swaps=num_block_swaps,
+                draft_s=self._drafting.draft_s,
+                num_drafters_quarantined=self._drafting.num_quarantined,
                 swap_counts=swapping.counts,
             )
         )
@@ -370,7 +377,7 @@ class Engine:
         self.totals.num_finished += 1
         self._decisions.left(finished)
         self._recovery.left(finished.slot)
-        self._drafting.finished(finished.slot)
+        self._drafting.finished(finished.slot, finished.token_ids)
         try:
             self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
         except StepFailedError as error:

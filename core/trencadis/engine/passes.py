@@ -120,6 +120,12 @@ class PassPlanner:
             passes.append(self._pass(plan, decodes, Phase.DECODE, block_tables))
         return tuple(passes)
 
+    def padded_tokens(self, num_sequences: int, query_len: int) -> int:
+        """Return the token positions of a decode pass over so many sequences with so many tokens each."""
+        if self._ragged or self._unified:
+            return num_sequences * query_len
+        return self._bucketing.bucket_for(Shape(num_sequences, query_len, num_sequences, Phase.DECODE)).num_tokens
+
     def _group(self, plan: Plan, prefills: Int32Array) -> list[Int32Array]:
         """Cut prefills, longest first, into groups whose bucket stays within the token budget."""
         order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]

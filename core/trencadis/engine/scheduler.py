@@ -3,7 +3,8 @@
 Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
 is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
 run out of blocks; then the policy names victims until the rest fit, and nobody is admitted in that step. Before all that, a
-policy that preempts may make running sequences give way to the waiting one that it puts first.
+policy that preempts may make running sequences give way to the waiting one that it puts first. Drafts come last: they get tokens and
+blocks that nobody else could use, and give the blocks back before the next plan.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Scheduler:
         self._loads = state.transfers.has_connector
         self._step = 0
         self._preempted: list[int] = []
+        self._had_drafts = False
         self.failed: list[FinishedSequence] = []
         self.solo: list[int] = []
         self.num_recomputed_tokens = 0
@@ -78,6 +80,8 @@ class Scheduler:
         self.num_recomputed_tokens = 0
         notes = self._notes = StepNotes()
         self.admission.begin(notes)
+        if self._had_drafts:
+            self._take_back()
         if self.solo:
             return self._plan_solo()
         view, order = self._views.view(), None
@@ -98,8 +102,8 @@ class Scheduler:
         all_decode = bool(is_decode.all())
         decodes = active if all_decode else active[is_decode]
         notes.split, notes.active, notes.decodes = split, active, decodes
-        decodes, lengths = self._cut(decodes, min(split.decode, self._budget), drafts, draft_slots)
-        decodes, lengths = self._allocate(view, decodes, lengths)
+        decodes = decodes[: min(split.decode, self._budget)]
+        decodes, lengths = self._allocate(view, decodes, np.ones(len(decodes), np.int32))
         left = min(self._budget - int(lengths.sum()), split.prefill)
         slots, counts = [decodes], [lengths]
         if not all_decode and left > 0:
@@ -110,22 +114,38 @@ class Scheduler:
             admitted, chunks = self.admission.admit(self._views.view(), token_budget=left, order=order)
             slots.append(admitted)
             counts.append(chunks)
+        if drafts is not None and decodes.size:
+            used = sum(int(c.sum()) for c in counts)
+            most = min(self._budget - used, split.decode - len(decodes))
+            decodes, counts[0] = self._add_drafts(view, decodes, most, drafts, draft_slots)
         return self._finish_plan(np.concatenate(slots), np.concatenate(counts), drafts, draft_slots)
 
     # ---------------------------------------------------------------------------------------------- decodes
 
-    def _cut(
-        self, decodes: Int32Array, token_budget: int, drafts: Drafts | None, draft_slots: Int32Array
+    def _add_drafts(
+        self, view: SchedulerView, decodes: Int32Array, token_budget: int, drafts: Drafts, draft_slots: Int32Array
     ) -> tuple[Int32Array, Int32Array]:
-        """Return the decodes that fit the budget, and their token counts: one each, then drafts with what is left."""
-        decodes = decodes[:token_budget]
-        if drafts is None or not decodes.size:
-            return decodes, np.ones(len(decodes), np.int32)
-        by_slot = np.zeros(self._state.table.capacity, np.int32)
+        """Return decodes and their token counts with as many drafts as every other token left room for; nobody gives way."""
+        state, table, size = self._state, self._state.table, self._state.block_size
+        by_slot = np.zeros(table.capacity, np.int32)
         by_slot[draft_slots] = drafts.num_drafts
         wanted = by_slot[decodes]
-        left = token_budget - len(decodes) - (np.cumsum(wanted) - wanted)
-        return decodes, (1 + np.clip(left, 0, wanted)).astype(np.int32)
+        extra = np.clip(token_budget - (np.cumsum(wanted) - wanted), 0, wanted)
+        room = table.num_blocks[decodes] * size - table.num_computed_tokens[decodes] - 1  # in blocks it has
+        missing = -(-np.maximum(extra - room, 0) // size)
+        affordable = np.cumsum(missing) <= state.blocks.num_available
+        extra = np.where(affordable, extra, np.minimum(extra, room))
+        return self._allocate(view, decodes, (1 + extra).astype(np.int32))
+
+    def _take_back(self) -> None:
+        """Free the blocks behind the known tokens: drafts that were rejected got them."""
+        state, table, size = self._state, self._state.table, self._state.block_size
+        running = state.running
+        spare = table.num_blocks[running] > -(-table.num_tokens[running] // size)
+        for slot in running[spare].tolist():
+            kept = -(-int(table.num_tokens[slot]) // size)
+            state.blocks.release(state.blocks_of(table.sequence(slot))[kept:].copy(), now_s=state.clock.now_s())
+            table.num_blocks[slot] = kept
 
     def _allocate(self, view: SchedulerView, decodes: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
         """Give every decode the blocks for its new tokens; preempt until the rest fit."""
@@ -235,6 +255,7 @@ class Scheduler:
         ends = starts + counts
         known = table.num_tokens[slots]
         kept = self._drafts_of(slots, counts, drafts, draft_slots)
+        self._had_drafts = kept is not None
         num_drafts = 0 if kept is None else kept.num_drafts
         samples = ends - num_drafts == known
         if (ends - num_drafts > known).any():
@@ -275,14 +296,10 @@ class Scheduler:
         """Return the drafts in plan order, without those that were left out."""
         if drafts is None:
             return None
-        firsts = np.cumsum(drafts.num_drafts) - drafts.num_drafts
         place = {slot: i for i, slot in enumerate(draft_slots.tolist())}
-        picks = [place.get(slot, -1) for slot in slots.tolist()]
-        kept = np.array([count - 1 if i >= 0 else 0 for i, count in zip(picks, counts.tolist(), strict=True)], np.int32)
-        if not kept.any():
-            return None
-        parts = [drafts.token_ids[firsts[i] : firsts[i] + n] for i, n in zip(picks, kept.tolist(), strict=True) if n]
-        return Drafts(num_drafts=kept, token_ids=np.concatenate(parts).astype(np.int32))
+        picks = np.array([place.get(slot, -1) for slot in slots.tolist()], np.int32)
+        kept = np.where(picks >= 0, counts - 1, 0).astype(np.int32)
+        return drafts.take(picks, kept) if kept.any() else None
 
     def _count_recomputed(self, slots: Int32Array, starts: Int64Array, ends: Int64Array) -> None:
         again = np.minimum(self._state.table.high_water[slots], ends) - starts

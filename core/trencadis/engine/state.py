@@ -288,8 +288,10 @@ class EngineState:
     def _leave_row(self, sequence: Sequence, *, finished: bool) -> None:
         slot = sequence.slot
         blocks = self.blocks_of(sequence).copy()
-        if not (finished and self.transfers.hold(sequence, blocks)):
-            self.blocks.release(blocks, now_s=self.clock.now_s())
+        num_known = -(-int(self.table.num_known_tokens[slot]) // self.block_size)  # what drafts got is nobody's text
+        if finished and self.transfers.hold(sequence, blocks[:num_known]):
+            blocks = blocks[num_known:]
+        self.blocks.release(blocks, now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))
         self.table.row[slot] = -1
         self.adapters.leave(slot)

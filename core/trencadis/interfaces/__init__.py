@@ -5,16 +5,19 @@ A plugin implements the abstract class of its noun and yields a :class:`Componen
 
 from __future__ import annotations
 
+from trencadis.interfaces.acceptance import AcceptanceRule, Verification
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, BlockCopies, PendingStep
 from trencadis.interfaces.bucketing import BucketingStrategy
-from trencadis.interfaces.component import Component, ComponentContext, NoConfig
+from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig
+from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
 from trencadis.interfaces.kv_connector import ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
 from trencadis.interfaces.observer import Observer
-from trencadis.interfaces.sampling import LogitsProcessor, Sampled, SampledLogprobs, Sampler, SamplingContext
+from trencadis.interfaces.sampling import Laws, LogitsProcessor, Sampled, SampledLogprobs, Sampler, SamplingContext
 from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.interfaces.speculation import AcceptanceRule, DraftView, Speculator
+from trencadis.interfaces.speculation import DraftView, Speculator
+from trencadis.interfaces.vocabulary import Vocabulary
 
 __all__ = [
     "AcceptanceRule",
@@ -26,13 +29,17 @@ __all__ = [
     "Component",
     "ComponentContext",
     "ConnectorPair",
+    "DraftLength",
     "DraftView",
     "EvictionPolicy",
     "Executor",
     "KVSchedulerSide",
     "KVWorkerSide",
+    "Laws",
+    "LengthView",
     "LogitsProcessor",
     "Lookup",
+    "NamedModel",
     "NoConfig",
     "Observer",
     "PendingStep",
@@ -44,4 +51,7 @@ __all__ = [
     "SchedulingPolicy",
     "Speculator",
     "TokenSplit",
+    "Verification",
+    "VerifiedStep",
+    "Vocabulary",
 ]

@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 
 from trencadis.errors import BackendError
+from trencadis.interfaces.acceptance import AcceptanceRule
 from trencadis.interfaces.kv_connector import KVWorkerSide
 from trencadis.interfaces.sampling import Sampler
-from trencadis.interfaces.speculation import AcceptanceRule
 from trencadis.records import (
     Batch,
     Bucket,
@@ -71,7 +71,7 @@ class AllocationPlan:
         max_model_len: Tokens per sequence.
         max_num_batched_tokens: Tokens per step.
         max_draft_tokens: Drafts of a sequence in a step; 0 without speculation.
-        acceptance: How many drafts stand; None without speculation.
+        acceptance: Which drafts stand; None without speculation.
         connector: Worker side of the KV connector; None without one.
         num_host_blocks: Blocks in host memory that ``swap_blocks`` copies to and from, 0 .. num_host_blocks - 1; pinned where the
             device copies from pinned memory faster. 0 unless the backend says ``swaps_blocks``.

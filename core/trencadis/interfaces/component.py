@@ -9,9 +9,10 @@ import attrs
 
 from trencadis.clock import Clock
 from trencadis.errors import ContractError
-from trencadis.records import BucketLimits, ModelFacts
+from trencadis.interfaces.vocabulary import Vocabulary
+from trencadis.records import BucketLimits, ModelFacts, ModelSource
 
-__all__ = ["Component", "ComponentContext", "NoConfig"]
+__all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig"]
 
 
 @attrs.frozen(kw_only=True)
@@ -19,8 +20,29 @@ class NoConfig:
     """The config class of a component that has nothing to set."""
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class NamedModel:
+    """A model beside the engine's that a component's config names.
+
+    Attributes:
+        source: Where it is, to be loaded as the engine's own model is.
+        vocabulary: Reads its tokenizer's tokens: takes up to seconds. From any thread.
+    """
+
+    source: ModelSource
+    vocabulary: Callable[[], Vocabulary]
+
+
 def _makes_nothing(noun: str, name: str) -> Any:
     raise ContractError(f"this context cannot make the {noun} component {name!r}: it was handed out without an engine.")
+
+
+def _reads_nothing() -> Vocabulary:
+    raise ContractError("this context knows no tokenizer: it was handed out without a model.")
+
+
+def _finds_nothing(path: str) -> NamedModel:
+    raise ContractError(f"this context finds no model {path!r}: it was handed out without a model.")
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +55,10 @@ class ComponentContext:
         limits: Shape limits, for components built after the KV cache was sized.
         model: The loaded model, for components built after it was loaded.
         make: ``make(noun, name)`` builds another component: one that this one's config names in a field with the metadata
-            ``component``, the noun. Its options are those of its own table.
+            ``component``, the noun. Its options are those of its own table. With an empty name, another one of the component
+            that serves the noun in this engine.
+        vocabulary: Reads the tokenizer's tokens: the first call takes up to seconds, so not before they are needed. From any thread.
+        named_model: ``named_model(path)`` finds a model by directory, file, hub id or built-in name.
     """
 
     clock: Clock
@@ -41,6 +66,8 @@ class ComponentContext:
     limits: BucketLimits | None = None
     model: ModelFacts | None = None
     make: Callable[[str, str], Any] = _makes_nothing
+    vocabulary: Callable[[], Vocabulary] = _reads_nothing
+    named_model: Callable[[str], NamedModel] = _finds_nothing
 
 
 def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:

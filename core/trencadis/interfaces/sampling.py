@@ -8,8 +8,8 @@ verified; the history of each is the tokens up to its own position, so the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -19,7 +19,7 @@ from trencadis.records import RowStart, SamplingParams
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INTERFACE_VERSION", "LogitsProcessor", "Sampled", "SampledLogprobs", "Sampler", "SamplingContext"]
+__all__ = ["INTERFACE_VERSION", "Laws", "LogitsProcessor", "Sampled", "SampledLogprobs", "Sampler", "SamplingContext"]
 
 INTERFACE_VERSION = 1
 
@@ -31,13 +31,20 @@ class SamplingContext:
     Attributes:
         rows: Device row of each logits row, on the host, ``[L]``.
         positions: Position of the token that yields each logits row, on the host, ``[L]``, 0 .. max_model_len - 1.
-        tokens: Every row's tokens, int32 ``[num_rows, max_model_len + 1]`` on the device; of row r the first
-            ``positions + 1`` are the history of its logits row. Read-only.
+        tokens: Histories, int32 on the device: every row's tokens, ``[num_rows, max_model_len + 1]``, or, where drafts branch, one
+            row for each logits row. Read-only.
+        branches: Row of ``tokens`` that holds each logits row's history, ``[L]``; None where no drafts branch: then it is ``rows``.
     """
 
     rows: tuple[int, ...]
     positions: tuple[int, ...]
     tokens: torch.Tensor
+    branches: tuple[int, ...] | None = None
+
+    @property
+    def histories(self) -> tuple[int, ...]:
+        """Row of ``tokens`` that holds each logits row's history in its first ``positions + 1`` entries, ``[L]``."""
+        return self.rows if self.branches is None else self.branches
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +81,30 @@ class Sampled:
     logprobs: tuple[SampledLogprobs, ...] = ()
 
 
+class Laws(Protocol):
+    """The laws at every logits row of a call, and random numbers that belong to them."""
+
+    @property
+    def probabilities(self) -> torch.Tensor:
+        """``[L, V]``; sums are 1. Of a greedy row one token has all of it."""
+        ...
+
+    def uniforms(self) -> torch.Tensor:
+        """Return a number of (0, 1) for each logits row, float64 ``[L]``: by it drafts behind the row's token are accepted."""
+        ...
+
+    def draw(self, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return tokens drawn by these weights, int64 ``[n]``.
+
+        Independent of ``uniforms`` and of the draws that made drafts; the same whatever else is in the call.
+
+        Args:
+            weights: ``[n, V]``, at least 0, not all 0.
+            index: Logits row that each belongs to, int64 ``[n]``.
+        """
+        ...
+
+
 class LogitsProcessor(ABC):
     """One step of a chain: changes the logits of the rows that asked for it.
 
@@ -85,6 +116,7 @@ class LogitsProcessor(ABC):
             enabled it; empty: no request needs to.
         argmax_invariant: The most likely token stays the most likely one; skipped for greedy rows.
         needs_history: Reads ``context.tokens``.
+        takes_branches: Reads them by ``context.histories``, so that two drafts may follow one token; matters with ``needs_history``.
         speculation_safe: Correct for several logits rows of one sequence in one call: those of drafts, of which only the
             first few may come to count.
         has_state: What it does depends on more than parameters, history and position: on what ``commit`` told it. The state is
@@ -94,6 +126,7 @@ class LogitsProcessor(ABC):
     name: str = ""
     argmax_invariant: bool = False
     needs_history: bool = False
+    takes_branches: bool = False
     speculation_safe: bool = True
     has_state: bool = False
 
@@ -109,6 +142,15 @@ class LogitsProcessor(ABC):
             raise InvalidRequestError(
                 f"logits_processors[{self.name!r}] = {dict(arguments)!r}: this processor takes no arguments."
             )
+
+    def check_params(self, params: SamplingParams) -> None:  # noqa: B027 - most take any
+        """Refuse parameters of a request that the processor cannot honour. Pure; before the request runs anywhere.
+
+        Called for requests with structured output alone, in the engine's process and before ``allocate``. The default refuses none.
+
+        Raises:
+            InvalidRequestError: It cannot be honoured; the message says why.
+        """
 
     def asks(self, start: RowStart) -> bool:
         """Return whether a sequence's rows are changed; ``apply`` may be left out of calls that have no others. Pure.
@@ -166,11 +208,17 @@ class Sampler(ABC):
     def check(self, params: SamplingParams) -> None:
         """Refuse parameters that this sampler cannot honour. Pure; called in the engine's process, before ``allocate``.
 
-        Only requests that name processors of their own are checked. The default has none.
+        Only requests that name processors of their own or ask for structured output are checked. The default has neither.
 
         Raises:
-            InvalidRequestError: A processor is named that there is not, or with arguments that it does not take.
+            InvalidRequestError: A processor is named that there is not, or with arguments that it does not take; or the structure
+                cannot be kept to.
         """
+        if params.structured is not None:
+            raise InvalidRequestError(
+                f"structured output ({params.structured.kind}): this engine's sampler does not constrain tokens.",
+                hint='Leave the field out, or ask the operator for [sampling] name = "standard".',
+            )
         if params.logits_processors:
             raise InvalidRequestError(
                 f"logits_processors names {', '.join(params.logits_processors)}: this engine's sampler has no processors that a "
@@ -196,3 +244,26 @@ class Sampler(ABC):
             logits: ``[L, V]`` in the model's dtype; may be overwritten.
             context: Whose they are.
         """
+
+    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+        """Return whether several logits rows of one sequence may be in a call. Pure; called in the engine's process.
+
+        A sequence of whom the answer is no is not drafted for; one that takes no branching drafts gets linear ones.
+
+        Args:
+            params: Of the sequence.
+            branching: Two of the rows may be alternatives to each other: ``SamplingContext.branches`` is then given.
+        """
+        return not branching
+
+    def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
+        """Let somebody else choose by the laws that :meth:`sample` would draw from; for acceptance rules that need laws.
+
+        Only called if the component provides ``sampling.laws``.
+
+        Args:
+            logits: ``[L, V]`` in the model's dtype; may be overwritten.
+            context: Whose they are.
+            choose: Called once; returns a token for each logits row, int64 ``[L]``. They are reported and committed as sampled ones.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not provide sampling.laws")

@@ -1,41 +1,47 @@
-"""Contract of the noun ``speculation``: drafts, draft length, and the acceptance rule.
+"""Contract of the noun ``speculation``: who drafts tokens for the model to verify.
 
-The engine asks a speculator for drafts when it makes a plan; the backend computes them with the sequence's next token in
-one pass, samples every position with the ordinary sampler, and an acceptance rule says how many drafts stand.
+    draft length ─ how many ─▶ speculator ─ drafts ─▶ backend: one pass over all of them ─ acceptance rule ─▶ those that stand
+
+The engine asks a speculator for drafts when it makes a plan; the backend computes them with the sequence's newest token in one
+pass, and an acceptance rule (noun ``acceptance``) says how many stand. How many to ask for is the noun ``draft_length``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import attrs
 
-from trencadis.records import Drafts, Int32Array, Int64Array
+from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Int64Array, Request
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["INTERFACE_VERSION", "AcceptanceRule", "DraftView", "Speculator"]
+__all__ = ["INTERFACE_VERSION", "DraftView", "Speculator"]
 
 INTERFACE_VERSION = 1
 
 
 @attrs.frozen(kw_only=True)
 class DraftView:
-    """The sequences to draft for. Read-only; arrays are parallel.
+    """The sequences to draft for. Read-only; everything is parallel.
 
     Attributes:
         slots: Stable slot of each sequence, int32 ``[num_sequences]``.
-        epochs: Changes when a slot is given to another sequence, int64 ``[num_sequences]``.
-        token_ids: All known tokens of each, int32 arrays.
+        epochs: Changes when a slot is given to another sequence or a preempted one comes back, int64 ``[num_sequences]``.
+        token_ids: All known tokens of each, prompt and output, int32 arrays. Views of the engine's own memory: they are valid
+            during the call.
         max_draft_tokens: The most drafts for each, int32 ``[num_sequences]``; may be 0.
+        requests: Whose sequences they are: sampling parameters, tenant, cache salt. Of a sequence it is the same object in each call.
+        seeds: Key of each sequence's random numbers, 0 .. 2**64 - 1.
+            A position that is drafted again in a later step needs new numbers: some rules look at drafts behind the one they refuse.
+        linear_only: Sequences that may not get two drafts behind one token, bool ``[num_sequences]``.
     """
 
     slots: Int32Array
     epochs: Int64Array
     token_ids: tuple[Int32Array, ...]
     max_draft_tokens: Int32Array
+    requests: tuple[Request, ...]
+    seeds: tuple[int, ...]
+    linear_only: BoolArray
 
 
 class Speculator(ABC):
@@ -43,39 +49,42 @@ class Speculator(ABC):
 
     Attributes:
         max_draft_tokens: The most drafts it proposes for one sequence in a step; constant.
+        drafts_trees: It may propose several drafts behind one token (``Drafts.parents``); constant. The backend must provide
+            ``backend.tree_attention``, and the acceptance rule take trees.
     """
 
     max_draft_tokens: int
+    drafts_trees: bool = False
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What it keeps on the device for each token of the engine's KV cache, bytes: taken from the cache's room.
+
+        Read once, before the room is measured: whatever else is to lie on the device is loaded by then.
+        """
+        return 0
+
+    def allocate(self, limits: BucketLimits) -> None:  # noqa: B027 - optional
+        """Be told the engine's sizes; once, before the first ``propose``, to allocate and prepare."""
 
     @abstractmethod
     def propose(self, view: DraftView) -> Drafts:
         """Return at most ``view.max_draft_tokens`` drafts for each sequence, in the view's order.
 
-        Called once per step that has decodes; the cost counts against every step.
+        Called once per step that drafts; the cost counts against every step. A sequence may be left out of a call and come back
+        in a later one.
         """
 
     def on_verified(self, *, slots: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:  # noqa: B027
-        """Be told how many drafts of each sequence were accepted; once per commit."""
+        """Be told how many drafts of each sequence were accepted; once per commit of a step with drafts."""
 
-    def on_finished(self, *, slot: int) -> None:  # noqa: B027 - optional
-        """Be told that a sequence left the engine."""
-
-
-class AcceptanceRule(ABC):
-    """Says how many drafts stand. Lives with the backend.
-
-    Attributes:
-        lossless: Emitted text has the law of sampling without speculation.
-    """
-
-    lossless: bool
-
-    @abstractmethod
-    def accept(self, *, sampled: torch.Tensor, drafts: torch.Tensor, num_drafts: torch.Tensor) -> torch.Tensor:
-        """Return the number of accepted drafts, int64 ``[B]``. Pure.
+    def on_finished(self, *, slot: int, token_ids: Int32Array) -> None:  # noqa: B027 - optional
+        """Be told that a sequence left the engine.
 
         Args:
-            sampled: Tokens the sampler chose at each position, int64 ``[B, k + 1]``.
-            drafts: int64 ``[B, k]``, padded with -1.
-            num_drafts: int64 ``[B]``.
+            slot: Its slot.
+            token_ids: Its output tokens, without the prompt, int32 ``[num_output_tokens]``.
         """
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Free what was allocated; the object is not used again. May be called twice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32Array, Int64Array
 from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
+from trencadis.records.beam import BeamSearchParams
 from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 from trencadis.records.embedding import Embedding, EmbeddingRequest
 from trencadis.records.explanation import Explanation, Range, Span
@@ -18,21 +19,25 @@ from trencadis.records.output import (
     TokenDeltas,
     TokenLogprobs,
 )
-from trencadis.records.plan import Drafts, Plan
+from trencadis.records.plan import DraftLaws, Drafts, Plan
 from trencadis.records.request import DEFAULT_TERMS, FinishReason, Request, RequestTerms
 from trencadis.records.sampling import MAX_LOGPROBS, SamplingParams
 from trencadis.records.stats import StepStats
 from trencadis.records.step_time import StepTime
+from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS, StructuredOutput
 
 __all__ = [
     "DEFAULT_TERMS",
     "MAX_LOGPROBS",
+    "MAX_STRUCTURE_CHARACTERS",
     "Batch",
+    "BeamSearchParams",
     "BoolArray",
     "Bucket",
     "BucketLimits",
     "CompletionOutput",
     "ConnectorReport",
+    "DraftLaws",
     "Drafts",
     "Embedding",
     "EmbeddingRequest",
@@ -61,6 +66,7 @@ __all__ = [
     "StepOutput",
     "StepStats",
     "StepTime",
+    "StructuredOutput",
     "TableWrites",
     "TokenDeltas",
     "TokenLogprobs",

@@ -30,7 +30,9 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position of one sequence, natural logarithm, before any sampling parameter.
+    """Log-probabilities at one position of one sequence, natural logarithm.
+
+    They are the model's own, before any sampling parameter, unless ``[sampling.standard] logprobs`` says otherwise.
 
     Attributes:
         index: Index of the sequence in the plan (inside the engine), or of the completion.
@@ -175,6 +177,8 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: None while it runs.
         stop_reason: The stop string or stop token that ended it, or None.
         logprobs: One entry per output token if asked for, else None.
+        score: What it was chosen by, the larger the better: with ``best_of`` the mean log-probability of its tokens, with beam search
+            their sum by length to the power of ``length_penalty``; else None.
     """
 
     index: int
@@ -183,6 +187,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    score: float | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,11 +197,12 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
         request_id: Of the request.
         prompt: The prompt's text, or None if it was given as token ids.
         prompt_token_ids: The prompt.
-        outputs: n completions, by index.
+        outputs: n completions, by index; best first if they were chosen among more.
         finished: True once every completion has a finish reason.
         prompt_logprobs: One entry per prompt token but the first, if asked for, else None.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         error: What went wrong, if a completion ended with an error.
+        num_discarded_tokens: Tokens of completions that ``best_of`` dropped; they were generated all the same.
     """
 
     request_id: str
@@ -207,3 +213,4 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     num_cached_tokens: int = 0
     error: str = ""
+    num_discarded_tokens: int = 0

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import numpy as np
 
 from trencadis.records.arrays import BoolArray, Int32Array, Int64Array
 
-__all__ = ["Drafts", "Plan"]
+__all__ = ["DraftLaws", "Drafts", "Plan"]
 
 
 def _none() -> Int32Array:
     return np.empty(0, np.int32)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DraftLaws:
+    """By which laws drafts were drawn. Drafts without one were certain: nothing was drawn.
+
+    Attributes:
+        rows: Row of ``probabilities`` for each draft, -1 for none, int32 ``[sum(num_drafts)]``. Drafts behind one token were
+            drawn one after another, without replacement, and have one row.
+        probabilities: ``[num_rows, vocab_size]``, a tensor on the device; each row sums to 1.
+    """
+
+    rows: Int32Array
+    probabilities: Any
 
 
 @attrs.frozen(kw_only=True)
@@ -23,11 +39,35 @@ class Drafts:
         token_ids: All drafts, sequence after sequence, int32 ``[sum(num_drafts)]``.
         parents: For tree drafts the index of each draft's parent within its sequence, -1 for the root,
             int32 ``[sum(num_drafts)]``; parents come before children.
+        laws: By which laws they were drawn; None: all are certain.
     """
 
     num_drafts: Int32Array
     token_ids: Int32Array
     parents: Int32Array | None = None
+    laws: DraftLaws | None = None
+
+    def take(self, indices: Int32Array, counts: Int32Array) -> Drafts:
+        """Return the first ``counts`` drafts of some sequences, in that order. Pure.
+
+        The first drafts of a tree are a tree, for parents come before children.
+
+        Args:
+            indices: Which sequences, int32 ``[n]``; -1 for one without drafts.
+            counts: How many of each, int32 ``[n]``; 0 where the index is -1.
+        """
+        firsts = np.cumsum(self.num_drafts) - self.num_drafts
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        picks = np.repeat(firsts[indices], counts) + within if len(firsts) else within
+        laws = self.laws
+        if laws is not None:
+            laws = DraftLaws(rows=laws.rows[picks], probabilities=laws.probabilities)
+        return Drafts(
+            num_drafts=counts,
+            token_ids=self.token_ids[picks].astype(np.int32),
+            parents=None if self.parents is None else self.parents[picks],
+            laws=laws,
+        )
 
 
 @attrs.frozen(kw_only=True)

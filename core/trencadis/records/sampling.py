@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError
+from trencadis.records.structured import StructuredOutput
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
@@ -78,6 +79,15 @@ def _arguments(value: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         raise
 
 
+def _structured(value: Any) -> Any:
+    return StructuredOutput(**value) if isinstance(value, Mapping) else value
+
+
+def _check_structured(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, StructuredOutput):
+        _refuse(attribute.name, value, "a StructuredOutput")
+
+
 def _check_words(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     for word in value:
         if not word or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in word):
@@ -110,6 +120,8 @@ class SamplingParams:
 
     Attributes:
         n: Completions for one prompt, 1 to 128.
+        best_of: Completions to generate, of which the n with the largest mean log-probability are returned, best first; n to 128;
+            None means n. Whatever is dropped is generated to its end first, so nothing is streamed.
         temperature: Divides the logits; below 1e-5 means greedy. 0 to 100.
         top_k: Keep the k most likely tokens (ties are kept); 0 or -1 is off.
         top_p: Keep the smallest set of most likely tokens whose mass reaches this; above 0 to 1 (off).
@@ -139,6 +151,7 @@ class SamplingParams:
         bad_token_ids: These tokens are never chosen.
         bad_words_ids: These runs of tokens are never completed.
         logits_processors: Further processors that the operator enabled, by name, with their arguments.
+        structured: What the text must be: JSON, a match of a regex, one of some texts, or a text of a grammar; None: anything.
         min_tokens: End-of-sequence and stop tokens are masked until this many tokens were generated.
         max_tokens: The most tokens to generate; None means up to the model's length limit.
         stop: Strings that end the text; the text before them is returned.
@@ -148,13 +161,16 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens out of the returned text.
         logprobs: Alternatives to report at each output token, 0 to 50; None reports nothing.
         prompt_logprobs: The same for each prompt token.
-        seed: Makes the request's draws independent of the engine's seed and of its batch; 0 to 2**63 - 1.
+        max_draft_tokens: The most tokens drafted for it in a step; 0 switches speculation off for it; None leaves it to the engine.
+        seed: Makes the request's draws independent of the engine's seed and of its batch; 0 to 2**63 - 1. Completion i draws with
+            ``seed + i`` (modulo 2**63), counted before ``best_of`` puts them in order.
 
     Raises:
         InvalidRequestError: A value is out of range; the message names it.
     """
 
     n: int = attrs.field(default=1, validator=_whole(1, 128))
+    best_of: int | None = attrs.field(default=None, validator=_whole(1, 128, optional=True))
     temperature: float = attrs.field(default=1.0, validator=_number(0, 100))
     top_k: int = attrs.field(default=0, validator=_whole(-1))
     top_p: float = attrs.field(default=1.0, validator=_number(0, 1, open_low=True))
@@ -184,6 +200,7 @@ class SamplingParams:
     logits_processors: Mapping[str, Mapping[str, Any]] = attrs.field(
         factory=dict, converter=_arguments, validator=_check_names
     )
+    structured: StructuredOutput | None = attrs.field(default=None, converter=_structured, validator=_check_structured)
     min_tokens: int = attrs.field(default=0, validator=_whole(0))
     max_tokens: int | None = attrs.field(default=16, validator=_whole(1, optional=True))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_strings)
@@ -193,13 +210,26 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
     prompt_logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
+    max_draft_tokens: int | None = attrs.field(default=None, validator=_whole(0, optional=True))
     seed: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1, optional=True))
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
+        if self.best_of is not None and self.best_of < self.n:
+            _refuse("best_of", self.best_of, f"at least n = {self.n}")
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.bad_token_ids):
             _refuse("allowed_token_ids", self.allowed_token_ids, "a list that leaves at least one token to choose")
+
+    @property
+    def num_generated(self) -> int:
+        """Completions to generate: ``best_of``, or ``n``."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def is_chosen(self) -> bool:
+        """True if completions are generated that are not returned."""
+        return self.num_generated > self.n
 
     @property
     def is_greedy(self) -> bool:

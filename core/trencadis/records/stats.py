@@ -26,11 +26,11 @@ class StepStats:
         num_prompt_tokens_admitted: Prompt tokens of the sequences admitted in this step.
         num_recomputed_tokens: Tokens of this step that had been computed before a preemption.
         num_draft_tokens: Drafts verified.
-        num_accepted_tokens: Drafts accepted.
+        num_accepted_tokens: Drafts emitted: those accepted, but for the ones behind the end of their sequence.
         num_free_blocks: Blocks with nothing in them, after the step.
         num_cached_blocks: Unreferenced blocks kept for reuse, after the step.
         num_used_blocks: Blocks held by sequences or transfers, after the step.
-        plan_s: Time to make the plan and the batch.
+        plan_s: Time to make the plan and the batch, drafts included.
         device_s: Time on the device, as the backend reports it.
         commit_s: Time to commit.
         num_compilations: Programs compiled for the step, while its requests waited.
@@ -45,6 +45,11 @@ class StepStats:
         num_swap_fallbacks: Sequences preempted for the step that host memory had no room for: they are recomputed.
         policy: Component that decided the plan.
         num_quarantined: Scheduling policies that a fallback replaced, total since the start.
+        num_drafted_sequences: Sequences with drafts.
+        num_drafted_by_position: Drafts verified at each position: how many drafts lie before one, on its way in a tree; from 0.
+        num_accepted_by_position: Of these, those emitted; as long as the other.
+        draft_s: Time to choose the number of drafts and to make them; part of ``plan_s``.
+        num_drafters_quarantined: Speculators and draft lengths that failed, total since the start.
         num_shadow_steps: 1 if a shadow policy was asked what it would do.
         num_shadow_differing: 1 if it would have chosen otherwise.
         shadow_displacement: Places by which it would have ordered the waiting sequences otherwise, their mean.
@@ -75,6 +80,11 @@ class StepStats:
     num_compilations: int = 0
     policy: str = ""
     num_quarantined: int = 0
+    num_drafted_sequences: int = 0
+    num_drafted_by_position: tuple[int, ...] = ()
+    num_accepted_by_position: tuple[int, ...] = ()
+    draft_s: float = 0.0
+    num_drafters_quarantined: int = 0
     num_shadow_steps: int = 0
     num_shadow_differing: int = 0
     shadow_displacement: float = 0.0

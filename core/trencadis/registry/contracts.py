@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trencadis.interfaces import (
+    AcceptanceRule,
     Backend,
     BucketingStrategy,
     ConnectorPair,
+    DraftLength,
     EvictionPolicy,
     Executor,
     Observer,
@@ -26,6 +28,8 @@ CONTRACTS: Mapping[str, type[Any]] = {
     "eviction": EvictionPolicy,
     "sampling": Sampler,
     "speculation": Speculator,
+    "draft_length": DraftLength,
+    "acceptance": AcceptanceRule,
     "kv_connector": ConnectorPair,
     "backend": Backend,
     "executor": Executor,

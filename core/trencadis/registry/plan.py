@@ -31,6 +31,9 @@ AUTO = "auto"
 UNIFIED_SHAPES = "bucketing.unified"
 """Capability of a bucketing that knows the shapes of a backend with the layout ``unified``."""
 
+OF_DRAFTS = frozenset({"draft_length", "acceptance"})
+"""Nouns that have nothing to do without a speculator: their components are not chosen then."""
+
 NOTHING_CHOSEN = frozenset({"", "none"})
 """Names that stand for no component."""
 
@@ -60,7 +63,7 @@ class ResolvedPlan:
         shadow: Scheduling policy that is asked beside the chosen one and decides nothing, or None.
         by_layout: Candidates for a bucketing left to ``auto``, by batch layout, as far as plugins offer them; empty once
             it is chosen.
-        inner: Components that others name in their config, in a field with the metadata ``component``; by dotted path.
+        inner: Components that others name in their config, in a field with the metadata ``component``, one or several; by dotted path.
         sources: Who named each component, by dotted path; for messages.
     """
 
@@ -184,7 +187,8 @@ class _Resolver:
         self._config = config
         self._registry = registry
         self._sources = sources
-        self._nouns = [noun for noun in NOUNS if noun != "observer"]
+        drafts = config.speculation.name not in NOTHING_CHOSEN
+        self._nouns = [noun for noun in NOUNS if noun != "observer" and (drafts or noun not in OF_DRAFTS)]
 
     def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:
         source = source or self._sources.get(f"{noun}.{key}", "")
@@ -225,16 +229,22 @@ class _Resolver:
         for choice in outer:
             component, options = choice.component, choice.options
             for field in attrs.fields(type(options)) if attrs.has(type(options)) else ():
-                noun, name = field.metadata.get("component"), getattr(options, field.name)
-                if not noun or name in NOTHING_CHOSEN:
+                noun, value = field.metadata.get("component"), getattr(options, field.name)
+                if not noun:
                     continue
-                key = f"{component.name}.{field.name}"
-                if name in (*names, component.name):
-                    where = spot(f"{noun}.{key}", name, self._sources.get(f"{noun}.{key}", ""))
-                    raise ConfigValueError(f"{where}: it would be within itself.", hint="Name another component.")
-                found[f"{noun}.{key}"] = self.choice(noun, name, key)
-                found |= self.inner([found[f"{noun}.{key}"]], (*names, component.name))
+                for i, name in enumerate(value if isinstance(value, tuple) else (value,)):
+                    key = f"{component.name}.{field.name}"
+                    path = f"{noun}.{key}[{i}]" if isinstance(value, tuple) else f"{noun}.{key}"
+                    if name not in NOTHING_CHOSEN:
+                        found[path] = self._inner(component, noun, name, key, names)
+                        found |= self.inner([found[path]], (*names, component.name))
         return found
+
+    def _inner(self, outer: RegisteredComponent, noun: str, name: str, key: str, names: tuple[str, ...]) -> Choice:
+        if name in (*names, outer.name):
+            where = spot(f"{noun}.{key}", name, self._sources.get(f"{noun}.{key}", ""))
+            raise ConfigValueError(f"{where}: it would be within itself.", hint="Name another component.")
+        return self.choice(noun, name, key)
 
     def by_layout(self) -> dict[str, Choice]:
         if self._config.bucketing.name != AUTO:

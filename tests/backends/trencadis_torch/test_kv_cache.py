@@ -37,6 +37,15 @@ def test_new_keys_land_in_their_slots_and_nowhere_else(cache):
     assert not cache.keys[0].any()
 
 
+def test_tokens_move_over_each_other_because_sources_are_read_first(cache):
+    for part in cache.parts:
+        part.copy_(torch.arange(part.numel()).view_as(part))
+    before = [part.flatten(0, 1).clone() for part in cache.parts]
+    cache.move(torch.tensor([3, 4, 1]), torch.tensor([2, 3, 1]))
+    for part, old in zip(cache.parts, before, strict=True):
+        assert torch.equal(part.flatten(0, 1), old[[0, 1, 3, 4, 4, 5, 6, 7]])
+
+
 def test_blocks_swap_because_sources_are_read_first(cache):
     for tensor in (*cache.keys, *cache.values):
         tensor.copy_(torch.rand_like(tensor))

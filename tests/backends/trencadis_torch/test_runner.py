@@ -15,7 +15,7 @@ from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
-from trencadis_torch.verify import MatchingPrefix
+from trencadis_torch.walk import MatchingPrefix
 
 PLAN = AllocationPlan(num_blocks=40, block_size=4, num_rows=4, max_model_len=40, max_num_batched_tokens=64)
 

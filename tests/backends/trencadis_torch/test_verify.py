@@ -7,7 +7,8 @@ import torch
 from trencadis.interfaces import AcceptanceRule, AllocationPlan, Sampled, SampledLogprobs, Sampler
 from trencadis.records import Bucket, Drafts, Pass, Phase, UnifiedBucket
 from trencadis_torch.rows import Rows
-from trencadis_torch.verify import MatchingPrefix, SamplePlan, emit
+from trencadis_torch.verify import SamplePlan, emit
+from trencadis_torch.walk import MatchingPrefix
 
 PLAN = AllocationPlan(num_blocks=9, block_size=4, num_rows=4, max_model_len=40, max_num_batched_tokens=8)
 
@@ -96,9 +97,10 @@ def test_drafts_stand_up_to_the_first_that_differs(chosen, emitted, padded):
 class TakesTwo(AcceptanceRule):
     lossless = False
 
-    def accept(self, *, sampled, drafts, num_drafts):
-        self.seen = (sampled.tolist(), drafts.tolist(), num_drafts.tolist())
-        return torch.full_like(num_drafts, 2)
+    def accept(self, verification):
+        v = verification
+        self.seen = (v.sampled.tolist(), v.tokens.tolist(), v.num_drafts.tolist())
+        return torch.ones(v.tokens.shape, dtype=torch.float64)
 
 
 def test_given_rule_decides_and_accepted_drafts_are_emitted():

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import types
+
 import attrs
 import pytest
 
-from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig
+from trencadis.clock import SimulatedClock
+from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig, SchedulingConfig
 from trencadis.engine.build import build_engine
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
-from trencadis.errors import CapabilityError, ConfigValueError, InvalidRequestError, PromptTooLongError
-from trencadis.interfaces import Sampler
+from trencadis.errors import CapabilityError, ConfigValueError, ContractError, InvalidRequestError, PromptTooLongError
+from trencadis.hookspecs import NOUNS, hookimpl
+from trencadis.interfaces import AcceptanceRule, Component, ComponentContext, Sampler
 from trencadis.records import EmbeddingRequest, Request, SamplingParams
+from trencadis_testing.doubles import ScriptedSpeculator
+from trencadis_testing.engines import ServeInOrder
 from trencadis_testing.fakes import FakeBackend
 
 
@@ -102,3 +108,48 @@ def test_processors_that_a_request_names_are_judged_by_the_sampler_before_it_run
         with pytest.raises(InvalidRequestError, match="only mine is enabled"):
             engine.add(request)
     engine.close()
+
+
+class _ReadsLaws(AcceptanceRule):
+    """By import path nothing says beforehand that it does."""
+
+    lossless = True
+    needs_laws = True
+
+    def accept(self, verification):
+        """Never called."""
+
+
+def test_a_rule_that_reads_laws_is_refused_beside_a_sampler_that_tells_none(fake_house) -> None:
+    config, registry = fake_house(speculator=lambda: ScriptedSpeculator(lambda tokens: []))
+    config = attrs.evolve(config, acceptance=NounConfig(name=f"{__name__}:_ReadsLaws"))
+    with pytest.raises(CapabilityError, match=r"_ReadsLaws reads the laws .* sampler ArgmaxSampler tells none"):
+        build_engine(config, registry=registry)
+
+
+def test_a_component_may_make_another_one_of_what_serves_the_engine_and_find_models(fake_house) -> None:
+    contexts: list[ComponentContext] = []
+
+    def make(_: object, context: ComponentContext) -> ServeInOrder:
+        contexts.append(context)
+        return ServeInOrder()
+
+    component = Component(name="nosy", factory=make, summary="Looks around.", interface_version=1)
+    plugin = types.ModuleType("nosy")
+    setattr(plugin, NOUNS["scheduling"], hookimpl(specname=NOUNS["scheduling"])(lambda: [component]))
+    config, registry = fake_house()
+    registry.register(plugin)
+    engine = build_engine(attrs.evolve(config, scheduling=SchedulingConfig(name="nosy")), registry=registry)
+    first, second = (contexts[0].make("backend", "") for _ in range(2))
+    assert isinstance(first, FakeBackend)
+    assert first is not second
+    assert contexts[0].named_model("demo-draft").source.path.endswith("draft")
+    engine.close()
+
+
+def test_a_context_of_no_engine_says_so() -> None:
+    context = ComponentContext(clock=SimulatedClock(), seed=0)
+    with pytest.raises(ContractError, match="'demo-draft'"):
+        context.named_model("demo-draft")
+    with pytest.raises(ContractError, match="without an engine"):
+        context.make("backend", "")

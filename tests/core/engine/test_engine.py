@@ -216,14 +216,6 @@ def test_a_paused_engine_plans_nothing_and_loses_nothing() -> None:
     assert [end.token_ids.tolist() for end in drain(engine).values()] == [fake_text(PROMPT, 9, eos=-1)] * 2
 
 
-def test_speculator_that_drafts_too_much_fails_the_step_by_name() -> None:
-    speculator = ScriptedSpeculator(lambda tokens: [1, 2])
-    speculator.propose = lambda view: (_ for _ in ()).throw(RuntimeError("boom"))  # type: ignore[method-assign]
-    engine = make_engine(speculator=speculator)
-    engine.add(request("r"))
-    assert "ScriptedSpeculator raised RuntimeError: boom" in drain(engine)["r"].error
-
-
 def test_only_the_sequence_at_fault_ends_with_the_error() -> None:
     def fails(batch: Batch, one: Pass) -> None:
         if (one.rows == engine._state.table.row[bad]).any():

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishReason, Request, SamplingParams
-from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator
+from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -41,7 +41,7 @@ class EngineMachine(RuleBasedStateMachine):
         token_budget=st.integers(6, 64),
         overlap=st.booleans(),
         layout=st.sampled_from(["ragged", "padded", "merged", "unified"]),
-        feature=st.sampled_from(["plain", "plain", "drafts", "connector", "slow connector", "no cache"]),
+        feature=st.sampled_from(["plain", "plain", "drafts", "trees", "connector", "slow connector", "no cache"]),
         swap_blocks=st.sampled_from([0, 64, 6]),
     )
     def build(
@@ -69,6 +69,8 @@ class EngineMachine(RuleBasedStateMachine):
         options: dict[str, Any] = {"prefix_caching": feature not in {"no cache", "slow connector"}}
         if feature == "drafts":
             options["speculator"] = ScriptedSpeculator(self.draft)
+        if feature == "trees" and layout == "ragged":
+            options["speculator"] = ScriptedTrees(self.tree)
         if "connector" in feature:
             slow = feature == "slow connector"
             options["connector"] = LoopConnector(
@@ -103,6 +105,13 @@ class EngineMachine(RuleBasedStateMachine):
         """Draft the true continuation, but for every fifth length something false."""
         true = fake_text(tokens.tolist(), 3, eos=-1)
         return [true[0], 96 - true[1], true[2]] if len(tokens) % 5 == 0 else true
+
+    def tree(self, tokens: Any) -> list[tuple[int, int]]:
+        """Draft the same behind a false token of its own."""
+        return [
+            (96 - self.draft(tokens)[0], -1),
+            *((token, i or -1) for i, token in enumerate(self.draft(tokens))),
+        ]
 
     def maybe_fail(self, batch: Batch, one: Any) -> None:
         """Fail every step in which the poisoned row's sequence takes part."""

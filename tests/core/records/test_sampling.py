@@ -12,6 +12,7 @@ from trencadis.records import SamplingParams
 @pytest.mark.parametrize(
     ("name", "wrong", "right"),
     [
+        ("best_of", [0, 129, 1.0], [1, 128, None]),
         ("typical_p", [0, 1.01, math.nan, "a"], [0.001, 1]),
         ("epsilon_cutoff", [-0.1, 1], [0, 0.99]),
         ("eta_cutoff", [-0.1, 1], [0, 0.99]),
@@ -27,6 +28,7 @@ from trencadis.records import SamplingParams
         ("dry_range", [-1], [0, 10]),
         ("dry_breaker_token_ids", [[-1], ["a"]], [(), (3,)]),
         ("no_repeat_ngram_size", [-1, 2.5], [0, 3]),
+        ("max_draft_tokens", [-1, 1.0, True], [0, 8, None]),
         ("bad_words_ids", [[[]], [[1, -1]], [[True]]], [(), ((1, 2),)]),
         ("logits_processors", [{"": {}}, {"a": 5}, "ab"], [{"a": {"b": 1}}]),
     ],
@@ -37,6 +39,13 @@ def test_values_out_of_range_are_refused_by_name(name: str, wrong: list[Any], ri
             SamplingParams(**{name: value})
     for value in right:
         assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+def test_n_are_chosen_from_at_least_as_many() -> None:
+    with pytest.raises(InvalidRequestError, match="best_of = 2 is impossible: it must be at least n = 3"):
+        SamplingParams(n=3, best_of=2)
+    assert [SamplingParams(n=2, best_of=given).num_generated for given in (None, 2, 5)] == [2, 2, 5]
+    assert [SamplingParams(n=2, best_of=given).is_chosen for given in (None, 2, 5)] == [False, False, True]
 
 
 def test_the_largest_token_id_is_that_of_any_field() -> None:

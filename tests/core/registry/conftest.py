@@ -53,6 +53,8 @@ def house():
         ],
         eviction=["lru"],
         sampling=["standard"],
+        draft_length=["fixed"],
+        acceptance=["match"],
         backend=["torch"],
         executor=["inline"],
         observer=[_component("log", factory=lambda config, context: Observer())],

@@ -25,6 +25,13 @@ class PlainConfig:
     depth: int = 1
 
 
+@attrs.frozen(kw_only=True)
+class SeveralConfig:
+    members: tuple[str, ...] = attrs.field(
+        default=("plain", "around"), metadata={"help": "Which.", "unit": "", "component": "scheduling"}
+    )
+
+
 class Plain(SchedulingPolicy):
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -46,6 +53,13 @@ def plugin() -> types.ModuleType:
     def trencadis_scheduling_policies():
         for name in ("around", "other_around"):
             yield Component(name=name, factory=around, config=AroundConfig, summary="Around.", interface_version=1)
+        yield Component(
+            name="several",
+            factory=lambda config, context: [context.make("scheduling", name) for name in config.members],
+            config=SeveralConfig,
+            summary="Several.",
+            interface_version=1,
+        )
         yield Component(
             name="plain",
             factory=lambda config, context: Plain(config.depth),
@@ -104,9 +118,25 @@ def test_an_unknown_inner_component_is_refused_at_the_start_with_the_choices(res
         resolve_plan(*resolve({"scheduling.around.inner": "plian"}))
 
 
+def test_a_field_may_name_several(resolve) -> None:
+    plan = resolve_plan(*resolve({"scheduling.name": "several", "scheduling.plain.depth": 7}))
+    assert list(plan.inner) == [
+        "scheduling.several.members[0]",
+        "scheduling.several.members[1]",
+        "scheduling.around.inner",
+    ]
+    assert plan.inner_choice("scheduling", "plain").options == PlainConfig(depth=7)
+
+
+def test_each_of_several_is_looked_up(resolve) -> None:
+    with pytest.raises(UnknownComponentError, match=r"\[scheduling.several\] members = \"plian\".*no such component"):
+        resolve_plan(*resolve({"scheduling.name": "several", "scheduling.several.members": ["plain", "plian"]}))
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
+        {"scheduling.name": "several", "scheduling.several.members": ["plain", "several"]},
         {"scheduling.around.inner": "around"},
         {"scheduling.around.inner": "other_around", "scheduling.other_around.inner": "around"},
     ],

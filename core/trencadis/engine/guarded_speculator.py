@@ -1,0 +1,105 @@
+"""A speculator, guarded: what it returns is checked, and who takes its place keeps within what was made room for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+
+from trencadis.engine.guards import Guarded
+from trencadis.errors import ContractError
+from trencadis.interfaces import DraftView, Speculator
+from trencadis.records import BucketLimits, Drafts
+
+__all__ = ["GuardedSpeculator"]
+
+
+class GuardedSpeculator(Guarded[Speculator]):
+    """A speculator whose drafts are legal.
+
+    Args:
+        label: As of :class:`Guarded`.
+        strategy: The chosen one.
+        make_fallback: As of :class:`Guarded`.
+        vocab_size: Of the model that is drafted for: the device reads the embedding of every draft.
+
+    Attributes:
+        drafts_trees: The chosen one may draft trees: no other may if it does not.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        strategy: Speculator,
+        make_fallback: Callable[[], Speculator] | None = None,
+        *,
+        vocab_size: int = 1 << 31,
+    ) -> None:
+        super().__init__(label, strategy, make_fallback)
+        self._vocab_size = vocab_size
+        self.drafts_trees = strategy.drafts_trees
+        self._most = strategy.max_draft_tokens
+        self._kv_bytes = strategy.kv_bytes_per_token
+        self._limits: BucketLimits | None = None
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The most drafts of a sequence in a step; no more than those of the chosen speculator, which room was made for."""
+        return min(self._most, self.strategy.max_draft_tokens)
+
+    def allocate(self, limits: BucketLimits) -> None:
+        """Tell the chosen speculator the engine's sizes; what it raises ends the start."""
+        self._limits = limits
+        self.strategy.allocate(limits)
+
+    def propose(self, view: DraftView) -> Drafts:
+        """Return legal drafts."""
+        return self.guarded(lambda speculator: speculator.propose(view), lambda drafts: self._fault(drafts, view))
+
+    def tell(self, tell: Callable[[Speculator], None]) -> None:
+        """Tell the speculator something."""
+        self.guarded(tell)
+
+    def quarantine(self, cause: Exception) -> None:
+        """Put the fallback in place: it gets the sizes, and frees the device of its predecessor's."""
+        broken = self.strategy
+        super().quarantine(cause)
+        with contextlib.suppress(Exception):  # it is broken already; the cause is logged
+            broken.close()
+        try:
+            self._introduce(self.strategy)
+        except Exception as error:
+            self.quarantine(error)
+
+    def _introduce(self, fallback: Speculator) -> None:
+        if fallback.kv_bytes_per_token > self._kv_bytes:
+            raise ContractError(
+                f"it keeps {fallback.kv_bytes_per_token} bytes for each token, and room was made for {self._kv_bytes}"
+            )
+        if self._limits is not None:
+            fallback.allocate(self._limits)
+
+    def _fault(self, drafts: Drafts, view: DraftView) -> str:
+        """Return what is wrong with drafts: more than allowed, or others than were announced."""
+        counts, most = drafts.num_drafts, view.max_draft_tokens
+        if (
+            len(counts) != len(most)
+            or ((counts < 0) | (counts > most)).any()
+            or len(drafts.token_ids) != int(counts.sum())
+        ):
+            return f"it drafted {counts.tolist()}, allowed are {most.tolist()}"
+        tokens = drafts.token_ids
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+            return f"it drafted tokens {tokens.tolist()}, the model knows 0 to {self._vocab_size - 1}"
+        if drafts.parents is None:
+            return ""
+        ends = np.cumsum(counts)
+        within = np.arange(len(drafts.parents)) - np.repeat(ends - counts, counts)
+        branches = drafts.parents != within - 1
+        may_not = np.repeat(view.linear_only, counts) if self.drafts_trees else True
+        if (branches & may_not).any():
+            return "it drafted a tree where drafts must be linear"
+        if (drafts.parents < -1).any() or (drafts.parents >= within).any():
+            return "it drafted a tree in which a draft comes before its parent"
+        return ""

@@ -1,0 +1,85 @@
+"""Contract of the noun ``draft_length``: how many tokens are worth drafting.
+
+Asked before the speculator is, once per step. Text never depends on the answer: drafts cost time, never a token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import attrs
+
+from trencadis.records import Int32Array, Int64Array
+
+__all__ = ["INTERFACE_VERSION", "DraftLength", "LengthView", "VerifiedStep"]
+
+INTERFACE_VERSION = 1
+
+
+@attrs.frozen(kw_only=True)
+class LengthView:
+    """The sequences that may be drafted for. Read-only; arrays are parallel.
+
+    Attributes:
+        slots: Stable slot of each sequence, int32 ``[num_sequences]``.
+        epochs: Changes when a slot is given to another sequence, int64 ``[num_sequences]``.
+        max_draft_tokens: The most drafts for each, int32 ``[num_sequences]``: what the speculator, the request and its remaining
+            length allow; at least 1.
+        num_running: Sequences that decode in this step, those that may not be drafted for included.
+        num_waiting: Sequences that wait.
+        padded_tokens: ``padded_tokens(num_sequences, query_len)``: token positions that a pass over so many sequences with so many
+            tokens each costs; with a padded layout constant within a bucket, with a ragged one the product. Pure.
+        pads: Every sequence of a pass costs as many positions as the longest, so that drafts up to there are free; else each costs
+            its own tokens.
+    """
+
+    slots: Int32Array
+    epochs: Int64Array
+    max_draft_tokens: Int32Array
+    num_running: int
+    num_waiting: int
+    padded_tokens: Callable[[int, int], int]
+    pads: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class VerifiedStep:
+    """What became of one step's drafts; arrays are parallel.
+
+    Attributes:
+        slots: Sequences that decoded, int32 ``[num_sequences]``.
+        epochs: Of each, int64 ``[num_sequences]``.
+        num_drafts: Drafts that were verified, int32 ``[num_sequences]``; 0 for those without.
+        num_accepted: Drafts that stand, int32 ``[num_sequences]``.
+        num_tokens: Token positions the step computed, padding included, prefills too.
+        num_prefill_tokens: Of its tokens, those of prefills.
+        draft_s: Time the speculator took, seconds.
+        step_s: Time of the step on the engine's clock, from its planning to its result, without ``draft_s``, seconds.
+    """
+
+    slots: Int32Array
+    epochs: Int64Array
+    num_drafts: Int32Array
+    num_accepted: Int32Array
+    num_tokens: int
+    num_prefill_tokens: int
+    draft_s: float
+    step_s: float
+
+
+class DraftLength(ABC):
+    """Chooses draft lengths. Engine thread."""
+
+    @abstractmethod
+    def choose(self, view: LengthView) -> Int32Array:
+        """Return the most drafts for each sequence, int32 ``[num_sequences]``, 0 .. ``view.max_draft_tokens``.
+
+        Once per step with decodes; at most 20 µs and 1 µs per sequence. Must not look at what the drafts will be.
+        """
+
+    def on_verified(self, step: VerifiedStep) -> None:  # noqa: B027 - optional
+        """Be told what a step brought; once per commit of a step that decoded, with drafts or without."""
+
+    def on_finished(self, *, slot: int) -> None:  # noqa: B027 - optional
+        """Be told that a sequence left the engine."""

@@ -1,0 +1,102 @@
+"""Speculation on the emulated Gaudi: runs of every length in buckets of a few, and nothing compiled after the warm-up."""
+
+from __future__ import annotations
+
+import gaudi_engines
+import pytest
+import tiny_models
+from scripted_drafts import EveryLength
+
+from trencadis.clock import SystemClock
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import ModelSource
+from trencadis_gaudi.backend import GaudiBackend
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_plugins.sampling.chain import standard_chain
+from trencadis_plugins.sampling.standard import StandardSampler
+from trencadis_testing.driver import BackendDriver, Work
+
+LAYOUTS = {
+    "gathered": {"max_prefill_batch_size": 2},
+    "contiguous": {"contiguous": True, "defragmenter": {"threshold": 0}},
+    "unified": {"layout": "unified", "strategy": "unified"},
+    "swapped": {"num_blocks": 9, "preemption": "swap"},
+}
+
+
+def open_engine(path, rule, *, drafter="EveryLength", **options):
+    tables = {"speculation": {"name": f"scripted_drafts:{drafter}"}, "acceptance": {"name": rule}}
+    return gaudi_engines.open_engine(path, emulated_frozen=True, tables=tables, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(model_path):
+    """What the torch backend generates without speculation; the drafter is told, and is right about half of the time."""
+    texts = {}
+    for greedy in (True, False):
+        engine = gaudi_engines.open_engine(model_path("llama"), backend="torch", strategy="exact", device="cpu")
+        served = gaudi_engines.serve(engine, 4, num_requests=40, greedy=greedy)
+        engine.close()
+        texts[greedy] = {name: one.token_ids.tolist() for name, one in served.items()}
+    return texts
+
+
+def serve(engine, texts, monkeypatch, *, greedy):
+    """Serve the same requests with drafts; returns the texts, each checked to be no longer than without."""
+    monkeypatch.setattr(EveryLength, "texts", texts)
+    served = gaudi_engines.serve(engine, 4, num_requests=40, greedy=greedy)
+    assert not {one.error for one in served.values()} - {""}
+    totals = engine.totals
+    assert totals.num_draft_tokens - totals.num_accepted_tokens > 8
+    assert totals.num_accepted_tokens > 8
+    assert totals.num_compilations == totals.num_unprepared == totals.num_failed_steps == 0
+    engine.close()
+    return {name: one.token_ids.tolist() for name, one in served.items()}
+
+
+def agree(found, expected):
+    """An aborted sequence has more of the text or less, as time allowed, or ended before there was any."""
+    return all(
+        one[: len(expected[name])] == expected[name][: len(one)] for name, one in found.items() if name in expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "greedy"), [("gathered", False), ("contiguous", True), ("unified", False), ("swapped", True)]
+)
+def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, monkeypatch, greedy, layout):
+    """Drawn texts too: masks, penalties, truncation and log-probabilities in every combination."""
+    monkeypatch.setattr(EveryLength, "lengths", set())
+    engine = open_engine(model_path("llama"), "match", **LAYOUTS[layout])
+    found = serve(engine, plain[greedy], monkeypatch, greedy=greedy)
+    assert agree(found, plain[greedy])
+    assert EveryLength.lengths >= set(range(7))
+
+
+@pytest.mark.parametrize(
+    ("layout", "drafter"), [("gathered", "EveryLength"), ("gathered", "DrawnLengths"), ("unified", "DrawnLengths")]
+)
+def test_rules_that_read_laws_compile_nothing(model_path, plain, monkeypatch, layout, drafter):
+    """Drafts that are certain, and drafts that were drawn: their laws have another number of rows in every step."""
+    engine = open_engine(model_path("llama"), "token", drafter=drafter, max_num_seqs=2, **LAYOUTS[layout])
+    serve(engine, plain[False], monkeypatch, greedy=False)
+
+
+def test_host_waits_no_more_often_for_drafts_than_for_one_token(model_path):
+    """What stands is found on the device: the host waits for the check of the logits, once a pass, and for nothing else."""
+    backend = GaudiBackend(GaudiConfig(device="emulated", check_model=False), clock=SystemClock())
+    sampler = StandardSampler(standard_chain("vllm"))
+    backend.load(ModelSource(path=str(model_path("llama"))), sampler=sampler)
+    plan = AllocationPlan(
+        num_blocks=30, block_size=16, num_rows=4, max_model_len=96, max_num_batched_tokens=64, max_draft_tokens=3
+    )
+    backend.allocate(plan)
+    driver = BackendDriver(backend, plan)
+    driver.start(0, tiny_models.prompt(20))
+    driver.step([Work(0)])
+    syncs = []
+    for work in (Work(0), Work(0, 0, (5,)), Work(0, 0, (5, 6, 7))):
+        before = backend.habana.emulated.num_host_syncs
+        driver.step([work])
+        syncs.append(backend.habana.emulated.num_host_syncs - before)
+    assert syncs == [1, 1, 1]

@@ -1,0 +1,145 @@
+"""Drafts come last: they get what nobody else could use, and give it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trencadis.interfaces import PendingStep
+from trencadis.records import Batch, Request, SamplingParams
+from trencadis_testing.doubles import ScriptedSpeculator
+from trencadis_testing.engines import drain, make_engine
+from trencadis_testing.fake_executor import FakeExecutor
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.invariants import broken_invariants
+
+PROMPT = tuple(range(1, 11))
+
+
+def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: object) -> Request:
+    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**{"max_tokens": 12, **params}))
+
+
+def right(tokens: Any) -> list[int]:
+    return fake_text(tokens.tolist(), 3, eos=-1)
+
+
+def wrong(tokens: Any) -> list[int]:
+    return [(right(tokens)[0] + 1) % 97] * 3
+
+
+class Recorder(FakeExecutor):
+    """Keeps of every batch the tokens of each row, and its drafts."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        super().__init__(backend)
+        self.tokens: list[dict[int, int]] = []
+        self.drafts: list[int] = []
+
+    def submit(self, batch: Batch) -> PendingStep:
+        self.tokens.append(
+            {int(row): int(n) for one in batch.passes for row, n in zip(one.rows, one.query_lens, strict=True)}
+        )
+        self.drafts.append(0 if batch.drafts is None else int(batch.drafts.num_drafts.sum()))
+        return super().submit(batch)
+
+
+def recorded(draft: Any, **options: Any) -> tuple[Any, Recorder]:
+    executor = Recorder(FakeBackend(eos=-1))
+    speculator = None if draft is None else ScriptedSpeculator(draft)
+    return make_engine(executor=executor, speculator=speculator, async_scheduling=False, **options), executor
+
+
+@pytest.mark.parametrize("budget", [6, 8, 12])
+def test_drafts_never_delay_a_prefill(budget: int) -> None:
+    """A long prompt beside two decodes gets the very chunks that it gets without drafts, step by step."""
+
+    def chunks(draft: Any) -> list[int]:
+        engine, executor = recorded(draft, max_num_batched_tokens=budget)
+        for name in "ab":
+            engine.add(request(name, max_tokens=60))
+        while len(executor.tokens) < 8:
+            engine.step()
+        first = len(executor.tokens)
+        slot = engine.add(request("long", tuple(i % 97 for i in range(40)), max_tokens=2))
+        found = []
+        while slot in engine._state.slot_of.values():
+            engine.step()
+            found.append(executor.tokens[-1].get(2, 0))
+        assert sum(found) >= 40
+        assert len(found) == len(executor.tokens) - first
+        return found
+
+    assert chunks(wrong) == chunks(None)
+
+
+def test_drafts_get_what_a_prefill_leaves_of_the_budget() -> None:
+    engine, executor = recorded(right, max_num_batched_tokens=8)
+    engine.add(request("a"))
+    while not executor.drafts or not executor.drafts[-1]:
+        engine.step()
+    engine.add(request("b", (5, 6, 7, 8, 9)))
+    engine.step()
+    assert sum(executor.tokens[-1].values()) == 8
+    assert executor.drafts[-1] == 8 - 5 - 1
+
+
+@pytest.mark.parametrize("num_blocks", [7, 9, 12])
+def test_drafts_preempt_nobody(num_blocks: int) -> None:
+    """However short blocks are, as many sequences lose theirs as without drafts: wrong drafts change no plan but their own."""
+
+    def served(draft: Any) -> tuple[int, int, list[list[int]]]:
+        engine, _ = recorded(draft, num_blocks=num_blocks, max_num_seqs=3)
+        for name in "abc":
+            engine.add(request(name, PROMPT[: 4 + len(engine._state.slot_of)]))
+        texts = {}
+        while engine.has_work:
+            texts.update({end.request_id: end.token_ids.tolist() for end in engine.step().finished})
+            assert broken_invariants(engine) == []
+        return engine.totals.num_preempted, engine.totals.num_steps, [texts[name] for name in "abc"]
+
+    assert served(wrong) == served(None)
+
+
+def test_drafts_shrink_to_the_blocks_there_are() -> None:
+    """Of four blocks three are in use and none is left: three more tokens fit the last one, so that two drafts do."""
+    engine, executor = recorded(right, num_blocks=4, prefix_caching=False)
+    engine.add(request("a", PROMPT[:8], max_tokens=8))
+    text = []
+    while engine.has_work:
+        text += engine.step().token_ids.tolist()
+    assert text == fake_text(PROMPT[:8], 8, eos=-1)
+    assert max(executor.drafts) == 3
+    assert engine.totals.num_preempted == 0
+
+
+def test_blocks_that_only_rejected_drafts_needed_are_given_back() -> None:
+    engine, _ = recorded(wrong, block_size=1, num_blocks=64, prefix_caching=False)
+    engine.add(request("a"))
+    blocks, table = engine._state.blocks, engine._state.table
+    most = 0
+    while engine.has_work:
+        engine.step()
+        if not engine._state.slot_of:
+            break
+        slot = engine._state.slot_of["a"]
+        most = max(most, int(table.num_blocks[slot]) - int(table.num_tokens[slot]))
+        engine._scheduler._take_back()
+        assert table.num_blocks[slot] <= table.num_tokens[slot]
+        assert blocks.num_used == table.num_blocks[slot]
+        assert broken_invariants(engine) == []
+    assert most == 2
+
+
+def test_the_decode_share_of_a_policy_holds_for_drafts() -> None:
+    from trencadis.interfaces import SchedulingPolicy, TokenSplit
+
+    class TwoForDecodes(SchedulingPolicy):
+        def split(self, view: Any, *, token_budget: int) -> TokenSplit:
+            return TokenSplit(decode=2, prefill=token_budget)
+
+    engine, executor = recorded(right, policy=TwoForDecodes(), max_num_batched_tokens=32)
+    engine.add(request("a"))
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
+    assert set(executor.drafts) == {0, 1}

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+
+from trencadis.records import DraftLaws, Drafts
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+CHAINS = Drafts(num_drafts=ints(2, 0, 3), token_ids=ints(10, 11, 30, 31, 32))
+
+
+def test_drafts_are_taken_in_another_order():
+    taken = CHAINS.take(ints(2, 0), ints(3, 2))
+    assert taken.num_drafts.tolist() == [3, 2]
+    assert taken.token_ids.tolist() == [30, 31, 32, 10, 11]
+    assert taken.parents is None
+    assert taken.laws is None
+
+
+def test_the_first_of_each_are_taken():
+    taken = CHAINS.take(ints(2, 1, 0), ints(1, 0, 1))
+    assert taken.num_drafts.tolist() == [1, 0, 1]
+    assert taken.token_ids.tolist() == [30, 10]
+
+
+def test_a_sequence_without_drafts_may_stand_among_others():
+    taken = CHAINS.take(ints(-1, 2, -1), ints(0, 2, 0))
+    assert taken.num_drafts.tolist() == [0, 2, 0]
+    assert taken.token_ids.tolist() == [30, 31]
+    assert taken.token_ids.dtype == np.int32
+
+
+def test_nothing_is_taken_of_nothing():
+    nothing = Drafts(num_drafts=ints(), token_ids=ints())
+    assert nothing.take(ints(-1, -1), ints(0, 0)).token_ids.tolist() == []
+
+
+def test_parents_and_rows_of_laws_come_along():
+    table = object()
+    tree = Drafts(
+        num_drafts=ints(3, 2),
+        token_ids=ints(1, 2, 3, 4, 5),
+        parents=ints(-1, -1, 0, -1, 0),
+        laws=DraftLaws(rows=ints(0, 0, 1, -1, 2), probabilities=table),
+    )
+    taken = tree.take(ints(1, 0), ints(2, 2))
+    assert taken.parents.tolist() == [-1, 0, -1, -1]
+    assert taken.laws.rows.tolist() == [-1, 2, 0, 0]
+    assert taken.laws.probabilities is table
