@@ -14,8 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trencadis_testing.acceptance import AcceptanceConformance
     from trencadis_testing.backend import BackendConformance
     from trencadis_testing.bucketing import BucketingConformance, UnifiedBucketingConformance
+    from trencadis_testing.draft_length import DraftLengthConformance
     from trencadis_testing.eviction import EvictionConformance
     from trencadis_testing.executor import ExecutorConformance
     from trencadis_testing.fakes import FakeBackend
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from trencadis_testing.speculation import SpeculationConformance
 
 __all__ = [
+    "AcceptanceConformance",
     "BackendConformance",
     "BucketingConformance",
+    "DraftLengthConformance",
     "EvictionConformance",
     "ExecutorConformance",
     "FakeBackend",
@@ -40,8 +44,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AcceptanceConformance": "trencadis_testing.acceptance",
     "BackendConformance": "trencadis_testing.backend",
     "BucketingConformance": "trencadis_testing.bucketing",
+    "DraftLengthConformance": "trencadis_testing.draft_length",
     "EvictionConformance": "trencadis_testing.eviction",
     "ExecutorConformance": "trencadis_testing.executor",
     "FakeBackend": "trencadis_testing.fakes",

@@ -232,6 +232,28 @@ class BackendConformance(SwapTests):
         assert driver.step(works).num_emitted.tolist() == [1, 3, 2]
         self._finish(driver, prompts)
 
+    def test_right_path_of_a_tree_is_accepted_and_nothing_else(self) -> None:
+        """If the backend provides trees: right drafts behind wrong ones, and beside linear drafts and none."""
+        backend, prompts = self._loaded()
+        if "backend.tree_attention" not in backend.capabilities.provides:
+            return
+        driver = self._driver(backend)
+        expected = [self.reference(prompt, self.num_tokens) for prompt in prompts]
+        wrong = [[(token + 1) % self._facts.vocab_size for token in tokens] for tokens in expected]
+        for row, prompt in enumerate(prompts):
+            driver.start(row, prompt)
+        driver.step([Work(row) for row in range(3)])
+        first, last = expected[0], expected[2]
+        works = [
+            Work(0, 0, (wrong[0][1], first[1], first[2], wrong[0][2], first[2]), (-1, -1, 0, 1, 1)),
+            Work(1),
+            Work(2, 0, (wrong[2][1], last[1], wrong[2][2], last[2], wrong[2][3], last[3]), (-1, -1, 1, 1, 3, 3)),
+        ]
+        assert driver.step(works).num_emitted.tolist() == [3, 1, 4]
+        works = [Work(0), Work(1, 0, (expected[1][2], wrong[1][3])), Work(2, 0, (1, 1), (-1, -1))]
+        assert driver.step(works).num_emitted.tolist()[:2] == [1, 2]
+        self._finish(driver, prompts)
+
     def test_chunk_that_is_not_the_last_emits_nothing(self) -> None:
         """Its sequence has a count of 0 in the order of the plan."""
         backend, prompts = self._loaded()

@@ -35,10 +35,7 @@ from trencadis.text import resolve_model_path
 __all__ = ["Conformance", "ConformanceModule", "items_of", "parse", "suite_class"]
 
 _SUITES = {
-    noun: (
-        f"trencadis_testing.{noun}",
-        "KVConnectorConformance" if noun == "kv_connector" else f"{noun.capitalize()}Conformance",
-    )
+    noun: (f"trencadis_testing.{noun}", f"{noun.title().replace('_', '').replace('Kv', 'KV')}Conformance")
     for noun in NOUNS
 }
 
@@ -124,7 +121,7 @@ def suite_class(asked: Conformance) -> type[Any]:
     module, name = _SUITES[asked.noun]
     suite = getattr(importlib.import_module(module), name)
     body: dict[str, Any] = {"make": _maker(asked), "__doc__": suite.__doc__, "__module__": module}
-    if asked.noun == "sampling":
+    if asked.noun in ("sampling", "acceptance"):
         body["tensor"] = staticmethod(_tensor)
     if asked.noun == "backend":
         body["source"] = ModelSource(path=resolve_model_path("demo"))

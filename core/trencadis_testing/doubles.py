@@ -1,4 +1,4 @@
-"""Test doubles for the nouns whose built-ins need more than arithmetic: a KV connector and speculators."""
+"""Test doubles for the nouns whose built-ins need more than arithmetic: a KV connector, and what speculation is made of."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.interfaces import ConnectorPair, DraftView, KVSchedulerSide, KVWorkerSide, Lookup, Speculator
+from trencadis.interfaces import (
+    AcceptanceRule,
+    ConnectorPair,
+    DraftLength,
+    DraftView,
+    KVSchedulerSide,
+    KVWorkerSide,
+    LengthView,
+    Lookup,
+    Speculator,
+    Verification,
+)
 from trencadis.records import ConnectorReport, Drafts, FailedLoad, Int32Array, Request
 
-__all__ = ["LoopConnector", "ScriptedSpeculator"]
+__all__ = ["AsManyAsMay", "LoopConnector", "Matching", "ScriptedSpeculator", "ScriptedTrees"]
 
 
 class _LoopStore:
@@ -202,3 +213,63 @@ class ScriptedSpeculator(Speculator):
         """Count."""
         self.num_drafted += int(num_drafts.sum())
         self.num_accepted += int(num_accepted.sum())
+
+
+class ScriptedTrees(ScriptedSpeculator):
+    """Drafts the trees that a function says, cut to what is allowed; where only linear drafts are, their first path.
+
+    Args:
+        draft: From the known tokens of a sequence to pairs of a draft token and the index of the draft before it, -1 for none.
+        max_draft_tokens: The most drafts of one sequence in a step.
+    """
+
+    drafts_trees = True
+
+    def __init__(self, draft: Callable[[Int32Array], Sequence[tuple[int, int]]], *, max_draft_tokens: int = 6) -> None:
+        super().__init__(lambda tokens: [token for token, _ in draft(tokens)], max_draft_tokens=max_draft_tokens)
+        self._tree = draft
+
+    def propose(self, view: DraftView) -> Drafts:
+        """Return the scripted trees."""
+        trees = []
+        for tokens, most, linear in zip(
+            view.token_ids, view.max_draft_tokens.tolist(), view.linear_only.tolist(), strict=True
+        ):
+            tree = list(self._tree(tokens))
+            trees.append((_first_path(tree) if linear else tree)[:most])
+        return Drafts(
+            num_drafts=np.array([len(tree) for tree in trees], np.int32),
+            token_ids=np.array([token for tree in trees for token, _ in tree], np.int32),
+            parents=np.array([parent for tree in trees for _, parent in tree], np.int32),
+        )
+
+
+def _first_path(tree: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the nodes on the way along first children, as linear drafts."""
+    path: list[tuple[int, int]] = []
+    here = -1
+    for node, (token, parent) in enumerate(tree):
+        if parent == here:
+            path.append((token, len(path) - 1))
+            here = node
+    return path
+
+
+class AsManyAsMay(DraftLength):
+    """Always asks for the most drafts."""
+
+    def choose(self, view: LengthView) -> Int32Array:
+        """Return the limits."""
+        return view.max_draft_tokens
+
+
+class Matching(AcceptanceRule):
+    """Drafts stand while the sampler chooses the very same tokens."""
+
+    lossless = True
+    takes_trees = True
+
+    def accept(self, verification: Verification) -> Any:
+        """Return 1.0 where a draft was sampled at the node before it, and 0.0 elsewhere."""
+        sampled: Any = verification.sampled
+        return (sampled.gather(1, verification.parents) == verification.tokens).double()

@@ -43,11 +43,13 @@ class Work:
         row: Which.
         num_tokens: Known tokens to compute; 0 stands for all that are not computed yet.
         drafts: Draft tokens to verify behind them.
+        parents: Index of the draft before each, -1 for the newest token; empty: they are linear.
     """
 
     row: int
     num_tokens: int = 0
     drafts: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
 
 
 @attrs.define
@@ -278,9 +280,11 @@ class BackendDriver:
     def _drafts(works: Sequence[Work]) -> Drafts | None:
         if not any(work.drafts for work in works):
             return None
+        parents = [parent for work in works for parent in (work.parents or range(-1, len(work.drafts) - 1))]
         return Drafts(
             num_drafts=np.array([len(work.drafts) for work in works], np.int32),
             token_ids=np.array([token for work in works for token in work.drafts], np.int32),
+            parents=np.array(parents, np.int32) if any(work.parents for work in works) else None,
         )
 
     def _passes(

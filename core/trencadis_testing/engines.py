@@ -11,12 +11,22 @@ import attrs
 from trencadis.clock import Clock, SimulatedClock
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
 from trencadis.records import Bucket, BucketLimits, FinishedSequence, ModelSource, Shape
+from trencadis_testing.doubles import AsManyAsMay, Matching
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 
 if TYPE_CHECKING:
     from trencadis.engine.engine import Engine
-    from trencadis.interfaces import Backend, ConnectorPair, Executor, Observer, Sampler, Speculator
+    from trencadis.interfaces import (
+        AcceptanceRule,
+        Backend,
+        ConnectorPair,
+        DraftLength,
+        Executor,
+        Observer,
+        Sampler,
+        Speculator,
+    )
 
 __all__ = ["ExactShapes", "OldestFirst", "ServeInOrder", "drain", "make_engine"]
 
@@ -74,6 +84,8 @@ def make_engine(
     block_size: int = 4,
     observers: Sequence[tuple[str, Observer]] = (),
     speculator: Speculator | None = None,
+    draft_length: DraftLength | None = None,
+    acceptance: AcceptanceRule | None = None,
     connector: ConnectorPair | None = None,
     fallback: bool = False,
     on_miss: str = "fallback",
@@ -99,6 +111,8 @@ def make_engine(
         block_size: Tokens per block.
         observers: Names and observers.
         speculator: Who drafts.
+        draft_length: How much; as much as may be if none.
+        acceptance: Which drafts stand; those that match if none. The fake backend does not ask it.
         connector: A KV connector.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
         on_miss: Of the table ``[bucketing]``.
@@ -121,6 +135,7 @@ def make_engine(
         TenantConfig,
     )
     from trencadis.engine.compose import Parts, compose_engine
+    from trencadis.engine.drafting import Speculation
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
     executor = executor or FakeExecutor()
@@ -139,6 +154,11 @@ def make_engine(
         scheduling=SchedulingConfig(tenants={name: TenantConfig(**entry) for name, entry in (tenants or {}).items()}),
         defragmenter=DefragmenterConfig(**(defragmenter or {})),
     )
+    speculation = None
+    if speculator is not None:
+        speculation = Speculation(
+            speculator=speculator, length=draft_length or AsManyAsMay(), acceptance=acceptance or Matching()
+        )
     parts = Parts(
         executor=executor,
         model=facts,
@@ -146,7 +166,7 @@ def make_engine(
         scheduling=("scheduling", policy or ServeInOrder(), ServeInOrder if fallback else None),
         eviction=("eviction", eviction or OldestFirst(), OldestFirst if fallback else None),
         observers=tuple(observers),
-        speculator=speculator,
+        speculation=speculation,
         connector=connector,
         shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )

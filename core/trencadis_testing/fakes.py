@@ -26,7 +26,6 @@ from trencadis.interfaces import (
 from trencadis.records import (
     Batch,
     Bucket,
-    Drafts,
     Float32Array,
     Int32Array,
     Int64Array,
@@ -37,6 +36,7 @@ from trencadis.records import (
     StepOutput,
     TokenLogprobs,
 )
+from trencadis_testing.fake_drafts import DraftTree, accepted_path
 from trencadis_testing.fake_model import MULTIPLIER, START, chain, fake_embedding, fake_next_token, fake_text, start_of
 from trencadis_testing.shapes import why_too_small
 
@@ -56,7 +56,8 @@ class FakeBackend(Backend):
         max_prefill_batch_size: For the padded layout.
         contiguous: For the padded layout.
         merges_prefills: For the padded layout.
-        strict: Check every KV entry a sequence reads, not only the last, and the bucket of each pass; O(context) a step.
+        strict: Check every KV entry a sequence reads, not only the last, and the bucket of each pass; O(context) a step. An entry
+            that a rejected draft left, or another sequence, is none of it.
         fails: Called with each pass before it runs; what it raises fails the step.
         block_size: Default block size.
         embedding_size: Length of the vectors that texts are embedded as; 0: it cannot embed.
@@ -92,7 +93,7 @@ class FakeBackend(Backend):
             contiguous=contiguous,
             merges_prefills=merges_prefills,
             swaps_blocks=swaps_blocks,
-            provides=frozenset({"backend.adapters"}),
+            provides=frozenset({"backend.adapters"} | ({"backend.tree_attention"} if layout == "ragged" else set())),
         )
         self._vocab_size = vocab_size
         self._eos = eos
@@ -289,20 +290,19 @@ class FakeBackend(Backend):
     ) -> None:
         for i, index in enumerate(one.indices.tolist()):
             row, start, length = int(one.rows[i]), int(one.starts[i]), int(one.query_lens[i])
-            drafts = _drafts_of(batch.drafts, index)
-            self._tokens[row, start + 1 : start + 1 + len(drafts)] = drafts
-            following = self._forward(row, start, length)
+            tree = DraftTree(batch.drafts, index, branching=self._capabilities.layout == "ragged")
+            root = start + length - 1 - len(tree)
+            self._tokens[row, root + 1 : root + 1 + len(tree)] = tree.tokens
+            following = self._forward(row, start, length, tree)
             for j in range(int(one.num_prompt_logits[i])):
                 token = int(self._tokens[row, start + j + 1])
                 prompt_logprobs.append(_logprob(index, start + j + 1, token, 0))
             if not one.num_logits[i]:
                 continue
             sampled = following[length - int(one.num_logits[i]) :]
-            run = sampled[:1]
-            for draft, token in zip(drafts, sampled[1:], strict=False):
-                if draft != run[-1]:
-                    break
-                run.append(token)
+            path = accepted_path(tree, sampled)
+            run = [sampled[node + 1] for node in (-1, *path)]
+            self._close_up(row, root, path)
             end = start + length - int(one.num_logits[i]) + 1
             self._tokens[row, end : end + len(run)] = run
             emitted[index] = run
@@ -310,36 +310,50 @@ class FakeBackend(Backend):
             if asked >= 0:
                 logprobs.extend(_logprob(index, end + j, token, asked) for j, token in enumerate(run))
 
-    def _forward(self, row: int, start: int, length: int) -> list[int]:
-        """Write KV of ``length`` tokens from ``start`` and return the token that follows each."""
-        positions = np.arange(start + length)
+    def _forward(self, row: int, start: int, length: int, tree: DraftTree) -> list[int]:
+        """Write KV of ``length`` tokens from ``start``, the last ones drafts, and return the token that follows each."""
+        slots = self._slots(row, start + length)
+        tokens = self._tokens[row, : start + length]
+        if self._strict and start:
+            self._check_context(row, slots[:start], tokens[:start])
+        root = start + length - 1 - len(tree)
+        before = int(self._states[slots[start - 1]]) if start else self._starts[row]
+        # Of each new token: the entry before it, as an index into the new ones, and its position.
+        links = [(index - 1, start + index) for index in range(root - start + 1)]
+        links += [
+            (root - start + 1 + parent, root + depth) for parent, depth in zip(tree.parents, tree.depths, strict=True)
+        ]
+        states: list[int] = []
+        for index, (link, position) in enumerate(links):
+            states.append(chain(states[link] if link >= 0 else before, int(tokens[start + index]), position))
+        self._states[slots[start:]] = np.array(states, np.uint64)
+        self._kv_tokens[slots[start:]] = tokens[start:]
+        self._kv_positions[slots[start:]] = [position for _, position in links]
+        return [fake_next_token(state, self._vocab_size) for state in states]
+
+    def _slots(self, row: int, num_tokens: int) -> Int64Array:
+        positions = np.arange(num_tokens)
         blocks = self._tables[row, positions // self._block_size]
         if (blocks < 0).any():
             raise StepFailedError(f"row {row}: position {int(positions[blocks < 0][0])} has no block")
-        slots = blocks * self._block_size + positions % self._block_size
-        tokens = self._tokens[row, : start + length]
-        if self._strict and start:
-            context = slots[:start]
-            good = (self._kv_tokens[context] == tokens[:start]) & (self._kv_positions[context] == positions[:start])
-            if not good.all():
-                raise StepFailedError(f"row {row}: the KV entry of position {int(np.argmin(good))} is not its own")
-        state = int(self._states[slots[start - 1]]) if start else self._starts[row]
-        following: list[int] = []
-        for position in range(start, start + length):
-            state = chain(state, int(tokens[position]), position)
-            self._states[slots[position]] = state
-            following.append(fake_next_token(state, self._vocab_size))
-        self._kv_tokens[slots[start:]] = tokens[start:]
-        self._kv_positions[slots[start:]] = positions[start:]
-        return following
+        slots: Int64Array = blocks * np.int64(self._block_size) + positions % self._block_size
+        return slots
 
+    def _check_context(self, row: int, slots: Int64Array, tokens: Int32Array) -> None:
+        """Raise unless every entry is that of its token at its place behind the entry before it."""
+        states, positions = self._states[slots], np.arange(len(slots))
+        before = np.append(np.uint64(self._starts[row]), states[:-1])
+        chained = (before ^ (tokens.astype(np.uint64) + np.uint64(1))) * np.uint64(MULTIPLIER)
+        good = (self._kv_tokens[slots] == tokens) & (self._kv_positions[slots] == positions)
+        good &= states == chained + positions.astype(np.uint64)
+        if not good.all():
+            raise StepFailedError(f"row {row}: the KV entry of position {int(np.argmin(good))} is not its own")
 
-def _drafts_of(drafts: Drafts | None, index: int) -> list[int]:
-    if drafts is None or not drafts.num_drafts[index]:
-        return []
-    end = int(drafts.num_drafts[: index + 1].sum())
-    run: list[int] = drafts.token_ids[end - int(drafts.num_drafts[index]) : end].tolist()
-    return run
+    def _close_up(self, row: int, root: int, path: list[int]) -> None:
+        """Move the entries of accepted drafts behind each other."""
+        slots = self._slots(row, root + 2 + max(path, default=-1))[root + 1 :]
+        for array in (self._states, self._kv_tokens, self._kv_positions):
+            array[slots[: len(path)]] = array[slots[path]]
 
 
 def _logprob(index: int, position: int, token: int, asked: int) -> TokenLogprobs:

@@ -19,7 +19,7 @@ __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "ObserverConformance", "finished_s
 
 def step_stats(**values: Any) -> StepStats:
     """Return a step in which nothing happened, but for ``values``. Pure."""
-    zeros: dict[str, Any] = {"int": 0, "float": 0.0, "str": ""}
+    zeros: dict[str, Any] = {"int": 0, "float": 0.0, "str": "", "tuple[int, ...]": ()}
     nothing = {field.name: zeros[str(field.type)] for field in attrs.fields(StepStats)}
     return StepStats(**(nothing | values))
 
@@ -51,6 +51,10 @@ _BUSY = step_stats(
     num_recomputed_tokens=10,
     num_draft_tokens=4,
     num_accepted_tokens=2,
+    num_drafted_sequences=2,
+    num_drafted_by_position=(2, 1, 1),
+    num_accepted_by_position=(1, 1, 0),
+    draft_s=0.0002,
     num_free_blocks=5,
     num_cached_blocks=7,
     num_used_blocks=11,
@@ -59,7 +63,8 @@ _BUSY = step_stats(
     commit_s=0.0005,
 )
 _HUGE = step_stats(
-    **{field.name: 1e12 if field.name.endswith("_s") else 2**62 for field in attrs.fields(StepStats)},
+    **{field.name: 1e12 if field.name.endswith("_s") else 2**62 for field in attrs.fields(StepStats)}
+    | {"policy": "huge", "num_drafted_by_position": (2**62,) * 64, "num_accepted_by_position": (2**61,) * 64},
 )
 
 SAMPLE_STEPS = {

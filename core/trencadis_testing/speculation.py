@@ -12,7 +12,8 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import DraftView, Speculator
-from trencadis.records import Drafts, FinishReason, Int32Array, SamplingParams
+from trencadis.records import Drafts, FinishReason, Int32Array, Request, SamplingParams
+from trencadis_testing.draft_checks import broken_laws, broken_shapes, broken_trees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 from trencadis_testing.workloads import Arrival, Served, arrivals, serve, wrong_texts
@@ -26,6 +27,9 @@ def draft_view(
     most: Sequence[int] | int = 4,
     slots: Sequence[int] = (),
     epochs: Sequence[int] = (),
+    requests: Sequence[Request] = (),
+    seeds: Sequence[int] = (),
+    linear_only: bool = False,
 ) -> DraftView:
     """Return a view of sequences with these tokens. Pure.
 
@@ -34,6 +38,9 @@ def draft_view(
         most: The most drafts for each, or for all.
         slots: Of each; 0, 1, 2 … if empty.
         epochs: Of each; 1 if empty.
+        requests: Of each; the history as a prompt, and nothing else, if empty.
+        seeds: Of each; 0, 1, 2 … if empty.
+        linear_only: No sequence may get two drafts behind one token.
     """
     count = len(histories)
     return DraftView(
@@ -41,6 +48,13 @@ def draft_view(
         epochs=np.array(epochs or [1] * count, np.int64),
         token_ids=tuple(np.array(tokens, np.int32) for tokens in histories),
         max_draft_tokens=np.array([most] * count if isinstance(most, int) else most, np.int32),
+        requests=tuple(requests)
+        or tuple(
+            Request(request_id=f"request-{i}", prompt_token_ids=tuple(tokens), params=SamplingParams())
+            for i, tokens in enumerate(histories)
+        ),
+        seeds=tuple(seeds) or tuple(range(count)),
+        linear_only=np.full(count, linear_only, np.bool_),
     )
 
 
@@ -81,27 +95,38 @@ class SpeculationConformance:
         histories = self._histories(seed)
         for most in ([0] * 6, [1] * 6, [0, 1, 2, 3, 4, 5], [9] * 6):
             allowed = np.minimum(most, speculator.max_draft_tokens)
-            drafts = speculator.propose(draft_view(histories, most=allowed.tolist()))
-            counts = drafts.num_drafts
-            assert counts.shape == (6,), f"num_drafts has the shape {counts.shape} for 6 sequences"
-            assert ((counts >= 0) & (counts <= allowed)).all(), f"drafted {counts}, allowed are {allowed}"
-            assert len(drafts.token_ids) == counts.sum(), f"{len(drafts.token_ids)} tokens for {counts}"
+            view = draft_view(histories, most=allowed.tolist())
+            assert self._faults(speculator, view) == []
 
     @pytest.mark.parametrize("seed", range(4))
     def test_drafts_are_int32_token_ids_of_the_vocabulary(self, seed: int) -> None:
         """The device reads the embedding of every draft."""
-        drafts = self.make().propose(draft_view(self._histories(seed)))
-        for array in (drafts.num_drafts, drafts.token_ids):
-            assert array.dtype == np.int32, f"an array of the drafts is {array.dtype}, not int32"
-        tokens = drafts.token_ids
-        assert ((tokens >= 0) & (tokens < self.vocab_size)).all(), f"no token ids below {self.vocab_size}: {tokens}"
+        speculator = self.make()
+        view = draft_view(self._histories(seed), most=speculator.max_draft_tokens)
+        assert self._faults(speculator, view) == []
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_drafts_branch_only_where_they_may_and_parents_come_first(self, seed: int) -> None:
+        """Only with ``drafts_trees``, and not for the sequences that may not; what branches differs."""
+        speculator, histories = self.make(), self._histories(seed)
+        for linear_only in (False, True):
+            view = draft_view(histories, most=speculator.max_draft_tokens, linear_only=linear_only)
+            drafts = speculator.propose(view)
+            assert broken_trees(drafts, view, drafts_trees=speculator.drafts_trees) == []
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_laws_say_how_each_draft_was_drawn(self, seed: int) -> None:
+        """A lossless rule divides by them: a row for each drawn draft, which sums to 1 and makes the draft possible."""
+        speculator = self.make()
+        view = draft_view(self._histories(seed), most=speculator.max_draft_tokens)
+        assert broken_laws(speculator.propose(view)) == []
 
     def test_drafts_come_in_the_order_of_the_view(self) -> None:
         """Slots are names, not an order. The sequences share no token, so that none can teach another."""
         histories = [[base + i % 3 for i in range(24)] for base in (10, 20, 30, 40)]
         straight = _runs(self.make().propose(draft_view(histories, slots=[3, 0, 7, 1])))
         order = [2, 0, 3, 1]
-        moved = _runs(self.make().propose(draft_view([histories[i] for i in order], slots=[7, 3, 1, 0])))
+        moved = _runs(self.make().propose(draft_view([histories[i] for i in order], slots=[7, 3, 1, 0], seeds=order)))
         assert moved == [straight[i] for i in order], f"{moved} for the order {order} of {straight}"
 
     def test_the_view_is_not_changed(self) -> None:
@@ -127,7 +152,7 @@ class SpeculationConformance:
         used, fresh = self.make(), self.make()
         used.propose(draft_view([old], slots=[2], epochs=[1]))
         if told:
-            used.on_finished(slot=2)
+            used.on_finished(slot=2, token_ids=np.array(old, np.int32))
         view = draft_view([new], slots=[2], epochs=[2])
         found, expected = _runs(used.propose(view)), _runs(fresh.propose(view))
         assert found == expected, f"slot 2 drafts {found} behind another sequence, {expected} for itself"
@@ -137,11 +162,48 @@ class SpeculationConformance:
         speculator = self.make()
         nothing = np.zeros(2, np.int32)
         speculator.on_verified(slots=np.array([4, 5], np.int32), num_drafts=nothing, num_accepted=nothing)
-        speculator.on_finished(slot=4)
+        speculator.on_finished(slot=4, token_ids=np.array([1, 2, 1], np.int32))
         speculator.propose(draft_view([[1, 2, 1, 2, 1]], slots=[4]))
         one = np.ones(1, np.int32)
         speculator.on_verified(slots=np.array([4], np.int32), num_drafts=one, num_accepted=one)
-        speculator.on_finished(slot=4)
+        speculator.on_finished(slot=4, token_ids=np.array([1, 2, 1], np.int32))
+
+    def test_sequences_left_out_of_calls_come_back(self) -> None:
+        """Others have the room of a step, or a preemption took theirs: many tokens later they are drafted for again."""
+        speculator = self.make()
+        rng = random.Random(8)
+        texts = [[rng.randrange(self.vocab_size) for _ in range(4)] * 15 for _ in range(3)]
+        requests = draft_view(texts).requests
+        for present, ends, epochs in (
+            ((0, 1, 2), (8, 9, 10), (1, 1, 1)),
+            ((1,), (8, 12, 10), (1, 1, 1)),
+            ((2, 0), (40, 12, 11), (3, 1, 1)),
+            ((0, 1, 2), (40, 60, 31), (3, 1, 6)),
+        ):
+            view = draft_view(
+                [texts[i][: ends[i]] for i in present],
+                most=speculator.max_draft_tokens,
+                slots=present,
+                epochs=[epochs[i] for i in present],
+                requests=[requests[i] for i in present],
+            )
+            assert self._faults(speculator, view) == []
+
+    def test_nobody_is_drafted_another_tenant_s_text(self) -> None:
+        """Nor is faster or slower for it: what is guessed for a request depends on no other cache salt."""
+        secret = self._histories(7)[0]
+        requests = [_request(tenant, secret) for tenant in ("blue", "green")]
+        used, fresh = self.make(), self.make()
+        told = np.array(secret, np.int32)
+        for epoch in range(1, 4):
+            view = draft_view([secret[:15]], slots=[2], epochs=[epoch], requests=[_request("blue", secret)])
+            counts = used.propose(view).num_drafts
+            used.on_verified(slots=view.slots, num_drafts=counts, num_accepted=counts)
+            used.on_finished(slot=2, token_ids=told)
+        used.propose(draft_view([secret], slots=[3], epochs=[4], requests=requests[:1]))
+        view = draft_view([secret[:10]], slots=[2], epochs=[5], requests=requests[1:])
+        found, expected = _runs(used.propose(view)), _runs(fresh.propose(view))
+        assert found == expected, f"drafts {found} behind another tenant's text, {expected} without it"
 
     # --------------------------------------------------------------------------------------- whole engines
 
@@ -187,6 +249,9 @@ class SpeculationConformance:
     def _serve(self, todo: Sequence[Arrival], **options: Any) -> Served:
         return _serve(self.make(), todo, **options)
 
+    def _faults(self, speculator: Speculator, view: DraftView) -> list[str]:
+        return broken_shapes(speculator.propose(view), view, vocab_size=self.vocab_size)
+
     def _histories(self, seed: int) -> list[list[int]]:
         """Return six token lists: random, repeating, and as short as one token."""
         rng = random.Random(seed)
@@ -220,7 +285,14 @@ def _serve(
         max_num_batched_tokens=24,
         warmup=False,
     )
-    return serve(engine, clock, todo, abort_every=abort_every)
+    served = serve(engine, clock, todo, abort_every=abort_every)
+    fault = engine._drafting.fault  # noqa: SLF001 - suites look inside
+    assert not fault, f"the engine switched speculation off: {fault}"
+    return served
+
+
+def _request(tenant: str, prompt: Sequence[int]) -> Request:
+    return Request(request_id=f"request of {tenant}", prompt_token_ids=prompt, tenant=tenant)
 
 
 def _arrays(view: DraftView) -> list[Any]:

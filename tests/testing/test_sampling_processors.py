@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 
+from trencadis.interfaces import Vocabulary
 from trencadis_plugins.sampling.chain import build_chain
 from trencadis_plugins.sampling.dry import Dry
 from trencadis_plugins.sampling.logit_bias import LogitBias
@@ -19,6 +22,10 @@ from trencadis_plugins.sampling.xtc import Xtc
 from trencadis_testing.sampling_processors import LogitsProcessorConformance
 
 ASKING = {
+    "structured": [
+        {"structured": {"kind": "regex", "text": "[a-z]*"}},
+        {"structured": {"kind": "regex", "text": "([a-c]|[d-z]{1,3})*"}},
+    ],
     "allowed_tokens": [{"allowed_token_ids": (1, 2, 9)}, {"allowed_token_ids": tuple(range(30))}],
     "bad_tokens": [{"bad_token_ids": (1, 2)}],
     "bad_words": [
@@ -44,6 +51,20 @@ ASKING = {
         {"mirostat_mode": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
     ],
 }
+
+
+@cache
+def _letters():
+    """Tokens of one letter or sign each, and one that ends."""
+    tokens = tuple(bytes([97 + i if i < 26 else 22 + i]) for i in range(40))
+    return Vocabulary(
+        tokens=tokens,
+        special_token_ids=frozenset({3}),
+        eos_token_id=3,
+        encode=lambda text: tuple(map(tokens.index, (bytes([one]) for one in text.encode()))),
+    )
+
+
 TESTS = sorted(name for name in vars(LogitsProcessorConformance) if name.startswith("test_"))
 
 
@@ -52,7 +73,9 @@ class _Suite(LogitsProcessorConformance):
         self.asking, self._name, self._mutant = ASKING[name], name, mutant
 
     def make(self):
-        return build_chain("vllm", chain=[self._name])[0] if self._mutant is None else self._mutant()
+        return (
+            build_chain("vllm", chain=[self._name], vocabulary=_letters)[0] if self._mutant is None else self._mutant()
+        )
 
     def tensor(self, array):
         return torch.from_numpy(array)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trencadis.interfaces import Speculator
-from trencadis.records import Drafts
+from trencadis.records import DraftLaws, Drafts
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.speculation import SpeculationConformance, draft_view
 
@@ -35,7 +35,11 @@ class LastPair(Speculator):
         return Drafts(
             num_drafts=np.array([len(run) for run in runs], np.int32),
             token_ids=np.array([token for run in runs for token in run], np.int32),
+            **self.more(runs),
         )
+
+    def more(self, runs):
+        return {}
 
     def draft(self, slot, epoch, tokens):
         for i in range(len(tokens) - 2, -1, -1):
@@ -120,12 +124,12 @@ class RemembersSlots(LastPair):
         known += tokens[len(known) :]
         return super().draft(slot, epoch, known)
 
-    def on_finished(self, *, slot):
+    def on_finished(self, *, slot, token_ids):
         self.known.pop(slot, None)
 
 
 class NeverForgets(RemembersSlots):
-    def on_finished(self, *, slot):
+    def on_finished(self, *, slot, token_ids):
         pass
 
 
@@ -137,7 +141,7 @@ class NeedsToKnowTheSlot(LastPair):
         self.seen.add(slot)
         return super().draft(slot, epoch, tokens)
 
-    def on_finished(self, *, slot):
+    def on_finished(self, *, slot, token_ids):
         self.seen.remove(slot)
 
 
@@ -146,12 +150,108 @@ class DividesByDrafts(LastPair):
         self.rates = [accepted // drafted for accepted, drafted in zip(num_accepted, num_drafts.tolist(), strict=True)]
 
 
+class Forest(LastPair):
+    """Correct: every draft is behind the newest token, where drafts may branch."""
+
+    drafts_trees = True
+
+    def propose(self, view):
+        self.linear_only = view.linear_only.tolist()
+        return super().propose(view)
+
+    def drafts(self, runs):
+        cut = [run if line else sorted(set(run)) for run, line in zip(runs, self.linear_only, strict=True)]
+        return super().drafts(cut)
+
+    def more(self, runs):
+        parents = [
+            j - 1 if line else -1 for run, line in zip(runs, self.linear_only, strict=True) for j in range(len(run))
+        ]
+        return {"parents": np.array(parents, np.int32)}
+
+
+class BranchesWithoutASay(Forest):
+    drafts_trees = False
+
+
+class BranchesWhereItMayNot(Forest):
+    def propose(self, view):
+        self.linear_only = [False] * len(view.slots)
+        return LastPair.propose(self, view)
+
+
+class OwnParent(Forest):
+    def more(self, runs):
+        return {"parents": np.array([j for run in runs for j in range(len(run))], np.int32)}
+
+
+class SameTwice(Forest):
+    def drafts(self, runs):
+        return LastPair.drafts(self, [[run[0]] * len(run) for run in runs])
+
+
+class Drawn(LastPair):
+    """Correct: says that each draft was drawn from among all tokens alike."""
+
+    law = np.full((1, 97), 1 / 97)
+
+    def more(self, runs):
+        return {"laws": DraftLaws(rows=self.rows(sum(map(len, runs))), probabilities=self.law)}
+
+    def rows(self, num_drafts):
+        return np.zeros(num_drafts, np.int32)
+
+
+class HalfALaw(Drawn):
+    law = np.full((1, 97), 0.5 / 97)
+
+
+class ImpossibleLaw(Drawn):
+    law = np.eye(97)[:1]
+
+
+class LawsOfFewer(Drawn):
+    def rows(self, num_drafts):
+        return np.zeros(max(num_drafts - 1, 0), np.int32)
+
+
+class RowsOfNoLaw(Drawn):
+    def rows(self, num_drafts):
+        return np.ones(num_drafts, np.int32)
+
+
+class ExpectsEveryStep(LastPair):
+    """A sequence that it has not seen for a while has more new tokens than it drafted."""
+
+    def __init__(self):
+        self.lengths = {}
+
+    def draft(self, slot, epoch, tokens):
+        if len(tokens) > self.lengths.setdefault(slot, len(tokens)) + self.max_draft_tokens + 1 and epoch == 1:
+            raise IndexError(len(tokens))
+        self.lengths[slot] = len(tokens)
+        return super().draft(slot, epoch, tokens)
+
+
+class LearnsFromEverybody(LastPair):
+    """Remembers what ended, whoever said it."""
+
+    def __init__(self):
+        self.past = []
+
+    def draft(self, slot, epoch, tokens):
+        return super().draft(slot, epoch, [*self.past, *tokens])
+
+    def on_finished(self, *, slot, token_ids):
+        self.past += token_ids.tolist()
+
+
 class RunsOutOfRoom(LastPair):
     """Takes a place for each sequence that ends, as if slots were never used again."""
 
     num_ended = 0
 
-    def on_finished(self, *, slot):
+    def on_finished(self, *, slot, token_ids):
         self.num_ended += 1
         if self.num_ended > 12:
             raise IndexError("no place left")
@@ -191,7 +291,7 @@ class FailsOnHighEpochs(LastPair):
         self.lengths[slot] = (first, length)
         return super().draft(slot, epoch, tokens)
 
-    def on_finished(self, *, slot):
+    def on_finished(self, *, slot, token_ids):
         self.lengths.pop(slot, None)
 
 
@@ -208,6 +308,16 @@ MUTANTS = {
     NeverForgets: "test_a_slot_forgets_the_sequence_that_held_it",
     NeedsToKnowTheSlot: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
     DividesByDrafts: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
+    BranchesWithoutASay: "test_drafts_branch_only_where_they_may_and_parents_come_first",
+    BranchesWhereItMayNot: "test_drafts_branch_only_where_they_may_and_parents_come_first",
+    OwnParent: "test_drafts_branch_only_where_they_may_and_parents_come_first",
+    SameTwice: "test_drafts_branch_only_where_they_may_and_parents_come_first",
+    HalfALaw: "test_laws_say_how_each_draft_was_drawn",
+    ImpossibleLaw: "test_laws_say_how_each_draft_was_drawn",
+    LawsOfFewer: "test_laws_say_how_each_draft_was_drawn",
+    RowsOfNoLaw: "test_laws_say_how_each_draft_was_drawn",
+    ExpectsEveryStep: "test_sequences_left_out_of_calls_come_back",
+    LearnsFromEverybody: "test_nobody_is_drafted_another_tenant_s_text",
     WritesIntoLongTexts: "test_text_is_that_of_no_speculation",
     FailsOnManyAccepted: "test_text_that_repeats_itself_is_that_of_no_speculation",
     FailsOnHighEpochs: "test_preempted_sequences_go_on_as_if_nothing_had_happened",
@@ -220,8 +330,9 @@ def test_suite_fails_a_broken_speculator(failures_of, mutant, test):
     assert failures_of(SpeculationConformance, mutant, only=test)
 
 
-def test_suite_passes_the_speculator_that_the_mutants_break(failures_of):
-    assert failures_of(SpeculationConformance, LastPair) == set()
+@pytest.mark.parametrize("correct", [LastPair, Forest, Drawn])
+def test_suite_passes_the_speculators_that_the_mutants_break(failures_of, correct):
+    assert failures_of(SpeculationConformance, correct) == set()
 
 
 def test_every_test_of_the_suite_is_needed_by_a_mutant():

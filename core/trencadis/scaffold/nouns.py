@@ -78,6 +78,16 @@ STARTS: Mapping[str, Start] = {
         "Drafts what followed the last few tokens when they last occurred.",
         Option("max_draft_tokens", "int", "3", "ge(1)", "Most drafts of a sequence in a step.", "tokens"),
     ),
+    "draft_length": Start(
+        "DraftLength",
+        "As many drafts as may be while few sequences decode, and none beyond.",
+        Option("max_sequences", "int", "8", "ge(1)", "With more decoding sequences nothing is drafted."),
+    ),
+    "acceptance": Start(
+        "AcceptanceRule",
+        "Drafts stand while the sampler chooses them too, up to a number of them.",
+        Option("max_accepted", "int", "8", "ge(1)", "Most drafts of a sequence that stand in a step.", "tokens"),
+    ),
     "kv_connector": Start(
         "ConnectorPair",
         "Keeps KV blocks in host memory after the device has forgotten them.",

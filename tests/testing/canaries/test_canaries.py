@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 
 from trencadis.clock import SimulatedClock
 from trencadis.hookspecs import NOUNS
-from trencadis.interfaces import ComponentContext, DraftView
+from trencadis.interfaces import ComponentContext, Verification
 from trencadis.records import BucketLimits, Shape
 from trencadis.registry import CONTRACTS, load_with_plugins, resolve_plan
+from trencadis_testing.draft_length import length_view
+from trencadis_testing.speculation import draft_view
 
 VERSIONS = sorted(Path(__file__).parent.glob("version_*.py"))
 CONTEXT = ComponentContext(clock=SimulatedClock(), seed=0)
@@ -77,14 +79,28 @@ def test_a_canarys_eviction_returns_what_it_was_given(plan_and_registry):
 
 
 def test_a_canarys_speculator_drafts_within_its_limits(plan_and_registry):
-    view = DraftView(
-        slots=np.array([0, 1], np.int32),
-        epochs=np.zeros(2, np.int64),
-        token_ids=(np.array([1], np.int32), np.array([2], np.int32)),
-        max_draft_tokens=np.array([2, 0], np.int32),
-    )
+    view = draft_view([[1], [2]], most=[2, 0])
     drafts = _build(plan_and_registry, "speculation").propose(view)
     assert (drafts.num_drafts <= view.max_draft_tokens).all()
+
+
+def test_a_canarys_draft_length_stays_within_its_limits(plan_and_registry):
+    view = length_view([4, 1])
+    chosen = _build(plan_and_registry, "draft_length").choose(view)
+    assert ((chosen >= 0) & (chosen <= view.max_draft_tokens)).all()
+
+
+def test_a_canarys_rule_takes_what_was_sampled(plan_and_registry):
+    verification = Verification(
+        tokens=torch.tensor([[7, 8]]),
+        parents=torch.tensor([[0, 1]]),
+        num_drafts=torch.tensor([2]),
+        is_linear=True,
+        sampled=torch.tensor([[7, 9, 5]]),
+    )
+    rule = _build(plan_and_registry, "acceptance")
+    assert rule.accept(verification).tolist() == [[1, 0]]
+    assert not rule.needs_laws
 
 
 def test_a_canarys_connector_misses(plan_and_registry):

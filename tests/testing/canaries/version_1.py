@@ -11,10 +11,12 @@ import numpy as np
 
 from trencadis import Component, hookimpl
 from trencadis.interfaces import (
+    AcceptanceRule,
     Backend,
     BackendCapabilities,
     BucketingStrategy,
     ConnectorPair,
+    DraftLength,
     EvictionPolicy,
     Executor,
     KVSchedulerSide,
@@ -89,6 +91,18 @@ class CanarySampler(Sampler):
 class CanarySpeculator(Speculator):
     def propose(self, view):
         return Drafts(num_drafts=np.zeros(len(view.slots), np.int32), token_ids=np.zeros(0, np.int32))
+
+
+class CanaryDraftLength(DraftLength):
+    def choose(self, view):
+        return view.max_draft_tokens // 2
+
+
+class CanaryAcceptance(AcceptanceRule):
+    lossless = True
+
+    def accept(self, verification):
+        return (verification.sampled[:, :-1] == verification.tokens).double()
 
 
 class CanarySchedulerSide(KVSchedulerSide):
@@ -215,6 +229,16 @@ def trencadis_samplers():
 @hookimpl
 def trencadis_speculators():
     yield _component(CanarySpeculator)
+
+
+@hookimpl
+def trencadis_draft_lengths():
+    yield _component(CanaryDraftLength)
+
+
+@hookimpl
+def trencadis_acceptance_rules():
+    yield _component(CanaryAcceptance)
 
 
 @hookimpl
