@@ -1,0 +1,43 @@
+"""Acceptance by given rates, whatever the drafts are. For measurements only."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from trencadis.interfaces import AcceptanceRule, Verification
+from trencadis_plugins.acceptance.config import SyntheticConfig
+from trencadis_plugins.acceptance.drafted import are_real
+
+__all__ = ["Synthetic"]
+
+_log = logging.getLogger(__name__)
+
+
+class Synthetic(AcceptanceRule):
+    """The draft at a place stands with the rate of its place: steps are as long as one wants, and text is wrong.
+
+    With it the time of speculation can be measured for an acceptance that no drafter at hand reaches.
+
+    Args:
+        config: The rates, or the mean length of a step.
+    """
+
+    lossless = False
+
+    def __init__(self, config: SyntheticConfig | None = None) -> None:
+        self._rates = (config or SyntheticConfig()).place_rates()
+        _log.warning(
+            "acceptance rule synthetic: drafts stand by given rates (%s), whatever the model says. The text is wrong; measure "
+            "with it, and serve nobody.",
+            ", ".join(f"{rate:g}" for rate in self._rates),
+        )
+
+    def accept(self, verification: Verification) -> torch.Tensor:
+        """Return the rate of each draft's place, float64 ``[B, N]``."""
+        real = are_real(verification)
+        # The last rate is that of all places behind it.
+        rates = (list(self._rates) + [self._rates[-1]] * real.shape[1])[: real.shape[1]]
+        by_place = torch.tensor(rates, dtype=torch.float64, device=real.device)
+        return torch.where(real, by_place, 0.0)
