@@ -7,6 +7,7 @@ from trencadis.text.detokenizer import Detokenizer
 from trencadis.text.prefixes import read_prefixes
 from trencadis.text.stop import StopChecker
 from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
+from trencadis.text.vocabulary import model_finder, vocabulary_of, vocabulary_reader
 
 __all__ = [
     "Detokenizer",
@@ -15,6 +16,9 @@ __all__ = [
     "Tokenizer",
     "encode_chat",
     "load_tokenizer",
+    "model_finder",
     "read_prefixes",
     "resolve_model_path",
+    "vocabulary_of",
+    "vocabulary_reader",
 ]

@@ -15,7 +15,9 @@ from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
 
 __all__ = ["Tokenizer", "load_tokenizer", "resolve_model_path"]
 
-_DEMO = "demo"
+_BUILT_IN = {"demo": "target", "demo-draft": "draft", "demo-parallel": "parallel"}
+"""Names of the models in this package, and their directories under ``demo/``."""
+
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names under which ``tokenizer.json`` alone says everything; both are the same class of transformers."""
@@ -25,17 +27,21 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
 def resolve_model_path(path: str) -> str:
-    """Return where a model is: ``"demo"`` is a directory in this package, anything else is returned as it is. Pure."""
-    if path != _DEMO:
+    """Return where a model is. Pure.
+
+    ``"demo"``, its draft model ``"demo-draft"`` and its parallel draft model ``"demo-parallel"`` are directories in
+    this package; anything else is returned as it is.
+    """
+    if path not in _BUILT_IN:
         return path
-    return str(Path(str(importlib.resources.files("trencadis"))) / "demo" / "target")
+    return str(Path(str(importlib.resources.files("trencadis"))) / "demo" / _BUILT_IN[path])
 
 
 def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = False) -> Tokenizer:
     """Load a tokenizer.
 
     Args:
-        path: A directory, a ``.gguf`` file, a hub id, or ``"demo"``. Nothing is downloaded for the first two.
+        path: A directory, a ``.gguf`` file, a hub id, or a built-in name as ``"demo"``. Nothing is downloaded for the first two.
         revision: Commit or tag of a hub id; empty for the newest.
         trust_remote_code: Run tokenizer code that comes with the model.
 
@@ -70,6 +76,7 @@ class Tokenizer:
         vocab_size: Tokens it knows, added ones included; the model's own vocabulary may be padded beyond it.
         special_token_ids: Tokens that are control signs, not text.
         byte_token_ids: Tokens that stand for one byte of a run that is decoded as a whole; empty without byte fallback.
+        eos_token_id: The tokenizer's own end-of-sequence token; None without one.
     """
 
     def __init__(self, hf: Any) -> None:
@@ -81,6 +88,7 @@ class Tokenizer:
             added = self._fast.get_added_tokens_decoder().items()
             self.special_token_ids |= {token_id for token_id, token in added if token.special}
         self.byte_token_ids = self._find_byte_tokens()
+        self.eos_token_id: int | None = hf.eos_token_id
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the token ids of a prompt. Pure.
@@ -96,6 +104,11 @@ class Tokenizer:
         if not ids:
             raise InvalidRequestError(f"the prompt {text!r} has no tokens.", hint="Give at least one character.")
         return ids
+
+    def encode_literally(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text with nothing added, control signs spelt out as text; none for no text. Pure."""
+        ids = self._hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        return tuple(ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids, nothing tidied up; unknown ids have no text. Pure."""

@@ -20,12 +20,14 @@ def trencadis_samplers() -> Iterable[Component]:
         config=StandardConfig,
         summary="Masks, bias, penalties, temperature, min-p, top-k and top-p, with draws seeded per request.",
         interface_version=1,
+        provides=frozenset({"sampling.laws"}),
     )
     yield Component(
         name="greedy",
         factory=_make_greedy,
         summary="Always the most likely token, whatever the request asks for.",
         interface_version=1,
+        provides=frozenset({"sampling.laws"}),
     )
 
 
@@ -33,7 +35,8 @@ def _make_standard(config: StandardConfig, context: ComponentContext) -> Sampler
     from trencadis_plugins.sampling.chain import build_chain
     from trencadis_plugins.sampling.standard import StandardSampler
 
-    return StandardSampler(build_chain(config.order, chain=config.chain, processors=config.processors))
+    chain = build_chain(config.order, chain=config.chain, processors=config.processors, vocabulary=context.vocabulary)
+    return StandardSampler(chain, reports_processed=config.logprobs == "processed")
 
 
 def _make_greedy(config: NoConfig, context: ComponentContext) -> Sampler:

@@ -7,10 +7,10 @@ Each truncation works on what the one before it left, renormalised: top-p after 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from trencadis.errors import ConfigValueError, did_you_mean
-from trencadis.interfaces import LogitsProcessor
+from trencadis.errors import ConfigValueError, ContractError, did_you_mean
+from trencadis.interfaces import LogitsProcessor, Vocabulary
 from trencadis_plugins.sampling.config import PRESETS
 from trencadis_plugins.sampling.cutoffs import EpsilonCutoff, EtaCutoff
 from trencadis_plugins.sampling.dry import Dry
@@ -20,6 +20,7 @@ from trencadis_plugins.sampling.min_p import MinP
 from trencadis_plugins.sampling.min_tokens import MinTokens
 from trencadis_plugins.sampling.mirostat import Mirostat
 from trencadis_plugins.sampling.penalties import Penalties
+from trencadis_plugins.sampling.structured import Structured
 from trencadis_plugins.sampling.temperature import Temperature
 from trencadis_plugins.sampling.token_masks import AllowedTokens, BadTokens
 from trencadis_plugins.sampling.token_runs import BadWords, NoRepeatNgram
@@ -32,6 +33,7 @@ from trencadis_plugins.sampling.xtc import Xtc
 __all__ = ["build_chain", "standard_chain"]
 
 _BUILT_IN: dict[str, type[LogitsProcessor]] = {
+    "structured": Structured,
     "allowed_tokens": AllowedTokens,
     "bad_tokens": BadTokens,
     "bad_words": BadWords,
@@ -53,11 +55,16 @@ _BUILT_IN: dict[str, type[LogitsProcessor]] = {
 }
 
 
-def standard_chain(order: str) -> tuple[LogitsProcessor, ...]:
+def _no_vocabulary() -> Vocabulary:
+    raise ContractError("this chain of logits processors was made without a tokenizer.")
+
+
+def standard_chain(order: str, *, vocabulary: Callable[[], Vocabulary] = _no_vocabulary) -> tuple[LogitsProcessor, ...]:
     """Return fresh processors in the order of a preset.
 
     Args:
         order: ``vllm``, ``hf`` or ``llamacpp``.
+        vocabulary: Reads the tokenizer, for structured output.
 
     Raises:
         KeyError: ``order`` is none of them.
@@ -65,11 +72,15 @@ def standard_chain(order: str) -> tuple[LogitsProcessor, ...]:
     Source: vLLM ``v1/sample/sampler.py``; transformers ``GenerationMixin._get_logits_processor``; llama.cpp
     ``common_params_sampling.samplers``. What a program does not have stands where it disturbs the others least.
     """
-    return tuple(_BUILT_IN[name]() for name in PRESETS[order])
+    return tuple(_processor(name, vocabulary) for name in PRESETS[order])
 
 
 def build_chain(
-    order: str, *, chain: Sequence[str] = (), processors: Sequence[str] = ()
+    order: str,
+    *,
+    chain: Sequence[str] = (),
+    processors: Sequence[str] = (),
+    vocabulary: Callable[[], Vocabulary] = _no_vocabulary,
 ) -> tuple[LogitsProcessor, ...]:
     """Return fresh processors as the config names them.
 
@@ -77,6 +88,7 @@ def build_chain(
         order: A preset.
         chain: Instead of the preset: names of built-in processors, and processors from elsewhere.
         processors: Behind all of them: from elsewhere, by import path or by the name of an entry point.
+        vocabulary: Reads the tokenizer, for structured output.
 
     Raises:
         ConfigValueError: A name is unknown or given twice, an import path leads nowhere, or ``mirostat`` does not end the
@@ -98,10 +110,12 @@ def build_chain(
                 hint="Put mirostat last.",
             )
         names = [*(name for name in names if name != "mirostat"), "mirostat"]
-    return _with_names_of_their_own(tuple(_processor(name) for name in names))
+    return _with_names_of_their_own(tuple(_processor(name, vocabulary) for name in names))
 
 
-def _processor(name: str) -> LogitsProcessor:
+def _processor(name: str, vocabulary: Callable[[], Vocabulary]) -> LogitsProcessor:
+    if name == "structured":
+        return Structured(vocabulary)
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     processor = processor_from(name)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-__all__ = ["ORDERS", "PRESETS", "StandardConfig"]
+__all__ = ["LOGPROBS", "ORDERS", "PRESETS", "StandardConfig"]
 
 _MASKS = (
+    "structured",
     "allowed_tokens",
     "bad_tokens",
     "bad_words",
@@ -39,6 +40,9 @@ PRESETS: dict[str, tuple[str, ...]] = {
 ORDERS = tuple(PRESETS)
 """Names of the presets."""
 
+LOGPROBS = ("raw", "processed")
+"""Which log-probabilities are reported."""
+
 
 @attrs.frozen(kw_only=True)
 class StandardConfig:
@@ -49,6 +53,8 @@ class StandardConfig:
             top-p, min-p. ``llamacpp``: top-k, top-p, min-p, temperature last.
         chain: Names of processors, instead of a preset; a parameter whose processor is not in it has no effect.
         processors: Processors from other packages, behind all others.
+        logprobs: Of output tokens. ``raw``: as the model gives them. ``processed``: of the law that a token is drawn from, with masks,
+            penalties, temperature and truncation; of greedy rows with masks and penalties alone. Those of prompts are always raw.
     """
 
     order: str = attrs.field(
@@ -66,4 +72,9 @@ class StandardConfig:
             "help": "Logits processors of other packages, by import path or entry point, behind the others.",
             "unit": "",
         },
+    )
+    logprobs: str = attrs.field(
+        default="raw",
+        validator=attrs.validators.in_(LOGPROBS),
+        metadata={"help": "Log-probabilities of output tokens: raw, or processed as they are drawn from.", "unit": ""},
     )

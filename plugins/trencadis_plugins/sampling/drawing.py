@@ -24,7 +24,13 @@ BLOCK_SIZE = 512
 
 
 def draw(
-    logits: torch.Tensor, peaks: torch.Tensor, *, keys: torch.Tensor, positions: torch.Tensor, purpose: Purpose
+    logits: torch.Tensor,
+    peaks: torch.Tensor,
+    *,
+    keys: torch.Tensor,
+    positions: torch.Tensor,
+    purpose: Purpose,
+    rounds: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return a token for each row, drawn with probability softmax(logits); int64 ``[R]``. Pure; no synchronisation.
 
@@ -37,13 +43,14 @@ def draw(
         keys: Low and high half of each row's seed, int64 ``[R, 2]``.
         positions: Position in the sequence of the token to draw, int64 ``[R]``.
         purpose: What the draw is for.
+        rounds: See :func:`~trencadis_plugins.sampling.philox.uniforms`.
     """
     num_rows, vocab_size = logits.shape
     weights = pad((logits - peaks[:, None]).exp_(), (0, -vocab_size % BLOCK_SIZE))
     blocks = weights.view(num_rows, -1, BLOCK_SIZE)
     # Only one block gets to the second heat, so that its times may be those of places in whichever block.
     count = BLOCK_SIZE + blocks.shape[1]
-    times = uniforms(keys, positions, purpose=purpose, count=count).log_().neg_()
+    times = uniforms(keys, positions, purpose=purpose, count=count, rounds=rounds).log_().neg_()
     block = (blocks.sum(-1).double() / times[:, BLOCK_SIZE:]).argmax(-1)
     inside = blocks[torch.arange(num_rows, device=logits.device), block]
     return block * BLOCK_SIZE + (inside.double() / times[:, :BLOCK_SIZE]).argmax(-1)

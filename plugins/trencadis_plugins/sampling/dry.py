@@ -31,6 +31,7 @@ class Dry(RowProcessor):
     """
 
     needs_history = True
+    takes_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

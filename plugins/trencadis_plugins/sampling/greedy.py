@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from trencadis.interfaces import Sampled, Sampler, SamplingContext
+from trencadis.interfaces import Laws, Sampled, Sampler, SamplingContext
 from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.guard import check_logits
+from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 
 __all__ = ["GreedySampler"]
@@ -52,3 +55,21 @@ class GreedySampler(Sampler):
             return Sampled(token_ids=token_ids, logprobs=self._reporter.report_all(kept, token_ids))
         raw = self._reporter.keep(logits, context)
         return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))
+
+    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+        """Return True: no parameter has an effect."""
+        return True
+
+    @torch.no_grad()
+    def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
+        """Let somebody else choose by laws that give everything to the most likely token; as :meth:`sample` otherwise."""
+        check_logits(logits, context)
+        keep, report = self._reporter.keep, self._reporter.report
+        if self._is_static:
+            keep, report = self._reporter.keep_all, self._reporter.report_all
+        raw = keep(logits, context)
+        is_greedy = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+        keys = torch.zeros((len(logits), 2), dtype=torch.int64, device=logits.device)
+        laws = laws_of(logits.float(), is_greedy=is_greedy)
+        token_ids = choose(KeyedLaws(laws, keys=keys, positions=context.positions))
+        return Sampled(token_ids=token_ids, logprobs=report(raw, token_ids))

@@ -40,7 +40,7 @@ def check_choices(peaks: torch.Tensor, context: SamplingContext) -> None:
     _check(
         peaks,
         context,
-        "allowed_token_ids, bad_token_ids, min_tokens and logit_bias together leave {where} no token to choose (largest "
+        "structured output, allowed_token_ids, bad_token_ids, bad_words, min_tokens and logit_bias together leave {where} no token to choose (largest "
         "processed logit: {value}). Relax one of them in this request.",
     )
 

@@ -1,4 +1,4 @@
-"""Log-probabilities under the model's own logits, before anything changed them.
+"""Log-probabilities under the model's own logits, before anything changed them, or under those that a chain has made of them.
 
 Shapes: A logits rows that asked, V vocabulary.
 """
@@ -48,6 +48,11 @@ class LogprobReporter:
     def start_row(self, start: RowStart) -> None:
         """Take what a sequence wants; forgets what the row held."""
         self._num_top[start.row] = _OFF if start.params.logprobs is None else start.params.logprobs
+
+    def asks(self, context: SamplingContext) -> np.ndarray:
+        """Return which logits rows want log-probabilities, bool ``[L]``. Pure."""
+        wants: np.ndarray = self._num_top[np.asarray(context.rows, dtype=np.intp)] != _OFF
+        return wants
 
     def keep(self, logits: torch.Tensor, context: SamplingContext) -> RawLogits | None:
         """Return a copy of what the report needs, or None if no row asked. Pure."""

@@ -13,13 +13,17 @@ __all__ = ["MinTokens"]
 
 
 class MinTokens(RowMask):
-    """Masks end-of-sequence and stop tokens while the output is shorter than ``min_tokens``."""
+    """Masks end-of-sequence and stop tokens while the output is shorter than ``min_tokens``.
+
+    Structured output may be complete before that: where nothing but the end is left, it stays.
+    """
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._ids: dict[int, np.ndarray] = {}
         self._first_free_position = np.zeros(num_rows, dtype=np.int64)
+        self._yields = np.zeros(num_rows, dtype=np.bool_)
 
     def asks(self, start: RowStart) -> bool:
         """Return whether a token could come too early. Pure."""
@@ -33,11 +37,16 @@ class MinTokens(RowMask):
         self._ids[start.row] = np.array(self._known_ids(start), np.int64)
         # Logits at position p choose output token number p + 1 - num_prompt_tokens, counted from 0.
         self._first_free_position[start.row] = start.num_prompt_tokens - 1 + start.params.min_tokens
+        self._yields[start.row] = start.params.structured is not None
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         for row_logits, row, position in zip(logits, context.rows, context.positions, strict=True):
             if position < self._first_free_position[row]:
-                row_logits[on_device(self._ids[row], logits)] = -torch.inf
+                ids = on_device(self._ids[row], logits)
+                ends = row_logits[ids]
+                row_logits[ids] = -torch.inf
+                if self._yields[row] and bool(torch.isneginf(row_logits.amax())):
+                    row_logits[ids] = ends
         return logits
 
     def add_to(self, bias: np.ndarray, row: int, position: int) -> None:

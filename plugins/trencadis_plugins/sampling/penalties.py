@@ -26,6 +26,7 @@ class Penalties(RowProcessor):
     """
 
     needs_history = True
+    takes_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -69,7 +70,7 @@ class Penalties(RowProcessor):
     def _history(self, context: SamplingContext, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return tokens int64 ``[R, T]``, and which places are known, and which are output, bool ``[R, T]``."""
         device = context.tokens.device
-        rows = torch.as_tensor(context.rows, device=device)
+        rows = torch.as_tensor(context.histories, device=device)
         places = torch.arange(length, device=device)
         is_known = places <= torch.as_tensor(context.positions, device=device)[:, None]
         is_output = is_known & (places >= self._column(self._num_prompt_tokens, context))

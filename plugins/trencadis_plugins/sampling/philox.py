@@ -4,7 +4,7 @@ Philox4x32-10 turns a 64-bit key and four 32-bit counter words into four 32-bit 
 torch has no full set of unsigned operations; products wrap modulo 2**64, and masks undo the sign.
 
     key      the request's seed
-    counter  (position of the token in its sequence, purpose, lane, 0)
+    counter  (position of the token in its sequence, purpose, lane, round)
 
 Shapes: R rows, N numbers per row.
 
@@ -54,7 +54,9 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return torch.stack([multiplied, mixed], dim=1).flatten(0, 1)
 
 
-def uniforms(keys: torch.Tensor, positions: torch.Tensor, *, purpose: Purpose, count: int) -> torch.Tensor:
+def uniforms(
+    keys: torch.Tensor, positions: torch.Tensor, *, purpose: Purpose, count: int, rounds: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return uniform numbers of the open interval (0, 1), float64 ``[R, count]``. Pure.
 
     Number i of a row does not depend on ``count`` or on other rows. One counter gives two numbers, which share its lane.
@@ -64,12 +66,15 @@ def uniforms(keys: torch.Tensor, positions: torch.Tensor, *, purpose: Purpose, c
         positions: Position in the sequence of the token that is drawn, int64 ``[R]``.
         purpose: What the numbers are for.
         count: How many.
+        rounds: Tells draws apart that one position has for one purpose, int64 ``[R]``, 0 .. 2**32 - 1; None: there is but one.
     """
     lanes = torch.arange((count + 1) // 2, device=keys.device)
     counter = torch.zeros((4, len(keys), len(lanes)), dtype=torch.int64, device=keys.device)
     counter[0] = positions[:, None]
     counter[1] = int(purpose)
     counter[2] = lanes
+    if rounds is not None:
+        counter[3] = rounds[:, None]
     words = philox4x32(counter, keys.t()[:, :, None])
     # 52 bits and a half: the largest value that is not yet 1 in float64, and no value is 0.
     pairs = (words[0::2] << 20) | (words[1::2] >> 12)

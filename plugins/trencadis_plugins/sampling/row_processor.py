@@ -26,8 +26,9 @@ def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) ->
         return logits, context
     rows = tuple(context.rows[i] for i in index)
     positions = tuple(context.positions[i] for i in index)
+    branches = None if context.branches is None else tuple(context.branches[i] for i in index)
     part = logits[torch.as_tensor(index, device=logits.device)]
-    return part, attrs.evolve(context, rows=rows, positions=positions)
+    return part, attrs.evolve(context, rows=rows, positions=positions, branches=branches)
 
 
 def largest(logits: torch.Tensor, width: int) -> torch.Tensor:
@@ -45,13 +46,16 @@ def on_device(numbers: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
 def histories(context: SamplingContext) -> list[Int32Array]:
     """Return the tokens up to each logits row's position, on the host. Pure; waits for the device once."""
     width = max(context.positions) + 1
-    rows = torch.as_tensor(context.rows, device=context.tokens.device)
+    rows = torch.as_tensor(context.histories, device=context.tokens.device)
     tokens = context.tokens[rows, :width].cpu().numpy()
     return [row[: position + 1] for row, position in zip(tokens, context.positions, strict=True)]
 
 
 class RowProcessor(LogitsProcessor):
     """A processor that only some rows ask for; a subclass sees logits of those rows only."""
+
+    _vocab_size = 1 << 62
+    """Tokens; before ``allocate`` more than any parameter says, so that :meth:`asks` can be asked."""
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

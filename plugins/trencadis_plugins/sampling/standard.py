@@ -1,6 +1,6 @@
 """The standard sampler: a chain of processors, then one draw per row.
 
-    logits ─▶ raw log-probabilities kept, if asked ─▶ float32
+    logits ─▶ raw or processed log-probabilities kept, if asked ─▶ float32
            ├─ greedy rows:  processors that can move the maximum ─▶ argmax
            └─ other rows:   the whole chain ─▶ exponential race
 
@@ -9,22 +9,24 @@ Shapes: L logits rows in a call, V vocabulary, P processors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from trencadis.errors import InvalidRequestError, did_you_mean
-from trencadis.interfaces import LogitsProcessor, Sampled, Sampler, SamplingContext
+from trencadis.interfaces import Laws, LogitsProcessor, Sampled, Sampler, SamplingContext
 from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.drawing import draw
 from trencadis_plugins.sampling.guard import check_choices, check_logits, check_one_position
 from trencadis_plugins.sampling.host import HostThread
+from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 from trencadis_plugins.sampling.philox import Purpose
 from trencadis_plugins.sampling.row_processor import select
 from trencadis_plugins.sampling.static import StaticChain
+from trencadis_plugins.sampling.structured import Structured
 
 __all__ = ["StandardSampler"]
 
@@ -37,10 +39,12 @@ class StandardSampler(Sampler):
 
     Args:
         chain: Processors in order; those that are argmax-invariant are skipped for greedy rows.
+        reports_processed: Log-probabilities are those of the processed logits; else the model's own.
     """
 
-    def __init__(self, chain: Sequence[LogitsProcessor]) -> None:
+    def __init__(self, chain: Sequence[LogitsProcessor], *, reports_processed: bool = False) -> None:
         self._chain = tuple(chain)
+        self._reports_processed = reports_processed
         self._static: StaticChain | None = None
         self._moves = np.array([not processor.argmax_invariant for processor in self._chain], np.bool_)
 
@@ -53,7 +57,7 @@ class StandardSampler(Sampler):
         return static.paths()
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse processors that the chain does not have, and arguments that they do not take."""
+        """Refuse processors that the chain does not have, arguments that they do not take, and what no text can be."""
         known = {processor.name: processor for processor in self._chain if processor.name}
         for name, arguments in params.logits_processors.items():
             if name not in known:
@@ -63,6 +67,17 @@ class StandardSampler(Sampler):
                     hint="Choose one of those, or ask the operator to list it in [sampling.standard] processors.",
                 )
             known[name].check(arguments)
+        if params.structured is not None:
+            self._check_structured(params)
+
+    def _check_structured(self, params: SamplingParams) -> None:
+        if not any(isinstance(processor, Structured) for processor in self._chain):
+            raise InvalidRequestError(
+                "structured output: this engine's chain of logits processors has no structured in it.",
+                hint="Leave the field out, or ask the operator to list structured in [sampling.standard] chain.",
+            )
+        for processor in self._chain:
+            processor.check_params(params)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -105,14 +120,68 @@ class StandardSampler(Sampler):
         rows = np.asarray(context.rows, dtype=np.intp)
         if self._static is not None:
             return self._sample_static(self._static, logits, context, rows)
-        raw = self._reporter.keep(logits, context)
+        raw = self._reporter.keep(self._reported(logits, context, rows), context)
         token_ids = logits.argmax(-1) if self._is_plain[rows].all() else self._choose(logits, context, rows)
         return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))
+
+    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+        """Return whether every processor that the sequence asks for is safe with drafts.
+
+        State is kept by position, not by branch, and histories are looked for in their branch by those alone that say so.
+        """
+        start = RowStart(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=0, params=params, seed=0)
+        asked = [processor for processor in self._chain if processor.asks(start)]
+        return all(one.speculation_safe and (_takes_branches(one) or not branching) for one in asked)
+
+    @torch.no_grad()
+    def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
+        """Let somebody else choose by the laws of the whole chain.
+
+        Args:
+            logits: ``[L, V]`` in the model's dtype; overwritten if float32.
+            context: Whose they are.
+            choose: Returns a token for each logits row.
+
+        Raises:
+            ValueError: A row's logits hold NaN or infinity, or its masks leave no token; names the row.
+        """
+        check_logits(logits, context)
+        rows = np.asarray(context.rows, dtype=np.intp)
+        reporter, static = self._reporter, self._static
+        raw = (reporter.keep_all if static else reporter.keep)(self._reported(logits, context, rows), context)
+        on_host = static is not None and bool((self._asks[rows] & static.on_host).any())
+        if on_host:
+            laws = self._host.run(self._laws, logits, context, rows)
+        elif static is not None:
+            laws = self._law_rows(static.apply(logits.float(), context, draws=~self._is_greedy[rows]), context, rows)
+        else:
+            laws = self._laws(logits, context, rows)
+        keys = torch.as_tensor(self._keys[rows], device=logits.device)
+        token_ids = choose(KeyedLaws(laws, keys=keys, positions=context.positions))
+        stateful = [one for one in self._active(context) if one.has_state]
+        if stateful and on_host:
+            held = token_ids.cpu()
+            self._host.run(lambda _, told, __: _committed(held, stateful, told), logits[:, :1], context, rows)
+        else:
+            _committed(token_ids, stateful, context)
+        return Sampled(
+            token_ids=token_ids, logprobs=(reporter.report_all if static else reporter.report)(raw, token_ids)
+        )
+
+    def _laws(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
+        logits = logits.float()
+        for processor in self._active(context):
+            logits = processor.apply(logits, context)
+        return self._law_rows(logits, context, rows)
+
+    def _law_rows(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
+        check_choices(logits.amax(-1), context)
+        return laws_of(logits, is_greedy=torch.as_tensor(self._is_greedy[rows], device=logits.device))
 
     def _sample_static(
         self, static: StaticChain, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray
     ) -> Sampled:
-        raw = self._reporter.keep_all(logits, context)
+        raw = self._reporter.keep_all(self._reported(logits, context, rows), context)
         if self._is_plain[rows].all():
             token_ids = logits.argmax(-1)
         elif (self._asks[rows] & static.on_host).any():
@@ -127,6 +196,29 @@ class StandardSampler(Sampler):
                 drawn = self._race(logits, peaks, context)
                 token_ids = torch.where(torch.as_tensor(draws, device=logits.device), drawn, token_ids)
         return Sampled(token_ids=token_ids, logprobs=self._reporter.report_all(raw, token_ids))
+
+    def _reported(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
+        """Return the logits whose log-probabilities are reported; ``logits`` stay as they are."""
+        asks = self._reporter.asks(context) & ~self._is_plain[rows]
+        if not (self._reports_processed and asks.any()):
+            return logits
+        if self._static is not None:
+            return self._host.run(self._processed, logits, context, rows)
+        return self._processed(logits.to(torch.float32, copy=True), context, rows)
+
+    def _processed(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
+        """Return what the chain makes of rows that want log-probabilities, the others as they are; works in place."""
+        asks, is_greedy = self._reporter.asks(context), self._is_greedy[rows]
+        for index, among in (
+            (np.flatnonzero(asks & is_greedy), self._moves),
+            (np.flatnonzero(asks & ~is_greedy), True),
+        ):
+            if len(index):
+                part, part_context = select(logits, context, index)
+                for processor in self._active(part_context, among):
+                    part = processor.apply(part, part_context)
+                logits[torch.as_tensor(index, device=logits.device)] = part
+        return logits
 
     def _choose(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
@@ -165,6 +257,10 @@ class StandardSampler(Sampler):
         keys = torch.as_tensor(self._keys[list(context.rows)], device=logits.device)
         positions = torch.as_tensor(context.positions, device=logits.device) + 1
         return draw(logits, peaks, keys=keys, positions=positions, purpose=Purpose.SAMPLE)
+
+
+def _takes_branches(processor: LogitsProcessor) -> bool:
+    return not processor.has_state and (processor.takes_branches or not processor.needs_history)
 
 
 def _committed(token_ids: torch.Tensor, active: Sequence[LogitsProcessor], context: SamplingContext) -> torch.Tensor:

@@ -22,6 +22,7 @@ class NoRepeatNgram(RowProcessor):
     """
 
     needs_history = True
+    takes_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -60,6 +61,7 @@ class BadWords(RowProcessor):
     """
 
     needs_history = True
+    takes_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

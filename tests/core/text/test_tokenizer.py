@@ -18,7 +18,18 @@ DEMO = Path(resolve_model_path("demo"))
 def test_demo_is_a_directory_of_this_package_and_other_paths_are_left_alone() -> None:
     assert (DEMO / "tokenizer.json").is_file()
     assert resolve_model_path("/models/tiny") == "/models/tiny"
+    assert resolve_model_path("demo-other") == "demo-other"
     assert resolve_model_path("org/name") == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "vocabulary"), [("demo", 5, 4096), ("demo-draft", 2, 4096), ("demo-parallel", 2, 4097)]
+)
+def test_each_built_in_name_is_a_model_of_its_own(name: str, layers: int, vocabulary: int) -> None:
+    place = Path(resolve_model_path(name))
+    config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    assert (config["num_hidden_layers"], config["vocab_size"]) == (layers, vocabulary)
+    assert (place / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
 
 
 def test_text_comes_back(tokenizer: Tokenizer) -> None:

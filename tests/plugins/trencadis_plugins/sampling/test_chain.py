@@ -153,7 +153,7 @@ def test_a_list_is_the_chain_and_each_call_makes_it_anew():
 
 def test_every_preset_has_every_processor_once():
     assert len({frozenset(PRESETS[order]) for order in ORDERS}) == 1
-    assert all(len(set(names)) == len(names) == 18 for names in PRESETS.values())
+    assert all(len(set(names)) == len(names) == 19 for names in PRESETS.values())
 
 
 def test_processors_from_elsewhere_stand_behind_the_others_but_before_mirostat():

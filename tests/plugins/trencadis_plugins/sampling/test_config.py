@@ -14,5 +14,12 @@ def test_an_unknown_order_is_refused_with_the_choices():
         StandardConfig(order="alphabetical")
 
 
+def test_log_probabilities_are_the_models_own_unless_told_otherwise():
+    assert StandardConfig().logprobs == "raw"
+    assert StandardConfig(logprobs="processed").logprobs == "processed"
+    with pytest.raises(ValueError, match="processed"):
+        StandardConfig(logprobs="cooked")
+
+
 def test_lists_of_processors_are_empty_unless_given():
     assert StandardConfig().chain == StandardConfig().processors == ()

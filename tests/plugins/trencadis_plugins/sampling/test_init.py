@@ -29,6 +29,13 @@ def test_the_configured_order_reaches_the_chain(order):
     assert [type(p) for p in sampler._chain] == [type(p) for p in standard_chain(order)]
 
 
+@pytest.mark.parametrize("logprobs", ["raw", "processed"])
+def test_the_configured_log_probabilities_are_reported(logprobs):
+    component = next(iter(trencadis_samplers()))
+    sampler = component.factory(component.config(logprobs=logprobs), ComponentContext(clock=SimulatedClock(), seed=0))
+    assert sampler._reports_processed == (logprobs == "processed")
+
+
 def test_listing_the_samplers_imports_no_torch():
     code = (
         "import sys; from trencadis_plugins.sampling import trencadis_samplers; "

@@ -83,3 +83,13 @@ def test_neighbouring_numbers_of_a_row_are_independent():
     cells = (_row() * 8).astype(int)
     assert_law((cells[0::2] * 8 + cells[1::2]).tolist(), np.full(64, 1 / 64))
     assert_law((cells[0:-2:2] * 8 + cells[2::2]).tolist(), np.full(64, 1 / 64))
+
+
+def test_the_round_is_the_last_word_of_the_counter(reference_philox):
+    keys, rounds = torch.tensor([[5, 6]] * 2), torch.tensor([0, 9])
+    found = uniforms(keys, torch.tensor([3, 3]), purpose=Purpose.DRAFT, count=1, rounds=rounds)[:, 0].tolist()
+    for value, number in zip(found, (0, 9), strict=True):
+        high, low = reference_philox((3, 1, 0, number), (5, 6))[:2]
+        assert value == ((high * 2**20 + low // 2**12) + 0.5) / 2**52
+    plain = uniforms(keys[:1], torch.tensor([3]), purpose=Purpose.DRAFT, count=1)
+    assert found[0] == plain.item()

@@ -193,3 +193,123 @@ def test_tokens_of_every_feature_depend_on_nothing_else_in_the_batch(start, cont
         at = SamplingContext(rows=(row,), positions=(4,), tokens=tokens)
         alone.append(int(sampler.sample(logits[row : row + 1].clone(), at).token_ids))
     assert together == alone
+
+
+# ------------------------------------------------------------------------------------------------------- drafts
+
+_PROMPT, _OUTPUT, _DRAFTS = [1, 2, 1, 30], [5, 6, 5], [6, 5, 9]
+_ALONG_DRAFTS = [
+    {"repetition_penalty": 1.7, "frequency_penalty": 0.6, "presence_penalty": 0.8},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 1},
+    {"no_repeat_ngram_size": 2, "bad_words_ids": ((6, 5, 4), (9, 3))},
+    {"min_tokens": 5, "eos": (8,), "logit_bias": {3: 2.0}},
+    {"mirostat_mode": 2, "mirostat_tau": 2.0},
+    {"xtc_probability": 0.9, "xtc_threshold": 0.05},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    {"temperature": 0.0, "repetition_penalty": 2.5},
+]
+
+
+def _verified(sampler, logits, context, choose):
+    """Return the laws that were shown, and the answer."""
+    seen = []
+
+    def chosen(laws):
+        seen.append(laws.probabilities.clone())
+        return choose(laws)
+
+    answer = sampler.verify(logits.clone(), context, chosen)
+    (laws,) = seen
+    return laws, answer
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("params", _ALONG_DRAFTS, ids=lambda params: next(iter(params)))
+def test_laws_along_drafts_are_those_of_one_token_after_another(params, is_static, start, context_of):
+    logits = torch.randn((4, 60), generator=torch.Generator().manual_seed(2)) * 2
+    begun = start(1, _PROMPT, _OUTPUT, row_seed=77, **params)
+    tokens = context_of([start(1, _PROMPT, [*_OUTPUT, *_DRAFTS])]).tokens
+    chosen, last = torch.tensor([*_DRAFTS, 0]), len(begun.token_ids) - 1
+    samplers = [StandardSampler(standard_chain("vllm")) for _ in range(2)]
+    for sampler in samplers:
+        if is_static:
+            sampler.use_static_shapes()
+        sampler.allocate(num_rows=8, vocab_size=60, device=torch.device("cpu"))
+        sampler.start_row(begun)
+    context = SamplingContext(rows=(1,) * 4, positions=tuple(range(last, last + 4)), tokens=tokens)
+    together, _ = _verified(samplers[0], logits, context, lambda _: chosen)
+    for place in range(4):
+        context = SamplingContext(rows=(1,), positions=(last + place,), tokens=tokens)
+        alone, _ = _verified(samplers[1], logits[place : place + 1], context, lambda _, at=place: chosen[at : at + 1])
+        assert torch.allclose(together[place], alone[0], atol=1e-7), f"draft {place}"
+        assert together[place].sum() == pytest.approx(1)
+
+
+def test_drafts_that_branch_have_histories_of_their_own(start, context_of):
+    params = {"repetition_penalty": 1.7, "frequency_penalty": 0.6, "no_repeat_ngram_size": 2}
+    branches = [[], [6], [9]]
+    begun = start(1, _PROMPT, _OUTPUT, row_seed=77, **params)
+    logits = torch.randn((3, 60), generator=torch.Generator().manual_seed(3)) * 2
+    last = len(begun.token_ids) - 1
+    tables = [context_of([start(0, _PROMPT, [*_OUTPUT, *branch])]).tokens for branch in branches]
+    context = SamplingContext(
+        rows=(1,) * 3, positions=(last, last + 1, last + 1), tokens=torch.cat(tables), branches=(0, 1, 2)
+    )
+    sampler = _sampler([begun], 60, standard_chain("vllm"))
+    together, _ = _verified(sampler, logits, context, lambda laws: laws.probabilities.argmax(-1))
+    for place, branch in enumerate(branches):
+        one = start(1, _PROMPT, [*_OUTPUT, *branch], row_seed=77, **params)
+        alone, _ = _verified(
+            _sampler([one], 60, standard_chain("vllm")),
+            logits[place : place + 1],
+            context_of([one]),
+            lambda laws: laws.probabilities.argmax(-1),
+        )
+        assert torch.equal(together[place], alone[0])
+
+
+def test_laws_are_those_that_are_drawn_from(start, context_of, process):
+    starts = [start(0, temperature=0.7, top_k=9), start(1, temperature=0.0, logit_bias={3: 1.0}), start(2, top_p=0.8)]
+    logits = torch.randn((3, 60), generator=torch.Generator().manual_seed(5)) * 2
+    laws, _ = _verified(
+        _sampler(starts, 60, standard_chain("vllm")), logits, context_of(starts), lambda laws: laws.uniforms().long()
+    )
+    processed = process(standard_chain("vllm"), logits, starts)
+    assert torch.allclose(laws[[0, 2]], processed[[0, 2]].softmax(-1))
+    assert laws[1].tolist() == torch.eye(60)[processed[1].argmax()].tolist()
+
+
+def test_tokens_that_a_rule_chose_are_reported_with_the_models_logprobs(start, context_of):
+    starts = [start(0, logprobs=2), start(1)]
+    logits = torch.randn((2, 60), generator=torch.Generator().manual_seed(6))
+    chosen = torch.tensor([17, 4])
+    _, answer = _verified(_sampler(starts, 60, standard_chain("vllm")), logits, context_of(starts), lambda _: chosen)
+    assert answer.token_ids.tolist() == [17, 4]
+    (entry,) = answer.logprobs
+    assert (entry.index, entry.token_id) == (0, 17)
+    assert entry.logprob == pytest.approx(logits[0].log_softmax(-1)[17].item(), abs=1e-6)
+
+
+def test_rows_without_a_possible_token_are_refused_before_a_rule_is_asked(start, context_of):
+    starts = [start(4, allowed_token_ids=(2,), min_tokens=5, eos=(2,))]
+    sampler = _sampler(starts, 4, standard_chain("vllm"))
+    with pytest.raises(ValueError, match="leave row 4 at position 0"):
+        sampler.verify(torch.zeros((1, 4)), context_of(starts), lambda _: pytest.fail("asked"))
+
+
+def test_a_sequence_takes_drafts_if_every_processor_that_it_asks_for_does():
+    unsafe = _Named(argmax_invariant=False)
+    unsafe.speculation_safe = False
+    sampler = StandardSampler([*standard_chain("vllm"), unsafe])
+    plain, asks = SamplingParams(top_p=0.5), SamplingParams(logits_processors={"named": {}})
+    assert sampler.takes_drafts(plain, branching=False)
+    assert not sampler.takes_drafts(asks, branching=False)
+    assert not sampler.takes_drafts(asks, branching=True)
+
+
+def test_a_state_that_is_kept_by_position_takes_no_branches():
+    sampler = StandardSampler(standard_chain("vllm"))
+    mirostat, plain = SamplingParams(mirostat_mode=2), SamplingParams(frequency_penalty=1.0)
+    assert sampler.takes_drafts(mirostat, branching=False)
+    assert not sampler.takes_drafts(mirostat, branching=True)
+    assert sampler.takes_drafts(plain, branching=True)

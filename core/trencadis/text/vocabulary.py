@@ -1,0 +1,61 @@
+"""The tokenizer as components see it, read when the first of them asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from trencadis.config import Config
+from trencadis.interfaces import NamedModel, Vocabulary
+from trencadis.records import ModelSource
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
+
+__all__ = ["model_finder", "vocabulary_of", "vocabulary_reader"]
+
+
+def vocabulary_reader(config: Config) -> Callable[[], Vocabulary]:
+    """Return what reads the vocabulary of the configured model, once; from any thread.
+
+    The first call loads the tokenizer, and raises ``ModelLoadError`` if that fails.
+    """
+    lock = threading.Lock()
+    read: list[Vocabulary] = []
+
+    def vocabulary() -> Vocabulary:
+        with lock:
+            if not read:
+                model = config.model
+                tokenizer = load_tokenizer(
+                    model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+                )
+                read.append(vocabulary_of(tokenizer))
+            return read[0]
+
+    return vocabulary
+
+
+def model_finder(config: Config) -> Callable[[str], NamedModel]:
+    """Return what finds further models: they are held in the data type of the configured one, and trusted as it is."""
+    model = config.model
+
+    def find(path: str) -> NamedModel:
+        source = ModelSource(
+            path=resolve_model_path(path), dtype=model.dtype, trust_remote_code=model.trust_remote_code
+        )
+        return NamedModel(
+            source=source,
+            vocabulary=lambda: vocabulary_of(load_tokenizer(path, trust_remote_code=model.trust_remote_code)),
+        )
+
+    return find
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """Return the vocabulary of a tokenizer. Pure; O(vocabulary)."""
+    num_ids = max(tokenizer.vocab_size, 1 + max(tokenizer.special_token_ids, default=-1))
+    return Vocabulary(
+        tokens=tuple(map(tokenizer.token_bytes, range(num_ids))),
+        special_token_ids=tokenizer.special_token_ids,
+        eos_token_id=tokenizer.eos_token_id,
+        encode=tokenizer.encode_literally,
+    )

@@ -1,0 +1,130 @@
+"""Where one sequence is in its grammar, and which tokens may come next.
+
+Shapes: W = ceil(tokens of the vocabulary / 32) words of a mask; bit i of word w stands for token 32 w + i, 1 is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trencadis.records import Int32Array
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+__all__ = ["GrammarWalk"]
+
+
+class GrammarWalk:
+    """Follows an output, forwards and back; a mask is a function of the output alone.
+
+    Args:
+        matcher: At the beginning of the text; of this sequence alone.
+        num_tokens: Of the vocabulary.
+        eos_token_id: The end of a text to the matcher.
+        end_token_ids: Tokens that end this sequence; allowed where the text may end, and from then on alone.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, *, num_tokens: int, eos_token_id: int, end_token_ids: Collection[int]
+    ) -> None:
+        self._matcher = matcher
+        self._num_words = -(-num_tokens // 32)
+        self._eos = _bits([eos_token_id], self._num_words)
+        self._ends = _bits(end_token_ids, self._num_words)
+        self._end_token_ids = frozenset(end_token_ids)
+        self._taken: list[int] = []  # by the matcher: the output up to an end, or to what is forbidden
+        self._is_ended = False
+        self._is_dead = False
+        self._filled: Int32Array | None = None
+
+    def mask(self, output: Sequence[int]) -> Int32Array | None:
+        """Return which tokens may follow an output, int32 ``[W]``, not to be changed; at least one.
+
+        None: the output is not the beginning of a text of the grammar, as behind a draft that it forbids.
+
+        Raises:
+            ValueError: The grammar has become too complex for the library, or no token of the vocabulary goes on.
+        """
+        num_common = _num_common(self._taken, output)
+        if num_common < len(self._taken):
+            self._matcher.rollback(len(self._taken) - num_common)
+            del self._taken[num_common:]
+            self._filled = None
+        self._is_ended = self._is_dead = False
+        rest = list(output[num_common:])
+        end = next((i for i, token in enumerate(rest) if token in self._end_token_ids), len(rest))
+        self._take(rest[:end])
+        if end < len(rest):
+            self._end()
+        return self._current()
+
+    def advance(self, token: int) -> Int32Array | None:
+        """Return which tokens may follow the output of the last call and one more token; as :meth:`mask`, but O(1)."""
+        if token in self._end_token_ids:
+            self._end()
+        elif not self._is_ended:
+            self._take([token])
+        return self._current()
+
+    def knows(self, output: Sequence[int]) -> bool:
+        """Return whether the mask behind an output is there already. Pure."""
+        return self._filled is not None and self._taken == list(output)
+
+    def _take(self, tokens: list[int]) -> None:
+        if self._is_dead or not tokens:
+            return
+        num_taken = self._matcher.try_consume_tokens(tokens)
+        self._taken += tokens[:num_taken]
+        self._is_dead = num_taken < len(tokens)
+        self._filled = None
+        self._check()
+
+    def _end(self) -> None:
+        self._is_ended = self._is_ended or self._matcher.is_accepting()
+        self._is_dead = self._is_dead or not self._is_ended
+
+    def _current(self) -> Int32Array | None:
+        if self._is_dead:
+            return None
+        if self._is_ended:
+            return self._ends
+        if self._filled is None:
+            self._filled = self._fill()
+        return self._filled
+
+    def _fill(self) -> Int32Array:
+        words = np.empty(self._num_words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._check()
+        words &= ~self._eos
+        if self._matcher.is_accepting():
+            words |= self._ends
+        if not words.any():
+            raise ValueError(f"structured output: no token of the vocabulary goes on behind {self._taken[-8:]}.")
+        return words
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(
+                f"structured output: the library gave up on the grammar: {self._matcher.get_error()[:300]}"
+            )
+
+
+def _num_common(taken: Sequence[int], output: Sequence[int]) -> int:
+    """Return how many tokens two lists begin with alike. Pure."""
+    if list(output[: len(taken)]) == taken:
+        return len(taken)
+    shorter = min(len(taken), len(output))
+    return next((i for i in range(shorter) if taken[i] != output[i]), shorter)
+
+
+def _bits(token_ids: Collection[int], num_words: int) -> Int32Array:
+    words = np.zeros(num_words, np.uint32)
+    for token in token_ids:
+        if token < 32 * num_words:
+            words[token // 32] |= np.uint32(1 << token % 32)
+    return words.view(np.int32)

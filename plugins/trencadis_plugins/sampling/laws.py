@@ -1,0 +1,58 @@
+"""Laws that acceptance rules choose by, and the random numbers that belong to them.
+
+Shapes: L logits rows in a call, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trencadis.interfaces import Laws
+from trencadis_plugins.sampling.drawing import draw
+from trencadis_plugins.sampling.philox import Purpose, uniforms
+
+__all__ = ["KeyedLaws", "laws_of"]
+
+
+def laws_of(logits: torch.Tensor, *, is_greedy: torch.Tensor) -> torch.Tensor:
+    """Return softmax, and all for the largest, the lowest id among equals, where a row is greedy: ``[L, V]``. Pure.
+
+    Args:
+        logits: Processed, float32 ``[L, V]``; of each row one at least is finite.
+        is_greedy: bool ``[L]``.
+    """
+    best = logits.argmax(-1, keepdim=True)
+    certain = torch.zeros_like(logits).scatter_(1, best, 1.0)
+    return torch.where(is_greedy[:, None], certain, logits.softmax(-1))
+
+
+class KeyedLaws(Laws):
+    """Numbers depend on a row's seed and on the position of the token that is chosen: not on the batch.
+
+    Args:
+        probabilities: ``[L, V]``.
+        keys: Low and high half of each row's seed, int64 ``[L, 2]``.
+        positions: Position of the token that yields each logits row, ``[L]``.
+    """
+
+    def __init__(self, probabilities: torch.Tensor, *, keys: torch.Tensor, positions: Sequence[int]) -> None:
+        self._probabilities = probabilities
+        self._keys = keys
+        self._positions = torch.as_tensor(positions, device=probabilities.device) + 1
+
+    @property
+    def probabilities(self) -> torch.Tensor:
+        """``[L, V]``."""
+        return self._probabilities
+
+    def uniforms(self) -> torch.Tensor:
+        """Return a number of the open interval (0, 1) for each logits row, float64 ``[L]``."""
+        return uniforms(self._keys, self._positions, purpose=Purpose.ACCEPT, count=1)[:, 0]
+
+    def draw(self, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return tokens drawn by these weights, int64 ``[n]``; see :func:`~trencadis_plugins.sampling.drawing.draw`."""
+        logits = weights.float().log()
+        keys, positions = self._keys[index], self._positions[index]
+        return draw(logits, logits.amax(-1), keys=keys, positions=positions, purpose=Purpose.RESIDUAL)

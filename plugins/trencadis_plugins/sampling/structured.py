@@ -1,0 +1,249 @@
+"""Structured output: only tokens that a grammar allows. Masks are computed while the model runs.
+
+    commit ─▶ thread: the token, as soon as the device has it ─▶ a step in the grammar ─▶ the mask of the next position
+    apply  ◀─ that mask; behind drafts, and where tokens were taken back, those that the histories ask for
+
+Shapes: L logits rows of a call, R of them that ask, V vocabulary, W words of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import attrs
+import numpy as np
+import torch
+
+from trencadis.interfaces import SamplingContext, Vocabulary
+from trencadis.records import Int32Array, RowStart, SamplingParams
+from trencadis_plugins.sampling.grammar import grammars_of
+from trencadis_plugins.sampling.grammar_walk import GrammarWalk
+from trencadis_plugins.sampling.row_processor import RowProcessor, on_device
+
+__all__ = ["Structured"]
+
+_Mask = Int32Array | None
+
+
+@attrs.define(eq=False)
+class _Row:
+    """What is known of a sequence that asks.
+
+    Attributes:
+        walk: Its place in the grammar; while ``ahead`` runs, that thread's.
+        num_prompt_tokens: Its output begins behind them.
+        ahead: The last mask that was computed ahead, or is.
+        position: Where that mask belongs for certain; -1: that depends on which drafts stood.
+        outputs: Of the logits rows in the last call, if they were looked at.
+    """
+
+    walk: GrammarWalk
+    num_prompt_tokens: int
+    ahead: Future[_Mask]
+    position: int
+    outputs: list[list[int]] = attrs.field(factory=list)
+
+
+class Structured(RowProcessor):
+    """Masks every token that cannot go on to a text of the kind that the request wants.
+
+    The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left behind a text that is
+    complete. Logits behind a draft that is forbidden stay as they are: they never count.
+
+    Args:
+        vocabulary: Reads the tokenizer; called when the first request asks for structured output.
+
+    Attributes:
+        num_masks: Logits rows that needed a mask.
+        num_ready: How many of these masks had been computed when they were needed.
+    """
+
+    needs_history = True
+    has_state = True
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._vocabulary = vocabulary
+        self._rows: dict[int, _Row] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self.num_masks = 0
+        self.num_ready = 0
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Refuse what the library cannot compile, with its reason."""
+        if params.structured is not None:
+            grammars_of(self._vocabulary()).matcher(params.structured)
+
+    def asks(self, start: RowStart) -> bool:
+        """Return whether the request wants structured output. Pure."""
+        return start.params.structured is not None
+
+    def start_row(self, start: RowStart) -> None:
+        """Take a sequence; the mask behind its tokens is computed from now on."""
+        self._rows.pop(start.row, None)
+        super().start_row(start)
+
+    def _take(self, start: RowStart) -> None:
+        wanted = start.params.structured
+        if wanted is None:
+            return
+        grammars = grammars_of(self._vocabulary())
+        walk = GrammarWalk(
+            grammars.matcher(wanted),
+            num_tokens=grammars.num_tokens,
+            eos_token_id=grammars.eos_token_id,
+            end_token_ids=_ends(start, grammars.eos_token_id, grammars.special_token_ids),
+        )
+        output = start.token_ids[start.num_prompt_tokens :].tolist()
+        self._rows[start.row] = _Row(
+            walk=walk,
+            num_prompt_tokens=start.num_prompt_tokens,
+            ahead=self._submit(lambda: walk.mask(output)),
+            position=len(start.token_ids) - 1,
+        )
+
+    # ------------------------------------------------------------------------------------------------- masks
+
+    def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        masks = self._masks(context)
+        kept = [index for index, mask in enumerate(masks) if mask is not None]
+        if not kept:
+            return logits
+        banned = _banned(np.stack([mask for mask in masks if mask is not None]), logits)
+        if len(kept) == len(masks):
+            return logits.masked_fill_(banned, -torch.inf)
+        where = on_device(np.array(kept), logits)
+        logits[where] = logits[where].masked_fill_(banned, -torch.inf)
+        return logits
+
+    def _masks(self, context: SamplingContext) -> list[_Mask]:
+        masks: list[_Mask] = [None] * len(context.rows)
+        unknown: list[int] = []
+        for number, indices in _by_row(context).items():
+            row = self._rows[number]
+            row.outputs = []
+            if len(indices) == 1 and row.position == context.positions[indices[0]]:
+                self.num_ready += row.ahead.done()
+                masks[indices[0]] = row.ahead.result()
+            else:
+                unknown += indices
+        self.num_masks += len(masks)
+        for index, output in zip(unknown, self._outputs(context, unknown), strict=True):
+            row = self._rows[context.rows[index]]
+            is_done = row.ahead.done()
+            row.ahead.result()
+            self.num_ready += is_done and row.walk.knows(output)
+            row.outputs.append(output)
+            masks[index] = row.walk.mask(output)
+        return masks
+
+    def _outputs(self, context: SamplingContext, index: Sequence[int]) -> list[list[int]]:
+        """Return the outputs up to some logits rows; waits for the device if there are any."""
+        if not index:
+            return []
+        begins = [self._rows[context.rows[i]].num_prompt_tokens for i in index]
+        ends = [context.positions[i] + 1 for i in index]
+        first = min(begins)
+        rows = torch.as_tensor([context.histories[i] for i in index], device=context.tokens.device)
+        tokens = context.tokens[rows, first : max(ends)].tolist()
+        return [row[begin - first : end - first] for row, begin, end in zip(tokens, begins, ends, strict=True)]
+
+    # ------------------------------------------------------------------------------------------------- ahead
+
+    def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
+        """Begin with the masks of the next positions; does not wait for the device."""
+        asked = np.flatnonzero(self.asked(context)).tolist()
+        if not asked:
+            return
+        tokens = _tokens_of(token_ids)
+        for number, indices in _by_row(context, asked).items():
+            row = self._rows[number]
+            if len(indices) == 1:
+                row.position = context.positions[indices[0]] + 1
+                row.ahead = self._submit(_one_more(row.walk, tokens, indices[0]))
+            else:
+                row.position = -1
+                row.ahead = self._submit(_most_likely(row.walk, tokens, indices, row.outputs))
+
+    def _submit(self, work: Callable[[], _Mask]) -> Future[_Mask]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="trencadis-structured")
+        return self._thread.submit(work)
+
+
+def _one_more(walk: GrammarWalk, tokens: Callable[[], list[int]], index: int) -> Callable[[], _Mask]:
+    return lambda: walk.advance(tokens()[index])
+
+
+def _most_likely(
+    walk: GrammarWalk, tokens: Callable[[], list[int]], indices: list[int], outputs: list[list[int]]
+) -> Callable[[], _Mask]:
+    """Return what computes the mask behind the drafts that were drawn as well; a rule may let others stand."""
+
+    def work() -> _Mask:
+        chosen = tokens()
+        for output, place, following in zip(outputs, indices, [*outputs[1:], []], strict=True):
+            if following[-1:] != [chosen[place]]:
+                return walk.mask([*output, chosen[place]])
+        return None
+
+    return work
+
+
+def _by_row(context: SamplingContext, among: Sequence[int] | None = None) -> dict[int, list[int]]:
+    """Return the logits rows of each sequence, by ascending position. Pure."""
+    indices = range(len(context.rows)) if among is None else among
+    found: dict[int, list[int]] = {}
+    for index in sorted(indices, key=context.positions.__getitem__):
+        found.setdefault(context.rows[index], []).append(index)
+    return found
+
+
+def _ends(start: RowStart, eos_token_id: int, special_token_ids: frozenset[int]) -> set[int]:
+    """Return the tokens that end a text of the grammar. Pure.
+
+    A stop token that is text ends a text wherever the grammar has it; where the text may end it must not come instead of an end, for it
+    would be part of it. A sequence that does not end at all repeats the tokenizer's own end.
+    """
+    texts = set(start.params.stop_token_ids) - special_token_ids
+    return set(start.eos_token_ids) - texts or {eos_token_id}
+
+
+def _tokens_of(token_ids: torch.Tensor) -> Callable[[], list[int]]:
+    """Return what waits for tokens of a call; the copy to the host begins now."""
+    if token_ids.device.type != "cuda":
+        tokens = token_ids.tolist()
+        return lambda: tokens
+    held = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+    held.copy_(token_ids, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+
+    def wait() -> list[int]:
+        event.synchronize()
+        return held.tolist()
+
+    return wait
+
+
+def _banned(words: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
+    """Return which tokens masks forbid, bool ``[R, V]`` where the logits are; tokens that the vocabulary does not have, too. Pure.
+
+    Args:
+        words: int32 ``[R, W]``.
+        logits: ``[L, V]``.
+    """
+    vocab_size = logits.shape[1]
+    num_words = -(-vocab_size // 32)
+    fitting = np.zeros((len(words), num_words), np.int32)
+    fitting[:, : words.shape[1]] = words[:, :num_words]
+    if logits.device.type == "cpu":
+        bits = np.unpackbits(fitting.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(bits == 0)
+    return _banned_on_device(on_device(fitting, logits), vocab_size)
+
+
+def _banned_on_device(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return the same from words that are there: what travels is 32 times smaller than what is masked. Pure."""
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    return bits.flatten(1)[:, :vocab_size] == 0

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import builtins
+import sys
+
+import attrs
+import pytest
+
+from trencadis.errors import InvalidRequestError
+from trencadis.interfaces import Vocabulary
+from trencadis.records import StructuredOutput
+from trencadis.text import load_tokenizer, vocabulary_of
+from trencadis_plugins.sampling.grammar import Grammars, grammars_of
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return vocabulary_of(load_tokenizer("demo"))
+
+
+@pytest.fixture(scope="module")
+def grammars(vocabulary):
+    return Grammars(vocabulary)
+
+
+def _accepts(grammars, vocabulary, wanted, text):
+    """Whether a text, token by token, is one that may end."""
+    matcher = grammars.matcher(wanted)
+    ids = list(vocabulary.encode(text))
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "right", "wrong"),
+    [
+        (
+            StructuredOutput.json_object(),
+            ["{}", '{"a": [1, null, {"b": "\\n é"}]}', '{\n  "a": 1\n}'],
+            ["[]", "{", "1"],
+        ),
+        (StructuredOutput.json_schema({"type": "integer"}), ["5", "-17"], ["5.5", '"5"', ""]),
+        (StructuredOutput.regex(r"(foo|bar)\d{2}"), ["foo12"], ["xfoo12", "foo123", "foo1"]),
+        (StructuredOutput.regex(r"^\w+@\w+\.com$"), ["me@here.com"], ["me@here.comma"]),
+        (
+            StructuredOutput.choice(["yes", "no", "", 'a "quoted" \\ text', "two\nlines", "é😀", "<|end|>"]),
+            ["yes", "no", "", 'a "quoted" \\ text', "two\nlines", "é😀", "<|end|>"],
+            ["maybe", "ye"],
+        ),
+        (StructuredOutput.grammar('start: "a" b\nb: /[0-9]+/'), ["a1", "a23"], ["a", "1"]),
+        (StructuredOutput.grammar('root ::= "a" b\nb ::= [0-9]+'), ["a1", "a23"], ["a", "1"]),
+        (StructuredOutput.grammar('start: "(" start ")" | "x"'), ["x", "((x))"], ["((x)"]),
+    ],
+    ids=lambda one: one.kind if isinstance(one, StructuredOutput) else "",
+)
+def test_texts_are_accepted_that_are_of_the_kind(grammars, vocabulary, wanted, right, wrong):
+    assert [text for text in right if not _accepts(grammars, vocabulary, wanted, text)] == []
+    assert [text for text in wrong if _accepts(grammars, vocabulary, wanted, text)] == []
+
+
+def test_white_space_in_json_has_a_bound(grammars, vocabulary):
+    wanted = StructuredOutput.json_object()
+    assert _accepts(grammars, vocabulary, wanted, "{\n" + " " * 20 + '"a"' + "  :1}")
+    assert not _accepts(grammars, vocabulary, wanted, '{\n\n"a":1}')
+    assert not _accepts(grammars, vocabulary, wanted, '{"a":   1}')
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (StructuredOutput.json_schema({"type": "objct"}), "objct"),
+        (StructuredOutput.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (StructuredOutput.json_schema({"$ref": "http://nowhere/schema"}), "nowhere"),
+        (StructuredOutput.json_schema({"type": "string", "minLength": 3, "maxLength": 2}), "minLength"),
+        (StructuredOutput.regex("(a"), "unclosed group"),
+        (StructuredOutput.regex(r"(a)\1"), "backreferences"),
+        (StructuredOutput.regex(r"[^\s\S]"), "no text is of this kind"),
+        (StructuredOutput.grammar('start: "a" b'), 'unknown name: "b"'),
+        (StructuredOutput.grammar("root ::= ("), "cannot be served"),
+        (StructuredOutput.grammar("("), "cannot be served"),
+    ],
+    ids=lambda one: one.kind if isinstance(one, StructuredOutput) else "",
+)
+def test_what_the_library_cannot_read_is_refused_with_its_reason(grammars, wanted, words):
+    with pytest.raises(InvalidRequestError, match=rf"structured output \({wanted.kind}\) cannot be served") as caught:
+        grammars.matcher(wanted)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def test_a_schema_that_would_take_long_is_refused(grammars):
+    with pytest.raises(InvalidRequestError, match="too big"):
+        grammars.matcher(StructuredOutput.json_schema({"properties": {f"p{i}": {} for i in range(4000)}}))
+
+
+def test_equal_wishes_are_compiled_once_and_never_share_a_place(vocabulary, monkeypatch):
+    grammars = Grammars(vocabulary)
+    compiled = []
+    once = grammars._compiled
+    monkeypatch.setattr(grammars, "_compiled", lambda wanted: compiled.append(wanted) or once(wanted))
+    first, second = (grammars.matcher(StructuredOutput.regex("ab")) for _ in range(2))
+    assert len(compiled) == 1
+    first.consume_tokens(list(vocabulary.encode("ab")))
+    assert first.is_stopped()
+    assert not second.is_stopped()
+    assert grammars_of(vocabulary) is grammars_of(vocabulary)
+
+
+def test_a_tokenizer_without_an_end_is_refused(vocabulary):
+    with pytest.raises(InvalidRequestError, match="no end-of-sequence token"):
+        Grammars(attrs.evolve(vocabulary, eos_token_id=None))
+
+
+def test_without_the_library_the_extra_is_named(vocabulary, monkeypatch):
+    real = builtins.__import__
+
+    def fail(name, *args, **kwargs):
+        if name.startswith("llguidance"):
+            raise ImportError(f"No module named {name!r}")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "llguidance", raising=False)
+    monkeypatch.setattr(builtins, "__import__", fail)
+    with pytest.raises(InvalidRequestError, match=r'pip install "trencadis\[structured\]"'):
+        Grammars(vocabulary)
