@@ -1,0 +1,98 @@
+"""Config tables of the speculators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le, min_len
+
+__all__ = ["MixedConfig", "NgramConfig", "SuffixConfig"]
+
+_OCCURRENCES = ("latest", "earliest")
+
+
+def _setting(default: Any, help: str, validator: Any = None, *, unit: str = "", **more: str) -> Any:  # noqa: A002 - the word of the metadata
+    return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit, **more})
+
+
+def _most_drafts(default: int) -> Any:
+    return _setting(default, "Most drafts of a sequence in a step.", ge(1), unit="tokens")
+
+
+@attrs.frozen(kw_only=True)
+class NgramConfig:
+    """Table ``[speculation.ngram]``.
+
+    Attributes:
+        max_draft_tokens: Most drafts of a sequence in a step.
+        min_match: Shortest run of tokens that is looked up.
+        max_match: Longest.
+        occurrence: Which occurrence of the longest run counts.
+        continue_period: Draft beyond the end of the text where it repeats itself.
+    """
+
+    max_draft_tokens: int = _most_drafts(4)
+    min_match: int = _setting(2, "Shortest run of last tokens that is looked up.", ge(1), unit="tokens")
+    max_match: int = _setting(4, "Longest run of last tokens that is looked up.", ge(1), unit="tokens")
+    occurrence: str = _setting(
+        "latest", f"Which occurrence of a run counts: {', '.join(_OCCURRENCES)}.", in_(_OCCURRENCES)
+    )
+    continue_period: bool = _setting(
+        True, "Where what followed reaches the end of the text, the text repeats itself: draft on as it does."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SuffixConfig:
+    """Table ``[speculation.suffix]``. Source: Oliaro et al., SuffixDecoding, arXiv 2411.04975.
+
+    Attributes:
+        max_draft_tokens: Most drafts of a sequence in a step.
+        max_depth: Longest run of tokens that is remembered, the match and its drafts together.
+        factor: Drafts for each token of a match.
+        offset: Drafts on top of that.
+        min_prob: Least probability of a draft's path.
+        tree: Draft trees: the most probable paths, not one.
+        max_cached_requests: Finished requests whose outputs are remembered.
+        max_cached_tokens: Their output tokens, all tenants together.
+    """
+
+    max_draft_tokens: int = _most_drafts(8)
+    max_depth: int = _setting(
+        24, "Longest run of tokens that is remembered, the match and its drafts together.", ge(2), unit="tokens"
+    )
+    factor: float = _setting(1.0, "Drafts for each token that matches.", ge(0.0), unit="tokens")
+    offset: float = _setting(0.0, "Drafts on top of that.", unit="tokens")
+    min_prob: float = _setting(0.1, "A draft's path must have been taken at least so often.", and_(ge(0.0), le(1.0)))
+    tree: bool = _setting(False, "Draft several tokens behind one, the most frequent first.")
+    max_cached_requests: int = _setting(
+        10_000, "Finished requests whose outputs are remembered; 0: none.", ge(0), unit="requests"
+    )
+    max_cached_tokens: int = _setting(
+        500_000, "Output tokens that are remembered, all tenants together; 0: none.", ge(0), unit="tokens"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class MixedConfig:
+    """Table ``[speculation.mixed]``; its members have their own tables.
+
+    Attributes:
+        members: Speculators to choose among, the cheapest first.
+        explore_every: A request asks its other members once in so many steps.
+        prior_weight: What a tenant's other requests have shown counts as so many steps.
+        memory: Steps after which what a member has shown counts a third.
+    """
+
+    members: tuple[str, ...] = _setting(
+        ("ngram", "suffix"),
+        "Speculators to choose among, the cheapest first.",
+        and_(min_len(1), deep_iterable(instance_of(str))),
+        component="speculation",
+    )
+    explore_every: int = _setting(
+        32, "A request tries the member it has asked least once in so many steps; 0: never.", ge(0), unit="steps"
+    )
+    prior_weight: float = _setting(4.0, "What the tenant's requests have shown counts as so many steps.", ge(0.0))
+    memory: int = _setting(32, "Steps after which what a member has shown counts a third.", ge(1), unit="steps")

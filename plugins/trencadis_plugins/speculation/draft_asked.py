@@ -1,0 +1,116 @@
+"""Sequences that are drafted for, and how what a draft model said becomes their drafts.
+
+Shapes: V vocabulary of the draft model, T vocabulary of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import torch
+
+from trencadis.errors import StepFailedError
+from trencadis.records import Int32Array
+from trencadis_plugins.speculation.draft_memory import Held
+from trencadis_plugins.speculation.draft_runner import Query
+from trencadis_plugins.speculation.draft_sampler import Guesses
+from trencadis_plugins.speculation.draft_tokens import Translation
+
+__all__ = ["Asked", "in_target", "joined", "read_linear"]
+
+
+def joined(parts: Sequence[Int32Array]) -> Int32Array:
+    """Return arrays one behind another, int32; there may be none. Pure."""
+    everything: Int32Array = np.concatenate([np.empty(0, np.int32), *parts]).astype(np.int32)
+    return everything
+
+
+@attrs.define(kw_only=True, eq=False)
+class Asked:
+    """A sequence to draft for.
+
+    Attributes:
+        index: In the view.
+        held: Its place.
+        tokens: Its text in draft tokens, int32.
+        num_known: Tokens of the target that this is.
+        count: How many drafts.
+        is_linear: They may not branch.
+        is_greedy: They are certain: nothing is drawn.
+        drafts: In draft tokens; set when they were read, int32 ``[n]``.
+        laws: Row of the laws for each draft, -1 for none, int32 ``[n]``.
+        parents: For drafts that branch, int32 ``[n]``.
+    """
+
+    index: int
+    held: Held
+    tokens: Int32Array
+    num_known: int
+    count: int
+    is_linear: bool
+    is_greedy: bool
+    drafts: Int32Array = attrs.field(factory=lambda: joined([]))
+    laws: Int32Array = attrs.field(factory=lambda: joined([]))
+    parents: Int32Array | None = None
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens of the text that the cache does not hold; at least 1."""
+        return len(self.tokens) - len(self.held.tokens)
+
+    @property
+    def branches(self) -> Int32Array:
+        """The parent of each draft."""
+        line: Int32Array = np.arange(-1, len(self.drafts) - 1, dtype=np.int32)
+        return line if self.parents is None else self.parents
+
+    def query(self, guesses: Int32Array | None = None, parents: Int32Array | None = None) -> Query:
+        """Return what computes the rest of the text, and guesses behind it."""
+        start = len(self.held.tokens)
+        given = self.tokens[start:]
+        if guesses is None:
+            return Query(self.held, start, given)
+        return Query(self.held, start, joined([given, guesses]), guessed=len(guesses), parents=parents)
+
+
+def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
+    """Set the drafts of each sequence: draft j is what was chosen behind token ``len(tokens) - 1 + j``.
+
+    Raises:
+        StepFailedError: The backend did not ask the sampler for one of them.
+    """
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    first = first_law = 0
+    for guesses in taken:
+        is_drawn = guesses.laws is not None
+        for i, place in enumerate(zip(guesses.rows, guesses.positions, strict=True)):
+            places.setdefault(place, (first + i, first_law + i if is_drawn else -1))
+        first += len(guesses.rows)
+        first_law += len(guesses.rows) if is_drawn else 0
+    chosen = torch.cat([guesses.token_ids for guesses in taken]).cpu().numpy().astype(np.int32)
+    for one in asked:
+        last = len(one.tokens) - 1
+        try:
+            found = np.array([places[one.held.row, last + step] for step in range(one.count)], np.int32)
+        except KeyError as error:
+            raise StepFailedError(f"the draft backend sampled nothing at the row and position {error}.") from error
+        one.drafts = chosen[found[:, 0]]
+        one.laws = np.full(one.count, -1, np.int32) if one.is_greedy else found[:, 1]
+
+
+def in_target(drawn: Sequence[torch.Tensor], translation: Translation) -> torch.Tensor:
+    """Return laws ``[n, V]`` over the draft model's vocabulary as laws over the target's, float32 ``[sum(n), T]``. Pure.
+
+    Tokens that the target lacks have no share in them.
+    """
+    laws = torch.cat(list(drawn))
+    size = len(translation.to_draft)
+    if translation.is_identity and size <= laws.shape[1]:
+        return laws[:, :size]
+    draft_ids = np.flatnonzero(translation.to_target >= 0)
+    target_ids = torch.as_tensor(translation.to_target[draft_ids].astype(np.int64), device=laws.device)
+    found = laws.new_zeros(len(laws), size)
+    found[:, target_ids] = laws[:, torch.as_tensor(draft_ids, device=laws.device)]
+    return found

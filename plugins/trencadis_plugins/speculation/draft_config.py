@@ -1,0 +1,94 @@
+"""Config tables of the speculators that draft with a model; no torch here, the command line reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from attrs.validators import deep_iterable, ge, in_, min_len
+
+__all__ = ["TREES", "DraftModelConfig", "DraftWithModelConfig", "ParallelDraftConfig"]
+
+TREES = ("none", "top_k", "static", "sequoia")
+"""How drafts branch."""
+
+
+def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None, **metadata: Any) -> Any:  # noqa: A002
+    return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit, **metadata})
+
+
+@attrs.frozen(kw_only=True)
+class DraftWithModelConfig:
+    """What the speculators with a model of their own have in common.
+
+    Attributes:
+        model: The draft model: a directory, a ``.gguf`` file, a hub id or a built-in name.
+        backend: Component that runs it, with the options of its own table; empty: the engine's.
+        max_draft_tokens: Most drafts of a sequence in a step.
+        sampling: ``greedy``: the most likely tokens, which are certain. ``probabilistic``: drawn with the request's temperature
+            and truncations; for acceptance rules that weigh a draft by its probability.
+        tokenizer: ``auto``: tokens are translated where the two tokenizers differ. ``same``: they are not compared.
+        warmup: Prepare the draft backend's buckets before the first request.
+    """
+
+    model: str = _setting("demo-draft", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
+    backend: str = _setting(
+        "", "Backend that runs it, with the options of its own table; empty: the engine's.", component="backend"
+    )
+    max_draft_tokens: int = _setting(4, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
+    sampling: str = _setting(
+        "greedy",
+        "greedy: the most likely tokens; probabilistic: drawn as the request asks.",
+        validator=in_(["greedy", "probabilistic"]),
+    )
+    tokenizer: str = _setting(
+        "auto",
+        "auto: translate tokens where the two tokenizers differ; same: do not compare them.",
+        validator=in_(["auto", "same"]),
+    )
+    warmup: bool = _setting(True, "Prepare the draft backend's buckets before the first request.")
+
+
+@attrs.frozen(kw_only=True)
+class DraftModelConfig(DraftWithModelConfig):
+    """Table ``[speculation.draft_model]``.
+
+    Attributes:
+        tree: ``none``: drafts follow each other. ``top_k``: the branches that the draft model believes in. ``static``: one shape.
+            ``sequoia``: the shape that is best for the acceptance measured so far.
+        tree_width: Most drafts behind one token, and most tokens expanded at one depth by ``top_k``.
+        tree_depth: Most drafts behind one another.
+        tree_shape: Of ``static``: drafts behind each token, depth by depth.
+    """
+
+    tree: str = _setting(
+        "none",
+        "none: drafts follow each other; top_k, static, sequoia: they branch, max_draft_tokens of them in all.",
+        validator=in_(TREES),
+    )
+    tree_width: int = _setting(
+        3, "Most drafts behind one token; of top_k, also tokens expanded at one depth.", unit="tokens", validator=ge(1)
+    )
+    tree_depth: int = _setting(4, "Most drafts behind one another.", unit="tokens", validator=ge(1))
+    tree_shape: tuple[int, ...] = _setting(
+        (2, 1),
+        "Of static: drafts behind each token, depth by depth.",
+        unit="tokens",
+        validator=[min_len(1), deep_iterable(ge(1))],
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ParallelDraftConfig(DraftWithModelConfig):
+    """Table ``[speculation.parallel_draft]``.
+
+    Attributes:
+        mask_token_id: Token that stands for one that is to be guessed; -1: ``mask_token_id`` of the model's ``config.json``.
+    """
+
+    model: str = _setting("demo-parallel", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
+    mask_token_id: int = _setting(
+        -1,
+        "Token that stands for one to be guessed; -1: mask_token_id of the model's config.json.",
+        validator=ge(-1),
+    )

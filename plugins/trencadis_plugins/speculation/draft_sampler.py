@@ -1,0 +1,172 @@
+"""Chooses tokens for a draft model, and keeps by which laws.
+
+Shapes: L logits rows in a call, V vocabulary of the draft model, W most likely tokens that are kept.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+
+from trencadis.interfaces import AcceptanceRule, Sampled, Sampler, SamplingContext, Verification
+from trencadis.records import BoolArray, RowStart, SamplingParams
+from trencadis_plugins.sampling.drawing import draw
+from trencadis_plugins.sampling.min_p import MinP
+from trencadis_plugins.sampling.philox import Purpose
+from trencadis_plugins.sampling.temperature import Temperature
+from trencadis_plugins.sampling.top_k import TopK
+from trencadis_plugins.sampling.top_p import TopP
+
+__all__ = ["DraftSampler", "Echo", "Guesses"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Guesses:
+    """What the draft model said in one call.
+
+    Attributes:
+        rows: Device row of each logits row, on the host, ``[L]``. A row's come in the order of its tokens; padding repeats
+            some, behind the real ones.
+        positions: Of the token that yields each, on the host, ``[L]``.
+        token_ids: Chosen tokens, int64 ``[L]``.
+        laws: By which they were drawn, float32 ``[L, V]``; None if nothing was drawn.
+        top: Log-probabilities of the most likely tokens, best first, float32 ``[L, W]``, and the tokens, int64 ``[L, W]``; None if
+            none are kept.
+    """
+
+    rows: tuple[int, ...]
+    positions: tuple[int, ...]
+    token_ids: torch.Tensor
+    laws: torch.Tensor | None = None
+    top: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class DraftSampler(Sampler):
+    """Takes the most likely token, or draws with the request's temperature and truncations.
+
+    A draw belongs to the row's seed, the position, and the number of tokens that were known when the row started: it is
+    independent of every draw that samples or verifies, and of those of earlier steps for the same position, on which it may have
+    depended that the text is what it is.
+
+    Args:
+        num_kept: How many of the most likely tokens are kept of each logits row.
+    """
+
+    def __init__(self, *, num_kept: int = 0) -> None:
+        self._num_kept = num_kept
+        self._is_static = False
+        self._closed: torch.Tensor | None = None
+        self._taken: list[Guesses] | None = None
+        # The order of the standard sampler. Drafts are accepted the oftener, the nearer their law comes to the target's.
+        self._chain = (Temperature(), MinP(), TopK(), TopP())
+
+    def use_static_shapes(self) -> tuple[SamplingParams, ...]:
+        """Work with static shapes from now on: one path that draws nothing, and one that draws."""
+        self._is_static = True
+        return SamplingParams(temperature=0.0), SamplingParams(temperature=0.7)
+
+    def close_tokens(self, closed: BoolArray) -> None:
+        """Never choose some tokens; before ``allocate``.
+
+        Args:
+            closed: Which, bool ``[V]``.
+        """
+        self._closed = torch.from_numpy(closed.copy()) if closed.any() else None
+
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences."""
+        self._is_greedy = np.ones(num_rows, np.bool_)
+        self._keys = np.zeros((num_rows, 2), np.int64)
+        self._rounds = np.zeros(num_rows, np.int64)
+        if self._closed is not None:
+            self._closed = self._closed.to(device)
+        for processor in self._chain:
+            processor.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
+
+    def start_row(self, start: RowStart) -> None:
+        """Take the parameters and the seed of a sequence; forgets what the row held."""
+        self._is_greedy[start.row] = start.params.is_greedy
+        self._keys[start.row] = start.seed & 0xFFFFFFFF, start.seed >> 32
+        self._rounds[start.row] = len(start.token_ids)
+        for processor in self._chain:
+            processor.start_row(start)
+
+    @torch.no_grad()
+    def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
+        """Choose a token for each logits row.
+
+        Args:
+            logits: ``[L, V]`` in the model's dtype; overwritten if float32.
+            context: Whose they are.
+        """
+        logits = logits.float()
+        if self._closed is not None:
+            logits = logits.masked_fill(self._closed, -torch.inf)
+        rows = np.asarray(context.rows, np.intp)
+        is_greedy = self._is_greedy[rows]
+        top = _largest(logits.log_softmax(-1), self._num_kept) if self._num_kept else None
+        token_ids, laws = logits.argmax(-1), None  # the lowest id among equals
+        if not is_greedy.all():
+            drawn, laws = self._draw(logits, context, rows)
+            token_ids = torch.where(torch.as_tensor(is_greedy, device=logits.device), token_ids, drawn)
+        if self._taken is not None:
+            self._taken.append(
+                Guesses(
+                    rows=context.rows,
+                    positions=context.positions,
+                    token_ids=token_ids,
+                    laws=laws,
+                    top=top,
+                )
+            )
+        return Sampled(token_ids=token_ids)
+
+    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+        """Return True: nothing that is chosen here depends on the history."""
+        return True
+
+    def begin(self) -> None:
+        """Keep what is chosen from now on."""
+        self._taken = []
+
+    def take(self) -> list[Guesses]:
+        """Return what was chosen since ``begin`` or the last ``take``, call by call."""
+        taken, self._taken = self._taken or [], []
+        return taken
+
+    def end(self) -> None:
+        """Keep nothing any more."""
+        self._taken = None
+
+    def _draw(
+        self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        for processor in self._chain:
+            if self._is_static:
+                logits = processor.apply_all(logits, context, width=logits.shape[1])
+            else:
+                logits = processor.apply(logits, context)
+        keys = torch.as_tensor(self._keys[rows], device=logits.device)
+        positions = torch.as_tensor(context.positions, device=logits.device) + 1
+        rounds = torch.as_tensor(self._rounds[rows], device=logits.device)
+        peaks = logits.amax(-1)
+        drawn = draw(logits, peaks, keys=keys, positions=positions, purpose=Purpose.DRAFT, rounds=rounds)
+        return drawn, logits.softmax(-1)
+
+
+def _largest(logprobs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    found = logprobs.topk(min(count, logprobs.shape[1]))
+    return found.values, found.indices
+
+
+class Echo(AcceptanceRule):
+    """Lets a draft backend take tokens as they are given: those of a line all stand, those of a tree leave no trace."""
+
+    lossless = False
+    takes_trees = True
+
+    def accept(self, verification: Verification) -> torch.Tensor:
+        """Return 1 for every draft, and 0 where drafts branch, float64 ``[B, N]``."""
+        steps = torch.arange(verification.tokens.shape[1], device=verification.tokens.device)
+        return ((steps < verification.num_drafts[:, None]) & verification.is_linear).double()
