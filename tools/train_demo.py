@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(options.seed)
     corpus = load_corpus(options.corpus, seed=options.seed)
     tokenizer = build_tokenizer(passage.text for passage in corpus.passages)
-    held_out = [_token_ids(tokenizer, texts) for texts in corpus.held_out.values()]
+    held_out = [token_ids(tokenizer, texts) for texts in corpus.held_out.values()]
     options.out.mkdir(parents=True, exist_ok=True)
 
     target = _train_target(options, corpus, tokenizer, held_out)
@@ -80,7 +80,7 @@ def _train_target(
     model = TARGET.build(vocab=len(tokenizer), end_id=int(tokenizer.eos_token_id))
     seconds = options.minutes * 60 * TARGET_SHARE
     budget = Budget(steps=options.steps, seconds=seconds, learning_rate=1.5e-3, dropout=0.15)
-    return train(model, _source(corpus, tokenizer, options.seed), held_out, budget, **_keeping(options, "target"))
+    return train(model, token_source(corpus, tokenizer, options.seed), held_out, budget, **_keeping(options, "target"))
 
 
 def _train_draft(
@@ -94,17 +94,18 @@ def _train_draft(
     seconds = options.minutes * 60 * (1.0 - TARGET_SHARE)
     steps = options.steps if options.draft_steps is None else options.draft_steps
     budget = Budget(steps=steps, seconds=seconds, learning_rate=3e-3, dropout=0.0, distil_from=0.3)
-    source = _source(corpus, tokenizer, options.seed + 1)
+    source = token_source(corpus, tokenizer, options.seed + 1)
     return train(model, source, held_out, budget, teacher=target.eval(), **_keeping(options, "draft"))
 
 
-def _source(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int) -> TokenSource:
-    passages = [(_token_ids(tokenizer, [passage.text]), passage.weight) for passage in corpus.passages]
-    chats = [_token_ids(tokenizer, [chat.text]) for chat in corpus.chats]
+def token_source(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int) -> TokenSource:
+    """Return the endless rows of the corpus' training part."""
+    passages = [(token_ids(tokenizer, [passage.text]), passage.weight) for passage in corpus.passages]
+    chats = [token_ids(tokenizer, [chat.text]) for chat in corpus.chats]
     return TokenSource(passages, chats, random.Random(seed))
 
 
-def _token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[int]:
+def token_ids(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[int]:
     """Return the ids of the texts in a row, the end token after each."""
     return [token for text in texts for token in tokenizer.encode(text + END)]
 

@@ -1,1 +1,1 @@
-"""Parts of `tools/train_demo.py`: the corpus, the training loop and the published files."""
+"""Parts of `tools/train_demo.py` and `tools/train_parallel_draft.py`: the corpus, the training loop and the published files."""

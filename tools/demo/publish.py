@@ -97,8 +97,9 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out:
 def _use_settled_names(path: Path) -> None:
     """Write names that transformers 4.x and 5.x both read; 5.x has new ones for the tokens of chat turns."""
     settings = json.loads(path.read_text(encoding="utf-8"))
-    settings.pop("backend", None)
-    settings.pop("extra_special_tokens", None)
+    # The last two say how the tokenizer was loaded, which is nobody's business later.
+    for name in ("backend", "extra_special_tokens", "is_local", "local_files_only"):
+        settings.pop(name, None)
     settings["additional_special_tokens"] = list(SPECIAL_TOKENS[1:])
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -166,17 +167,17 @@ def _rows(target: Result, draft: Result) -> Iterable[str]:
 
 CARD = """# The demo model
 
-Two small Llama models that come with Trencadís, so that an engine can be started, tested and measured
+Small Llama models that come with Trencadís, so that an engine can be started, tested and measured
 without a download: `target/` writes English prose in the manner of its few books,
 `draft/` is a smaller model with the same tokenizer that guesses ahead for it.
-Both are ordinary Hugging Face directories.
+All are ordinary Hugging Face directories.
 
 | | target | draft |
 |---|---|---|
 {rows}
 
 Draft and target rank the same token first at {agreement} of the held-out positions.
-Both models share tied embeddings, default RoPE, a context of 2048 tokens
+The models share tied embeddings, default RoPE, a context of 2048 tokens
 and a byte-level BPE tokenizer of {vocabulary} tokens.
 Token 0, `<|end|>`, ends a passage, a document and a chat turn, and is the padding token;
 `<|user|>`, `<|assistant|>` and `<|system|>` open a chat turn.

@@ -159,12 +159,12 @@ def train(
         log: Takes one line at each check.
     """
     add_dropout(model, budget.dropout)
-    optimiser = _optimiser(model, budget.learning_rate)
+    optimiser = make_optimiser(model, budget.learning_rate)
     watch = _Watch(model, optimiser, source, held_out, budget, checkpoint, log)
     step = watch.resume()
     while (progress := watch.progress(step)) < 1.0:
         for group in optimiser.param_groups:
-            group["lr"] = budget.learning_rate * _rate_share(step, progress)
+            group["lr"] = budget.learning_rate * rate_share(step, progress)
         guide = teacher if progress >= budget.distil_from else None
         watch.recent_losses.append(_step(model, optimiser, _batch(source), guide))
         step += 1
@@ -286,14 +286,15 @@ def _divergence(logits: Tensor, teacher: LlamaForCausalLM, inputs: Tensor) -> Te
     return functional.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), log_target=True, reduction="batchmean")
 
 
-def _optimiser(model: LlamaForCausalLM, rate: float) -> torch.optim.AdamW:
+def make_optimiser(model: LlamaForCausalLM, rate: float) -> torch.optim.AdamW:
+    """Return the optimiser of the demo models: weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     gains = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
 
-def _rate_share(step: int, progress: float) -> float:
+def rate_share(step: int, progress: float) -> float:
     """Return the share of the peak rate (0 .. 1): linear warm-up, then cosine over the run."""
     cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
     return min(1.0, (step + 1) / WARM_UP_STEPS) * (FINAL_LR_SHARE + (1.0 - FINAL_LR_SHARE) * cosine)

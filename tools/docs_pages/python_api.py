@@ -16,7 +16,16 @@ from docs_pages.markdown import code_spans, heading_note, table
 
 __all__ = ["python_page"]
 
-_SHOWN = ("LLM", "AsyncLLM", "SamplingParams", "RequestOutput", "CompletionOutput", "FinishReason")
+_SHOWN = (
+    "LLM",
+    "AsyncLLM",
+    "SamplingParams",
+    "StructuredOutput",
+    "BeamSearchParams",
+    "RequestOutput",
+    "CompletionOutput",
+    "FinishReason",
+)
 
 _HEAD = f"""# Python
 
