@@ -16,17 +16,26 @@ if TYPE_CHECKING:
     from trencadis.hookspecs import hookimpl
     from trencadis.interfaces import Component, ComponentContext
     from trencadis.llm import LLM
-    from trencadis.records import CompletionOutput, FinishReason, RequestOutput, SamplingParams
+    from trencadis.records import (
+        BeamSearchParams,
+        CompletionOutput,
+        FinishReason,
+        RequestOutput,
+        SamplingParams,
+        StructuredOutput,
+    )
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "Component",
     "ComponentContext",
     "FinishReason",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
     "TrencadisError",
     "__version__",
     "hookimpl",
@@ -35,12 +44,14 @@ __all__ = [
 _HOMES = {
     "LLM": "trencadis.llm",
     "AsyncLLM": "trencadis.async_llm",
+    "BeamSearchParams": "trencadis.records",
     "CompletionOutput": "trencadis.records",
     "Component": "trencadis.interfaces",
     "ComponentContext": "trencadis.interfaces",
     "FinishReason": "trencadis.records",
     "RequestOutput": "trencadis.records",
     "SamplingParams": "trencadis.records",
+    "StructuredOutput": "trencadis.records",
     "TrencadisError": "trencadis.errors",
     "hookimpl": "trencadis.hookspecs",
 }

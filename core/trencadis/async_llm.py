@@ -10,12 +10,23 @@ from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import Any, Self
 
+import attrs
+
 from trencadis.config import Config
 from trencadis.errors import BackendError
-from trencadis.front import Prompt, configure
+from trencadis.front import BeamRequest, Prompt, configure
+from trencadis.front.beam_tasks import search_beams
 from trencadis.front.commands import Ask, AskMetrics, Embed, Submission
 from trencadis.front.output_stream import OutputStream
-from trencadis.records import Embedding, ModelFacts, RequestOutput, RequestTerms, SamplingParams
+from trencadis.records import (
+    DEFAULT_TERMS,
+    BeamSearchParams,
+    Embedding,
+    ModelFacts,
+    RequestOutput,
+    RequestTerms,
+    SamplingParams,
+)
 from trencadis.registry import Registry
 from trencadis.registry.switching import change_table
 from trencadis.remote import open_runner
@@ -213,6 +224,34 @@ class AsyncLLM:
             streams=streams,
         )
 
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams | None = None,
+        *,
+        request_id: str | None = None,
+        terms: RequestTerms | None = None,
+    ) -> RequestOutput:
+        """Search the likeliest continuations of a prompt, as ``LLM.beam_search`` does. Cancelling the task ends the search.
+
+        Args:
+            prompt: Text or token ids.
+            params: The defaults of ``BeamSearchParams`` if None.
+            request_id: Unique among live requests; the engine's requests are named after it. Numbered if None.
+            terms: Under which the search runs; the defaults of ``RequestTerms`` if None.
+
+        Raises:
+            TrencadisError: As of :meth:`generate`.
+        """
+        request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
+        search = BeamRequest.on(self._runner.frontend, prompt, params or BeamSearchParams(), request_id=request_id)
+        given = {"streams": False, **attrs.asdict(terms or DEFAULT_TERMS)}
+
+        async def ask(beam: Prompt, step_params: SamplingParams, name: str) -> RequestOutput:
+            return [one async for one in self.generate(beam, step_params, request_id=name, **given)][-1]
+
+        return await search_beams(search, ask)
+
     async def embed(self, prompts: Sequence[Prompt]) -> list[Embedding]:
         """Return one vector for each text, in order.
 
@@ -248,6 +287,14 @@ class AsyncLLM:
             return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
         except TimeoutError:
             raise _silent(timeout_s) from None
+
+    async def totals(self) -> dict[str, Any]:
+        """Return what the engine has counted since it was opened, such as ``num_steps`` and ``num_emitted_tokens``.
+
+        Raises:
+            TrencadisError: As of :meth:`scheduling`, or the model does not generate.
+        """
+        return await self._ask("totals")
 
     async def set_scheduling(
         self,

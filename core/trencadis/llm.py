@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import EllipsisType, TracebackType
@@ -12,10 +12,29 @@ from typing import Any, Self
 
 from trencadis.config import Config
 from trencadis.errors import RequestError
-from trencadis.front import ClientRequest, Frontend, Prompt, as_list, configure, is_single, per_prompt
+from trencadis.front import (
+    BeamRounds,
+    ClientRequest,
+    ClientStream,
+    Frontend,
+    Prompt,
+    as_list,
+    at_prompt,
+    configure,
+    is_single,
+    per_prompt,
+)
 from trencadis.front.terms import terms_per_prompt
 from trencadis.progress import track
-from trencadis.records import Embedding, ModelFacts, RequestOutput, RequestTerms, SamplingParams
+from trencadis.records import (
+    DEFAULT_TERMS,
+    BeamSearchParams,
+    Embedding,
+    ModelFacts,
+    RequestOutput,
+    RequestTerms,
+    SamplingParams,
+)
 from trencadis.registry import Registry
 from trencadis.registry.switching import change_table
 from trencadis.remote import open_placed_frontend
@@ -69,6 +88,7 @@ class LLM:
         self._frontend = frontend
         self._num_requests = 0
         self._num_embeddings = 0
+        self._beams = BeamRounds(frontend)
         self._abandoned: deque[ClientRequest] = deque()
         self.tokenizer: Tokenizer = frontend.tokenizer
         self.model: ModelFacts = frontend.engine.model
@@ -138,11 +158,11 @@ class LLM:
             self._abort(clients)
             if is_single(prompts):
                 raise
-            raise _indexed(error, len(clients)) from None
+            raise at_prompt(error, len(clients)) from None
         self._run(clients, use_progress=use_progress)
         for index, client in enumerate(clients):
             if client.refusal is not None:
-                raise client.refusal if is_single(prompts) else _indexed(client.refusal, index)
+                raise client.refusal if is_single(prompts) else at_prompt(client.refusal, index)
         return [client.output() for client in clients]
 
     def chat(
@@ -211,7 +231,7 @@ class LLM:
             adapter=adapter,
         )
         client = self._submit(prompt, sampling_params or SamplingParams(), terms, streams=True)
-        return _Stream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)
+        return ClientStream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)
 
     def stream_chat(
         self,
@@ -233,6 +253,34 @@ class LLM:
         return self.stream(
             encode_chat(self.tokenizer, messages, template_arguments=template_arguments), sampling_params
         )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
+        *,
+        terms: RequestTerms | None = None,
+    ) -> list[RequestOutput]:
+        """Search the likeliest continuations of prompts: best first, each with its ``score``. Nothing is drawn.
+
+        Every step asks for one token of each beam, with requests that share their beginnings through the prefix cache; what that
+        costs is in [Choose among texts](do/choosing.md). A search that fails ends with one output that has ``FinishReason.ERROR``.
+
+        Args:
+            prompts: Text or token ids, or a list of these; all are searched side by side.
+            params: For all, or one for each prompt; the defaults of ``BeamSearchParams`` if None.
+            terms: Under which all of them run; the defaults of ``RequestTerms`` if None.
+
+        Returns:
+            One output for each prompt, in order; fewer than ``n`` continuations only if there are no more.
+
+        Raises:
+            RequestError: As of :meth:`generate`.
+            EngineEndedError: The engine was closed, died or hung.
+        """
+        listed = as_list(prompts)
+        given = per_prompt(params, len(listed), name="params", default=BeamSearchParams())
+        return self._beams.search(listed, given, terms=terms or DEFAULT_TERMS, run=self._run)
 
     def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[Embedding]:
         """Return one vector for each text, in order.
@@ -277,6 +325,10 @@ class LLM:
         """Return which policy schedules; see ``AsyncLLM.scheduling``."""
         return self._frontend.ask("scheduling")
 
+    def totals(self) -> dict[str, Any]:
+        """Return what the engine has counted since it was opened; see ``AsyncLLM.totals``."""
+        return self._frontend.ask("totals")
+
     def explain(self, request_id: str) -> dict[str, Any]:
         """Return why a request was or was not scheduled in each of the last steps; see ``AsyncLLM.explain``.
 
@@ -313,7 +365,7 @@ class LLM:
         self._num_requests += 1
         return client
 
-    def _run(self, clients: list[ClientRequest], *, use_progress: bool | None) -> None:
+    def _run(self, clients: list[ClientRequest], *, use_progress: bool | None = False) -> None:
         waiting = {client for client in clients if not client.is_finished}
         try:
             with track("Generating", total=len(clients), unit="prompts", show=use_progress) as advance:
@@ -335,50 +387,3 @@ class LLM:
     def _abort(self, clients: list[ClientRequest]) -> None:
         for client in clients:
             self._frontend.abort(client)
-
-
-def _indexed(error: RequestError, index: int) -> RequestError:
-    return type(error)(f"prompts[{index}]: {error}")
-
-
-class _Stream(Iterator[RequestOutput]):
-    """Outputs of one request; steps the engine until there is news."""
-
-    def __init__(
-        self,
-        client: ClientRequest,
-        *,
-        step: Callable[[], list[ClientRequest]],
-        abort: Callable[[ClientRequest], None],
-        abandoned: deque[ClientRequest],
-    ) -> None:
-        self._client = client
-        self._step = step
-        self._abort = abort
-        self._abandoned = abandoned
-        self._done = False
-        self._num_seen = 0
-
-    def __next__(self) -> RequestOutput:
-        if self._done:
-            raise StopIteration
-        while not self._has_news():
-            self._step()
-        self._num_seen = self._client.num_changes
-        self._done = self._client.is_finished
-        if self._done and self._client.refusal is not None:
-            raise self._client.refusal
-        return self._client.output()
-
-    def close(self) -> None:
-        """End the request if it runs, and the iteration."""
-        self._done = True
-        self._abort(self._client)
-
-    def __del__(self) -> None:
-        # Garbage is collected anywhere, also within a step: the engine must not change now, but before its next step.
-        if not self._done:
-            self._abandoned.append(self._client)
-
-    def _has_news(self) -> bool:
-        return self._client.is_finished or self._client.num_changes > self._num_seen

@@ -11,7 +11,14 @@ from trencadis.config import Config
 from trencadis.errors import EngineEndedError, InvalidRequestError, ModelLoadError, UnknownKeyError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.llm import LLM
-from trencadis.records import FinishReason, Request, RequestOutput, SamplingParams
+from trencadis.records import (
+    BeamSearchParams,
+    FinishReason,
+    Request,
+    RequestOutput,
+    RequestTerms,
+    SamplingParams,
+)
 from trencadis.registry import Registry
 from trencadis_testing.fakes import fake_embedding, fake_text
 
@@ -272,3 +279,50 @@ def test_terms_reach_the_policy_and_impossible_ones_only_their_reader(fake_house
     assert [(one.weight, one.ttft_target_s, one.tpot_target_s, one.priority, one.tenant) for one in seen] == [
         (2.0, 0.5, 0.1, 3, "t")
     ] * 2
+
+
+def test_beam_search_gives_what_llm_gives(run: Any, fake_house: House) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=3)
+    output = run(lambda llm: llm.beam_search("Hello there", params, request_id="mine"))
+    with LLM.from_config(*fake_house()) as llm:
+        (expected,) = llm.beam_search("Hello there", params)
+    assert (output.request_id, output.finished) == ("mine", True)
+    assert output.outputs == expected.outputs
+
+
+def test_cancelling_a_beam_search_ends_its_beams(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> int:
+        task = asyncio.ensure_future(llm.beam_search((5, 6), BeamSearchParams(max_tokens=200)))
+        await until_idle(llm)  # the first round has been sent by then
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_idle(llm)
+        return llm.num_live
+
+    assert run(use) == 0
+
+
+def test_terms_of_a_beam_search_reach_the_policy(fake_house: House) -> None:
+    seen: list[Request] = []
+
+    class Notes(SchedulingPolicy):
+        def on_added(self, *, slot: int, request: Request) -> None:
+            seen.append(request)
+
+    async def main() -> None:
+        async with AsyncLLM.from_config(*fake_house(policy=Notes)) as llm:
+            terms = RequestTerms(tenant="acme", cache_salt="s", priority=2)
+            await llm.beam_search((5, 6), BeamSearchParams(beam_width=2, max_tokens=2), terms=terms)
+
+    asyncio.run(main())
+    assert len(seen) == 3
+    assert {(one.tenant, one.cache_salt, one.priority) for one in seen} == {("acme", "s", 2)}
+
+
+def test_totals_are_the_engines(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> dict[str, Any]:
+        await all_of(llm.generate((5, 6), FOUR))
+        return await llm.totals()
+
+    assert run(use)["num_emitted_tokens"] == 4

@@ -11,7 +11,7 @@ from trencadis.config import Config
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, UnknownKeyError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.llm import LLM
-from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.records import BeamSearchParams, FinishReason, Request, SamplingParams
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer
 from trencadis_testing.fakes import fake_text
@@ -267,3 +267,40 @@ def test_facts_about_the_model_are_there(llm: LLM) -> None:
     assert llm.model.architecture == "Fake"
     assert llm.max_model_len == 256
     assert llm.plan_hash
+
+
+def test_beam_search_gives_the_best_of_each_prompt_in_order(llm: LLM) -> None:
+    two = BeamSearchParams(beam_width=2, max_tokens=2)
+    first, second = llm.beam_search(["Hello there", [7]], [two, BeamSearchParams(beam_width=3, n=1, max_tokens=4)])
+    # The fake backend offers tokens 0, 1, 2 ... each with log-probability -1.
+    assert first.prompt == "Hello there"
+    assert [one.token_ids for one in first.outputs] == [(0, 0), (0, 1)]
+    assert [(one.token_ids, one.score) for one in second.outputs] == [((0, 0, 0, 0), -1.0)]
+
+
+def test_what_was_searched_leaves_the_numbers_of_requests_alone(llm: LLM) -> None:
+    llm.beam_search([5], BeamSearchParams(max_tokens=2))
+    assert llm.generate([5], FOUR)[0].request_id == "0"
+
+
+def test_beam_search_of_nothing_is_nothing_and_one_prompt_has_no_index(llm: LLM) -> None:
+    assert llm.beam_search([]) == []
+    with pytest.raises(PromptTooLongError) as caught:
+        llm.beam_search([6] * 256)
+    assert "prompts[" not in str(caught.value)
+
+
+def test_best_of_returns_n_of_what_was_generated(llm: LLM) -> None:
+    (output,) = llm.generate([5, 6], SamplingParams(max_tokens=3, n=2, best_of=5))
+    assert [one.index for one in output.outputs] == [0, 1]
+    assert [one.score for one in output.outputs] == [-1.0, -1.0]  # the fake backend's
+    assert output.num_discarded_tokens == 9
+
+
+def test_totals_count_what_the_engine_did(llm: LLM) -> None:
+    before = llm.totals()
+    llm.generate([[5], [6]], SamplingParams(max_tokens=3))
+    after = llm.totals()
+    assert after["num_emitted_tokens"] - before["num_emitted_tokens"] == 6
+    assert after["num_sequence_steps"] - before["num_sequence_steps"] == 6
+    assert after["num_steps"] - before["num_steps"] == 3

@@ -1,14 +1,15 @@
-"""What a client asked for as a whole: one prompt and its n completions."""
+"""What a client asked for as a whole: one prompt and its completions."""
 
 from __future__ import annotations
 
 import attrs
 
 from trencadis.errors import RequestError
+from trencadis.front.best_of import best_of
 from trencadis.front.completion import Completion
 from trencadis.front.expand import expand
 from trencadis.front.output_stream import OutputStream
-from trencadis.records import FinishedSequence, FinishReason, Request, RequestOutput, TokenLogprobs
+from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, RequestOutput, TokenLogprobs
 from trencadis.text import Tokenizer
 
 __all__ = ["ClientRequest"]
@@ -18,14 +19,14 @@ class ClientRequest:
     """Merges the completions of one prompt, by index.
 
     Args:
-        request: As the client gave it, ``params.n`` included.
+        request: As the client gave it, ``params.n`` and ``params.best_of`` included.
         prompt: Its text, or None if it was given as token ids.
         tokenizer: Of the model.
         streams: The client wants to see every change, not only the end.
 
     Attributes:
         request_id: The client's.
-        streams: As given.
+        streams: As given; False where ``best_of`` is to choose, which it can at the end only.
         requests: What the engine runs, by completion index.
         completions: One for each.
         is_finished: True once every completion has ended.
@@ -36,6 +37,8 @@ class ClientRequest:
     """
 
     __slots__ = (
+        "_is_chosen",
+        "_params",
         "_prompt",
         "_prompt_logprobs",
         "_prompt_token_ids",
@@ -52,7 +55,7 @@ class ClientRequest:
 
     def __init__(self, request: Request, *, prompt: str | None, tokenizer: Tokenizer, streams: bool) -> None:
         self.request_id = request.request_id
-        self.streams = streams
+        self.streams = streams and not request.params.is_chosen
         self.num_changes = 0
         self.is_changed = False
         self.is_finished = False
@@ -60,9 +63,11 @@ class ClientRequest:
         self.stream: OutputStream | None = None
         self.requests = expand(request)
         self.completions = tuple(
-            Completion(one, index=index, tokenizer=tokenizer, streams=streams)
+            Completion(one, index=index, tokenizer=tokenizer, streams=self.streams)
             for index, one in enumerate(self.requests)
         )
+        self._params = request.params
+        self._is_chosen = request.params.is_chosen
         self._prompt = prompt
         self._prompt_token_ids = request.prompt_token_ids
         self._prompt_logprobs: dict[int, TokenLogprobs] | None = None if request.params.prompt_logprobs is None else {}
@@ -87,19 +92,28 @@ class ClientRequest:
             self._prompt_logprobs[entry.position] = attrs.evolve(entry, index=0)
 
     def output(self) -> RequestOutput:
-        """Return what there is so far. Pure; O(length)."""
+        """Return what there is so far, or, where ``best_of`` is to choose, no completion before the end. Pure; O(length)."""
         completions, finished = self.completions, self.is_finished
         prompt_logprobs = None
         if self._prompt_logprobs is not None:
             prompt_logprobs = tuple(self._prompt_logprobs[position] for position in sorted(self._prompt_logprobs))
         failed = [one.error for one in completions if one.finish_reason is FinishReason.ERROR] if finished else ()
+        outputs, num_discarded = tuple([one.output() for one in completions]), 0
+        if self._is_chosen:
+            num_generated = sum(len(one.token_ids) for one in outputs)
+            outputs = self._chosen(outputs) if finished else ()
+            num_discarded = num_generated - sum(len(one.token_ids) for one in outputs)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
-            outputs=tuple([one.output() for one in completions]),
+            outputs=outputs,
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=completions[0].num_cached_tokens,
             error=failed[0] if failed else "",
+            num_discarded_tokens=num_discarded,
         )
+
+    def _chosen(self, outputs: tuple[CompletionOutput, ...]) -> tuple[CompletionOutput, ...]:
+        return best_of(outputs, self._params.n, has_logprobs=self._params.logprobs is not None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from trencadis.errors import InvalidRequestError
+from trencadis.errors import InvalidRequestError, RequestError
 
-__all__ = ["Prompt", "as_list", "as_token_ids", "is_single", "per_prompt"]
+__all__ = ["Prompt", "as_list", "as_token_ids", "at_prompt", "is_single", "per_prompt"]
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
@@ -61,6 +61,11 @@ def per_prompt(value: _T | Sequence[_T] | None, num_prompts: int, *, name: str, 
             hint="Give one for all, or one for each prompt.",
         )
     return list(value)
+
+
+def at_prompt(error: RequestError, index: int) -> RequestError:
+    """Return an error of the same kind that says which of several prompts it is about. Pure."""
+    return type(error)(f"prompts[{index}]: {error}")
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trencadis.server.beams import beam_params
 from trencadis.server.chat_prompt import encode_messages
 from trencadis.server.chat_writer import ChatWriter
 from trencadis.server.errors import ApiError
@@ -44,8 +45,9 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     """Answer a conversation."""
     call = open_call(request, body, param=_PARAM)
     params = _params(body, call.llm)
+    beams = beam_params(body, max_tokens=params.max_tokens, logprobs=params.logprobs)
     prompt = await _prompt(body, call.llm, call.context)
-    generation = call.generation("chatcmpl", prompts=[prompt], params=params)
+    generation = call.generation("chatcmpl", prompts=[prompt], params=params, beams=beams)
     writer = ChatWriter(
         answer_id=generation.answer_id,
         created=call.created,

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from trencadis.server.beams import beam_params
 from trencadis.server.completion_choice import CompletionFormat
 from trencadis.server.completion_writer import CompletionWriter
 from trencadis.server.errors import ApiError
@@ -43,8 +44,9 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     """Continue texts."""
     call = open_call(request, body, param=_PARAM)
     params = _params(body, call.llm)
+    beams = beam_params(body, max_tokens=params.max_tokens, logprobs=body.logprobs)
     prompts = await _prompts(body, call.llm, call.context)
-    generation = call.generation("cmpl", prompts=prompts, params=params)
+    generation = call.generation("cmpl", prompts=prompts, params=params, beams=beams)
     writer = CompletionWriter(
         answer_id=generation.answer_id,
         created=call.created,
@@ -57,10 +59,7 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
 
 
 def _params(body: CompletionRequest, llm: AsyncLLM) -> SamplingParams:
-    if body.best_of is not None and body.best_of != body.num_choices:
-        raise ApiError(
-            400, f"best_of = {body.best_of} is not n = {body.num_choices}: every choice is answered.", param="best_of"
-        )
+    _check_best_of(body)
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens = 0 asks for nothing. Set echo, or at least 1.", param="max_tokens")
     scored = body.logprobs if body.echo else None
@@ -71,6 +70,20 @@ def _params(body: CompletionRequest, llm: AsyncLLM) -> SamplingParams:
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs if scored is None else max(scored, body.prompt_logprobs or 0),
     )
+
+
+def _check_best_of(body: CompletionRequest) -> None:
+    best_of, n = body.best_of or body.num_choices, body.num_choices
+    if best_of < n:
+        raise ApiError(
+            400, f"best_of = {best_of} is below n = {n}: it is how many texts n are chosen from.", param="best_of"
+        )
+    if best_of > n and body.stream:
+        raise ApiError(
+            400,
+            f"best_of = {best_of} above n = {n} cannot stream: which texts are best is known at the end only. Leave out stream.",
+            param="best_of",
+        )
 
 
 def _format(body: CompletionRequest, llm: AsyncLLM) -> CompletionFormat:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trencadis.errors import EngineEndedError
-from trencadis.records import FinishReason, RequestOutput, RequestTerms, SamplingParams
+from trencadis.records import BeamSearchParams, FinishReason, RequestOutput, RequestTerms, SamplingParams
 from trencadis.server.errors import SERVER_ERROR, ApiError
 from trencadis.server.protocol.answers import Usage
 
@@ -45,6 +45,7 @@ class Generation:
         prompts: Token ids, at least one prompt.
         params: For all of them.
         terms: Who asks, and how urgent it is.
+        beams: How to search the likeliest continuations, instead of ``params``; None: they are drawn.
     """
 
     llm: AsyncLLM
@@ -53,6 +54,7 @@ class Generation:
     prompts: Sequence[tuple[int, ...]]
     params: SamplingParams
     terms: RequestTerms
+    beams: BeamSearchParams | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -71,10 +73,12 @@ class Generation:
             BackendError: The engine ended.
             ApiError: A prompt failed while it ran.
         """
-        # The engine runs n sequences for a prompt, so a small request may ask for a great many.
-        num_requests = len(self.prompts) * self.params.n
+        # The engine runs several sequences for a prompt, so a small request may ask for a great many.
+        num_each = self.params.num_generated if self.beams is None else self.beams.beam_width
+        num_requests = len(self.prompts) * num_each
         with self.admission.hold(self.num_prompt_tokens, num_requests=num_requests) as hold:
-            sources = [self._one(index, prompt, streams) for index, prompt in enumerate(self.prompts)]
+            one = self._one if self.beams is None else self._search
+            sources = [one(index, prompt, streams) for index, prompt in enumerate(self.prompts)]
             waiting = set(range(len(self.prompts)))
             async with aclosing(_merged(sources)) as merged:
                 async for index, output in merged:
@@ -94,6 +98,10 @@ class Generation:
             **attrs.asdict(self.terms),
         )
 
+    async def _search(self, index: int, prompt: tuple[int, ...], _: bool) -> AsyncIterator[RequestOutput]:
+        """Yield the output of a search, which is whole."""
+        yield await self.llm.beam_search(prompt, self.beams, request_id=f"{self.answer_id}-{index}", terms=self.terms)
+
 
 async def finished_outputs(generation: Generation) -> list[RequestOutput]:
     """Return the finished output of each prompt, in order.
@@ -110,7 +118,7 @@ async def finished_outputs(generation: Generation) -> list[RequestOutput]:
 
 
 def usage_of(outputs: Collection[RequestOutput], *, counts_output: bool = True) -> Usage:
-    """Return the usage of outputs, one for each prompt. Pure; O(number of choices).
+    """Return the usage of outputs, one for each prompt; what ``best_of`` dropped counts, too. Pure; O(number of choices).
 
     Args:
         outputs: The newest of each prompt.
@@ -118,11 +126,13 @@ def usage_of(outputs: Collection[RequestOutput], *, counts_output: bool = True) 
     """
     return Usage.of(
         prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
-        completion_tokens=sum(len(one.token_ids) for output in outputs for one in output.outputs)
-        if counts_output
-        else 0,
+        completion_tokens=sum(_num_generated(output) for output in outputs) if counts_output else 0,
         cached_tokens=sum(output.num_cached_tokens for output in outputs),
     )
+
+
+def _num_generated(output: RequestOutput) -> int:
+    return output.num_discarded_tokens + sum(len(one.token_ids) for one in output.outputs)
 
 
 def _check(output: RequestOutput) -> None:

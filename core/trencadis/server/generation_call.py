@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trencadis.records import RequestOutput, SamplingParams
+from trencadis.records import BeamSearchParams, RequestOutput, SamplingParams
 from trencadis.server.connection import answer_while_connected
 from trencadis.server.context import context_of
 from trencadis.server.generation import Generation, answer_id, finished_outputs
@@ -64,13 +64,21 @@ class GenerationCall:
     includes_usage: bool
     is_continuous: bool
 
-    def generation(self, prefix: str, *, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> Generation:
+    def generation(
+        self,
+        prefix: str,
+        *,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        beams: BeamSearchParams | None = None,
+    ) -> Generation:
         """Return what the engine is asked.
 
         Args:
             prefix: Of the answer's id, such as ``cmpl``.
             prompts: Token ids, at least one prompt.
             params: For all of them.
+            beams: How to search, instead; None: texts are drawn.
 
         Raises:
             ApiError: The client sets terms that it may not set.
@@ -82,6 +90,7 @@ class GenerationCall:
             answer_id=answer_id(prefix),
             prompts=prompts,
             params=params,
+            beams=beams,
             terms=terms_of(self.request.state.caller, self.body, allows_weight=allows_weight),
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trencadis.errors import InvalidRequestError
 from trencadis.records import SamplingParams
 from trencadis.server.errors import ApiError
+from trencadis.server.structured import structured_of
 
 if TYPE_CHECKING:
     from trencadis.server.protocol.generation import GenerationRequest
@@ -17,6 +18,7 @@ __all__ = ["sampling_params"]
 
 _SAME_NAME = (
     "n",
+    "best_of",
     "temperature",
     "top_k",
     "top_p",
@@ -28,6 +30,7 @@ _SAME_NAME = (
     "xtc_probability",
     "xtc_threshold",
     "mirostat_mode",
+    "max_draft_tokens",
     "mirostat_tau",
     "mirostat_eta",
     "dry_multiplier",
@@ -72,10 +75,10 @@ def sampling_params(
         prompt_logprobs: The same for the prompt.
 
     Raises:
-        ApiError: A banned word has no tokens.
+        ApiError: A banned word has no tokens, or fields contradict each other about what the text must be.
         InvalidRequestError: Values that contradict each other.
     """
-    given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(body, name, None)) is not None}
     bad = _bad_words(body.bad_words or (), tokenizer)
     return SamplingParams(
         **given,
@@ -85,6 +88,7 @@ def sampling_params(
         bad_token_ids=tuple(ids[0] for ids in bad if len(ids) == 1),
         bad_words_ids=tuple(ids for ids in bad if len(ids) > 1),
         dry_breaker_token_ids=_breakers(body, tokenizer),
+        structured=structured_of(body),
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

@@ -55,3 +55,25 @@ def test_prompt_logprobs_are_none_for_who_did_not_ask(tokenizer: Tokenizer) -> N
     client = make(tokenizer)
     client.add_prompt_logprobs(entry(1))
     assert client.output().prompt_logprobs is None
+
+
+def test_best_of_returns_the_likeliest_and_counts_the_tokens_of_the_others(tokenizer: Tokenizer) -> None:
+    client = make(tokenizer, n=1, best_of=3)
+    assert not client.streams
+    for index, (tokens, logprob) in enumerate([((8, 8), -3.0), ((9, 9, 9), -1.0), ((7,), -2.0)]):
+        for position in range(len(tokens)):
+            client.completions[index].add_logprobs(entry(3 + position, logprob))
+        client.finish(client.completions[index], end(f"r/{index}", tokens, FinishReason.LENGTH))
+        assert client.output().outputs == () or client.is_finished
+    output = client.output()
+    (best,) = output.outputs
+    assert (best.index, best.token_ids, best.score, best.logprobs) == (0, (9, 9, 9), -1.0, None)
+    assert output.num_discarded_tokens == 3
+
+
+def test_where_nothing_is_chosen_there_is_no_score_and_nothing_is_discarded(tokenizer: Tokenizer) -> None:
+    client = make(tokenizer, n=2, best_of=2)
+    for index in range(2):
+        client.finish(client.completions[index], end(f"r/{index}", (8,), FinishReason.LENGTH))
+    assert [one.score for one in client.output().outputs] == [None, None]
+    assert client.output().num_discarded_tokens == 0

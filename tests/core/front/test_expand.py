@@ -31,3 +31,15 @@ def test_without_a_seed_no_completion_gets_one() -> None:
 
 def test_prompt_logprobs_are_computed_once() -> None:
     assert [part.params.prompt_logprobs for part in expand(request(n=3, prompt_logprobs=2))] == [2, None, None]
+
+
+def test_best_of_runs_so_many_and_reports_what_is_needed_to_choose() -> None:
+    parts = expand(request(n=2, best_of=4, seed=5))
+    assert [part.request_id for part in parts] == ["r/0", "r/1", "r/2", "r/3"]
+    assert [part.params.seed for part in parts] == [5, 6, 7, 8]
+    assert {(part.params.n, part.params.best_of, part.params.logprobs) for part in parts} == {(1, None, 0)}
+
+
+def test_log_probabilities_that_were_asked_for_stay_as_they_are() -> None:
+    assert {part.params.logprobs for part in expand(request(best_of=2, logprobs=3))} == {3}
+    assert {part.params.logprobs for part in expand(request(n=2, best_of=2))} == {None}

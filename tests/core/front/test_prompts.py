@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.errors import InvalidRequestError
-from trencadis.front.prompts import as_list, as_token_ids, is_single, per_prompt
+from trencadis.errors import InvalidRequestError, PromptTooLongError
+from trencadis.front.prompts import as_list, as_token_ids, at_prompt, is_single, per_prompt
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,11 @@ def test_what_is_no_prompt_is_refused(prompts: object) -> None:
 def test_what_holds_other_things_than_whole_numbers_is_refused(prompt: object) -> None:
     with pytest.raises(InvalidRequestError, match="token ids"):
         as_token_ids(prompt)  # type: ignore[arg-type]
+
+
+def test_an_error_says_which_prompt_it_is_about_and_stays_what_it_is() -> None:
+    error = at_prompt(PromptTooLongError("too long."), 3)
+    assert (type(error), str(error)) == (PromptTooLongError, "prompts[3]: too long.")
 
 
 def test_a_single_value_is_for_all_prompts_and_a_list_for_each() -> None:

@@ -15,6 +15,7 @@ from trencadis.records import (
     ModelFacts,
     Request,
     SamplingParams,
+    StructuredOutput,
     TokenDeltas,
     TokenLogprobs,
 )
@@ -72,7 +73,7 @@ def test_every_sampling_parameter_travels() -> None:
         n=2, temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.5, frequency_penalty=0.5,
         presence_penalty=0.5, logit_bias={3: 1.5}, allowed_token_ids=(3, 4), bad_token_ids=(4,), min_tokens=2, max_tokens=9,
         stop=("x",), stop_token_ids=(5,), ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False,
-        logprobs=1, prompt_logprobs=2, seed=7,
+        logprobs=1, prompt_logprobs=2, seed=7, max_draft_tokens=4, best_of=5, structured=StructuredOutput.regex("a+"),
         typical_p=0.5, epsilon_cutoff=0.1, eta_cutoff=0.1, top_n_sigma=2.0, xtc_probability=0.5, xtc_threshold=0.2, mirostat_mode=2,
         mirostat_tau=3.0, mirostat_eta=0.2, dry_multiplier=0.8, dry_base=2.0, dry_allowed_length=3, dry_range=99,
         dry_breaker_token_ids=(6,), no_repeat_ngram_size=3, bad_words_ids=((7, 8), (9,)), logits_processors={"a": {"b": [1, "c"]}},

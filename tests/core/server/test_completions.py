@@ -123,7 +123,9 @@ def test_the_extensions_of_vllm_have_their_effect(serve: Any, tokenizer: Tokeniz
         ({"prompt": True}, "prompt", "must be text"),
         ({"prompt": ""}, None, "no tokens"),
         ({"prompt": [4096]}, None, "vocabulary"),
-        ({"prompt": "x", "best_of": 2}, "best_of", "best_of = 2 is not n = 1"),
+        ({"prompt": "x", "best_of": 1, "n": 2}, "best_of", "best_of = 1 is below n = 2"),
+        ({"prompt": "x", "best_of": 2, "stream": True}, "best_of", "cannot stream"),
+        ({"prompt": "x", "best_of": 129}, "best_of", "128"),
         ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
         ({"prompt": "x", "logprobs": 51}, "logprobs", "50"),
@@ -137,6 +139,32 @@ def test_what_cannot_be_done_is_refused_in_words(serve: Any, body: Any, param: s
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert param is None or error["param"] == param
     assert words in error["message"]
+
+
+def test_of_best_of_n_are_answered_and_all_are_counted(serve: Any, tokenizer: Tokenizer) -> None:
+    async def use(api: Any) -> tuple[Any, Any, Any]:
+        chosen = await api.ok(PATH, prompt=[[5, 6], [7]], max_tokens=4, n=2, best_of=5)
+        scored = await api.ok(PATH, prompt=[5, 6], max_tokens=4, best_of=3, logprobs=1)
+        events = await api.events(PATH, prompt=[5, 6], max_tokens=4, n=2, best_of=2)
+        return chosen, scored, events
+
+    chosen, scored, events = serve(use)
+    assert [choice["index"] for choice in chosen["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in chosen["choices"]] == [
+        text_of(tokenizer, prompt, 4) for prompt in ((5, 6), (5, 6), (7,), (7,))
+    ]
+    assert chosen["usage"]["completion_tokens"] == 2 * 5 * 4
+    assert [choice["logprobs"] for choice in chosen["choices"]] == [None] * 4
+    assert len(scored["choices"][0]["logprobs"]["tokens"]) == 4
+    assert scored["usage"]["completion_tokens"] == 12
+    assert {choice["index"] for event in events for choice in event["choices"]} == {0, 1}
+
+
+def test_each_of_best_of_takes_a_place_in_the_server(serve: Any) -> None:
+    from trencadis.config.server import ServerConfig
+
+    status, error = serve(lambda api: api.error(PATH, prompt="x", best_of=5), config=ServerConfig(max_requests=4))
+    assert (status, "5 texts in one request" in error["message"]) == (400, True)
 
 
 def test_more_prompts_than_there_is_room_for_are_told_to_come_later(serve: Any) -> None:

@@ -53,6 +53,7 @@ def test_fields_have_the_meaning_of_their_names(tokenizer: Tokenizer) -> None:
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "seed": 9,
+        "max_draft_tokens": 0,
         "stop": ["a", "b"],
     }
     assert params(tokenizer, **same, logit_bias={"5": 1.5}) == SamplingParams(**same, logit_bias={5: 1.5})

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
 import openai
+import pydantic
 import pytest
 import uvicorn
 
@@ -235,10 +237,10 @@ def test_headers_have_the_request_id(client: openai.OpenAI) -> None:
         ({"temperature": 9.0}, openai.BadRequestError, None, "temperature"),
         ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "unknown_parameter", "temprature"),
         (
-            {"response_format": {"type": "json_object"}},
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
             openai.BadRequestError,
             "unsupported_parameter",
-            "response_format",
+            "tools",
         ),
         (
             {"messages": [{"role": "user", "content": "sea " * 5000}]},
@@ -255,6 +257,52 @@ def test_errors_have_the_classes_of_the_client(
         client.chat.completions.create(**{"model": "demo", "messages": CHAT, **change})
     assert (caught.value.code, caught.value.param) == (code, param)
     assert caught.value.request_id
+
+
+class Sailor(pydantic.BaseModel):
+    """What the client asks for with ``parse``."""
+
+    name: str = pydantic.Field(max_length=12)
+    age: int = pydantic.Field(ge=0, le=99)
+    ships: list[Literal["sloop", "dory"]] = pydantic.Field(max_length=2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_client_parses_what_a_class_of_its_own_describes(client: openai.OpenAI, temperature: float) -> None:
+    answer = client.chat.completions.parse(
+        model="demo", messages=CHAT, response_format=Sailor, temperature=temperature, seed=4, max_completion_tokens=400
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    sailor = answer.choices[0].message.parsed
+    assert isinstance(sailor, Sailor)
+    with client.chat.completions.stream(
+        model="demo", messages=CHAT, response_format=Sailor, temperature=temperature, seed=4, max_completion_tokens=400
+    ) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == sailor
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"guided_regex": r"\d{3}-\d{4}"}, r"\d{3}-\d{4}"),
+        ({"guided_choice": ["to be", "not to be"]}, "to be|not to be"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" [0-9] "z"'}}, r"a\dz"),
+        ({"structured_outputs": {"json": {"enum": [1, "two"]}}}, '1|"two"'),
+    ],
+)
+def test_vllms_fields_say_what_a_text_must_be(client: openai.OpenAI, asked: Any, pattern: str) -> None:
+    chat = client.chat.completions.create(model="demo", messages=CHAT, extra_body=asked)
+    text = client.completions.create(model="demo", prompt=PROMPT, n=3, temperature=2.0, max_tokens=40, extra_body=asked)
+    for content in (chat.choices[0].message.content, *(choice.text for choice in text.choices)):
+        assert re.fullmatch(pattern, content or "")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_schema_that_cannot_be_served_is_an_error_before_anything_runs(client: openai.OpenAI, streams: bool) -> None:
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "objct"}}}
+    with pytest.raises(openai.BadRequestError, match="Invalid type: objct") as caught:
+        list(client.chat.completions.create(model="demo", messages=CHAT, response_format=schema, stream=streams))
+    assert caught.value.type == "invalid_request_error"
 
 
 def test_samplers_beyond_the_clients_own_parameters_work(client: openai.OpenAI) -> None:

@@ -32,7 +32,11 @@ class CompletionRequest(GenerationRequest):
     endpoint: ClassVar[str] = "completions"
 
     prompt: Inputs = Field(description="Text, token ids, or a list of these.")
-    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Equal to n, or left out.")
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        None,
+        description="Generate so many, at least n, and answer the n with the largest mean log-probability; all count in the "
+        "usage. With beam search its width. Above n not with stream.",
+    )
     echo: bool | None = Field(None, description="The prompt before the text; with max_tokens 0 the prompt alone.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Log-probabilities of the tokens, with so many alternatives."

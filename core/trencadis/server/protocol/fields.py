@@ -49,9 +49,7 @@ def _same(value: Any, other: Any) -> bool:
 _CHAT = ("chat",)
 _GENERATION = ("chat", "completions")
 _ALL = ("chat", "completions", "embeddings")
-_NO_GRAMMAR = "tokens are not constrained by a grammar"
 _NO_TOOLS = "tool calls are not parsed"
-_NO_BEAMS = "there is no beam search"
 
 OTHER_FIELDS: tuple[OtherField, ...] = (
     OtherField("metadata", _CHAT, "it labels stored answers, and none is stored"),
@@ -74,16 +72,8 @@ OTHER_FIELDS: tuple[OtherField, ...] = (
     OtherField("tool_choice", _CHAT, _NO_TOOLS, ("none", "auto")),
     OtherField("functions", _CHAT, _NO_TOOLS, ([],), ("function_call", "none")),
     OtherField("function_call", _CHAT, _NO_TOOLS, ("none", "auto")),
-    OtherField("response_format", _GENERATION, _NO_GRAMMAR, ({"type": "text"},)),
-    OtherField("structured_outputs", _GENERATION, _NO_GRAMMAR, ()),
-    OtherField("guided_json", _GENERATION, _NO_GRAMMAR, ()),
-    OtherField("guided_regex", _GENERATION, _NO_GRAMMAR, ()),
-    OtherField("guided_choice", _GENERATION, _NO_GRAMMAR, ()),
-    OtherField("guided_grammar", _GENERATION, _NO_GRAMMAR, ()),
-    OtherField("guided_decoding_backend", _GENERATION, _NO_GRAMMAR, ()),
-    OtherField("use_beam_search", _GENERATION, _NO_BEAMS, (False,)),
-    OtherField("length_penalty", _GENERATION, _NO_BEAMS, (1, 1.0)),
-    OtherField("early_stopping", _GENERATION, _NO_BEAMS, (False,)),
+    OtherField("guided_decoding_backend", _GENERATION, "grammars are compiled by one library"),
+    OtherField("guided_whitespace_pattern", _GENERATION, "JSON has white space of one kind", ()),
     OtherField("spaces_between_special_tokens", _GENERATION, "text is what the tokenizer decodes", (True,)),
     OtherField("kv_transfer_params", _GENERATION, "no KV connector is reached through the API", ({},)),
     OtherField("chat_template", _CHAT, "templates are programs, and programs do not come with requests", ()),

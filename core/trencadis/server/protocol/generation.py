@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints
 
 from trencadis.records.sampling import MAX_LOGPROBS
 from trencadis.server.protocol.base import BiasKey, EndpointRequest, RequestModel, TokenIds, said_as
+from trencadis.server.protocol.structured import Choices, Pattern, ResponseFormat, Schema, StructuredOutputs
 
 __all__ = ["GenerationRequest", "StreamOptions"]
 
@@ -62,12 +63,24 @@ class GenerationRequest(EndpointRequest):
         None, description="Added to logits, by token id."
     )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
-        None, description="Makes the tokens repeatable; choice i draws with seed + i."
+        None,
+        description="Makes the tokens repeatable; choice i draws with seed + i, before best_of puts them in order.",
     )
     user: Label | None = Field(
         None, description="Whom fair scheduling counts it for; users of one API key share its weight."
     )
+    response_format: ResponseFormat | None = Field(
+        None, description="JSON: any object, or of a schema, which is kept to whether or not it is strict; text."
+    )
     # vLLM's
+    structured_outputs: StructuredOutputs | None = Field(
+        None,
+        description="What the text must be: json (a schema), json_object, regex, choice or grammar (Lark or GBNF).",
+    )
+    guided_json: Schema | None = Field(None, description="The older name of structured_outputs.json.")
+    guided_regex: Pattern | None = Field(None, description="The older name of structured_outputs.regex.")
+    guided_choice: Choices | None = Field(None, description="The older name of structured_outputs.choice.")
+    guided_grammar: Pattern | None = Field(None, description="The older name of structured_outputs.grammar.")
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = Field(None, description="Keep the k most likely; 0: all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="Drop tokens less likely than this share of the most likely; 0."
@@ -130,6 +143,9 @@ class GenerationRequest(EndpointRequest):
     bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS)] | None = Field(
         None, description=f"Words that never occur in the output, at most {_MAX_BAD_WORDS}."
     )
+    max_draft_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
+        None, description="The most tokens drafted for this request in a step; 0: no speculation."
+    )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Log-probabilities of the prompt, with so many alternatives; not with stream."
     )
@@ -152,6 +168,16 @@ class GenerationRequest(EndpointRequest):
         None, description="Share cached prefixes only with requests of this salt, within the API key."
     )
     return_token_ids: bool | None = Field(None, description="The token ids of prompt and output, too.")
+    use_beam_search: bool | None = Field(
+        None,
+        description="Search the n likeliest texts instead of drawing; not with stream, nor with what changes draws.",
+    )
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = Field(
+        None, description="Beam search divides a text's log-probability by its length to this power; 1."
+    )
+    early_stopping: Annotated[bool | Literal["never"], said_as('true, false or "never"')] | None = Field(
+        None, description="When beam search ends, as in transformers; false."
+    )
 
     @property
     def num_choices(self) -> int:

@@ -1,0 +1,268 @@
+"""Structured output through whole engines: with drafts, preemption, prefix caching, several choices, stop strings, other layouts."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trencadis import LLM, SamplingParams, StructuredOutput
+from trencadis.errors import InvalidRequestError
+from trencadis.hookspecs import NOUNS, hookimpl
+from trencadis.interfaces import Component
+from trencadis.records import FinishReason
+from trencadis.registry.startup import load_with_plugins
+from trencadis_testing.doubles import ScriptedSpeculator
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "likes": {"type": "array", "items": {"enum": ["tea", "the sea", "é"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
+WANTED = (
+    StructuredOutput.json_schema(SCHEMA),
+    StructuredOutput.regex(r"[A-Z][a-z ]{3,20}\. \d{3}"),
+    StructuredOutput.choice(["the sea", "the old man", "neither"]),
+    StructuredOutput.grammar('root ::= "(" root ")" | [a-z]{1,8}'),
+)
+PROMPTS = [f"{'The old man looked at the sea and said: ' * 3}{i}" for i in range(3)]
+JOBS = [
+    (prompt, SamplingParams(structured=one, temperature=temperature, seed=seed, max_tokens=250))
+    for seed, (prompt, one) in enumerate((prompt, one) for prompt in PROMPTS for one in WANTED)
+    for temperature in (0.0, 1.0)
+]
+
+
+def open_llm(speculator: ScriptedSpeculator | None = None, **tables: Any) -> LLM:
+    plugins = [] if speculator is None else [scripted_plugin(speculator)]
+    overrides: dict[str, Any] = {
+        "model.path": "demo",
+        "model.dtype": "float32",
+        "engine.warmup": False,
+        "engine.max_num_seqs": 16,
+        "cache.num_blocks": 1024,
+        "observer.names": [],
+        **{name.replace("__", "."): value for name, value in tables.items()},
+    }
+    if speculator is not None:
+        overrides["speculation.name"] = "scripted"
+    resolved, registry = load_with_plugins(environ={}, overrides=overrides, extra_plugins=plugins)
+    return LLM.from_config(resolved.config, registry)
+
+
+def scripted_plugin(speculator: ScriptedSpeculator) -> types.ModuleType:
+    plugin = types.ModuleType("house")
+    component = Component(
+        name="scripted", factory=lambda config, context: speculator, summary="Scripted.", interface_version=1
+    )
+    plugin.scripted = hookimpl(specname=NOUNS["speculation"])(lambda: [component])  # type: ignore[attr-defined]
+    return plugin
+
+
+def texts_of(
+    llm: LLM, jobs: list[tuple[str, SamplingParams]]
+) -> list[tuple[str, tuple[int, ...], FinishReason | None]]:
+    outputs = llm.generate([prompt for prompt, _ in jobs], [params for _, params in jobs])
+    return [(one.text, tuple(one.token_ids), one.finish_reason) for output in outputs for one in output.outputs]
+
+
+def check(wanted: StructuredOutput, text: str) -> None:
+    match wanted.kind:
+        case "json_schema":
+            value = json.loads(text)
+            assert set(value) == {"name", "age", "likes"}
+            assert len(value["name"]) <= 12
+            assert 0 <= value["age"] <= 99
+            assert set(value["likes"]) <= {"tea", "the sea", "é"}
+        case "regex":
+            assert re.fullmatch(wanted.text, text)
+        case "choice":
+            assert text in wanted.choices
+        case _:
+            inner = text.strip("()")
+            assert re.fullmatch("[a-z]{1,8}", inner)
+            depth = (len(text) - len(inner)) // 2
+            assert text == "(" * depth + inner + ")" * depth
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with open_llm() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM) -> list[tuple[str, tuple[int, ...], FinishReason | None]]:
+    return texts_of(llm, JOBS)
+
+
+def test_what_ends_by_itself_is_of_the_kind_and_what_is_cut_is_its_beginning(llm: LLM, expected: Any) -> None:
+    ended = [
+        (params, text)
+        for (_, params), (text, _, reason) in zip(JOBS, expected, strict=True)
+        if reason is FinishReason.STOP
+    ]
+    assert len(ended) > len(JOBS) * 0.8
+    for params, text in ended:
+        assert params.structured is not None
+        check(params.structured, text)
+    whole = texts_of(llm, JOBS[:2])
+    cut = [
+        (prompt, SamplingParams(structured=p.structured, temperature=p.temperature, seed=p.seed, max_tokens=5))
+        for prompt, p in JOBS[:2]
+    ]
+    for (text, ids, reason), (longer, more, _) in zip(texts_of(llm, cut), whole, strict=True):
+        assert reason is FinishReason.LENGTH
+        assert longer.startswith(text)
+        assert more[: len(ids)] == ids
+
+
+def test_text_with_drafts_is_the_text_without_and_takes_fewer_steps(expected: Any) -> None:
+    """Drafts are now and then wrong, and now and then what the grammar forbids."""
+    known = {ids for _, ids, _ in expected}
+    rng = random.Random(1)
+
+    def draft(tokens: Any) -> list[int]:
+        output = tuple(int(token) for token in tokens)
+        for ids in known:
+            for length in range(min(len(ids), len(output)), 3, -1):
+                if output[-length:] == ids[:length]:
+                    guess = [*ids[length : length + 3]]
+                    return [token if rng.random() < 0.8 else rng.randrange(4096) for token in guess]
+        return [rng.randrange(4096) for _ in range(rng.randrange(4))]
+
+    speculator = ScriptedSpeculator(draft)
+    with open_llm(speculator) as drafting:
+        assert texts_of(drafting, JOBS) == expected
+    assert speculator.num_drafted > speculator.num_accepted > 100
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"cache__num_blocks": 21, "cache__prefix_caching": False, "model__max_model_len": 320},
+        {"cache__prefix_caching": False, "engine__async_scheduling": False, "engine__max_num_batched_tokens": 32},
+        {"backend__torch__layout": "padded", "bucketing__name": "exponential", "model__max_model_len": 512},
+        {"engine__placement": "process"},
+    ],
+    ids=["preemption", "no caching, no overlap", "padded", "in another process"],
+)
+def test_text_does_not_depend_on_how_the_engine_is_set_up(tables: dict[str, Any], expected: Any) -> None:
+    jobs = JOBS[:8]
+    with open_llm(**tables) as other:
+        assert texts_of(other, jobs) == expected[: len(jobs)]
+        if tables.get("cache__num_blocks"):
+            assert other._frontend.engine.engine.totals.num_preempted  # type: ignore[attr-defined]
+
+
+def test_choices_are_several_texts_each_of_the_kind(llm: LLM) -> None:
+    params = SamplingParams(structured=WANTED[1], n=5, temperature=1.5, seed=3, max_tokens=200)
+    (output,) = llm.generate(PROMPTS[:1], params)
+    assert len({one.text for one in output.outputs}) > 1
+    for one in output.outputs:
+        check(WANTED[1], one.text)
+
+
+def test_a_stop_string_cuts_the_text_where_it_occurs(llm: LLM) -> None:
+    params = SamplingParams(structured=WANTED[1], stop=". ", temperature=0.0, max_tokens=200)
+    (output,) = llm.chat([{"role": "user", "content": "Say something."}], params)
+    assert output.outputs[0].finish_reason is FinishReason.STOP
+    assert re.fullmatch("[A-Z][a-z ]{3,20}", output.outputs[0].text)
+
+
+def test_a_prompt_that_is_cached_changes_nothing(llm: LLM, expected: Any) -> None:
+    assert texts_of(llm, JOBS[:4]) == expected[:4]
+    (output,) = llm.generate([JOBS[0][0]], JOBS[0][1])
+    assert output.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (StructuredOutput.regex("(a"), "unclosed group"),
+        (StructuredOutput.json_schema({"type": "objct"}), "objct"),
+        (StructuredOutput.grammar("start: nothing"), "nothing"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM, wanted: StructuredOutput, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        llm.generate(PROMPTS[:1], SamplingParams(structured=wanted))
+
+
+# ------------------------------------------------------------------------------------------------- on Gaudi
+
+
+@pytest.fixture
+def letters_model(tmp_path: Path) -> Path:
+    """A tiny model whose tokens are the ASCII characters."""
+    import tiny_models
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = tiny_models.save_model("llama", tmp_path)
+    special = ["<pad>", "<bos>", "<eos>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [one for one in letters if one.isascii()]
+    names = [*special, *printable, *[one for one in letters if not one.isascii()]][: tiny_models.VOCAB_SIZE]
+    fast = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    ).save_pretrained(str(path))
+    return Path(path)
+
+
+@pytest.fixture
+def _environment_as_before() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+@pytest.mark.usefixtures("_environment_as_before")
+def test_a_device_that_compiles_compiles_nothing_for_it_and_writes_the_same(
+    letters_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gaudi_engines
+
+    wanted: list[StructuredOutput] = [
+        StructuredOutput.regex("[a-z]{1,6}"),
+        StructuredOutput.choice(["yes", "no"]),
+        StructuredOutput.json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}),
+    ]
+    kinds: tuple[dict[str, Any], ...] = (
+        *({"structured": one, "temperature": temperature} for one in wanted for temperature in (0.0, 1.0)),
+        {"temperature": 0.9},
+    )
+    monkeypatch.setattr(gaudi_engines, "_KINDS", kinds)
+    texts: dict[str, dict[str, list[int]]] = {}
+    options: dict[str, dict[str, Any]] = {"gaudi": {"emulated_frozen": True}, "torch": {"device": "cpu"}}
+    for backend, table in options.items():
+        engine = gaudi_engines.open_engine(letters_model, backend=backend, **table)
+        served = gaudi_engines.serve(engine, 5, num_requests=20)
+        assert {one.error for one in served.values()} <= {""}
+        assert engine.totals.num_failed_steps == 0
+        if backend == "gaudi":
+            assert engine.totals.num_compilations == engine.totals.num_unprepared == 0
+        engine.close()
+        texts[backend] = {
+            name: one.token_ids.tolist() for name, one in served.items() if one.finish_reason is not FinishReason.ABORT
+        }
+    assert texts["gaudi"] == texts["torch"]
+    assert sum(2 in ids for ids in texts["torch"].values()) > 5
