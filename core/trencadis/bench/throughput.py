@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 from attrs.validators import ge
 
+from trencadis.bench.counts import counted_since
 from trencadis.clock import Clock, SystemClock
 from trencadis.config import Config
 from trencadis.engine.build import build_engine
@@ -117,7 +118,7 @@ def measure_throughput(
         start_s, start_cpu_s = clock.now_s(), time.process_time()
         outputs = _run(engine, prompts[1:], workload.output_len, name="bench")
         wall_s, cpu_s = clock.now_s() - start_s, time.process_time() - start_cpu_s
-        counts = {name: value - before[name] for name, value in attrs.asdict(engine.totals).items()}
+        counts = counted_since(before, attrs.asdict(engine.totals))
         model, plan_hash = engine.model, engine.plan_hash
     finally:
         engine.close()

@@ -1,4 +1,4 @@
-"""``trencadis bench``: measure the configured engine, or a policy alone."""
+"""``trencadis bench``: measure the configured engine, drafters beside it, or a policy alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 
 import attrs
 
-from trencadis.cli import bench_eviction, bench_schedule
+from trencadis.cli import bench_eviction, bench_schedule, bench_speculation
 from trencadis.cli.tables import print_table
 from trencadis.config import Config
 from trencadis.registry import Registry
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Measure the throughput of this configuration, or policies on a trace."
+SUMMARY = "Measure the throughput of this configuration, drafters, or policies on a trace."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     parser.add_argument(
         "measurement",
-        choices=["throughput", "schedule", "eviction"],
-        help=f"throughput: output tokens a second, offline; schedule: {bench_schedule.HELP}; eviction: {bench_eviction.HELP}",
+        choices=["throughput", "speculation", "schedule", "eviction"],
+        help=f"throughput: output tokens a second, offline; speculation: {bench_speculation.HELP}; schedule: "
+        f"{bench_schedule.HELP}; eviction: {bench_eviction.HELP}",
     )
     for field in attrs.fields(ThroughputWorkload):
         flag = f"--{field.name.replace('_', '-')}"
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="a recorded workload, for policies")
     parser.add_argument("--policies", metavar="A,B,...", help="which policies (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    bench_speculation.add_arguments(parser)
     bench_schedule.add_arguments(parser)
     bench_eviction.add_arguments(parser)
 
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """
     if args.measurement == "schedule":
         return bench_schedule.run(args, config, registry)
+    if args.measurement == "speculation":
+        return bench_speculation.run(args, config, registry)
     if args.measurement == "eviction":
         return bench_eviction.run(args, config, registry)
     return _throughput(args, config, registry)

@@ -17,7 +17,7 @@ from trencadis.interfaces import BucketingStrategy, ComponentContext
 from trencadis.records import BucketLimits
 from trencadis.registry import RegisteredComponent, Registry
 
-__all__ = ["build_strategies", "device_cost"]
+__all__ = ["build_strategies", "device_cost", "max_draft_tokens"]
 
 _OFFERED = frozenset({"trace"})
 """Flags that serve the command too, so that a strategy need not know them."""
@@ -63,6 +63,12 @@ def device_cost(config: Config) -> DeviceCost:
     """Return the constants of the estimates: those that a bucketing component is configured with, else the defaults. Pure."""
     costs = (getattr(options, "cost", None) for options in config.bucketing.components.values())
     return next((cost for cost in costs if isinstance(cost, DeviceCost)), DeviceCost())
+
+
+def max_draft_tokens(config: Config) -> int:
+    """Return the longest draft of the configured speculator; 0 without one, or where its table does not say. Pure."""
+    options = config.speculation.components.get(config.speculation.name)
+    return int(getattr(options, "max_draft_tokens", 0))
 
 
 def _options(item: RegisteredComponent, config: Config) -> Any:

@@ -14,7 +14,7 @@ from trencadis.buckets import TableReport, measure
 from trencadis.buckets.bucket_file import bucket_file_text, write_bucket_file
 from trencadis.buckets.plot import plot_tables
 from trencadis.buckets.workload import read_source, write_shapes
-from trencadis.cli.bucket_strategies import build_strategies, device_cost
+from trencadis.cli.bucket_strategies import build_strategies, device_cost, max_draft_tokens
 from trencadis.cli.tables import print_table
 from trencadis.config import Config
 from trencadis.config.schema import BUCKETING_BY_LAYOUT
@@ -100,7 +100,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="prompts may start with cached blocks (default: unless --contiguous)",
     )
     parser.add_argument(
-        "--num-speculative-tokens", type=_whole, default=0, metavar="N", help="longest draft (default: 0)"
+        "--num-speculative-tokens",
+        type=_whole,
+        metavar="N",
+        help="longest draft (default: that of the configured speculator, else 0)",
     )
 
 
@@ -193,6 +196,7 @@ def _limits(args: argparse.Namespace, config: Config) -> BucketLimits:
     max_num_seqs = args.max_num_seqs or config.engine.max_num_seqs
     filled = max_num_seqs * -(-max_model_len // block_size)
     max_prefills = min(args.max_num_prefill_seqs, max_num_seqs)
+    drafts = args.num_speculative_tokens
     return BucketLimits(
         block_size=block_size,
         max_model_len=max_model_len,
@@ -202,7 +206,7 @@ def _limits(args: argparse.Namespace, config: Config) -> BucketLimits:
         num_blocks=args.num_device_blocks or config.cache.num_blocks or filled,
         contiguous=args.contiguous,
         prefix_caching=not args.contiguous if args.prefix_caching is None else args.prefix_caching,
-        max_draft_tokens=args.num_speculative_tokens,
+        max_draft_tokens=max_draft_tokens(config) if drafts is None else drafts,
         max_merged_prefills=max_prefills if args.merged_prefill else 1,
         unified=args.unified,
     )

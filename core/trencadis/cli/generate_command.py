@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
 
 import attrs
 
+from trencadis.cli.prompts import prompts_of
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
+from trencadis.cli.speculation_summary import speculation_summary
 from trencadis.config import Config
-from trencadis.errors import InvalidRequestError, StepFailedError
+from trencadis.errors import StepFailedError
 from trencadis.llm import LLM
 from trencadis.records import FinishReason, RequestOutput, SamplingParams
 from trencadis.registry import Registry
@@ -23,14 +24,22 @@ SUMMARY = "Continue prompts and print the texts."
 DEFAULTS = {"max_tokens": 64, "temperature": 0.7, "min_p": 0.1, "seed": 0}
 """Where the command differs from ``SamplingParams``; with a fixed seed the same command prints the same text."""
 
+_NO_SPECULATION = "none"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     parser.epilog = (
-        "The same command prints the same text: the seed is 0 unless --seed says otherwise (none: not seeded)."
+        "The same command prints the same text: the seed is 0 unless --seed says otherwise (none: not seeded). "
+        "With speculation, standard error gets a line that says how many tokens were drafted and accepted."
     )
     parser.add_argument(
         "prompts", nargs="*", metavar="PROMPT", help='text to continue; "-": one from each line of stdin'
+    )
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        help="a text file in UTF-8: the prompt is PROMPT, a line break and the text of the file, or that text alone",
     )
     parser.add_argument(
         "--chat", action="store_true", help="each prompt is a user's message, written by the chat template"
@@ -49,17 +58,12 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Generate and print; returns 0.
 
     Raises:
-        InvalidRequestError: No prompt, or impossible sampling parameters.
+        InvalidRequestError: No prompt, a file that cannot be read, or impossible sampling parameters.
         StepFailedError: A request failed while it ran; the others are printed first.
         TrencadisError: The model cannot be loaded, or a prompt cannot be served.
     """
     params = sampling_params_of(args, defaults=DEFAULTS)
-    prompts = list(_prompts(args.prompts))
-    if not prompts:
-        raise InvalidRequestError(
-            "there is no prompt.",
-            hint='Write trencadis generate "Once upon a time", or pipe lines into trencadis generate -.',
-        )
+    prompts = prompts_of(args.prompts, args.file)
     streams = sys.stdout.isatty() if args.stream is None else args.stream
     with LLM.from_config(config, registry) as llm:
         if streams and params.n == 1 and not args.json:
@@ -67,18 +71,12 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         else:
             outputs = _generate(llm, prompts, params, chat=args.chat)
             _print_outputs(outputs, prompts, as_json=args.json, several=params.n > 1)
+        if config.speculation.name != _NO_SPECULATION:
+            print(speculation_summary(config.speculation.name, llm.totals()), file=sys.stderr)
     failed = [output.error for output in outputs if output.error]
     if failed:
         raise StepFailedError(f"{len(failed)} of {len(outputs)} prompts failed: {failed[0]}")
     return 0
-
-
-def _prompts(given: Sequence[str]) -> Iterator[str]:
-    for prompt in given:
-        if prompt == "-":
-            yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
-        else:
-            yield prompt
 
 
 def _generate(llm: LLM, prompts: list[str], params: SamplingParams, *, chat: bool) -> list[RequestOutput]:
@@ -128,6 +126,8 @@ def _as_json(output: RequestOutput, index: int, *, several: bool) -> dict[str, o
     }
     if several:
         record["index"] = index
+    if completion.score is not None:
+        record["score"] = completion.score
     for name, entries in (("logprobs", completion.logprobs), ("prompt_logprobs", output.prompt_logprobs)):
         if entries is not None:
             record[name] = [attrs.asdict(entry, filter=lambda field, _: field.name != "index") for entry in entries]

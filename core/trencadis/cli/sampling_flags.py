@@ -13,15 +13,17 @@ from typing import Any
 
 import attrs
 
+from trencadis.cli.structured_flags import add_structured_flags, structured_of
 from trencadis.records import SamplingParams
 
 __all__ = ["add_sampling_flags", "sampling_params_of"]
 
 _LEFT_OUT = object()
+_FIELDS = tuple(field for field in attrs.fields(SamplingParams) if field.name != "structured")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, defaults: Mapping[str, Any]) -> None:
-    """Add one flag for each sampling parameter.
+    """Add one flag for each sampling parameter, and those that say what the text must be.
 
     Fields that hold several values become flags that may be repeated.
 
@@ -32,7 +34,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, defaults: Mapping[str
     group = parser.add_argument_group("sampling")
     hints = typing.get_type_hints(SamplingParams)
     helps = _field_helps()
-    for field in attrs.fields(SamplingParams):
+    for field in _FIELDS:
         default = defaults.get(field.name, _default_of(field))
         text = helps.get(field.name, "").replace("%", "%%")
         group.add_argument(
@@ -42,19 +44,20 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, defaults: Mapping[str
             help=f"{text} (default: {_show(default)})",
             **_argument(hints[field.name]),
         )
+    add_structured_flags(parser)
 
 
 def sampling_params_of(args: argparse.Namespace, *, defaults: Mapping[str, Any]) -> SamplingParams:
     """Return what the flags say; ``defaults`` and then the fields' own where they say nothing. Pure.
 
     Raises:
-        InvalidRequestError: A value is out of range.
+        InvalidRequestError: A value is out of range, or a file cannot be read.
     """
-    given = {field.name: getattr(args, field.name) for field in attrs.fields(SamplingParams)}
+    given = {field.name: getattr(args, field.name) for field in _FIELDS}
     given = {name: value for name, value in given.items() if value is not _LEFT_OUT}
     for name in {"logit_bias", "logits_processors"} & set(given):
         given[name] = dict(given[name])
-    return SamplingParams(**{**defaults, **given})
+    return SamplingParams(**{**defaults, **given, "structured": structured_of(args)})
 
 
 def _argument(hint: Any) -> dict[str, Any]:

@@ -27,6 +27,9 @@ class _Window:
     num_scheduled_tokens: int = 0
     num_padded_tokens: int = 0
     num_preemptions: int = 0
+    num_drafted_sequences: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def add(self, stats: StepStats) -> None:
         self.num_steps += 1
@@ -36,6 +39,9 @@ class _Window:
         self.num_scheduled_tokens += stats.num_scheduled_tokens
         self.num_padded_tokens += stats.num_padded_tokens
         self.num_preemptions += stats.num_preempted
+        self.num_drafted_sequences += stats.num_drafted_sequences
+        self.num_draft_tokens += stats.num_draft_tokens
+        self.num_accepted_tokens += stats.num_accepted_tokens
 
 
 class LogObserver(Observer):
@@ -74,7 +80,7 @@ class LogObserver(Observer):
         num_blocks = stats.num_used_blocks + stats.num_cached_blocks + stats.num_free_blocks
         _log.info(
             "running %d, waiting %d | prompt %.1f tok/s, output %.1f tok/s | cache used %.1f %%, prefix hits %.1f %% | "
-            "padding %.1f %% | preemptions %d | steps %d in %.1f s",
+            "padding %.1f %% | preemptions %d | %ssteps %d in %.1f s",
             stats.num_running,
             stats.num_waiting,
             _ratio(window.num_prompt_tokens, elapsed_s),
@@ -83,9 +89,19 @@ class LogObserver(Observer):
             100 * _ratio(window.num_cached_tokens, window.num_prompt_tokens),
             100 * _ratio(window.num_padded_tokens - window.num_scheduled_tokens, window.num_padded_tokens),
             window.num_preemptions,
+            _drafts(window),
             window.num_steps,
             elapsed_s,
         )
+
+
+def _drafts(window: _Window) -> str:
+    """Return what became of drafts, empty if there were none. Pure."""
+    if not window.num_drafted_sequences:
+        return ""
+    accepted = 100 * _ratio(window.num_accepted_tokens, window.num_draft_tokens)
+    length = 1 + window.num_accepted_tokens / window.num_drafted_sequences
+    return f"drafts {window.num_draft_tokens}, accepted {accepted:.1f} %, mean acceptance length {length:.2f} | "
 
 
 def _ratio(part: float, whole: float) -> float:

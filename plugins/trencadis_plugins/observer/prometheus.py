@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from trencadis.interfaces import Observer
 from trencadis.records import FinishedSequence, FinishReason, StepStats
 from trencadis_plugins.observer.config import PrometheusObserverConfig
+from trencadis_plugins.observer.draft_metrics import DraftMetrics
 from trencadis_plugins.observer.vllm_names import VllmNames
 from trencadis_plugins.observer.weighted import WeightedHistogram
 
@@ -24,8 +25,10 @@ _COUNTERS = {
     "prompt_tokens": ("Prompt tokens of admitted sequences.", "num_prompt_tokens_admitted"),
     "prompt_tokens_cached": ("Prompt tokens taken from the prefix cache.", "num_prompt_tokens_cached"),
     "recomputed_tokens": ("Tokens computed again after a preemption.", "num_recomputed_tokens"),
+    "drafted_sequences": ("Sequences with drafts, summed over steps.", "num_drafted_sequences"),
     "draft_tokens": ("Draft tokens verified.", "num_draft_tokens"),
-    "accepted_tokens": ("Draft tokens accepted.", "num_accepted_tokens"),
+    "accepted_tokens": ("Draft tokens emitted; the others were computed in vain.", "num_accepted_tokens"),
+    "draft_seconds": ("Time that drafts took to make.", "draft_s"),
     "preemptions": ("Sequences that lost their blocks.", "num_preempted"),
     "compilations": ("Programs compiled while requests waited.", "num_compilations"),
     "shadow_steps": ("Steps in which a shadow policy was asked what it would do.", "num_shadow_steps"),
@@ -52,6 +55,10 @@ _GAUGES = {
     "cached_blocks": ("Unreferenced KV blocks kept for reuse.", "num_cached_blocks"),
     "used_blocks": ("KV blocks held by sequences or transfers.", "num_used_blocks"),
     "quarantined_policies": ("Scheduling policies that their fallback replaced since the start.", "num_quarantined"),
+    "quarantined_drafters": (
+        "Speculators and draft lengths that failed since the start: a fallback replaced them, or speculation went off.",
+        "num_drafters_quarantined",
+    ),
 }
 _STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TOKEN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -139,6 +146,7 @@ class PrometheusObserver(Observer):
             ["policy"],
             registry=self.registry,
         )
+        self._drafts = DraftMetrics(self.registry)
         self._policy = ""
         self._num_scheduled = self._num_padded = self._num_recomputed = 0
 
@@ -158,6 +166,7 @@ class PrometheusObserver(Observer):
                 self._policies.labels(self._policy).set(0)
             self._policy = stats.policy
             self._policies.labels(self._policy).set(1)
+        self._drafts.count(stats)
         self._num_scheduled += stats.num_scheduled_tokens
         self._num_padded += stats.num_padded_tokens
         self._num_recomputed += stats.num_recomputed_tokens

@@ -19,6 +19,8 @@ NAMES = {
     "scheduling": ("fair_share", "fcfs", "other"),
     "eviction": ("lru",),
     "sampling": ("standard",),
+    "draft_length": ("fixed",),
+    "acceptance": ("match",),
     "backend": ("torch",),
     "executor": ("inline",),
     "observer": ("log",),

@@ -73,6 +73,10 @@ def test_limits_come_from_the_configuration_if_no_flag_gives_them(capsys):
         ((), "max_prefill_batch_size", 1),
         (("--max-num-prefill-seqs=9", "--max-num-seqs=3"), "max_prefill_batch_size", 3),
         (("--num-speculative-tokens=2",), "max_draft_tokens", 2),
+        ((), "max_draft_tokens", 0),
+        (("--speculation.name=ngram", "--speculation.ngram.max-draft-tokens=7"), "max_draft_tokens", 7),
+        (("--speculation.name=ngram",), "max_draft_tokens", 4),
+        (("--speculation.name=ngram", "--num-speculative-tokens=1"), "max_draft_tokens", 1),
         (("--block-size=16",), "block_size", 16),
     ],
 )

@@ -5,8 +5,10 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from trencadis.cli import generate_command
@@ -84,6 +86,11 @@ def test_several_completions_have_an_index_each(generate: Callable[..., str]) ->
     assert generate("Hello", "--n", "2", "--max-tokens", "3", "--stream").startswith("(0) ")
 
 
+def test_the_score_of_the_best_is_printed_with_it(generate: Callable[..., str]) -> None:
+    lines = generate("Hello", "--n", "2", "--best-of", "4", "--max-tokens", "3", "--json").splitlines()
+    assert [(json.loads(line)["index"], json.loads(line)["score"]) for line in lines] == [(0, -1.0), (1, -1.0)]
+
+
 def test_a_dash_reads_one_prompt_from_each_line(
     generate: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
 ) -> None:
@@ -114,6 +121,30 @@ def test_help_says_that_the_seed_is_fixed() -> None:
     parser = argparse.ArgumentParser()
     generate_command.add_arguments(parser)
     assert "the seed is 0 unless --seed says otherwise" in " ".join(parser.format_help().split())
+
+
+def test_a_file_is_part_of_the_prompt(generate: Callable[..., str], tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("Good day\nto you", encoding="utf-8")
+    record = json.loads(generate("Repeat:", "--file", str(tmp_path / "long.txt"), "--max-tokens", "1", "--json"))
+    assert tokenizer.decode(record["prompt_token_ids"]) == "Repeat:\nGood day\nto you"
+
+
+def test_speculation_is_summed_up_on_standard_error(
+    fake_house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = argparse.ArgumentParser()
+    generate_command.add_arguments(parser)
+    config, registry = fake_house()
+    arguments = parser.parse_args(["Hello", "--max-tokens", "5", "--no-stream"])
+    generate_command.run(arguments, config, registry)
+    assert "speculation" not in capsys.readouterr().err
+    opened = LLM.from_config(config, registry)
+    named = attrs.evolve(config, speculation=attrs.evolve(config.speculation, name="some"))
+    monkeypatch.setattr(LLM, "from_config", lambda _, __: opened)
+    generate_command.run(arguments, named, registry)
+    told = capsys.readouterr()
+    assert told.err.endswith("speculation some: 0 tokens drafted, 0 accepted; 1.00 tokens per step\n")
+    assert "speculation" not in told.out
 
 
 def test_no_prompt_is_an_error_in_words(generate: Callable[..., str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
 from trencadis.errors import InvalidRequestError
-from trencadis.records import SamplingParams
+from trencadis.records import SamplingParams, StructuredOutput
 
 DEFAULTS = {"max_tokens": 64, "seed": 0}
 
@@ -47,9 +47,11 @@ def test_without_flags_the_commands_defaults_and_then_the_fields_own_hold() -> N
             {"a": {"b": 1}, "c": {}},
         ),
         (["--mirostat-mode", "2"], "mirostat_mode", 2),
+        (["--max-draft-tokens", "0"], "max_draft_tokens", 0),
         (["--ignore-eos"], "ignore_eos", True),
         (["--no-skip-special-tokens"], "skip_special_tokens", False),
         (["--logprobs", "3"], "logprobs", 3),
+        (["--regex", "a+"], "structured", StructuredOutput.regex("a+")),
     ],
 )
 def test_each_type_of_field_is_read(arguments: list[str], field: str, value: Any) -> None:
@@ -59,7 +61,8 @@ def test_each_type_of_field_is_read(arguments: list[str], field: str, value: Any
 def test_every_field_has_a_flag_with_its_description_and_default() -> None:
     shown = " ".join(parser().format_help().split())
     for field in attrs.fields(SamplingParams):
-        assert f"--{field.name.replace('_', '-')}" in shown
+        if field.name != "structured":  # has flags of its own
+            assert f"--{field.name.replace('_', '-')}" in shown
     assert "Divides the logits; below 1e-5 means greedy. 0 to 100. (default: 1.0)" in shown
     assert "None means up to the model's length limit. (default: 64)" in shown
     assert "Leave special tokens out of the returned text. (default: true)" in shown

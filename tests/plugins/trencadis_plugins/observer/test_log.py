@@ -90,3 +90,12 @@ def test_ratios_of_an_idle_step_are_zero(lines):
         "running 0, waiting 0 | prompt 0.0 tok/s, output 0.0 tok/s | cache used 0.0 %, prefix hits 0.0 % | "
         "padding 0.0 % | preemptions 0 | steps 1 in 0.0 s"
     ]
+
+
+def test_line_says_what_became_of_drafts_if_there_were_any(lines):
+    observer = LogObserver()
+    observer.on_step(step_stats(now_s=1.0, num_drafted_sequences=2, num_draft_tokens=6, num_accepted_tokens=4))
+    observer.on_step(step_stats(now_s=6.0, num_drafted_sequences=2, num_draft_tokens=2, num_accepted_tokens=0))
+    observer.on_step(step_stats(now_s=11.0))
+    assert "preemptions 0 | drafts 8, accepted 50.0 %, mean acceptance length 2.00 | steps 2 in 5.0 s" in lines()[0]
+    assert "drafts" not in lines()[1]

@@ -29,6 +29,8 @@ def served(**times):
         ("num_recomputed_tokens", "trencadis_recomputed_tokens_total"),
         ("num_draft_tokens", "trencadis_draft_tokens_total"),
         ("num_accepted_tokens", "trencadis_accepted_tokens_total"),
+        ("num_drafted_sequences", "trencadis_drafted_sequences_total"),
+        ("draft_s", "trencadis_draft_seconds_total"),
         ("num_preempted", "trencadis_preemptions_total"),
         ("num_compilations", "trencadis_compilations_total"),
         ("num_bucket_hits", "trencadis_bucket_hits_total"),
@@ -54,6 +56,7 @@ def test_counter_adds_up_over_steps(field, sample):
         ("num_free_blocks", "trencadis_free_blocks"),
         ("num_cached_blocks", "trencadis_cached_blocks"),
         ("num_used_blocks", "trencadis_used_blocks"),
+        ("num_drafters_quarantined", "trencadis_quarantined_drafters"),
     ],
 )
 def test_gauge_shows_the_last_step(field, sample):

@@ -22,7 +22,9 @@ DASHBOARD = {
     "vllm:prompt_tokens": "counter",
     "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
+    "vllm:spec_decode_num_drafts": "counter",
     "vllm:spec_decode_num_draft_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
     "vllm:spec_decode_num_accepted_tokens": "counter",
     "vllm:iteration_tokens_total": "histogram",
     "vllm:time_to_first_token_seconds": "histogram",
@@ -51,6 +53,9 @@ def observer():
             num_prompt_tokens_admitted=20,
             num_prompt_tokens_cached=8,
             num_preempted=1,
+            num_drafted_sequences=2,
+            num_drafted_by_position=(2, 1, 1),
+            num_accepted_by_position=(2, 1, 0),
             num_draft_tokens=4,
             num_accepted_tokens=3,
             num_used_blocks=6,
@@ -142,3 +147,10 @@ def test_their_names_can_be_switched_off():
 def test_every_metric_of_ours_that_is_renamed_exists():
     ours = {metric.name for metric in PrometheusObserver().registry.collect()}
     assert set(VLLM_NAMES) <= ours
+
+
+def test_accepted_drafts_are_counted_by_position_from_0(observer):
+    samples = families_of(observer)["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
+    assert {sample.name for sample in samples} == {"vllm:spec_decode_num_accepted_tokens_per_pos_total"}
+    assert {sample.labels["position"]: sample.value for sample in samples} == {"0": 2, "1": 1, "2": 0}
+    assert families_of(observer)["vllm:spec_decode_num_drafts"].samples[0].value == 2

@@ -1,0 +1,20 @@
+"""What speculation did for a command, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["speculation_summary"]
+
+
+def speculation_summary(name: str, totals: Mapping[str, int]) -> str:
+    """Return drafted and accepted tokens, their ratio, and the mean of tokens that a sequence got in a step. Pure.
+
+    Args:
+        name: Of the speculator.
+        totals: Of an engine, as ``LLM.totals`` returns them.
+    """
+    drafted, accepted = totals["num_draft_tokens"], totals["num_accepted_tokens"]
+    rate = f" ({accepted / drafted:.1%})" if drafted else ""
+    mean = totals["num_emitted_tokens"] / max(1, totals["num_sequence_steps"])
+    return f"speculation {name}: {drafted} tokens drafted, {accepted} accepted{rate}; {mean:.2f} tokens per step"

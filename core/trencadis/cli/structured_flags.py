@@ -1,0 +1,52 @@
+"""Flags that say what the text must be; one of them at a time."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trencadis.errors import InvalidRequestError
+from trencadis.records import StructuredOutput
+
+__all__ = ["add_structured_flags", "structured_of"]
+
+
+def add_structured_flags(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json-schema``, ``--json-object``, ``--regex``, ``--choice`` and ``--grammar-file``."""
+    title = "structured output (needs the extra: pip install 'trencadis[structured]')"
+    group = parser.add_argument_group(title).add_mutually_exclusive_group()
+    group.add_argument("--json-schema", metavar="FILE", help="the text is JSON of the schema in this file")
+    group.add_argument("--json-object", action="store_true", help="the text is a JSON object")
+    group.add_argument("--regex", metavar="REGEX", help="the whole text matches this")
+    group.add_argument("--choice", metavar="TEXT", action="append", help="the text is this; repeat it for each choice")
+    group.add_argument(
+        "--grammar-file",
+        metavar="FILE",
+        help="the text is of the grammar in this file, in the notation of Lark or GBNF",
+    )
+
+
+def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
+    """Return what the flags ask the text to be; None: anything. Reads the file that they name.
+
+    Raises:
+        InvalidRequestError: The file cannot be read, or what it holds is not what the flag says.
+    """
+    if args.json_schema is not None:
+        return StructuredOutput.json_schema(_read("--json-schema", args.json_schema))
+    if args.json_object:
+        return StructuredOutput.json_object()
+    if args.regex is not None:
+        return StructuredOutput.regex(args.regex)
+    if args.choice is not None:
+        return StructuredOutput.choice(args.choice)
+    if args.grammar_file is not None:
+        return StructuredOutput.grammar(_read("--grammar-file", args.grammar_file))
+    return None
+
+
+def _read(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{flag} {name!r} cannot be read: {error}.", hint="Correct the path.") from error
