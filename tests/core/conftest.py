@@ -15,6 +15,7 @@ from trencadis.interfaces import Component
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer, load_tokenizer
 from trencadis_testing.backend import ArgmaxSampler
+from trencadis_testing.doubles import AsManyAsMay, Matching
 from trencadis_testing.engines import ExactShapes, OldestFirst, ServeInOrder
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
@@ -33,7 +34,11 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
     """Makes a configuration and a registry whose only backend is fake, for the demo's tokenizer."""
 
     def make(
-        *, policy: Callable[[], Any] = ServeInOrder, bucketing: Callable[[], Any] = ExactShapes, **backend: Any
+        *,
+        policy: Callable[[], Any] = ServeInOrder,
+        bucketing: Callable[[], Any] = ExactShapes,
+        speculator: Callable[[], Any] | None = None,
+        **backend: Any,
     ) -> Any:
         options = {"vocab_size": VOCAB_SIZE, "eos": -1, "max_model_len": 256, **backend}
         factories = {
@@ -43,7 +48,11 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             "sampling": ArgmaxSampler,
             "backend": lambda: FakeBackend(**options),
             "executor": FakeExecutor,
+            "draft_length": AsManyAsMay,
+            "acceptance": Matching,
         }
+        if speculator is not None:
+            factories["speculation"] = speculator
         plugin = types.ModuleType("fake_house")
         for noun, factory in factories.items():
             hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(factory)])

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trencadis import LLM, AsyncLLM, RequestOutput, SamplingParams
+from trencadis import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
 from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, RequestRefusedError
 from trencadis.records import FinishReason
 from trencadis_testing.fakes import fake_embedding, fake_text
@@ -314,3 +314,28 @@ def test_an_engine_that_fails_says_so_before_it_ends() -> None:
             await last_of(llm, (5, 6), LONG)
 
     run(use, executor={"name": "remote_parts:BrokenExecutor"})
+
+
+# ------------------------------------------------------------------------------------------------ beams and totals
+
+
+def test_beams_and_totals_come_through_the_door_of_another_process() -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=3)
+
+    async def use(llm: AsyncLLM) -> tuple[RequestOutput, dict[str, Any]]:
+        return await llm.beam_search((5, 6), params), await llm.totals()
+
+    output, totals = run(use)
+    assert [one.token_ids for one in output.outputs] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    assert totals["num_emitted_tokens"] == 1 + 3 + 3
+    with LLM("demo", **tables()) as llm:
+        (again,) = llm.beam_search([(5, 6)], params)
+        assert again.outputs == output.outputs
+        assert llm.totals()["num_emitted_tokens"] == 7
+
+
+def test_a_refusal_by_another_process_ends_a_search_of_this_one() -> None:
+    with LLM("demo", **tables()) as llm:
+        with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: .*vocabulary"):
+            llm.beam_search([(5,), (4096,)], BeamSearchParams(max_tokens=2))
+        assert llm.generate([5], SamplingParams(max_tokens=2))[0].finished

@@ -30,9 +30,9 @@ def test_wheel_holds_all_four_packages_typed(wheel: zipfile.ZipFile) -> None:
     assert all(top.startswith("trencadis") for top in tops), tops
 
 
-def test_wheel_carries_both_demo_models_within_15_mb(wheel: zipfile.ZipFile) -> None:
+def test_wheel_carries_all_demo_models_within_15_mb(wheel: zipfile.ZipFile) -> None:
     sizes = {entry.filename: entry.file_size for entry in wheel.infolist() if "/demo/" in entry.filename}
-    for model in ("target", "draft"):
+    for model in ("target", "draft", "parallel"):
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             assert sizes[f"trencadis/demo/{model}/{name}"] > 0
     assert sum(sizes.values()) <= 15_000_000

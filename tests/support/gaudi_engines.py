@@ -27,12 +27,14 @@ def open_engine(
     warmup: bool = True,
     preemption: str = "recompute",
     strategy_options: dict[str, Any] | None = None,
+    tables: dict[str, Any] | None = None,
     **options: Any,
 ) -> Engine:
-    """Return an engine with blocks of 16 tokens on a tiny model; ``options`` are of the backend's table."""
+    """Return an engine with blocks of 16 tokens on a tiny model; ``options`` are of the backend's table, ``tables`` of others."""
     if backend == "gaudi":
         options = {"device": "emulated", "check_model": False, **options}
     tables = {
+        **(tables or {}),
         "backend": {"name": backend, backend: options},
         "bucketing": {"name": strategy, strategy: strategy_options or {}},
         "cache": {"block_size": 16, "num_blocks": num_blocks, "prefix_caching": prefix_caching},

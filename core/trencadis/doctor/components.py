@@ -144,7 +144,7 @@ def _context(config: Config, registry: Registry, plan: ResolvedPlan, model: Mode
     facts = attrs.evolve(model, max_model_len=max(model.max_model_len, 1))
 
     def make(noun: str, name: str) -> Any:
-        choice = plan.inner_choice(noun, name)
+        choice = plan.choices[noun] if not name else plan.inner_choice(noun, name)
         return registry.build(choice.component, choice.options, context)
 
     context = ComponentContext(clock=SystemClock(), seed=config.engine.seed, limits=limits, model=facts, make=make)

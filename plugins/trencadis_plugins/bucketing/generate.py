@@ -18,6 +18,7 @@ __all__ = [
     "LONG_MODEL_LEN",
     "corrected",
     "decode_buckets",
+    "decode_query_lens",
     "flattened",
     "legal_buckets",
     "prefill_buckets",
@@ -132,6 +133,9 @@ def corrected(bucket: Bucket, limits: BucketLimits) -> Bucket:
 def with_drafts(seeds: Sequence[Bucket], limits: BucketLimits, *, flat: bool = False) -> tuple[Bucket, ...]:
     """Return decode buckets of one token each and what verifies drafts beside them, sorted. Pure.
 
+    A pass is as long as its longest run of drafts: lengths double, so that at most half of it is padding on that account, and end
+    with the longest there is.
+
     Args:
         seeds: Decode buckets with a query of one token.
         limits: ``max_draft_tokens`` is read: 0 adds nothing.
@@ -139,10 +143,16 @@ def with_drafts(seeds: Sequence[Bucket], limits: BucketLimits, *, flat: bool = F
     """
     if flat:
         return flattened(seeds, limits)
-    lens = {1, 1 + limits.max_draft_tokens}
+    lens = decode_query_lens(limits)
     return tuple(
         sorted(Bucket(seed.batch_size, query, seed.num_blocks, Phase.DECODE) for seed in seeds for query in lens)
     )
+
+
+def decode_query_lens(limits: BucketLimits) -> tuple[int, ...]:
+    """Return the query lengths of decode passes: 1, 2, 4 … and the newest token with the most drafts, ascending. Pure."""
+    longest = 1 + limits.max_draft_tokens
+    return (*(1 << power for power in range((longest - 1).bit_length())), longest)
 
 
 def flattened(seeds: Sequence[Bucket], limits: BucketLimits) -> tuple[Bucket, ...]:

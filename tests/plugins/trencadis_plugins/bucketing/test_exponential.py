@@ -243,13 +243,16 @@ def test_each_limit_belongs_to_its_own_dimension(field, dimension, phase):
                 assert sizes == before
 
 
-def test_drafts_double_the_decode_buckets():
+def test_drafts_add_every_decode_bucket_for_each_length_of_a_run():
     case = attrs.evolve(SMALL, max_draft_tokens=3)
     with_drafts = of_phase(Exponential(case).buckets(case), Phase.DECODE)
     without = of_phase(Exponential(SMALL).buckets(SMALL), Phase.DECODE)
     assert [bucket for bucket in with_drafts if bucket.query_len == 1] == without
-    assert [attrs.evolve(bucket, query_len=1) for bucket in with_drafts if bucket.query_len == 4] == without
-    assert Exponential(case).bucket_for(Shape(3, 2, 10, Phase.DECODE)) == Bucket(4, 4, 12, Phase.DECODE)
+    for query_len in (2, 4):
+        assert [attrs.evolve(one, query_len=1) for one in with_drafts if one.query_len == query_len] == without
+    assert len(with_drafts) == 3 * len(without)
+    assert Exponential(case).bucket_for(Shape(3, 2, 10, Phase.DECODE)) == Bucket(4, 2, 12, Phase.DECODE)
+    assert Exponential(case).bucket_for(Shape(3, 3, 10, Phase.DECODE)) == Bucket(4, 4, 12, Phase.DECODE)
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,11 @@ def test_both_phases_need_a_bucket_unless_the_config_says_otherwise(written, tex
 
 def test_drafts_add_longer_queries_or_more_rows(written):
     limits, path = attrs.evolve(LIMITS, max_draft_tokens=2), written("(1, 128, 0)\n(2, 1, 64)\n")
-    assert fields(FromFile(limits, FromFileConfig(path=path)).buckets(limits))[1:] == [(2, 1, 64), (2, 3, 64)]
+    assert fields(FromFile(limits, FromFileConfig(path=path)).buckets(limits))[1:] == [
+        (2, 1, 64),
+        (2, 2, 64),
+        (2, 3, 64),
+    ]
     flat = FromFile(limits, FromFileConfig(path=path, flat_drafts=True)).buckets(limits)
     assert fields(flat)[1:] == [(2, 1, 64), (6, 1, 64), (6, 1, 192)]
 

@@ -9,6 +9,7 @@ from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.generate import (
     corrected,
     decode_buckets,
+    decode_query_lens,
     flattened,
     legal_buckets,
     prefill_buckets,
@@ -84,9 +85,16 @@ def test_contiguous_decode_keeps_all_combinations_and_adds_the_whole_cache():
     assert fields(buckets) == [(1, 1, 1), (1, 1, 8), (1, 1, 20), (4, 1, 1), (4, 1, 8), (4, 1, 20)]
 
 
-def test_drafts_add_a_bucket_of_the_longest_query_for_each():
+def test_drafts_add_longer_queries_to_each_bucket():
     limits = attrs.evolve(LIMITS, max_draft_tokens=2)
-    assert fields(decode_buckets(limits, batch_sizes=[2], num_blocks=[4])) == [(2, 1, 4), (2, 3, 4)]
+    assert fields(decode_buckets(limits, batch_sizes=[2], num_blocks=[4])) == [(2, 1, 4), (2, 2, 4), (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("most", "lens"), [(0, [1]), (1, [1, 2]), (2, [1, 2, 3]), (3, [1, 2, 4]), (4, [1, 2, 4, 5]), (7, [1, 2, 4, 8])]
+)
+def test_query_lengths_of_decodes_double_up_to_the_longest(most, lens):
+    assert list(decode_query_lens(attrs.evolve(LIMITS, max_draft_tokens=most))) == lens
 
 
 def test_flat_drafts_turn_thirteen_buckets_into_the_vendors_thirty_two():

@@ -1,0 +1,179 @@
+"""Speculation never changes a text: drafters, rules, draft lengths, chunk sizes, caches, shapes and policies, every two of them.
+
+Greedy tokens are those of transformers' own generate on the demo model in float32. Seeded tokens at temperature 1 are those of the
+engine without speculation where the rule is ``match``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from trencadis.engine.build import build_engine
+from trencadis.records import Request, SamplingParams
+from trencadis.registry.startup import load_with_plugins
+from trencadis.text import load_tokenizer, resolve_model_path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from pairwise import Case, pairwise
+
+NUM_TOKENS = 28
+TEXTS = (
+    "The old man looked at the sea and",
+    "said the Queen, said the King, said the Queen, said the King, said the Queen,",
+    "Alice",
+)
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"speculation.ngram.min_match": 1},
+    "suffix": {},
+    "suffix tree": {"speculation.suffix.tree": True},
+    "draft_model": {"speculation.draft_model.model": "demo-draft"},
+    "draft_model drawn": {
+        "speculation.draft_model.model": "demo-draft",
+        "speculation.draft_model.sampling": "probabilistic",
+    },
+    "draft_model tree": {"speculation.draft_model.model": "demo-draft", "speculation.draft_model.tree": "top_k"},
+    "parallel_draft": {"speculation.parallel_draft.model": "demo-parallel"},
+    "mixed": {"speculation.mixed.members": ["ngram", "suffix"]},
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "ragged": {},
+    "padded": {"backend.torch.layout": "padded", "bucketing.name": "exponential"},
+    "gaudi": {
+        "backend.name": "gaudi",
+        "backend.gaudi.device": "emulated",
+        "backend.gaudi.check_model": False,
+        "bucketing.name": "exponential",
+    },
+}
+AXES = {
+    "drafter": tuple(DRAFTERS),
+    "rule": ("match", "token", "block", "tree"),
+    "k": ("1", "3", "7"),
+    "length": ("fixed", "goodput"),
+    "budget": ("7", "64", "2048"),
+    "prefix": ("on", "off"),
+    "shape": tuple(SHAPES),
+    "policy": ("fair_share", "fcfs", "priority", "shortest_first", "prefill_first"),
+}
+
+
+def allowed(case: Case) -> bool:
+    """Trees need a backend and a rule that take them; the padded layouts' smallest pass must fit the budget."""
+    tree = "tree" not in case["drafter"] or (case["shape"] == "ragged" and case["rule"] in ("match", "tree"))
+    return tree and (case["budget"] != "7" or case["shape"] == "ragged")
+
+
+CASES = pairwise(AXES, allowed=allowed)
+
+
+def overrides(case: Case) -> dict[str, Any]:
+    name = case["drafter"].split()[0]
+    members = ("ngram", "suffix") if name == "mixed" else (name,)
+    return {
+        "speculation.name": name,
+        **DRAFTERS[case["drafter"]],
+        **{f"speculation.{member}.max_draft_tokens": int(case["k"]) for member in members},
+        "acceptance.name": case["rule"],
+        "draft_length.name": case["length"],
+        "engine.max_num_batched_tokens": int(case["budget"]),
+        "cache.prefix_caching": case["prefix"] == "on",
+        **SHAPES[case["shape"]],
+        "scheduling.name": case["policy"],
+    }
+
+
+def served(options: dict[str, Any], params: SamplingParams) -> tuple[list[list[int]], Any]:
+    """Return the tokens of every text, and the engine's totals; each comes when the one before has begun."""
+    options = {
+        "model.path": "demo",
+        "model.dtype": "float32",
+        "model.max_model_len": 128,
+        "cache.num_blocks": 48,
+        "engine.max_num_seqs": 4,
+        "engine.warmup": False,
+        "backend.torch.device": "cpu",
+        "observer.names": [],
+        **options,
+    }
+    resolved, registry = load_with_plugins(environ={}, overrides=options)
+    engine = build_engine(resolved.config, registry=registry)
+    tokenizer = load_tokenizer("demo")
+    ended = {}
+    try:
+        for index, text in enumerate(TEXTS):
+            prompt = tokenizer.encode(text)
+            engine.add(Request(request_id=str(index), prompt_token_ids=prompt, params=params))
+            engine.step()
+        while engine.has_work:
+            for finished in engine.step().finished:
+                assert not finished.error
+                ended[int(finished.request_id)] = finished.token_ids.tolist()
+    finally:
+        engine.close()
+    return [ended[index] for index in range(len(TEXTS))], engine.totals
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(resolve_model_path("demo"), dtype=torch.float32).eval()
+    tokenizer = load_tokenizer("demo")
+    texts = []
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer.encode(text)])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        texts.append(out[0, ids.shape[1] :].tolist())
+    return texts
+
+
+@pytest.mark.parametrize("case", CASES, ids=["-".join(case.values()).replace(" ", "_") for case in CASES])
+def test_greedy_text_is_that_of_transformers(case: Case, reference: list[list[int]]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    texts, totals = served(overrides(case), params)
+    assert texts == reference
+    assert totals.num_drafters_quarantined == 0, "the speculator was switched off, so nothing was shown"
+    if case["length"] == "fixed":
+        assert totals.num_draft_tokens > 0, "nothing was drafted, so nothing was shown"
+
+
+@pytest.fixture(scope="module")
+def seeded() -> dict[str, tuple[SamplingParams, list[list[int]]]]:
+    """Texts without speculation at temperature 1, by kind of request."""
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "truncated": {"top_p": 0.9, "top_k": 40, "min_p": 0.02, "typical_p": 0.95},
+        "history": {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "no_repeat_ngram_size": 3, "dry_multiplier": 0.5},
+        "biased": {"logit_bias": {300: 2.0, 17: -5.0}, "bad_token_ids": (260,), "min_tokens": 5, "mirostat_mode": 2},
+    }  # fmt: skip
+    made = {}
+    for name, fields in kinds.items():
+        params = SamplingParams(temperature=1.0, seed=11, max_tokens=NUM_TOKENS, ignore_eos=True, **fields)
+        made[name] = params, served({}, params)[0]
+    return made
+
+
+@pytest.mark.parametrize("kind", ["plain", "truncated", "history", "biased"])
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "draft_model drawn"])
+def test_seeded_text_is_that_of_no_speculation(seeded, kind: str, drafter: str) -> None:
+    params, texts = seeded[kind]
+    case = {
+        "drafter": drafter,
+        "rule": "match",
+        "k": "3",
+        "length": "fixed",
+        "budget": "64",
+        "prefix": "on",
+        "shape": "ragged",
+    }
+    found, totals = served(overrides({**case, "policy": "fcfs"}), params)
+    assert found == texts
+    assert totals.num_draft_tokens > 0
+    assert totals.num_drafters_quarantined == 0
