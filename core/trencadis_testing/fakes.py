@@ -51,6 +51,7 @@ class FakeBackend(Backend):
     Args:
         layout: ``ragged``, ``padded`` or ``unified``.
         vocab_size: Number of tokens.
+        num_words: Its texts are made of the tokens below this; 0: of all.
         eos: End-of-sequence token; -1 for none.
         max_model_len: The "model's" own limit.
         max_prefill_batch_size: For the padded layout.
@@ -72,6 +73,7 @@ class FakeBackend(Backend):
         *,
         layout: str = "ragged",
         vocab_size: int = 97,
+        num_words: int = 0,
         eos: int = 0,
         max_model_len: int = 4096,
         max_prefill_batch_size: int = 1,
@@ -96,6 +98,7 @@ class FakeBackend(Backend):
             provides=frozenset({"backend.adapters"} | ({"backend.tree_attention"} if layout == "ragged" else set())),
         )
         self._vocab_size = vocab_size
+        self._num_words = num_words or vocab_size
         self._eos = eos
         self._max_model_len = max_model_len
         self._strict = strict
@@ -272,7 +275,7 @@ class FakeBackend(Backend):
         tokens = self._tokens[rows, positions].astype(np.uint64)
         states = (previous ^ (tokens + np.uint64(1))) * np.uint64(MULTIPLIER) + positions.astype(np.uint64)
         self._states[slots] = states
-        following = ((states >> np.uint64(33)) % np.uint64(self._vocab_size)).astype(np.int32)
+        following = ((states >> np.uint64(33)) % np.uint64(self._num_words)).astype(np.int32)
         self._tokens[rows, positions + 1] = following
         wanted = one.num_logits > 0
         return {
@@ -329,7 +332,7 @@ class FakeBackend(Backend):
         self._states[slots[start:]] = np.array(states, np.uint64)
         self._kv_tokens[slots[start:]] = tokens[start:]
         self._kv_positions[slots[start:]] = [position for _, position in links]
-        return [fake_next_token(state, self._vocab_size) for state in states]
+        return [fake_next_token(state, self._num_words) for state in states]
 
     def _slots(self, row: int, num_tokens: int) -> Int64Array:
         positions = np.arange(num_tokens)

@@ -214,14 +214,14 @@ class SpeculationConformance:
         assert wrong_texts(self._serve(todo), todo) == []
 
     def test_text_that_repeats_itself_is_that_of_no_speculation(self) -> None:
-        """A vocabulary of two tokens: many drafts are right, and what follows an accepted one is drafted too."""
+        """Texts of two words: many drafts are right, and what follows an accepted one is drafted too."""
         todo = [
             Arrival(a.step, attrs.evolve(a.request, prompt_token_ids=tuple(t % 2 for t in a.request.prompt_token_ids)))
             for a in arrivals(4)
         ]
-        served = self._serve(todo, vocab_size=2, eos=-1)
+        served = self._serve(todo, num_words=2, eos=-1)
         lengths = {a.request.request_id: a.request.params.max_tokens for a in todo}
-        plain = _serve(None, todo, vocab_size=2, eos=-1)
+        plain = _serve(None, todo, num_words=2, eos=-1)
         for name, end in served.ends.items():
             assert end.finish_reason is not FinishReason.ERROR, end.error
             assert end.token_ids.tolist() == plain.ends[name].token_ids.tolist(), name
@@ -271,14 +271,14 @@ def _serve(
     todo: Sequence[Arrival],
     *,
     num_blocks: int = 60,
-    vocab_size: int = 97,
+    num_words: int = 0,
     eos: int = 0,
     abort_every: int = 0,
 ) -> Served:
     clock = SimulatedClock()
     engine = make_engine(
         speculator=speculator,
-        backend=FakeBackend(vocab_size=vocab_size, eos=eos, max_model_len=num_blocks * 4),
+        backend=FakeBackend(num_words=num_words, eos=eos, max_model_len=num_blocks * 4),
         clock=clock,
         num_blocks=num_blocks,
         max_num_seqs=4,
