@@ -30,7 +30,8 @@ class TimeCurve:
     """Seconds by size, from noisy measurements.
 
     At a size that was measured lately: the lower median of the last five, so that one slow step says nothing; the first
-    measurement of all is left out, for what runs then runs for the first time.
+    measurement of all is left out, for what runs then runs for the first time. Where a larger size was quicker, both get their mean:
+    more is never done in less time, so what says so is noise, and whoever believes it drafts in vain.
     Between two such sizes on the line through them; up to twice the largest on the line through the smallest and the largest, if they
     are far enough apart. Elsewhere in proportion to ``base + size``.
 
@@ -82,7 +83,8 @@ class TimeCurve:
     def _extended(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return the measured points between one at 0 and two beyond: twice the last size, and far away."""
         first, last, base = self._sizes[0], self._sizes[-1], self._base
-        fastest, slowest = self._medians[0], self._medians[-1]
+        medians = _rising(self._medians)
+        fastest, slowest = medians[0], medians[-1]
         twice = slowest * (base + 2 * last) / (base + last)
         if last >= _WIDE * first:
             # What was measured knows better than the proportion whether more tokens cost more.
@@ -95,7 +97,7 @@ class TimeCurve:
         )
         (zero, low), *beyond = points
         sizes, ends = zip(*beyond, strict=True)
-        return np.array([zero, *self._sizes, *sizes], np.float64), np.array([low, *self._medians, *ends])
+        return np.array([zero, *self._sizes, *sizes], np.float64), np.array([low, *medians, *ends])
 
     def _forget(self) -> None:
         kept = {size: _KEPT if len(samples) > 1 else _KEPT_ONCE for size, samples in self._samples.items()}
@@ -103,6 +105,21 @@ class TimeCurve:
             del self._samples[size], self._last_seen[size]
             place = bisect.bisect_left(self._sizes, size)
             del self._sizes[place], self._medians[place]
+
+
+def _rising(values: list[float]) -> list[float]:
+    """Return the values next to these, by squares, that never fall: neighbours out of order get their mean. Pure.
+
+    Source: pool adjacent violators (Ayer et al., Annals of Mathematical Statistics 26, 1955).
+    """
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean, count = (before * more + mean * count) / (more + count), more + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _rounded(size: int) -> int:

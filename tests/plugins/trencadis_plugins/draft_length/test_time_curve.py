@@ -54,7 +54,7 @@ def test_growth_is_never_below_none():
     curve = warm(32)
     curve.add(8, 0.02)
     curve.add(24, 0.01)
-    assert at(curve, 48) == pytest.approx([0.01])
+    assert at(curve, 8, 24, 48) == pytest.approx([0.015, 0.015, 0.015])
 
 
 def test_one_slow_step_says_nothing():
@@ -108,3 +108,13 @@ def test_what_is_no_measurement_is_ignored(size, seconds):
     curve = warm(32)
     curve.add(size, seconds)
     assert not curve.is_known
+
+
+def test_larger_step_is_never_taken_for_quicker() -> None:
+    """The machine was slow while steps of one token ran: that does not make those of two cheaper."""
+    curve = TimeCurve(base=32.0)
+    for size, seconds in ((1, 1.0), (1, 1.2), (1, 1.2), (2, 0.8), (2, 0.8), (4, 1.5), (4, 1.5)):
+        curve.add(size, seconds)
+    one, two, four = curve.at(np.array([1, 2, 4])).tolist()
+    assert one == two == pytest.approx(1.0)
+    assert four == pytest.approx(1.5)
