@@ -11,6 +11,7 @@ import attrs
 from trencadis.cli.prompts import prompts_of
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
 from trencadis.cli.speculation_summary import speculation_summary
+from trencadis.cli.structured_flags import cut_notice
 from trencadis.config import Config
 from trencadis.errors import StepFailedError
 from trencadis.llm import LLM
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             _print_outputs(outputs, prompts, as_json=args.json, several=params.n > 1)
         if config.speculation.name != _NO_SPECULATION:
             print(speculation_summary(config.speculation.name, llm.totals()), file=sys.stderr)
+    if params.structured is not None:
+        print(cut_notice(outputs, max_tokens=params.max_tokens), file=sys.stderr, end="")
     failed = [output.error for output in outputs if output.error]
     if failed:
         raise StepFailedError(f"{len(failed)} of {len(outputs)} prompts failed: {failed[0]}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records import StructuredOutput
+from trencadis.records import FinishReason, RequestOutput, StructuredOutput
 
-__all__ = ["add_structured_flags", "structured_of"]
+__all__ = ["add_structured_flags", "cut_notice", "structured_of"]
 
 
 def add_structured_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,17 @@ def add_structured_flags(parser: argparse.ArgumentParser) -> None:
         "--grammar-file",
         metavar="FILE",
         help="the text is of the grammar in this file, in the notation of Lark or GBNF",
+    )
+
+
+def cut_notice(outputs: Sequence[RequestOutput], *, max_tokens: int | None) -> str:
+    """Return a line about texts that are not whole because their tokens were used up; empty: all are. Pure."""
+    reasons = [completion.finish_reason for output in outputs for completion in output.outputs]
+    num_cut = reasons.count(FinishReason.LENGTH)
+    if not num_cut:
+        return ""
+    return (
+        f"{num_cut} of {len(reasons)} texts were cut after {max_tokens} tokens and are not whole: raise --max-tokens.\n"
     )
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Grammars", "grammars_of"]
 
 _MAX_KEPT = 256
-_WHITE_SPACE = r"(\r?\n[ \t]{0,20}|[ \t]{1,2})"
-"""Between the signs of JSON: a line break with an indentation of 20, or two spaces. Small models never leave white space without a bound."""
+_WHITE_SPACE = " "
+"""Between the signs of JSON: one space or nothing. Small models never leave off where they may indent, until their tokens are used up."""
 
 _MAX_GRAMMAR_SIZE = 20_000
 """Symbols of a grammar, such as those of an object with 2,000 properties; a third of a second to compile."""

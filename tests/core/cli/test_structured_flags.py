@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.cli.structured_flags import add_structured_flags, structured_of
+from trencadis.cli.structured_flags import add_structured_flags, cut_notice, structured_of
 from trencadis.errors import InvalidRequestError
-from trencadis.records import StructuredOutput
+from trencadis.records import CompletionOutput, FinishReason, RequestOutput, StructuredOutput
 
 
 def asked(*arguments: str) -> StructuredOutput | None:
@@ -43,3 +43,20 @@ def test_a_file_that_cannot_be_read_is_named_with_its_flag(tmp_path: Path) -> No
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InvalidRequestError, match="must be an object"):
         asked("--json-schema", str(tmp_path / "list.json"))
+
+
+def test_texts_that_were_cut_are_counted() -> None:
+    def output(*reasons: FinishReason) -> RequestOutput:
+        completions = [
+            CompletionOutput(index=i, text="{", token_ids=(1,), finish_reason=reason)
+            for i, reason in enumerate(reasons)
+        ]
+        return RequestOutput(
+            request_id="r", prompt=None, prompt_token_ids=(1,), outputs=tuple(completions), finished=True
+        )
+
+    whole, cut = FinishReason.STOP, FinishReason.LENGTH
+    assert cut_notice([output(whole), output(whole, whole)], max_tokens=6) == ""
+    assert cut_notice([output(whole), output(cut, whole)], max_tokens=6).startswith(
+        "1 of 3 texts were cut after 6 tokens"
+    )
