@@ -14,6 +14,8 @@ class FlatKVCache(PagedKVCache):
 
     ``keys`` and ``values`` are views of the same memory by block, ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``.
 
+    A worker side copies blocks on the backend's thread only: what another thread gives to a lazy device is another graph.
+
     Args:
         layers: The attention layers.
         num_blocks: Usable blocks; block ``num_blocks`` is the padding block.
@@ -25,6 +27,9 @@ class FlatKVCache(PagedKVCache):
 
     Source: layout of vllm-gaudi, v1/worker/hpu_model_runner.py, initialize_kv_cache; graph limits of the vendor's documentation.
     """
+
+    any_thread = False
+    kernels = "gaudi"
 
     def __init__(
         self, layers: tuple[AttentionLayer, ...], *, num_blocks: int, block_size: int, device: torch.device

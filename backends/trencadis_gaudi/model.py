@@ -16,6 +16,7 @@ from trencadis.records import ModelFacts, ModelSource
 from trencadis_gaudi.habana import Habana
 from trencadis_torch import bridge
 from trencadis_torch.encoder import is_encoder
+from trencadis_torch.fingerprint import fingerprint
 from trencadis_torch.inspection import attention_layers, model_facts
 from trencadis_torch.kv_cache import AttentionLayer
 from trencadis_torch.loader import find_model, load_decoder
@@ -75,7 +76,7 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
         check_model(model, layers, layout="padded")
     bridge.switch(model, bridge.PAGED)
     model = _moved(model, source, habana)
-    facts = attrs.evolve(model_facts(model, layers), embedding_size=0)
+    facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
     logger.info(
         "%s: %.1f M parameters, %s, on %s.", facts.architecture, facts.num_parameters / 1e6, facts.dtype, habana.device
     )

@@ -10,6 +10,7 @@ On the CPU ``submit`` runs the batch before it returns (an executor gives it a t
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -31,10 +32,12 @@ from trencadis.interfaces import (
 )
 from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, Pass
 from trencadis_torch import bridge
+from trencadis_torch.blend import make_blender
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.encoder import is_encoder, load_encoder
+from trencadis_torch.fingerprint import fingerprint
 from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.inspection import attention_layers, model_facts
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
@@ -119,7 +122,7 @@ class TorchBackend(Backend):
         recipe = read_recipe(files, default_pooling="last", device=self._device)
         model = self._model = load_decoder(files, self._device)
         self._layers = attention_layers(model)
-        self._facts = model_facts(model, self._layers)
+        self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         self._set_threads()
         if self._config.check_model:
             check_model(model, self._layers, layout=self._config.layout)
@@ -163,6 +166,7 @@ class TorchBackend(Backend):
         self._cache = PagedKVCache(
             self._layers, num_blocks=plan.num_blocks, block_size=plan.block_size, device=self._device
         )
+        self._cache.make_blender = functools.partial(make_blender, self._model)
         self._host_blocks = HostBlocks(self._cache, num_blocks=plan.num_host_blocks)
         with self._on_device(), _named_memory_errors("the rows' state"):
             self._rows = Rows(plan, self._device)

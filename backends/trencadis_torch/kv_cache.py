@@ -7,12 +7,17 @@ the last, takes what padding writes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trencadis.errors import OutOfMemoryError
+from trencadis.interfaces import KVBlender, KVPool
+from trencadis.records import KVLayout, KVPart
 
 __all__ = ["AttentionLayer", "PagedKVCache"]
 
@@ -43,12 +48,11 @@ class AttentionLayer:
         return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
 
-class PagedKVCache:
+class PagedKVCache(KVPool):
     """Keys and values of every layer, by slot.
 
-    Worker sides of KV connectors get this object: ``keys`` and ``values`` are tuples over layers of tensors
-    ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``; a block's bytes are one contiguous range of each. They may read and
-    write blocks in place between steps.
+    Worker sides of KV connectors get this object, most as a :class:`KVPool`. ``keys`` and ``values`` are tuples over layers of
+    tensors ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``; a block's bytes are one contiguous range of each.
 
     Args:
         layers: The attention layers.
@@ -58,7 +62,14 @@ class PagedKVCache:
 
     Raises:
         OutOfMemoryError: No room.
+
+    Attributes:
+        kernels: Whose low bits the content has.
+        make_blender: Makes what :meth:`blender` returns; None where nothing blends.
     """
+
+    kernels = "torch"
+    make_blender: Callable[[PagedKVCache], KVBlender] | None = None
 
     def __init__(
         self, layers: tuple[AttentionLayer, ...], *, num_blocks: int, block_size: int, device: torch.device
@@ -79,6 +90,64 @@ class PagedKVCache:
             ) from error
 
     @property
+    def layout(self) -> KVLayout:
+        """Keys of all layers, then values of all layers; each part of a block is one contiguous range of a tensor."""
+        last_head = max(layer.num_kv_heads for layer in self.layers)
+        return KVLayout(
+            parts=tuple(_part(layer, kind) for kind in ("key", "value") for layer in self.layers),
+            block_size=self.block_size,
+            last_head=last_head,
+            numerics=f"{self.kernels}-{self.device.type}",
+        )
+
+    @torch.inference_mode()
+    def read_blocks(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """Copy blocks to host memory; on a device gathered there first, and behind what its stream was given before."""
+        if self.device.type == "cpu":
+            for row, block in zip(out, map(int, blocks), strict=True):
+                target = row.data
+                for part, size, columns in self._host_parts:
+                    target[columns] = part[block * size : (block + 1) * size]
+            return
+        index, start = torch.tensor(blocks, dtype=torch.int64, device=self.device), 0
+        for cache in self.parts:
+            found = cache.flatten(1).view(torch.uint8).index_select(0, index)
+            out[:, start : start + found.shape[1]] = found.cpu().numpy()
+            start += found.shape[1]
+
+    @torch.inference_mode()
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Copy blocks from host memory; returns when they are in place."""
+        if self.device.type == "cpu":
+            for row, block in zip(data, map(int, blocks), strict=True):
+                source = row.data
+                for part, size, columns in self._host_parts:
+                    part[block * size : (block + 1) * size] = source[columns]
+            return
+        index, start = torch.tensor(blocks, dtype=torch.int64, device=self.device), 0
+        for cache in self.parts:
+            flat = cache.flatten(1).view(torch.uint8)
+            # A copy, for the caller's memory may be read-only, which a tensor cannot be.
+            new = torch.from_numpy(data[:, start : start + flat.shape[1]].copy())
+            flat.index_copy_(0, index, new.to(self.device))
+            start += flat.shape[1]
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def view_blocks(self, blocks: Sequence[int]) -> list[list[memoryview]] | None:
+        """Return where blocks lie; None if that is not host memory."""
+        if self.device.type != "cpu":
+            return None
+        return [
+            [part[block * size : (block + 1) * size] for part, size, _ in self._host_parts]
+            for block in map(int, blocks)
+        ]
+
+    def blender(self) -> KVBlender | None:
+        """Return a new blender."""
+        return None if self.make_blender is None else self.make_blender(self)
+
+    @property
     def padding_block(self) -> int:
         """The block that padding reads and writes."""
         return self.num_blocks
@@ -87,6 +156,20 @@ class PagedKVCache:
     def parts(self) -> tuple[torch.Tensor, ...]:
         """Keys, then values, of all layers, by block."""
         return (*self.keys, *self.values)
+
+    @cached_property
+    def _host_parts(self) -> tuple[tuple[memoryview, int, slice], ...]:
+        """Of each part its memory, its bytes of a block, and where these lie in a block's.
+
+        Slices of memory are copied in a quarter of the time that NumPy or torch take to gather by indices.
+        """
+        found, start = [], 0
+        for part in self.parts:
+            rows = part.flatten(1).view(torch.uint8).numpy()
+            size = rows.shape[1]
+            found.append((rows.data.cast("B"), size, slice(start, start + size)))
+            start += size
+        return tuple(found)
 
     def _empty(self, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
         # Zeros, not whatever is there: a masked slot still enters products, and 0 × NaN is NaN.
@@ -152,3 +235,14 @@ class PagedKVCache:
         """
         for cache, content in zip(self.parts, contents, strict=True):
             cache.index_copy_(0, blocks, content)
+
+
+def _part(layer: AttentionLayer, kind: str) -> KVPart:
+    return KVPart(
+        layer=layer.index,
+        kind=kind,
+        num_heads=layer.num_kv_heads,
+        head_dim=layer.key_dim if kind == "key" else layer.value_dim,
+        dtype=str(layer.dtype).removeprefix("torch."),
+        item_bytes=layer.dtype.itemsize,
+    )

@@ -14,10 +14,12 @@
     │  ├─ InvalidRequestError        impossible parameters or token ids
     │  ├─ PromptTooLongError         the prompt does not fit the model or the KV cache
     │  └─ RequestRefusedError        admission control said no
+    │     └─ WrongRoleError          this engine computes prompts for others
     ├─ BackendError                  the device side failed
     │  ├─ ModelLoadError             the model directory is incomplete or unsupported
     │  ├─ OutOfMemoryError           the device has no room for the weights or the KV cache
     │  ├─ StepFailedError            a step raised; names the component
+    │  ├─ TransferError              KV blocks could not be moved; never reaches a client
     │  └─ EngineEndedError           the engine was closed, died or hung
     └─ InternalError                 a broken invariant: a bug in Trencadís
 
@@ -48,9 +50,11 @@ __all__ = [
     "RequestError",
     "RequestRefusedError",
     "StepFailedError",
+    "TransferError",
     "TrencadisError",
     "UnknownComponentError",
     "UnknownKeyError",
+    "WrongRoleError",
     "did_you_mean",
 ]
 
@@ -174,6 +178,16 @@ class RequestRefusedError(RequestError):
     http_status = 429
 
 
+class WrongRoleError(RequestRefusedError):
+    """The role of this engine does not take the request.
+
+    Cause: ``engine.role = "prefill"``, and a request that does not ask for a prefill for another engine.
+    Fix: send it to another engine, or change the role.
+    """
+
+    http_status = 503
+
+
 class BackendError(TrencadisError):
     """The device side failed."""
 
@@ -209,6 +223,18 @@ class UnpreparedShapeError(StepFailedError):
     Fix: prepare larger buckets, lower the engine's limits to what is prepared, or set ``bucketing.on_miss`` to
     ``fallback``.
     """
+
+
+class TransferError(BackendError):
+    """KV blocks could not be moved to or from a store or another engine; costs a cache miss and a counter.
+
+    ``cause`` is one of the words of ``TransferCause``: evicted, deadline, unreachable, corrupt, incompatible, full, lost, raised,
+    cancelled. Fix: by cause; ``trencadis_kv_transfer_failures_total`` counts them.
+    """
+
+    def __init__(self, message: str, *, cause: str = "raised", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
 
 
 class EngineEndedError(BackendError):

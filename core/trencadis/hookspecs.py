@@ -39,6 +39,8 @@ NOUNS: Mapping[str, str] = {
     "draft_length": "trencadis_draft_lengths",
     "acceptance": "trencadis_acceptance_rules",
     "kv_connector": "trencadis_kv_connectors",
+    "kv_codec": "trencadis_kv_codecs",
+    "kv_policy": "trencadis_kv_policies",
     "backend": "trencadis_backends",
     "executor": "trencadis_executors",
     "observer": "trencadis_observers",
@@ -122,6 +124,24 @@ def trencadis_kv_connectors() -> Iterable[Component]:
     """Yield KV connectors: KV blocks in and out of this engine.
 
     *Called:* once, when the registry is built. *Factory returns:* a ``ConnectorPair``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_kv_codecs() -> Iterable[Component]:
+    """Yield KV codecs: how a KV block's bytes are kept in a store.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``KVCodec``; asked for by connectors, which may make several.
+    *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_kv_policies() -> Iterable[Component]:
+    """Yield KV policies: which KV blocks are worth moving.
+
+    *Called:* once, when the registry is built. *Factory returns:* a ``KVPolicy``; asked for by connectors, which may make several.
+    *Since:* 0.1.
     """
 
 

@@ -100,6 +100,11 @@ class EngineConfig:
         validator=ge(1),
     )
     warmup: bool = setting(True, "Prepare every bucket before the first request.")
+    role: str = setting(
+        "both",
+        "prefill: compute prompts for other engines only; decode: take no prompts of others; both. Needs a KV connector that hands over.",
+        validator=in_(["both", "prefill", "decode"]),
+    )
     placement: str = setting(
         "auto",
         "Where the engine runs: thread (this process), process (one of its own); auto: process for the server, else thread.",
@@ -139,6 +144,15 @@ class CacheConfig:
     prefix_caching: bool = setting(True, "Keep full blocks of finished prompts and outputs for reuse.")
     load_timeout_s: float = setting(
         30.0, "A KV load that takes longer is given up; its tokens are computed.", unit="s", validator=gt(0)
+    )
+    quarantine_s: float = setting(
+        60.0,
+        "A KV connector that holds blocks longer than this, after a load was given up or a sequence has ended, is closed.",
+        unit="s",
+        validator=gt(0),
+    )
+    max_parked: int = setting(
+        256, "Sequences that wait for a KV load at once; others are computed.", unit="sequences", validator=ge(1)
     )
     shared_prefixes: tuple[str, ...] = setting(
         None,
@@ -281,6 +295,8 @@ class Config:
     draft_length: NounConfig = attrs.field(factory=lambda: NounConfig(name="fixed"))
     acceptance: NounConfig = attrs.field(factory=lambda: NounConfig(name="match"))
     kv_connector: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
+    kv_codec: NounConfig = attrs.field(factory=lambda: NounConfig(name="none"))
+    kv_policy: NounConfig = attrs.field(factory=lambda: NounConfig(name="cost_aware"))
     backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
     executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))

@@ -1,4 +1,4 @@
-"""Questions that an operator asks an engine, and the one thing that may be changed while it serves: scheduling.
+"""Questions that an operator asks an engine, and what may be changed while it serves: scheduling, and its role.
 
 Questions and answers are tables of plain values, the same whether the engine is in this process or in another.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from trencadis.engine.decisions import Decisions
 from trencadis.engine.explain import explain_request
 from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.role import EngineRole
 from trencadis.engine.shadow import Shadow
 from trencadis.engine.state import EngineState
 from trencadis.engine.switch import PreparedScheduling, SchedulingSwitch
@@ -32,6 +33,11 @@ class Administration:
         decisions: The step record.
         switch: Builds other policies; None: scheduling cannot be changed.
         plan_hash: Of the plan the engine was built by.
+        role: Of the engine; ``both`` if None.
+
+    Attributes:
+        decisions: As given.
+        role: As given.
     """
 
     def __init__(
@@ -42,7 +48,9 @@ class Administration:
         *,
         switch: SchedulingSwitch | None = None,
         plan_hash: str = "",
+        role: EngineRole | None = None,
     ) -> None:
+        self.role = role or EngineRole("both", state.transfers)
         self.decisions = decisions
         self._state = state
         self._policy = policy
@@ -58,8 +66,8 @@ class Administration:
         """Return the answer to a question.
 
         Args:
-            question: ``scheduling``, ``set_scheduling`` or ``explain``.
-            arguments: None; ``table``, the change, and ``source``, who asks; or ``request_id``.
+            question: ``scheduling``, ``set_scheduling``, ``role``, ``set_role`` or ``explain``.
+            arguments: None; ``table``, the change, and ``source``, who asks; none; ``role``; or ``request_id``.
 
         Raises:
             ConfigError: The change cannot be; nothing has changed.
@@ -73,6 +81,12 @@ class Administration:
                     return self._scheduling()
                 case "set_scheduling":
                     return self._set_scheduling(arguments)
+                case "role":
+                    return self._role()
+                case "set_role":
+                    previous = self.role.name
+                    self.role.change(str(arguments["role"]))
+                    return {**self._role(), "previous": previous}
                 case "explain":
                     return explain_request(str(arguments["request_id"]), self.decisions, self._state)
         except TrencadisError:
@@ -81,6 +95,9 @@ class Administration:
             logger.exception("The question %r could not be answered.", question)
             raise InternalError(f"{question} could not be answered: {type(error).__name__}: {error}.") from error
         raise InvalidRequestError(f"there is no question {question!r}.")
+
+    def _role(self) -> dict[str, Any]:
+        return {"role": self.role.name, "num_live": len(self._state.slot_of)}
 
     def _scheduling(self) -> dict[str, Any]:
         policy, shadow = self._policy, self._policy.shadow

@@ -240,7 +240,7 @@ class Admission:
         if hit:
             state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
-        state.transfers.park(sequence, found.ticket, blocks=blocks, span=(len(hit), num_found), now_s=now_s)
+        state.transfers.park(sequence, found, blocks=blocks, span=(len(hit), num_found), now_s=now_s)
         return _Outcome.SKIPPED
 
     def _fits(self, num_new: int, hit: list[int]) -> bool:

@@ -43,6 +43,8 @@ class Committer:
         state, table = self._state, self._state.table
         self.num_accepted = _EMPTY
         state.transfers.apply(output.connector_report, state)
+        if state.transfers.has_connector:
+            state.transfers.step_done(num_tokens=plan.num_tokens, device_s=output.device_s)
         resident = table.epoch[plan.slots] == plan.epochs
         emits = resident & (output.num_emitted > 0)
         if plan.drafts is None and emits.all():
@@ -217,6 +219,9 @@ class Committer:
         for slot, num_blocks in zip(slots.tolist(), full.tolist(), strict=True):
             sequence = table.sequence(slot)
             if sequence.state is not SequenceState.RUNNING:
+                continue
+            if sequence.is_approximate:
+                table.num_hashed_blocks[slot] = num_blocks  # looked at, and kept from everybody
                 continue
             tokens = state.rows.tokens[table.row[slot]]
             salt, adapter = sequence.request.cache_salt, sequence.request.adapter

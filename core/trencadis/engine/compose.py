@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.administration import Administration
-from trencadis.engine.agreement import check_adapters, check_misses, check_trees, with_drafter, without_sharing
+from trencadis.engine.agreement import (
+    check_adapters,
+    check_misses,
+    check_role,
+    check_trees,
+    with_drafter,
+    without_sharing,
+)
 from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.block_manager import BlockManager
 from trencadis.engine.cache_size import longest_sequence, size_cache
@@ -26,6 +32,7 @@ from trencadis.engine.guards import GuardedBucketing, GuardedEviction, GuardedSc
 from trencadis.engine.hashing import BlockHasher
 from trencadis.engine.observers import Observers
 from trencadis.engine.passes import PassPlanner
+from trencadis.engine.role import EngineRole
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.shadow import Shadow
 from trencadis.engine.state import EngineState
@@ -120,6 +127,7 @@ def compose_engine(
     executor, capabilities = parts.executor, parts.executor.capabilities
     config = without_sharing(config, capabilities)
     check_adapters(config, capabilities)
+    check_role(config, has_connector=parts.connector is not None)
     block_size = config.cache.block_size or capabilities.default_block_size
     drafter = parts.speculation.speculator if parts.speculation else None
     check_trees(parts.speculation, capabilities)
@@ -127,7 +135,7 @@ def compose_engine(
     max_model_len, num_blocks = size_cache(config, with_drafter(parts.model, drafter), executor, block_size=block_size)
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
-    executor.allocate(_allocation(limits, parts, num_hosted))
+    _allocate(executor, _allocation(limits, parts, num_hosted), parts.connector)
     swapping = Swapping(num_host_blocks=num_hosted, copy=lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins))
     state = _state(config, parts, clock, swapping, limits)
     passes, warmed = _warmed_passes(
@@ -169,7 +177,7 @@ def compose_engine(
         model=parts.model,
         # Drafts are made from committed tokens only, so a step with drafts cannot be planned ahead.
         depth=2 if config.engine.async_scheduling and drafter is None else 1,
-        administration=Administration(state, policy, decisions, switch=parts.switch, plan_hash=parts.plan_hash),
+        administration=_administration(config, parts, state, policy, decisions),
         warm_up=warmed,
         background=BackgroundWarmUp(executor, passes, warmed) if warmed.report.num_deferred else None,
         on_close=parts.on_close,
@@ -247,6 +255,26 @@ def _allocation(limits: BucketLimits, parts: Parts, num_hosted: int) -> Allocati
     )
 
 
+def _allocate(executor: Executor, plan: AllocationPlan, connector: ConnectorPair | None) -> None:
+    """Allocate, and tell the connector's scheduler side what its worker side was shown."""
+    executor.allocate(plan)
+    if connector is not None:
+        connector.scheduler.on_ready(executor.kv_layout())
+
+
+def _administration(
+    config: Config, parts: Parts, state: EngineState, policy: GuardedScheduling, decisions: Decisions
+) -> Administration:
+    return Administration(
+        state,
+        policy,
+        decisions,
+        switch=parts.switch,
+        plan_hash=parts.plan_hash,
+        role=EngineRole(config.engine.role, state.transfers),
+    )
+
+
 def _policy(parts: Parts, state: EngineState) -> GuardedScheduling:
     policy = GuardedScheduling(*parts.scheduling)
     policy.live = lambda: [(slot, state.table.sequence(slot).request) for slot in state.slot_of.values()]
@@ -293,7 +321,13 @@ def _state(config: Config, parts: Parts, clock: Clock, swapping: Swapping, limit
             block_size=limits.block_size,
             shared_prefixes=parts.shared_prefixes,
         ),
-        transfers=Transfers(connector, load_timeout_s=config.cache.load_timeout_s),
+        transfers=Transfers(
+            connector,
+            load_timeout_s=config.cache.load_timeout_s,
+            quarantine_s=config.cache.quarantine_s,
+            max_parked=config.cache.max_parked,
+            close_worker=parts.executor.close_connector,
+        ),
         swapping=swapping,
         num_rows=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
@@ -338,6 +372,6 @@ def _closes(config: Config, buckets: tuple[Bucket, ...], limits: BucketLimits) -
 
 
 def _compatibility(config: Config, model: ModelFacts, block_size: int) -> str:
-    """Return everything that changes the bytes of a KV block or their meaning."""
-    parts: tuple[Any, ...] = (config.model.path, config.model.revision, model.architecture, model.dtype, block_size)
-    return "\0".join(map(str, parts))
+    """Return everything that changes the bytes of a KV block or their meaning; where the files lie only if they have no fingerprint."""
+    where = () if model.fingerprint else (config.model.path, config.model.revision)
+    return "\0".join((*where, model.identity, str(block_size)))

@@ -66,6 +66,9 @@ class EmbeddingEngine:
         )
         self._closed = False
 
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Nothing but a text wakes it."""
+
     def add(self, request: Request) -> int:
         """Refuse a request for tokens.
 

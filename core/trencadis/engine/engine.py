@@ -10,6 +10,7 @@ Texts to embed run beside the steps, a micro-batch each.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,10 +25,12 @@ from trencadis.engine.batch_builder import BatchBuilder
 from trencadis.engine.committer import Committer
 from trencadis.engine.decisions import Decisions
 from trencadis.engine.defragmenter import Defragmenter
+from trencadis.engine.departures import Departures
 from trencadis.engine.drafting import Drafting
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.failures import Failures
 from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.guests import Guests
 from trencadis.engine.intake import Intake
 from trencadis.engine.observers import Observers
 from trencadis.engine.progress_watch import ProgressWatch
@@ -56,6 +59,7 @@ from trencadis.records import (
 __all__ = ["Engine"]
 
 _EMPTY = np.empty(0, np.int32)
+_NOTHING = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
 
 
 class Engine:
@@ -111,12 +115,11 @@ class Engine:
         self._progress = ProgressWatch(state, scheduler.admission)
         self._committer = Committer(state)
         self._recovery = Recovery(state, scheduler)
-        self._intake = Intake(state, policy, embeddings, model, check_params)
+        self._intake = Intake(state, policy, embeddings, model, check_params, self._administration.role)
         self._depth = depth
         self._clock: Clock = state.clock
         self._in_flight: deque[SubmittedStep] = deque()
         self._ended: list[FinishedSequence] = []
-        self._embedded: tuple[Embedding, ...] = ()
         self._failures = Failures(
             state,
             self._recovery,
@@ -125,6 +128,18 @@ class Engine:
             in_flight=self._in_flight,
             ended=self._ended,
         )
+        self._departures = Departures(
+            state,
+            policy,
+            decisions=self._decisions,
+            recovery=self._recovery,
+            drafting=drafting,
+            observers=observers,
+            failures=self._failures,
+            totals=self.totals,
+            ended=self._ended,
+        )
+        self._guests = Guests(state.transfers.connector, add=self.add, abort=self.abort)
         self._closed = False
         self.is_paused = False
         self._on_close = on_close
@@ -139,11 +154,9 @@ class Engine:
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
-        self._intake.check(request)
         state, has_own_weight = self._state, request.weight is not None
-        request = state.tenants.complete(request)
         try:
-            self._intake.ask(request)
+            request = self._intake.admit(request)
         except StepFailedError as error:
             self._failures.everything_failed(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
@@ -176,17 +189,21 @@ class Engine:
         """
         if self._embeddings.drop(request_id):
             return None
-        return self._end(request_id, FinishReason.ABORT)
+        return self._departures.end(request_id, FinishReason.ABORT)
 
     def stop(self, request_id: str) -> FinishedSequence | None:
         """End a request because its text is complete (a stop string); None if there is no such request."""
-        return self._end(request_id, FinishReason.STOP)
+        return self._departures.end(request_id, FinishReason.STOP)
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from any thread, when the KV connector brings work while nobody steps."""
+        self._guests.wake_by(wake)
 
     @property
     def has_work(self) -> bool:
         """True while a step can change anything."""
-        sequences = self._in_flight or self._ended or self._state.slot_of or self._state.transfers.is_active
-        return bool(sequences or self._embeddings)
+        sequences = self._in_flight or self._ended or self._state.slot_of or self._state.transfers.wants_step
+        return bool(sequences or self._embeddings or self._guests.are_waiting)
 
     @property
     def is_stalled(self) -> bool:
@@ -217,30 +234,12 @@ class Engine:
         Raises:
             InternalError: An invariant does not hold.
         """
+        self._guests.let_in()
+        embedded: tuple[Embedding, ...] = ()
         if self._embeddings:
             newest = self._in_flight[-1].plan.num_tokens if self._in_flight else 0
-            self._embedded = self._embeddings.run(num_scheduled_tokens=newest)
-        while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
-            pass
-        if not self._in_flight:
-            self._watch_progress()
-            return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
-        step = self._in_flight.popleft()
-        plan = step.plan
-        self._progress.ran()
-        try:
-            output = step.pending.wait()
-        except Exception as error:
-            self._failures.step_failed(plan, error)
-            return self._with_ended(TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY))
-        start_s = self._clock.now_s()
-        deltas = self._committer.commit(plan, output)
-        self._recovery.step_done(plan)
-        self._drafting.verified(plan, output)
-        deltas = self._with_ended(deltas)
-        commit_s = self._clock.now_s() - start_s
-        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
-        return deltas
+            embedded = self._embeddings.run(num_scheduled_tokens=newest)
+        return self._guests.without(self._run(embedded))
 
     def work_ahead(self) -> float | None:
         """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.
@@ -263,18 +262,21 @@ class Engine:
     def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
-        The question ``totals``, about the fields of :class:`trencadis.engine.accounting.EngineTotals`, is the engine's own.
+        The engine's own: ``totals``, the fields of :class:`~trencadis.engine.accounting.EngineTotals`, and ``reject_transfer``.
 
         Raises:
             TrencadisError: As of :meth:`Administration.answer`.
         """
         if question == "totals":
             return attrs.asdict(self.totals)
+        if question == "reject_transfer":
+            self._state.transfers.not_served(arguments["transfer_params"])
+            return {}
         return self._administration.answer(question, arguments)
 
     def metrics(self) -> str:
         """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
-        return self._observers.metrics() + self._executor.metrics()
+        return self._observers.metrics() + self._state.transfers.metrics() + self._executor.metrics()
 
     def close(self) -> None:
         """End every request, close observers and the executor; may be called twice."""
@@ -286,14 +288,46 @@ class Engine:
             self.abort(request_id)
         while self._in_flight:
             self._failures.drain_one()
+        self._bring_message()
         self._observers.close()
         try:
             self._drafting.close()
+            self._state.transfers.close()
             self._on_close()
         finally:
             self._executor.close()
 
     # ------------------------------------------------------------------------------------------------- innards
+
+    def _bring_message(self) -> None:
+        """Take a last step if the KV connector has orders left: what was computed last is to be saved."""
+        with contextlib.suppress(Exception):  # of an executor that is dead already
+            if self._state.transfers.has_message and self._submit_next() and self._in_flight:
+                self._failures.drain_one()
+
+    def _run(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
+        """Submit what can be, and commit the oldest step in flight; everybody's news, guests included."""
+        while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
+            pass
+        if not self._in_flight:
+            self._watch_progress()
+            return self._departures.with_ended(_NOTHING, embedded)
+        step = self._in_flight.popleft()
+        plan = step.plan
+        self._progress.ran()
+        try:
+            output = step.pending.wait()
+        except Exception as error:
+            self._failures.step_failed(plan, error)
+            return self._departures.with_ended(_NOTHING, embedded)
+        start_s = self._clock.now_s()
+        deltas = self._committer.commit(plan, output)
+        self._recovery.step_done(plan)
+        self._drafting.verified(plan, output)
+        deltas = self._departures.with_ended(deltas, embedded)
+        commit_s = self._clock.now_s() - start_s
+        self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
+        return deltas
 
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
@@ -351,39 +385,6 @@ class Engine:
         if self._background is not None:
             self._background.behind_step()
         return True
-
-    def _end(self, request_id: str, reason: FinishReason) -> FinishedSequence | None:
-        slot = self._state.slot_of.get(request_id)
-        if slot is None:
-            return None
-        sequence = self._state.table.sequence(slot)
-        tenant = int(self._state.table.tenant[slot])
-        finished = self._state.finish(sequence, reason)
-        self._announce(finished, tenant)
-        return finished
-
-    def _with_ended(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
-        if self._ended or self._embedded:
-            ended = tuple(self._ended)
-            self._ended.clear()
-            embedded, self._embedded = self._embedded, ()
-            deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
-        for finished in deltas.finished:
-            self._announce(finished, int(self._state.table.tenant[finished.slot]))
-        return deltas
-
-    def _announce(self, finished: FinishedSequence, tenant: int) -> None:
-        self.totals.num_finished += 1
-        self._decisions.left(finished)
-        self._recovery.left(finished.slot)
-        self._drafting.finished(finished.slot, finished.token_ids)
-        try:
-            self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
-        except StepFailedError as error:
-            self._failures.everything_failed(error)
-        if self._observers:
-            self._observers.on_request(finished)
 
     # ------------------------------------------------------------------------------------------------ failures
 

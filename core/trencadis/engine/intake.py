@@ -7,8 +7,9 @@ from collections.abc import Callable
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.request_check import check_request
+from trencadis.engine.role import EngineRole
 from trencadis.engine.state import EngineState
-from trencadis.errors import InvalidRequestError, RequestRefusedError
+from trencadis.errors import InvalidRequestError, RequestError, RequestRefusedError, StepFailedError
 from trencadis.records import ModelFacts, Request, SamplingParams
 
 __all__ = ["Intake"]
@@ -23,6 +24,7 @@ class Intake:
         embeddings: Texts that wait; their ids are taken.
         model: The loaded model.
         check_params: Raises for sampling parameters that the sampler cannot serve.
+        role: Of the engine.
     """
 
     def __init__(
@@ -32,12 +34,31 @@ class Intake:
         embeddings: EmbeddingQueue,
         model: ModelFacts,
         check_params: Callable[[SamplingParams], None],
+        role: EngineRole,
     ) -> None:
         self._state = state
         self._policy = policy
         self._embeddings = embeddings
         self._model = model
         self._check_params = check_params
+        self._role = role
+
+    def admit(self, request: Request) -> Request:
+        """Return a request as it will run. Whoever holds KV for one that is turned away learns that it need not.
+
+        Raises:
+            RequestError: As of :meth:`check` and :meth:`ask`.
+            StepFailedError: As of :meth:`ask`.
+        """
+        try:
+            self._role.check(request)
+            self.check(request)
+            request = self._state.tenants.complete(request)
+            self.ask(request)
+        except (RequestError, StepFailedError):
+            self._state.transfers.not_served(request.transfer_params)
+            raise
+        return request
 
     def check(self, request: Request) -> None:
         """Raise unless the engine can serve the request.

@@ -42,12 +42,15 @@ class Sequence:
         loaded_blocks: Blocks for all its tokens, some filled by a KV load; held until it is admitted.
         num_loaded_tokens: Leading tokens whose KV is in them, verified.
         host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
+        is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
+        num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
         ticket: Of the load it is parked for, or -1.
         park_deadline_s: When that load is given up.
         orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
         num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
         first_scheduled_s: When it first ran, or None.
         first_token_s: When its first token was committed, or None.
+        num_failed_loads: KV loads of its prompt that were reported as failed.
         num_failures: Failed steps it took part in since it last made progress.
     """
 
@@ -56,9 +59,12 @@ class Sequence:
         "first_scheduled_s",
         "first_token_s",
         "host_blocks",
+        "is_approximate",
         "loaded_blocks",
         "looked_up",
+        "num_approximate_tokens",
         "num_cached_tokens",
+        "num_failed_loads",
         "num_failures",
         "num_loaded_tokens",
         "orphan_epoch",
@@ -84,6 +90,9 @@ class Sequence:
         self.num_loaded_tokens = 0
         self.host_blocks: Int32Array | None = None
         self.looked_up = False
+        self.is_approximate = False
+        self.num_approximate_tokens = 0
+        self.num_failed_loads = 0
         self.ticket = -1
         self.park_deadline_s = 0.0
         self.orphan_epoch = -1

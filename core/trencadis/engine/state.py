@@ -128,12 +128,19 @@ class EngineState:
         slot, table = sequence.slot, self.table
         tokens = self.known_tokens(sequence)
         now_s = self.clock.now_s()
+        # What was given up or has failed may hold anything, and nobody will ask for it.
+        is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        transfer_params = None
         if sequence.state is SequenceState.RUNNING:
-            self._leave_row(sequence, finished=True)
+            hands_over = is_whole and not sequence.is_approximate
+            self._leave_row(sequence, finished=hands_over)
+            transfer_params = self.transfers.finished_params(sequence.request) if hands_over else None
         elif sequence.state is SequenceState.PARKED:
             self.transfers.cancel(sequence, self.blocks, now_s=now_s)
         else:
             self._unwait(sequence)
+            if not sequence.looked_up:
+                self.transfers.abandoned(sequence.request)
         num_prompt = int(table.num_prompt_tokens[slot])
         finished = FinishedSequence(
             request_id=sequence.request.request_id,
@@ -149,6 +156,8 @@ class EngineState:
             finish_s=now_s,
             error=error,
             stop_token_id=stop_token_id,
+            transfer_params=transfer_params,
+            num_approximate_tokens=sequence.num_approximate_tokens,
         )
         self.swapping.forget(sequence)
         self.tenants.leave(slot, sequence.request.tenant)
@@ -216,6 +225,7 @@ class EngineState:
             num_computed = int(table.num_computed_tokens[slot])
             held = self.blocks_of(sequence)[: -(-num_computed // self.block_size)]
             table.num_swapped_tokens[slot] = num_computed if self.swapping.swap_out(sequence, held) else 0
+        sequence.is_approximate &= sequence.host_blocks is not None  # what is computed anew is exact
         self._leave_row(sequence, finished=False)
         table.new_epoch(slot)
         table.num_preemptions[slot] += 1
@@ -236,11 +246,13 @@ class EngineState:
         if sequence.loaded_blocks is not None:
             self.blocks.release(sequence.loaded_blocks, now_s=self.clock.now_s())
             sequence.loaded_blocks, sequence.num_loaded_tokens = None, 0
+            sequence.is_approximate, sequence.num_approximate_tokens = False, 0
 
     def drop_swapped(self, sequence: Sequence) -> None:
         """Free the host blocks of a waiting sequence; it will be recomputed."""
         self.swapping.forget(sequence)
         self.table.num_swapped_tokens[sequence.slot] = 0
+        sequence.is_approximate = False
 
     # ----------------------------------------------------------------------------------------------- questions
 
@@ -289,7 +301,7 @@ class EngineState:
         slot = sequence.slot
         blocks = self.blocks_of(sequence).copy()
         num_known = -(-int(self.table.num_known_tokens[slot]) // self.block_size)  # what drafts got is nobody's text
-        if finished and self.transfers.hold(sequence, blocks[:num_known]):
+        if finished and self.transfers.hold(sequence, blocks[:num_known], now_s=self.clock.now_s()):
             blocks = blocks[num_known:]
         self.blocks.release(blocks, now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))

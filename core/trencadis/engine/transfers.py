@@ -1,19 +1,27 @@
 """KV loads and saves in flight: parked sequences, and blocks held until nobody touches them.
 
 The connector decides, this module keeps the books: every ticket ends in ``loaded``, ``failed`` or a deadline, and blocks of
-a cancelled load stay held until the connector says no transfer can touch them.
+a cancelled load stay held until the connector says no transfer can touch them. One that never says so is closed: from then on
+nothing can touch a block, the held ones come back, and the engine goes on without a connector.
+
+    lookup ─▶ parked ─┬─ loaded ───────────────▶ runs
+                      ├─ failed ───────────────▶ runs; the rest is computed, or looked up again
+                      └─ deadline, abort ─▶ held ─┬─ released ──────▶ free
+                                                  └─ quarantine over ▶ connector closed ▶ free
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trencadis.engine.guarded_connector import GuardedConnector
 from trencadis.engine.sequence import Sequence
 from trencadis.interfaces import KVSchedulerSide, Lookup
-from trencadis.records import ConnectorReport, Int32Array
+from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
 
 if TYPE_CHECKING:
     from trencadis.engine.block_manager import BlockManager
@@ -23,6 +31,9 @@ __all__ = ["Transfers"]
 
 logger = logging.getLogger("trencadis.engine")
 
+_MAX_RETRIES = 3
+"""Of one sequence: a store that fails it more often is slower than computing."""
+
 
 class Transfers:
     """Parked loads and held blocks of one engine.
@@ -30,16 +41,44 @@ class Transfers:
     Args:
         connector: The scheduler side, or None: then everything here is a no-op.
         load_timeout_s: A load that takes longer is given up and its tokens are computed here.
+        quarantine_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
+        max_parked: Sequences that may wait for a load at once; others are computed.
+        close_worker: Closes the worker side; returns when it touches no block any more.
+
+    Attributes:
+        num_loads: Loads that were started.
+        num_loaded: Loads that arrived whole.
+        num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.
+        num_cancelled_loads: Loads that nobody wanted any more: of an aborted request, or of one whose blocks others needed.
     """
 
-    def __init__(self, connector: KVSchedulerSide | None = None, *, load_timeout_s: float = 30.0) -> None:
-        self._connector = connector
+    def __init__(
+        self,
+        connector: KVSchedulerSide | None = None,
+        *,
+        load_timeout_s: float = 30.0,
+        quarantine_s: float = 60.0,
+        max_parked: int = 256,
+        close_worker: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connector = None if connector is None else GuardedConnector(connector)
         self._load_timeout_s = load_timeout_s
+        self._quarantine_s = quarantine_s
+        self._max_parked = max_parked
+        self._close_worker = close_worker
         self._parked: dict[int, Sequence] = {}
         self._parked_blocks: dict[int, Int32Array] = {}
         self._held: dict[int, Int32Array] = {}
+        self._held_until_s: dict[int, float] = {}
         self._spans: dict[int, tuple[int, int]] = {}
-        self.num_failed_loads = 0
+        self._approximate: set[int] = set()
+        self._has_news = False
+        self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = 0
+
+    @property
+    def connector(self) -> GuardedConnector | None:
+        """The scheduler side, guarded; None without one."""
+        return self._connector
 
     @property
     def has_connector(self) -> bool:
@@ -50,6 +89,16 @@ class Transfers:
     def is_active(self) -> bool:
         """True while a report is awaited: the engine must keep stepping even if nothing is scheduled."""
         return bool(self._parked or self._held)
+
+    @property
+    def has_message(self) -> bool:
+        """True if the connector may have orders for its worker side that no step has taken there yet."""
+        return self._has_news
+
+    @property
+    def wants_step(self) -> bool:
+        """True while a step can change anything: a report is awaited, or what was computed last is not saved yet."""
+        return self.is_active or self._has_news
 
     @property
     def num_parked(self) -> int:
@@ -68,52 +117,81 @@ class Transfers:
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int) -> Lookup:
         """Ask the connector what it has of a prompt; asked again only while it answers ``pending``."""
-        if self._connector is None or sequence.looked_up:
+        if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_parked:
             return Lookup()
-        found = self._guarded_lookup(sequence, num_local_tokens)
+        found = self._connector.lookup(
+            sequence.request,
+            block_hashes=tuple(sequence.block_hashes),
+            num_local_tokens=num_local_tokens,
+            is_used=lambda ticket: ticket in self._parked or ticket in self._held,
+        )
         sequence.looked_up = not found.pending
         return found
 
-    def park(self, sequence: Sequence, ticket: int, *, blocks: Int32Array, span: tuple[int, int], now_s: float) -> None:
+    def park(
+        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
+    ) -> None:
         """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those behind will be computed."""
         assert self._connector is not None, "only a connector's hit parks a sequence"
-        first, last = span
-        sequence.ticket, sequence.park_deadline_s = ticket, now_s + self._load_timeout_s
+        (first, last), ticket = span, found.ticket
+        sequence.ticket, sequence.park_deadline_s = ticket, now_s + min(self._load_timeout_s, found.timeout_s)
         self._parked[ticket] = sequence
         self._parked_blocks[ticket] = blocks
         self._spans[ticket] = span
-        self._connector.on_allocated(
-            ticket, blocks=blocks[first:last].tolist(), block_hashes=sequence.block_hashes[first:last]
-        )
+        self.num_loads += 1
+        told = slice(first, last)
+        if found.approximate:
+            self._approximate.add(ticket)
+            told = slice(0, last)
+        if not self._connector.on_allocated(
+            ticket, blocks=blocks[told].tolist(), block_hashes=sequence.block_hashes[told]
+        ):
+            sequence.park_deadline_s = now_s
 
     def cancel(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
-        """Give up a parked load; blocks it may still write to stay held."""
-        assert self._connector is not None, "only a connector's hit parks a sequence"
-        ticket, sequence.ticket = sequence.ticket, -1
-        mine = self._parked_blocks.pop(ticket)
-        first, last = self._spans.pop(ticket)
-        del self._parked[ticket]
-        self._held[ticket] = mine[first:last]
-        blocks.release(np.concatenate([mine[:first], mine[last:]]), now_s=now_s)
-        self._connector.on_cancelled(ticket)
+        """Give up a load that is not wanted any more; blocks it may still write to stay held."""
+        self.num_cancelled_loads += 1
+        self._give_up(sequence, blocks, now_s=now_s)
 
     def computed(self, blocks: list[int], hashes: list[bytes]) -> None:
         """Offer committed full blocks for saving."""
         if self._connector is not None and blocks:
+            self._has_news = True
             self._connector.on_computed(blocks=blocks, block_hashes=hashes)
 
-    def hold(self, sequence: Sequence, blocks: Int32Array) -> bool:
+    def hold(self, sequence: Sequence, blocks: Int32Array, *, now_s: float) -> bool:
         """True if the connector keeps the blocks of a finished sequence for now."""
         if self._connector is None:
             return False
         ticket = self._connector.on_finished(sequence.request, blocks=blocks.tolist())
-        if ticket is None:
+        if ticket is None or ticket in self._held or ticket in self._parked:
             return False
-        self._held[ticket] = blocks
+        self._hold(ticket, blocks, now_s)
         return True
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return what the engine that goes on with a finished request is to be told; None for nothing."""
+        return None if self._connector is None else self._connector.finished_params(request)
+
+    def not_served(self, transfer_params: Mapping[str, Any] | None) -> None:
+        """Tell the connector that a request was refused, or given up before it was looked up."""
+        if self._connector is not None and transfer_params is not None:
+            self._connector.on_rejected(transfer_params)
+
+    def role(self, name: str) -> None:
+        """Tell the connector which role the engine has."""
+        if self._connector is not None:
+            self._connector.on_role(name)
+
+    def abandoned(self, request: Request) -> None:
+        """Tell the connector that a request was given up before it was loaded."""
+        self.not_served(request.transfer_params)
+        if self._connector is not None:
+            self._connector.on_abandoned(request)
 
     def take_message(self) -> bytes:
         """Return what the worker side is to do in the next step."""
+        self._has_news = False
         return b"" if self._connector is None else self._connector.take_message()
 
     def apply(self, report: ConnectorReport | None, state: EngineState) -> None:
@@ -122,29 +200,54 @@ class Transfers:
             return
         if report is not None:
             self._connector.on_report(report)
+            self._has_news |= bool(report.loaded or report.failed or report.released)
             for ticket in report.loaded:
                 if ticket in self._parked:
+                    self.num_loaded += 1
                     self._unpark(ticket, state, num_valid_tokens=None)
             for failed in report.failed:
                 if failed.ticket in self._parked:
-                    self.num_failed_loads += 1
-                    logger.warning("KV load %d failed: %s; its tokens are computed here.", failed.ticket, failed.cause)
-                    self._unpark(failed.ticket, state, num_valid_tokens=failed.num_valid_tokens)
+                    self._failed(failed, state)
             for ticket in report.released:
                 if ticket in self._held:
-                    state.blocks.release(self._held.pop(ticket), now_s=state.clock.now_s())
-        now_s = state.clock.now_s()
-        for sequence in [s for s in self._parked.values() if now_s >= s.park_deadline_s]:
-            self.num_failed_loads += 1
-            logger.warning(
-                "KV load %d took over %g s; its tokens are computed here.", sequence.ticket, self._load_timeout_s
-            )
-            self.cancel(sequence, state.blocks, now_s=now_s)
-            state.unpark(sequence)
+                    self._free(ticket, state)
+        self._enforce_deadlines(state)
+
+    def step_done(self, *, num_tokens: int, device_s: float) -> None:
+        """Tell the connector what computing takes here."""
+        if self._connector is not None and num_tokens:
+            self._connector.on_step(num_tokens=num_tokens, device_s=device_s)
+
+    def metrics(self) -> str:
+        """Return what the connector counts, in Prometheus' text format."""
+        return "" if self._connector is None else self._connector.metrics()
+
+    def close(self) -> None:
+        """Close the scheduler side; may be called twice."""
+        if self._connector is not None:
+            self._connector.close()
 
     def youngest_parked(self) -> Sequence | None:
         """Return the sequence that was parked last, to be given up first under pressure."""
         return next(reversed(self._parked.values()), None)
+
+    def _failed(self, failed: FailedLoad, state: EngineState) -> None:
+        """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""
+        assert self._connector is not None, "only a connector's hit parks a sequence"
+        sequence = self._parked[failed.ticket]
+        sequence.num_failed_loads += 1
+        self.num_failed_loads += 1
+        self._unpark(failed.ticket, state, num_valid_tokens=failed.num_valid_tokens)
+        again = self._connector.on_failed(sequence.request, failed) and sequence.num_failed_loads <= _MAX_RETRIES
+        if again:
+            state.drop_loaded(sequence)  # what arrived is in the prefix cache, where the next look-up finds it
+            sequence.looked_up = False
+        logger.warning(
+            "KV load %d failed: %s; %s.",
+            failed.ticket,
+            failed.cause,
+            "it is looked up again" if again else "its tokens are computed here",
+        )
 
     def _unpark(self, ticket: int, state: EngineState, *, num_valid_tokens: int | None) -> None:
         sequence = self._parked.pop(ticket)
@@ -152,26 +255,69 @@ class Transfers:
         first, last = self._spans.pop(ticket)
         num_valid = last
         if num_valid_tokens is not None:
-            num_valid = min(last, first + num_valid_tokens // state.block_size)
+            num_valid = max(first, min(last, first + num_valid_tokens // state.block_size))
         sequence.ticket = -1
-        state.blocks.register_chain(
-            blocks[:num_valid].tolist(),
-            sequence.block_hashes,
-            start=0,
-            salt=sequence.request.cache_salt,
-            now_s=state.clock.now_s(),
-        )
+        if ticket in self._approximate:
+            self._approximate.remove(ticket)
+            sequence.is_approximate = num_valid > first
+            sequence.num_approximate_tokens = (num_valid - first) * state.block_size
+        else:
+            state.blocks.register_chain(
+                blocks[:num_valid].tolist(),
+                sequence.block_hashes,
+                start=0,
+                salt=sequence.request.cache_salt,
+                now_s=state.clock.now_s(),
+            )
         sequence.loaded_blocks = blocks
         sequence.num_loaded_tokens = num_valid * state.block_size
         state.unpark(sequence)
 
-    def _guarded_lookup(self, sequence: Sequence, num_local_tokens: int) -> Lookup:
-        assert self._connector is not None, "lookup() asks only a connector"
-        try:
-            return self._connector.lookup(
-                sequence.request, block_hashes=tuple(sequence.block_hashes), num_local_tokens=num_local_tokens
-            )
-        except Exception:
+    def _give_up(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
+        assert self._connector is not None, "only a connector's hit parks a sequence"
+        ticket, sequence.ticket = sequence.ticket, -1
+        mine = self._parked_blocks.pop(ticket)
+        first, last = self._spans.pop(ticket)
+        self._approximate.discard(ticket)
+        del self._parked[ticket]
+        self._hold(ticket, mine[first:last], now_s)
+        blocks.release(np.concatenate([mine[:first], mine[last:]]), now_s=now_s)
+        self._connector.on_cancelled(ticket)
+
+    def _enforce_deadlines(self, state: EngineState) -> None:
+        now_s = state.clock.now_s()
+        for sequence in [s for s in self._parked.values() if now_s >= s.park_deadline_s]:
             self.num_failed_loads += 1
-            logger.exception("The KV connector's look-up raised; counted as a miss.")
-            return Lookup()
+            logger.warning("KV load %d took too long; its tokens are computed here.", sequence.ticket)
+            self._give_up(sequence, state.blocks, now_s=now_s)
+            state.unpark(sequence)
+        overdue = [ticket for ticket, until_s in self._held_until_s.items() if now_s >= until_s]
+        if overdue:
+            self._switch_off(state, overdue)
+
+    def _switch_off(self, state: EngineState, overdue: list[int]) -> None:
+        """Close a connector that does not give blocks back: what is closed touches none, so all are free."""
+        assert self._connector is not None, "only a connector holds blocks"
+        logger.error(
+            "The KV connector has held %d blocks for over %g s (tickets %s) and is closed; serving goes on without it.",
+            sum(len(self._held[ticket]) for ticket in overdue),
+            self._quarantine_s,
+            ", ".join(map(str, overdue)),
+        )
+        self._connector.close()
+        self._close_worker()
+        now_s = state.clock.now_s()
+        for sequence in list(self._parked.values()):
+            self.num_failed_loads += 1
+            self._give_up(sequence, state.blocks, now_s=now_s)
+            state.unpark(sequence)
+        for ticket in list(self._held):
+            self._free(ticket, state)
+
+    def _hold(self, ticket: int, blocks: Int32Array, now_s: float) -> None:
+        self._held[ticket] = blocks
+        self._held_until_s[ticket] = now_s + self._quarantine_s
+
+    def _free(self, ticket: int, state: EngineState) -> None:
+        del self._held_until_s[ticket]
+        state.blocks.release(self._held.pop(ticket), now_s=state.clock.now_s())

@@ -12,7 +12,19 @@ from trencadis.interfaces.component import Component, ComponentContext, NamedMod
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
+from trencadis.interfaces.kv_blender import BlendChunk, BlendOrder, KVBlender
+from trencadis.interfaces.kv_codec import KVCodec
 from trencadis.interfaces.kv_connector import ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.interfaces.kv_policy import (
+    FailureView,
+    KVPolicy,
+    LoadView,
+    PrefillEngineView,
+    PrefillView,
+    SaveView,
+    SourceView,
+)
+from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.observer import Observer
 from trencadis.interfaces.sampling import Laws, LogitsProcessor, Sampled, SampledLogprobs, Sampler, SamplingContext
 from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, TokenSplit
@@ -24,6 +36,8 @@ __all__ = [
     "AllocationPlan",
     "Backend",
     "BackendCapabilities",
+    "BlendChunk",
+    "BlendOrder",
     "BlockCopies",
     "BucketingStrategy",
     "Component",
@@ -33,10 +47,16 @@ __all__ = [
     "DraftView",
     "EvictionPolicy",
     "Executor",
+    "FailureView",
+    "KVBlender",
+    "KVCodec",
+    "KVPolicy",
+    "KVPool",
     "KVSchedulerSide",
     "KVWorkerSide",
     "Laws",
     "LengthView",
+    "LoadView",
     "LogitsProcessor",
     "Lookup",
     "NamedModel",
@@ -47,8 +67,12 @@ __all__ = [
     "SampledLogprobs",
     "Sampler",
     "SamplingContext",
+    "PrefillEngineView",
+    "PrefillView",
+    "SaveView",
     "SchedulerView",
     "SchedulingPolicy",
+    "SourceView",
     "Speculator",
     "TokenSplit",
     "Verification",

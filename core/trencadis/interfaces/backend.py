@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from trencadis.errors import BackendError
 from trencadis.interfaces.acceptance import AcceptanceRule
 from trencadis.interfaces.kv_connector import KVWorkerSide
+from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.sampling import Sampler
 from trencadis.records import (
     Batch,
@@ -240,6 +241,13 @@ class Backend(ABC):
         """
         raise BackendError(f"{type(self).__name__} does not embed.")
 
-    def kv_cache(self) -> Any:
-        """Return the KV cache object that worker sides of KV connectors are given; documented by each backend."""
-        return None
+    def kv_cache(self) -> KVPool:
+        """Return the KV cache that worker sides of KV connectors are given; what it has beside the pool is documented by each backend.
+
+        Raises:
+            BackendError: There is none: the backend cannot run beside a KV connector.
+        """
+        raise BackendError(
+            f"{type(self).__name__} shows nobody its KV cache.",
+            hint='Set kv_connector.name to "none", or another backend.',
+        )

@@ -13,6 +13,7 @@ from trencadis.records import (
     Bucket,
     Float32Array,
     Int32Array,
+    KVLayout,
     MemoryReport,
     ModelFacts,
     ModelSource,
@@ -100,6 +101,14 @@ class Executor(ABC):
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts on one rank, in order with batches; returns when done. See ``Backend.embed``."""
         raise BackendError(f"{type(self).__name__} does not embed.")
+
+    def kv_layout(self) -> KVLayout:
+        """Return what the bytes of a KV block mean, on the first rank; after :meth:`allocate` beside a KV connector."""
+        raise BackendError(f"{type(self).__name__} takes no KV connector.", hint='Set kv_connector.name to "none".')
+
+    def close_connector(self) -> None:
+        """Close the KV connector's worker side on every rank; returns when no transfer touches a block any more."""
+        return
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy whole KV blocks on every rank, in order with batches."""

@@ -8,20 +8,22 @@ hashed until the report says they are verified; a failed load is recomputed from
     lookup ─ Miss ▶ computed here
            ├ Pending ▶ asked again next step
            └ Hit(ticket, num_tokens) ▶ on_allocated ▶ parked ─ loaded ▶ runs
-                                                             └ failed ▶ runs, recomputes
+                                                             └ failed ▶ on_failed ▶ runs, recomputes; or lookup again
     finish ─ on_finished ─ None ▶ blocks freed
                          └ ticket ▶ blocks held until released
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from trencadis.records import ConnectorReport, Request
+from trencadis.interfaces.kv_pool import KVPool
+from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 
 __all__ = ["INTERFACE_VERSION", "ConnectorPair", "KVSchedulerSide", "KVWorkerSide", "Lookup"]
 
@@ -36,11 +38,17 @@ class Lookup:
         num_tokens: Leading tokens, a multiple of the block size, whose KV can be loaded; 0 is a miss.
         ticket: Names the load in all later calls; unique for the life of the engine.
         pending: Ask again at the next step; ``num_tokens`` means nothing yet.
+        timeout_s: Longest that the load may take, seconds; it is given up then, or at ``cache.load_timeout_s`` if that is sooner.
+        approximate: What is loaded is near to what computing would give, not equal: for requests that asked for it. The blocks
+            that ``on_allocated`` hands over then begin with the local hit, which is only read. While a sequence reads such
+            blocks, nothing of it is shared, offered by ``on_computed`` or held by ``on_finished``; its answer says so.
     """
 
     num_tokens: int = 0
     ticket: int = -1
     pending: bool = False
+    timeout_s: float = math.inf
+    approximate: bool = False
 
 
 class KVSchedulerSide(ABC):
@@ -68,6 +76,24 @@ class KVSchedulerSide(ABC):
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         """Return a ticket that holds the blocks of a finished sequence until it is released, or None to free them."""
 
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return what whoever asked for the request is to tell the engine that goes on with it; None for nothing.
+
+        Asked right after ``on_finished`` of the same request. JSON values: they travel in the answer, as ``kv_transfer_params``.
+        """
+        return None
+
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
+        """Be told that a request with transfer parameters is not served: refused, or given up before anybody looked it up.
+
+        Whoever holds its KV for this engine need not. The parameters are a client's, and may be anything.
+        """
+        return
+
+    def on_abandoned(self, request: Request) -> None:
+        """Be told that a request was given up whose look-up had not led to a load: it is not asked about again."""
+        return
+
     @abstractmethod
     def on_cancelled(self, ticket: int) -> None:
         """Be told that a load is no longer wanted; its blocks stay held until the ticket is released."""
@@ -80,13 +106,79 @@ class KVSchedulerSide(ABC):
     def on_report(self, report: ConnectorReport) -> None:
         """Take the worker sides' merged report; once per step that has one."""
 
+    def on_failed(self, request: Request, failed: FailedLoad) -> str:
+        """Say what becomes of a sequence whose load was reported as failed, with what arrived of it.
+
+        Args:
+            request: Whose prompt.
+            failed: The load, as it stands in the report.
+
+        Returns:
+            ``compute``: the rest is computed here. ``retry``: it is looked up again, at most three times a sequence.
+        """
+        return "compute"
+
+    def on_ready(self, layout: KVLayout) -> None:
+        """Be told what blocks are made of, once, before anything else; the only call that may wait.
+
+        Raises:
+            ConfigValueError: What the config names cannot be used, and must be.
+        """
+        return
+
+    def on_role(self, role: str) -> None:
+        """Be told the engine's role, ``both``, ``prefill`` or ``decode``: once after ``on_ready``, and when it changes."""
+        return
+
+    def on_waker(self, wake: Callable[[], None]) -> None:
+        """Be handed what wakes an engine that rests, to be called when :attr:`has_requests` becomes True. Once; from any thread."""
+        return
+
+    @property
+    def has_requests(self) -> bool:
+        """True if ``take_requests`` or ``take_withdrawn`` would return something."""
+        return False
+
+    def take_requests(self) -> Sequence[Request]:
+        """Return and forget requests that the engine is to run for this connector, such as another engine's prefill.
+
+        Once before each step. They are admitted like those of clients; what they say is nobody's output. Their ids must be unique.
+        """
+        return ()
+
+    def take_withdrawn(self) -> Sequence[str]:
+        """Return and forget the ids of such requests that are not wanted any more; once before each step, after the former."""
+        return ()
+
+    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
+        """Be told that such a request has ended.
+
+        Args:
+            request_id: Of the request.
+            transfer_params: As ``finished_params`` returned them; None if it was not finished.
+            error: Why it was not: refused, failed or withdrawn; empty if it was.
+        """
+        return
+
+    def on_step(self, *, num_tokens: int, device_s: float) -> None:
+        """Be told how many tokens a step computed, and in how many seconds: what a load must be quicker than."""
+        return
+
+    def metrics(self) -> str:
+        """Return what is counted, in Prometheus' text format; empty if nothing. From any thread."""
+        return ""
+
+    def close(self) -> None:
+        """Stop what runs on threads of this side's own; called before the worker side's ``close``. May be called twice."""
+        return
+
 
 class KVWorkerSide(ABC):
     """Moves bytes. One per rank, on the backend's thread; transfers run on threads of its own."""
 
     @abstractmethod
-    def register(self, kv_cache: Any) -> None:
-        """Take the device's KV cache: the backend's own object, as its documentation describes."""
+    def register(self, kv_cache: KVPool) -> None:
+        """Take the device's KV cache; a backend's own object may show more, as its documentation describes."""
 
     @abstractmethod
     def begin_step(self, message: bytes) -> None:

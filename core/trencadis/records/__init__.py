@@ -8,6 +8,7 @@ from trencadis.records.beam import BeamSearchParams
 from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 from trencadis.records.embedding import Embedding, EmbeddingRequest
 from trencadis.records.explanation import Explanation, Range, Span
+from trencadis.records.kv import KVLayout, KVPart, TransferCause
 from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUpReport
 from trencadis.records.output import (
     CompletionOutput,
@@ -20,7 +21,7 @@ from trencadis.records.output import (
     TokenLogprobs,
 )
 from trencadis.records.plan import DraftLaws, Drafts, Plan
-from trencadis.records.request import DEFAULT_TERMS, FinishReason, Request, RequestTerms
+from trencadis.records.request import DEFAULT_TERMS, MAX_TRANSFER_BYTES, FinishReason, Request, RequestTerms
 from trencadis.records.sampling import MAX_LOGPROBS, SamplingParams
 from trencadis.records.stats import StepStats
 from trencadis.records.step_time import StepTime
@@ -28,6 +29,7 @@ from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS, StructuredOut
 
 __all__ = [
     "DEFAULT_TERMS",
+    "MAX_TRANSFER_BYTES",
     "MAX_LOGPROBS",
     "MAX_STRUCTURE_CHARACTERS",
     "Batch",
@@ -49,6 +51,8 @@ __all__ = [
     "FloatArray",
     "Int32Array",
     "Int64Array",
+    "KVLayout",
+    "KVPart",
     "MemoryReport",
     "ModelFacts",
     "ModelSource",
@@ -70,6 +74,7 @@ __all__ = [
     "TableWrites",
     "TokenDeltas",
     "TokenLogprobs",
+    "TransferCause",
     "UnifiedBucket",
     "UnifiedShape",
     "WarmUpReport",

@@ -45,6 +45,7 @@ class ModelFacts:
         kv_bytes_per_token: KV cache of one token over all layers; 0 for an encoder.
         generates: False for an encoder, which can only embed.
         embedding_size: Length of the vectors it embeds texts as; 0: it cannot.
+        fingerprint: Digest of config and weights, equal wherever the same files lie; empty if the backend made none.
     """
 
     architecture: str
@@ -57,6 +58,12 @@ class ModelFacts:
     kv_bytes_per_token: int
     generates: bool = True
     embedding_size: int = 0
+    fingerprint: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What of the model decides the bytes of its KV; says nothing of the weights where there is no fingerprint."""
+        return "\0".join((self.architecture, self.dtype, self.fingerprint))
 
 
 @attrs.frozen(kw_only=True)

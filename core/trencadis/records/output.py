@@ -6,7 +6,8 @@ The records of the engine are attrs classes, as all others. Those that clients a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import msgspec
@@ -127,6 +128,8 @@ class FinishedSequence:
         finish_s: When it ended.
         error: What went wrong, for ``FinishReason.ERROR``.
         stop_token_id: The token that ended it, for ``FinishReason.STOP`` by token, or None.
+        transfer_params: Where another engine finds its KV, as the KV connector says; None for nowhere.
+        num_approximate_tokens: Prompt tokens whose KV was approximate when it first ran; 0 unless the request asked for it.
     """
 
     request_id: str
@@ -142,6 +145,8 @@ class FinishedSequence:
     finish_s: float = 0.0
     error: str = ""
     stop_token_id: int | None = None
+    transfer_params: Mapping[str, Any] | None = None
+    num_approximate_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -203,6 +208,9 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
         num_cached_tokens: Prompt tokens that came from the prefix cache.
         error: What went wrong, if a completion ended with an error.
         num_discarded_tokens: Tokens of completions that ``best_of`` dropped; they were generated all the same.
+        transfer_params: Where another engine finds the prompt's KV, once it has ended; None for nowhere.
+        num_approximate_tokens: Of ``num_cached_tokens``, those whose KV is approximate, once it has ended: more than 0 only if the
+            request asked for it. The text may then differ from what the model alone would give.
     """
 
     request_id: str
@@ -214,3 +222,5 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     error: str = ""
     num_discarded_tokens: int = 0
+    transfer_params: Mapping[str, Any] | None = None
+    num_approximate_tokens: int = 0

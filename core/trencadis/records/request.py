@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -12,7 +13,10 @@ import attrs
 from trencadis.errors import InvalidRequestError
 from trencadis.records.sampling import SamplingParams
 
-__all__ = ["DEFAULT_TERMS", "FinishReason", "Request", "RequestTerms"]
+__all__ = ["DEFAULT_TERMS", "MAX_TRANSFER_BYTES", "FinishReason", "Request", "RequestTerms"]
+
+MAX_TRANSFER_BYTES = 65536
+"""The longest transfer parameters, as JSON."""
 
 
 class FinishReason(enum.Enum):
@@ -58,6 +62,24 @@ def _target(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         _refuse(attribute.name, value, "a number of seconds above 0; infinity is no target")
 
 
+def _plain_json(given: Any) -> dict[str, Any] | None:
+    """Return a copy of transfer parameters that nobody else can change, as JSON has them."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        _refuse("transfer_params", given, "a table of JSON values, or None")
+    try:
+        text = json.dumps(dict(given), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"transfer_params cannot be written as JSON: {error}.") from None
+    if len(text) >= MAX_TRANSFER_BYTES:
+        raise InvalidRequestError(
+            f"transfer_params are {len(text)} bytes of JSON; they must be shorter than {MAX_TRANSFER_BYTES}."
+        )
+    copy: dict[str, Any] = json.loads(text)
+    return copy
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -74,6 +96,8 @@ class RequestTerms:
         ttft_target_s: Seconds within which the first token is wanted, above 0; infinity for no target.
         tpot_target_s: Seconds from token to token that are wanted at most, above 0; infinity for no target.
         adapter: Name of a LoRA adapter; empty for the model itself.
+        transfer_params: What the KV connector is to know of this request, such as where another engine has its prefix: a table of
+            JSON values, shorter than 64 KiB; None for nothing. Without a connector that reads them they have no effect.
 
     Raises:
         InvalidRequestError: A value of another type, or out of range.
@@ -86,6 +110,9 @@ class RequestTerms:
     ttft_target_s: float = attrs.field(default=math.inf, validator=_target)
     tpot_target_s: float = attrs.field(default=math.inf, validator=_target)
     adapter: str = attrs.field(default="", validator=_text)
+    transfer_params: Mapping[str, Any] | None = attrs.field(
+        default=None, converter=_plain_json, hash=False, repr=False, kw_only=True
+    )
 
 
 DEFAULT_TERMS = RequestTerms()

@@ -19,6 +19,8 @@ from trencadis.registry.provenance import Provenance
 __all__ = ["RegisteredComponent", "add_component", "components_of"]
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
+_HAS_NONE = frozenset({"kv_codec"})
+"""Nouns whose ``none`` is a component: a connector asks for a codec, and gets one that does nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -90,6 +92,8 @@ def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
     if refused:
         raise PluginLoadError(f"{owner} is refused: {refused}.", hint=provenance.remedy)
     reserved = _RESERVED | {field.name for field in attrs.fields(type(getattr(Config(), noun)))}
+    if noun in _HAS_NONE:
+        reserved -= {"none"}
     if item.name in reserved:
         raise ContractError(f"{owner}: the name is reserved.", hint=f"Not allowed: {', '.join(sorted(reserved))}.")
     if not attrs.has(item.config):

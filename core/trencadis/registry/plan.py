@@ -34,8 +34,11 @@ UNIFIED_SHAPES = "bucketing.unified"
 OF_DRAFTS = frozenset({"draft_length", "acceptance"})
 """Nouns that have nothing to do without a speculator: their components are not chosen then."""
 
+OF_TRANSFERS = frozenset({"kv_codec", "kv_policy"})
+"""Nouns that have nothing to do without a KV connector."""
+
 NOTHING_CHOSEN = frozenset({"", "none"})
-"""Names that stand for no component."""
+"""Names that stand for no component, unless one of the noun is called so."""
 
 
 @attrs.frozen(kw_only=True)
@@ -187,8 +190,11 @@ class _Resolver:
         self._config = config
         self._registry = registry
         self._sources = sources
-        drafts = config.speculation.name not in NOTHING_CHOSEN
-        self._nouns = [noun for noun in NOUNS if noun != "observer" and (drafts or noun not in OF_DRAFTS)]
+        idle = {"observer"}
+        for noun, helpers in (("speculation", OF_DRAFTS), ("kv_connector", OF_TRANSFERS)):
+            if getattr(config, noun).name in NOTHING_CHOSEN:
+                idle |= helpers
+        self._nouns = [noun for noun in NOUNS if noun not in idle]
 
     def choice(self, noun: str, name: str, key: str, source: str = "") -> Choice:
         source = source or self._sources.get(f"{noun}.{key}", "")
@@ -202,9 +208,12 @@ class _Resolver:
             name = getattr(self._config, noun).name
             if noun == "backend" and name == AUTO:
                 found[noun] = self._backend()
-            elif name not in NOTHING_CHOSEN and not (noun == "bucketing" and name == AUTO):
+            elif self._is_chosen(noun, name) and not (noun == "bucketing" and name == AUTO):
                 found[noun] = self.choice(noun, name, "name")
         return found
+
+    def _is_chosen(self, noun: str, name: str) -> bool:
+        return name not in NOTHING_CHOSEN or name in self._registry.components(noun)
 
     def _backend(self) -> Choice:
         return self.choice(

@@ -31,6 +31,7 @@ from trencadis.records import (
     ConnectorReport,
     Float32Array,
     Int32Array,
+    KVLayout,
     MemoryReport,
     ModelFacts,
     ModelSource,
@@ -151,6 +152,15 @@ class InlineExecutor(Executor):
             self._ins, ins = ins, BlockCopies.none()
         self._swaps.append(self._worker.submit(lambda: backend.swap_blocks(outs=outs, ins=ins)))
 
+    def kv_layout(self) -> KVLayout:
+        """Return the layout of the backend's cache."""
+        backend = self._started()
+        return self._call(lambda: backend.kv_cache().layout)
+
+    def close_connector(self) -> None:
+        """Close the connector's worker side, behind every batch submitted so far."""
+        self._call(self._close_connector)
+
     def close(self) -> None:
         """Finish what was submitted, close connector and backend, end the thread."""
         if self._is_closed:
@@ -191,11 +201,14 @@ class InlineExecutor(Executor):
         return pending, _contained(connector.poll, None)
 
     def _close(self) -> None:
-        connector, backend = self._connector, self._backend
+        self._close_connector()
+        if self._backend is not None:
+            self._backend.close()
+
+    def _close_connector(self) -> None:
+        connector, self._connector = self._connector, None
         if connector is not None:
             _contained(connector.close, None)
-        if backend is not None:
-            backend.close()
 
 
 def _all_done(swaps: Sequence[Future[None]]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,3 +40,20 @@ def test_blocks_are_views_of_the_same_memory():
     for flat, paged in zip((*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True):
         assert torch.equal(flat, paged)
         assert flat.any()
+
+
+def test_blocks_move_as_bytes_by_the_backends_thread_only():
+    """They land in the flat tensors, which the kernels read; their low bits are those of other kernels than torch's."""
+    cache = FlatKVCache(LAYERS, num_blocks=5, block_size=4, device=torch.device("cpu"))
+    for part in cache.parts:
+        part.copy_(torch.arange(part.numel(), dtype=torch.float32).view_as(part))
+    data = np.empty((2, cache.layout.block_bytes), np.uint8)
+    cache.read_blocks([3, 1], data)
+    cache.write_blocks([0, 4], data)
+    for layer in LAYERS:
+        for flat in cache.flat_layer(layer.index):
+            blocks = flat.unflatten(0, (-1, 4))
+            assert torch.equal(blocks[[0, 4]], blocks[[3, 1]])
+            assert not torch.equal(blocks[2], blocks[3])
+    assert not cache.any_thread
+    assert cache.layout.numerics == "gaudi-cpu"

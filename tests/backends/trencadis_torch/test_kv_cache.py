@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -65,3 +69,89 @@ def test_cache_may_be_written_outside_the_backends_thread_mode(cache):
 def test_cache_that_does_not_fit_is_refused_with_its_size():
     with pytest.raises(OutOfMemoryError, match=r"1099511627776 blocks, .* MiB"):
         PagedKVCache((layer(0),), num_blocks=1 << 40, block_size=128, device=CPU)
+
+
+# ------------------------------------------------------------------------------------------- as a pool of blocks
+
+
+def filled(dtype, device=CPU, kind=PagedKVCache):
+    layers = tuple(attrs.evolve(layer(index, heads=heads), dtype=dtype) for index, heads in ((0, 2), (5, 1)))
+    cache = kind(layers, num_blocks=5, block_size=2, device=device)
+    generator = torch.Generator().manual_seed(0)
+    for part in cache.parts:
+        part.copy_(torch.randn(part.shape, generator=generator))
+    return cache
+
+
+def read(cache, blocks):
+    data = np.empty((len(blocks), cache.layout.block_bytes), np.uint8)
+    cache.read_blocks(blocks, data)
+    return data
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_of_a_block_are_its_keys_then_its_values_layer_by_layer(dtype):
+    cache = filled(dtype)
+    data = read(cache, [4, 1])
+    for row, block in zip(data, [4, 1], strict=True):
+        expected = b"".join(
+            part[block].contiguous().view(torch.uint8).numpy().tobytes() for part in (*cache.keys, *cache.values)
+        )
+        assert row.tobytes() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_written_elsewhere_are_the_same_and_others_are_untouched(dtype):
+    cache = filled(dtype)
+    before = [part.clone() for part in cache.parts]
+    cache.write_blocks([0, 3], read(cache, [3, 1]))
+    for part, old in zip(cache.parts, before, strict=True):
+        assert torch.equal(part, old[[3, 1, 2, 1, 4, 5]])
+
+
+def test_memory_that_cannot_be_written_to_is_a_source_like_any_other():
+    """What came out of a decoder, say; no warning either."""
+    cache = filled(torch.float32)
+    content = read(cache, [2])
+    cache.write_blocks([4], np.frombuffer(content.tobytes(), np.uint8).reshape(1, -1))
+    assert (read(cache, [4]) == content).all()
+
+
+def test_no_blocks_are_a_copy_of_nothing():
+    cache = filled(torch.float32)
+    before = [part.clone() for part in cache.parts]
+    cache.write_blocks([], read(cache, []))
+    assert all(torch.equal(part, old) for part, old in zip(cache.parts, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_of_blocks_are_their_bytes_where_they_lie(dtype):
+    cache = filled(dtype)
+    blocks = np.array([4, 1], np.int32)
+    views = cache.view_blocks(blocks)
+    assert [b"".join(pieces) for pieces in views] == [row.tobytes() for row in read(cache, blocks)]
+    cache.values[1][1].zero_()
+    assert not any(views[1][-1])
+    assert any(views[0][-1])
+
+
+def test_layout_names_every_part_and_its_size():
+    layout = filled(torch.bfloat16).layout
+    assert [(part.layer, part.kind, part.num_heads, part.head_dim) for part in layout.parts] == [
+        (0, "key", 2, 4),
+        (5, "key", 1, 4),
+        (0, "value", 2, 3),
+        (5, "value", 1, 3),
+    ]
+    assert {part.dtype for part in layout.parts} == {"bfloat16"}
+    assert layout.block_bytes == 2 * (3 * 4 + 3 * 3) * 2
+    assert (layout.first_head, layout.last_head, layout.rotated, layout.numerics) == (0, 2, True, "torch-cpu")
+
+
+def test_pool_of_a_cpu_may_be_used_from_any_thread():
+    cache = filled(torch.float32)
+    content = read(cache, [1])
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(cache.write_blocks, [2], content).result()
+        assert (thread.submit(read, cache, [2]).result() == content).all()
+    assert cache.any_thread

@@ -421,7 +421,7 @@ def test_a_connector_holds_no_block_that_only_drafts_were_given(draft: Any) -> N
             engine.step()
         sequence = engine._state.table.sequences[0]
         known = len(engine._state.known_tokens(sequence))
-        engine.abort(str(length))
+        engine.stop(str(length))
         assert held[-1] <= -(-known // 4)
         drain(engine)
         assert engine._state.blocks.num_used == 0

@@ -1,10 +1,27 @@
+"""Loads park their sequences, failures are recomputed, and blocks stay held until nobody can touch them."""
+
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from wild_connector import WildConnector
+
 from trencadis.clock import SimulatedClock
-from trencadis.records import Request, SamplingParams
+from trencadis.engine.engine import Engine
+from trencadis.records import ConnectorReport, FailedLoad, FinishedSequence, Request, SamplingParams
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.invariants import broken_invariants
 
 PROMPT = tuple(range(1, 11))
 
@@ -18,8 +35,6 @@ def test_connector_hit_parks_the_sequence_and_its_blocks_are_used() -> None:
     first = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
     first.add(request("a"))
     drain(first)
-    first.add(request("kick"))  # content is offered at a commit and saved with the next step
-    drain(first)
     other = LoopConnector(delay=2)
     other.store.blocks.update(loop.store.blocks)
     second = make_engine(connector=other.pair(), backend=FakeBackend(eos=-1))
@@ -31,6 +46,27 @@ def test_connector_hit_parks_the_sequence_and_its_blocks_are_used() -> None:
     assert end.num_cached_tokens == 8
     assert end.token_ids.tolist() == fake_text(PROMPT, 8, eos=-1)
     assert other.scheduler.num_loaded == 1
+
+
+def test_what_the_last_step_computed_is_saved_although_no_other_request_comes() -> None:
+    """As on an engine that only computes prompts: its first token is its last step."""
+    loop = LoopConnector()
+    engine = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
+    engine.add(request(max_tokens=1))
+    drain(engine)
+    assert len(loop.store.blocks) == len(PROMPT) // 4
+    assert not engine.has_work
+
+
+def test_what_the_last_step_computed_is_saved_by_an_engine_that_is_closed_at_once() -> None:
+    loop = LoopConnector()
+    engine = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
+    engine.add(request(max_tokens=1))
+    while not engine.step().finished:
+        pass
+    assert engine.has_work
+    engine.close()
+    assert len(loop.store.blocks) == len(PROMPT) // 4
 
 
 def test_failed_load_is_recomputed_and_lost_load_times_out() -> None:
@@ -82,3 +118,374 @@ def test_late_writes_of_a_cancelled_load_hit_no_other_sequence() -> None:
     ends = drain(engine)
     for name, prompt in prompts.items():
         assert ends[name].token_ids.tolist() == fake_text(prompt, 8, eos=-1)
+
+
+# ------------------------------------------------------------------------- a connector that does as the test says
+
+
+@pytest.fixture
+def wild() -> WildConnector:
+    return WildConnector()
+
+
+def engine_on(wild: WildConnector, **options: Any) -> tuple[Engine, SimulatedClock]:
+    """Return an engine whose connector has the prompt already, without a prefix cache of its own."""
+    clock = SimulatedClock()
+    options = {"prefix_caching": False, "backend": FakeBackend(eos=-1), **options}
+    engine = make_engine(connector=wild.pair(), clock=clock, **options)
+    for name in ("first", "kick"):  # content is offered at a commit and saved with the next step
+        engine.add(request(name, tuple(range(1, 21))))
+        while name in engine._state.slot_of:
+            engine.step()
+            for ticket in list(wild.loads):
+                wild.arrive(ticket)
+    engine.step()
+    wild.asked.clear()
+    return engine, clock
+
+
+def parked(engine: Engine, wild: WildConnector, name: str = "r") -> int:
+    """Add a request whose load starts; return its ticket."""
+    engine.add(request(name, tuple(range(1, 21))))
+    engine.step()
+    return max(wild.loads)
+
+
+def ends_well(engine: Engine, name: str = "r") -> FinishedSequence:
+    """The request ends with the text it would have had without a connector, and no block is lost."""
+    end = drain(engine)[name]
+    assert end.token_ids.tolist() == fake_text(tuple(range(1, 21)), 8, eos=-1)
+    assert broken_invariants(engine) == []
+    return end
+
+
+def counts(engine: Engine) -> tuple[int, int, int, int]:
+    transfers = engine._state.transfers
+    return transfers.num_loads, transfers.num_loaded, transfers.num_failed_loads, transfers.num_cancelled_loads
+
+
+def test_load_is_given_up_at_the_look_ups_own_deadline(wild: WildConnector) -> None:
+    engine, clock = engine_on(wild, load_timeout_s=30.0)
+    wild.timeout_s = 2.0
+    ticket = parked(engine, wild)
+    clock.advance(1.9)
+    engine.step()
+    assert engine.num_waiting == 1
+    assert ticket in wild.loads
+    clock.advance(0.2)
+    engine.step()
+    assert ticket in wild.cancelled
+    wild.release(ticket)
+    assert ends_well(engine).num_cached_tokens == 0
+
+
+def test_configured_deadline_holds_for_a_look_up_that_allows_more(wild: WildConnector) -> None:
+    engine, clock = engine_on(wild, load_timeout_s=3.0)
+    wild.timeout_s = 100.0
+    ticket = parked(engine, wild)
+    clock.advance(3.0)
+    engine.step()
+    assert ticket in wild.cancelled
+    wild.release(ticket)
+    ends_well(engine)
+
+
+def test_what_arrived_of_a_failed_load_is_used_and_only_that(wild: WildConnector) -> None:
+    engine, _ = engine_on(wild)
+    before = counts(engine)
+    ticket = parked(engine, wild)
+    wild.fail(ticket, num_valid=3)
+    assert ends_well(engine).num_cached_tokens == 12
+    assert [after - b for after, b in zip(counts(engine), before, strict=True)] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("num_valid_tokens", [-1_000, 1_000])
+def test_impossible_number_of_valid_tokens_is_cut_to_the_load(wild: WildConnector, num_valid_tokens: int) -> None:
+    engine, _ = engine_on(wild)
+    ticket = parked(engine, wild)
+    wild.arrive(ticket)
+    failed = FailedLoad(ticket=ticket, num_valid_tokens=num_valid_tokens, cause="odd")
+    wild.next = ConnectorReport(failed=(failed,))
+    assert ends_well(engine).num_cached_tokens == (0 if num_valid_tokens < 0 else 16)
+
+
+def test_failed_load_is_looked_up_again_if_the_connector_asks_for_it(wild: WildConnector) -> None:
+    engine, _ = engine_on(wild)
+    wild.answer = "retry"
+    wild.fail(parked(engine, wild))
+    while not wild.loads:
+        engine.step()
+    wild.arrive(max(wild.loads))
+    assert ends_well(engine).num_cached_tokens == 16
+    assert wild.asked == ["r", "r"]
+
+
+def test_second_look_up_finds_in_the_prefix_cache_what_the_first_load_brought(wild: WildConnector) -> None:
+    writer, _ = engine_on(wild)
+    reader = WildConnector(answer="retry")
+    reader.store = wild.store
+    engine = make_engine(connector=reader.pair(), backend=FakeBackend(eos=-1))
+    reader.fail(parked(engine, reader), num_valid=3)
+    while not reader.loads:
+        engine.step()
+    (blocks, hashes) = reader.loads[max(reader.loads)]
+    assert len(blocks) == len(hashes) == 1
+    reader.arrive(max(reader.loads))
+    assert ends_well(engine).num_cached_tokens == 16
+    assert writer is not engine
+
+
+def test_sequence_that_keeps_failing_is_computed_after_three_more_look_ups(wild: WildConnector) -> None:
+    engine, _ = engine_on(wild)
+    wild.answer = "retry"
+    engine.add(request("r", tuple(range(1, 21))))
+    ends = {}
+    for _ in range(60):
+        ends |= {end.request_id: end for end in engine.step().finished}
+        for ticket in list(wild.loads):
+            wild.fail(ticket)
+    assert wild.asked == ["r"] * 4
+    assert ends["r"].token_ids.tolist() == fake_text(tuple(range(1, 21)), 8, eos=-1)
+
+
+def test_load_that_cannot_be_started_is_given_up_at_once(wild: WildConnector) -> None:
+    engine, clock = engine_on(wild)
+    wild.raising = {"on_allocated"}
+    engine.add(request("r", tuple(range(1, 21))))
+    engine.step()
+    wild.raising = set()
+    (ticket,) = wild.cancelled
+    engine.step()
+    wild.scribble(ticket)  # it may have begun all the same
+    wild.release(ticket)
+    now_s = clock.now_s()
+    assert ends_well(engine).num_cached_tokens == 0
+    assert clock.now_s() == now_s, "nobody waited for a deadline"
+
+
+def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
+    wild: WildConnector, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, clock = engine_on(wild, quarantine_s=10.0)
+    total = engine._state.blocks.num_blocks
+    lost = parked(engine, wild, "aborted")
+    engine.abort("aborted")
+    clock.advance(5.0)
+    waits = parked(engine, wild, "r")
+    assert {lost} == set(wild.cancelled)
+    assert waits in wild.loads
+    assert engine._state.transfers.num_held_blocks == 4
+    clock.advance(5.0)
+    engine.step()
+    assert wild.is_closed == [True, True], "both sides"
+    assert "is closed; serving goes on without it" in caplog.text
+    assert f"(tickets {lost})" in caplog.text
+    assert engine._state.transfers.num_held_blocks == 0
+    ends_well(engine)
+    assert engine._state.blocks.num_available == total
+    engine.add(request("later", tuple(range(1, 21))))
+    wild.asked.clear()
+    ends_well(engine, "later")
+    assert wild.asked == [], "nobody is asked any more"
+    assert not engine.has_work
+
+
+def test_held_blocks_of_a_finished_sequence_come_back_after_the_quarantine_as_well(wild: WildConnector) -> None:
+    engine, clock = engine_on(wild, quarantine_s=10.0)
+    wild.holds = True
+    wild.arrive(parked(engine, wild))
+    while "r" in engine._state.slot_of:
+        engine.step()
+    assert engine._state.transfers.num_held_blocks > 0
+    clock.advance(10.0)
+    engine.step()
+    assert engine._state.transfers.num_held_blocks == 0
+    assert engine._state.blocks.num_used == 0
+    assert wild.is_closed == [True, True]
+
+
+def test_blocks_that_are_released_in_time_cost_nothing(wild: WildConnector) -> None:
+    engine, clock = engine_on(wild, quarantine_s=10.0)
+    for _ in range(5):
+        ticket = parked(engine, wild, "aborted")
+        engine.abort("aborted")
+        clock.advance(9.0)
+        engine.step()
+        wild.release(ticket)
+        engine.step()
+    assert wild.is_closed == [False, False]
+
+
+def test_no_more_sequences_are_parked_than_may_be(wild: WildConnector) -> None:
+    engine, _ = engine_on(wild, max_parked=2)
+    for i in range(5):
+        engine.add(request(str(i), tuple(range(1, 21))))
+    for _ in range(3):
+        engine.step()
+    assert len(wild.loads) == 2
+    assert engine._state.transfers.num_parked == 2
+    assert engine.num_running == 3, "the others are computed"
+    for ticket in list(wild.loads):
+        wild.arrive(ticket)
+    ends = drain(engine)
+    assert all(end.token_ids.tolist() == fake_text(tuple(range(1, 21)), 8, eos=-1) for end in ends.values())
+
+
+def test_late_and_repeated_reports_change_nothing(wild: WildConnector) -> None:
+    engine, _ = engine_on(wild)
+    before = counts(engine)
+    ticket = parked(engine, wild)
+    engine.abort("r")
+    wild.repeat(ticket)
+    wild.repeat(4_711)
+    for _ in range(3):
+        engine.step()
+    assert engine._state.transfers.num_held_blocks == 4, "what a cancelled load reports does not free its blocks"
+    wild.release(ticket)
+    wild.release(ticket)
+    for _ in range(3):
+        engine.step()
+    assert engine._state.transfers.num_held_blocks == 0
+    assert [after - b for after, b in zip(counts(engine), before, strict=True)] == [1, 0, 0, 1]
+    assert broken_invariants(engine) == []
+
+
+def test_release_of_a_load_that_goes_on_changes_nothing(wild: WildConnector) -> None:
+    engine, _ = engine_on(wild)
+    ticket = parked(engine, wild)
+    wild.release(ticket)
+    for _ in range(3):
+        engine.step()
+    assert engine._state.transfers.num_parked == 1
+    wild.arrive(ticket)
+    assert ends_well(engine).num_cached_tokens == 16
+
+
+def test_scheduler_side_is_closed_with_the_engine_and_its_metrics_are_shown(wild: WildConnector) -> None:
+    engine, _ = engine_on(wild)
+    assert "wild 1\n" in engine.metrics()
+    engine.close()
+    assert wild.is_closed[0]
+
+
+class TransferMachine(RuleBasedStateMachine):
+    """Loads, failures, cancellations and late releases in any order: no block is lost, none is wrong, every load ends once."""
+
+    @initialize(
+        prefix_caching=st.booleans(),
+        answer=st.sampled_from(["compute", "retry", "nonsense"]),
+        timeout_s=st.sampled_from([1.0, 50.0]),
+        num_blocks=st.integers(20, 40),
+        holds=st.booleans(),
+    )
+    def build(self, prefix_caching: bool, answer: str, timeout_s: float, num_blocks: int, holds: bool) -> None:
+        self.wild = WildConnector(answer=answer, timeout_s=timeout_s)
+        self.wild.holds = holds
+        self.clock = SimulatedClock()
+        self.backend = FakeBackend(eos=-1, max_model_len=40)
+        self.engine = make_engine(
+            connector=self.wild.pair(),
+            backend=self.backend,
+            clock=self.clock,
+            num_blocks=num_blocks,
+            prefix_caching=prefix_caching,
+            quarantine_s=20.0,
+            max_parked=3,
+            max_num_seqs=4,
+        )
+        self.prompts: dict[str, tuple[int, ...]] = {}
+        self.ends: dict[str, FinishedSequence] = {}
+
+    @rule(length=st.integers(4, 24), family=st.integers(0, 1))
+    def arrive(self, length: int, family: int) -> None:
+        name = str(len(self.prompts))
+        self.prompts[name] = tuple((5 * i + family) % 97 for i in range(1, length + 1))
+        self.engine.add(request(name, self.prompts[name], max_tokens=6))
+
+    @rule(times=st.integers(1, 8))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.clock.advance(0.05)
+            self.ends |= {end.request_id: end for end in self.engine.step().finished}
+
+    @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
+    def load_ends(self, pick: int, num_valid: int) -> None:
+        if self.wild.loads and not self.wild.is_closed[1]:
+            ticket = sorted(self.wild.loads)[pick % len(self.wild.loads)]
+            if num_valid < 0:
+                self.wild.arrive(ticket)
+            else:
+                self.wild.fail(ticket, min(num_valid, len(self.wild.loads[ticket][0])))
+
+    @rule(pick=st.integers(0, 9), scribbles=st.booleans(), releases=st.booleans())
+    def cancelled_load_moves(self, pick: int, scribbles: bool, releases: bool) -> None:
+        waiting = sorted({*self.wild.cancelled, *self.wild.held})
+        if waiting and not self.wild.is_closed[1]:
+            ticket = waiting[pick % len(waiting)]
+            if scribbles and ticket in self.wild.cancelled:
+                self.wild.scribble(ticket)
+            if releases:
+                self.wild.release(ticket)
+
+    @rule(pick=st.integers(0, 9))
+    def abort(self, pick: int) -> None:
+        live = sorted(self.engine._state.slot_of)
+        if live:
+            name = live[pick % len(live)]
+            self.engine.abort(name)
+            del self.prompts[name]
+            self.prompts[f"aborted {len(self.prompts)} {name}"] = ()
+
+    @rule(ticket=st.integers(0, 30))
+    def report_is_repeated(self, ticket: int) -> None:
+        if ticket not in self.wild.loads:
+            self.wild.repeat(ticket)
+
+    @rule(name=st.sampled_from(["lookup", "on_allocated", "on_computed", "on_finished", "on_failed", "on_cancelled"]))
+    def call_raises(self, name: str) -> None:
+        self.wild.raising = {name}
+        self.step(1)
+        self.wild.raising = set()
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 25.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @invariant()
+    def nothing_is_lost_and_nothing_ends_twice(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        assert broken_invariants(self.engine) == []
+        num_loads, *ended = counts(self.engine)
+        assert num_loads == sum(ended) + self.engine._state.transfers.num_parked
+        for block_hash, block in self.engine._state.blocks._block_of.items():
+            for array, content in zip(self.wild.content(block), self.wild.store.get(block_hash, ()), strict=False):
+                assert (array == content).all(), "a block that was never verified can be found"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(400):
+            if not self.engine.has_work:
+                break
+            for ticket in list(self.wild.loads):
+                self.wild.arrive(ticket)
+            for ticket in [*self.wild.cancelled, *self.wild.held]:
+                self.wild.release(ticket)
+            self.step(1)
+        assert not self.engine.has_work
+        assert self.engine._state.blocks.num_used == 0, "every block comes back"
+        for name, prompt in self.prompts.items():
+            if prompt:
+                assert self.ends[name].token_ids.tolist() == fake_text(prompt, 6, eos=-1)
+
+
+TestTransferMachine = TransferMachine.TestCase
+TestTransferMachine.settings = settings(
+    max_examples=80,
+    stateful_step_count=30,
+    phases=[Phase.explicit, Phase.generate],
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)

@@ -81,6 +81,18 @@ def test_none_chooses_nothing(registry):
     assert "scheduling" not in plan.fallbacks
 
 
+def test_codec_and_policy_are_chosen_beside_a_connector_only(house, make_plugin):
+    extra = make_plugin("extra", kv_connector=["shelf"], kv_codec=["none", "zstd"], kv_policy=["cost_aware"])
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, extra])
+    assert not {"kv_codec", "kv_policy"} & set(_resolve(registry).choices)
+    plan = _resolve(registry, kv_connector__name="shelf")
+    assert {noun: name for noun, name in _names(plan.choices).items() if noun.startswith("kv_")} == {
+        "kv_connector": "shelf",
+        "kv_codec": "none",
+        "kv_policy": "cost_aware",
+    }, "a component that is called none is one like any other"
+
+
 def test_a_choice_carries_its_own_options(registry):
     choice = _resolve(registry, scheduling__name="tuned", scheduling__tuned__limit=7).choices["scheduling"]
     assert (choice.component.name, choice.options.limit) == ("tuned", 7)

@@ -264,6 +264,50 @@ def test_connector_that_raises_costs_a_warning_and_no_step(started, call, caplog
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+def test_layout_is_asked_for_on_the_backends_thread(started):
+    executor, backend = started
+    executor.allocate(plan())
+    asked = []
+    cache = backend.kv_cache
+    backend.kv_cache = lambda: asked.append(threading.current_thread().name) or cache()
+    assert executor.kv_layout() == cache().layout
+    assert asked[0] in backend.threads
+
+
+def test_backend_without_a_pool_is_refused_with_the_remedy(started):
+    executor, backend = started
+
+    def refuse():
+        raise BackendError("no cache to show")
+
+    backend.kv_cache = refuse
+    with pytest.raises(BackendError, match="no cache to show"):
+        executor.allocate(plan(Worker(backend.calls)))
+
+
+def test_connector_is_closed_behind_what_was_submitted_and_asked_no_more(started):
+    executor, backend = started
+    executor.allocate(plan(Worker(backend.calls)))
+    backend.gate.clear()
+    step = executor.submit(batch())
+    threading.Timer(0.05, backend.gate.set).start()
+    executor.close_connector()
+    assert backend.calls[2:] == ["begin_step", "submit 0", "end_step", "poll", "connector close"]
+    assert step.wait().connector_report == ConnectorReport(loaded=(7,))
+    assert executor.submit(batch(1)).wait().connector_report is None
+    executor.close_connector()
+    executor.close()
+    assert backend.calls.count("connector close") == 1
+
+
+def test_connector_whose_close_raises_is_gone_all_the_same(started, caplog):
+    executor, backend = started
+    executor.allocate(plan(Worker(backend.calls, raises=("connector close",))))
+    executor.close_connector()
+    assert "worker side raised" in caplog.text
+    assert executor.submit(batch()).wait().connector_report is None
+
+
 def test_without_a_connector_there_is_no_report(started):
     executor, _ = started
     executor.allocate(plan())

@@ -1,0 +1,182 @@
+"""The scheduler side of a KV connector, guarded: what it raises is a miss, and one that keeps raising is switched off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from trencadis.errors import ContractError
+from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.records import ConnectorReport, FailedLoad, Request
+
+__all__ = ["GuardedConnector"]
+
+logger = logging.getLogger("trencadis.engine")
+
+T = TypeVar("T")
+
+_MAX_ERRORS = 3
+"""An exception may be one request's bad luck; three in a row are the connector's."""
+
+
+class GuardedConnector:
+    """Calls a scheduler side; nothing that it raises gets out.
+
+    Args:
+        side: The scheduler side.
+
+    Attributes:
+        is_off: It was switched off: nobody is asked any more, and nothing is saved.
+        num_errors: Calls that raised or broke the contract.
+    """
+
+    def __init__(self, side: KVSchedulerSide) -> None:
+        self._side = side
+        self._num_in_a_row = 0
+        self.is_off = False
+        self.num_errors = 0
+
+    def lookup(
+        self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int, is_used: Callable[[int], bool]
+    ) -> Lookup:
+        """Return what can be loaded; nothing if the answer breaks the contract.
+
+        Args:
+            request: Whose prompt.
+            block_hashes: Of its full blocks.
+            num_local_tokens: Tokens that the local prefix cache has.
+            is_used: Whether a ticket names a load or held blocks already.
+        """
+
+        def ask() -> Lookup:
+            found = self._side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
+            if not found.pending and found.num_tokens and is_used(found.ticket):
+                raise ContractError(f"lookup gave ticket {found.ticket} a second time.")
+            return found
+
+        return self._call("lookup", ask, Lookup())
+
+    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> bool:
+        """Hand over the blocks to load into; False if it raised, so that the load is to be given up."""
+
+        def tell() -> bool:
+            self._side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
+            return True
+
+        return self._call("on_allocated", tell, False)
+
+    def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Offer blocks for saving."""
+        self._call("on_computed", lambda: self._side.on_computed(blocks=blocks, block_hashes=block_hashes), None)
+
+    def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
+        """Return a ticket that holds the blocks, or None."""
+        return self._call("on_finished", lambda: self._side.on_finished(request, blocks=blocks), None)
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return what the engine that goes on with a request is to be told, or None."""
+        return self._call("finished_params", lambda: self._side.finished_params(request), None)
+
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
+        """Tell of a request that is not served."""
+        self._call("on_rejected", lambda: self._side.on_rejected(transfer_params), None)
+
+    def on_abandoned(self, request: Request) -> None:
+        """Tell of a request that is not asked about again."""
+        self._call("on_abandoned", lambda: self._side.on_abandoned(request), None)
+
+    def on_role(self, role: str) -> None:
+        """Tell which role the engine has."""
+        self._call("on_role", lambda: self._side.on_role(role), None)
+
+    def on_waker(self, wake: Callable[[], None]) -> None:
+        """Hand over what wakes the engine."""
+        self._call("on_waker", lambda: self._side.on_waker(wake), None)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether there are requests of its own to take, or to withdraw."""
+        return self._call("has_requests", lambda: bool(self._side.has_requests), False, is_proof=False)
+
+    def take_requests(self) -> Sequence[Request]:
+        """Return requests of its own."""
+        return self._call("take_requests", lambda: tuple(self._side.take_requests()), ())
+
+    def take_withdrawn(self) -> Sequence[str]:
+        """Return ids of requests of its own that are not wanted any more."""
+        return self._call("take_withdrawn", lambda: tuple(self._side.take_withdrawn()), ())
+
+    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
+        """Tell of the end of a request of its own."""
+        self._call(
+            "on_request_ended",
+            lambda: self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
+            None,
+            always=True,
+        )
+
+    def on_cancelled(self, ticket: int) -> None:
+        """Take a load back; told to one that is switched off as well, for it must still release the blocks."""
+        self._call("on_cancelled", lambda: self._side.on_cancelled(ticket), None, always=True)
+
+    def on_failed(self, request: Request, failed: FailedLoad) -> bool:
+        """Return whether a sequence whose load failed is to be looked up again."""
+
+        def ask() -> bool:
+            answer = self._side.on_failed(request, failed)
+            if answer not in {"compute", "retry"}:
+                raise ContractError(f'on_failed returned {answer!r}; "compute" and "retry" are allowed.')
+            return answer == "retry"
+
+        return self._call("on_failed", ask, False)
+
+    def take_message(self) -> bytes:
+        """Return what the worker side is to do."""
+        return self._call("take_message", self._side.take_message, b"", always=True)
+
+    def on_report(self, report: ConnectorReport) -> None:
+        """Pass a report on."""
+        self._call("on_report", lambda: self._side.on_report(report), None, always=True)
+
+    def on_step(self, *, num_tokens: int, device_s: float) -> None:
+        """Tell what a step computed."""
+        self._call("on_step", lambda: self._side.on_step(num_tokens=num_tokens, device_s=device_s), None)
+
+    def metrics(self) -> str:
+        """Return what it counts."""
+        try:
+            return self._side.metrics()
+        except Exception:
+            logger.warning("The KV connector's metrics() raised.", exc_info=True)
+            return ""
+
+    def close(self) -> None:
+        """Close it; may be called twice."""
+        self.is_off = True
+        try:
+            self._side.close()
+        except Exception:
+            logger.warning("The KV connector's close() raised.", exc_info=True)
+
+    def _call(
+        self, name: str, call: Callable[[], T], otherwise: T, *, always: bool = False, is_proof: bool = True
+    ) -> T:
+        if self.is_off and not always:
+            return otherwise
+        try:
+            result = call()
+        except Exception as error:
+            self.num_errors += 1
+            self._num_in_a_row += 1
+            logger.warning("The KV connector's %s() raised; counted as a miss.", name, exc_info=error)
+            if self._num_in_a_row >= _MAX_ERRORS and not self.is_off:
+                self.is_off = True
+                logger.error(
+                    "The KV connector raised %d times in a row and is switched off; serving goes on without it.",
+                    _MAX_ERRORS,
+                )
+            return otherwise
+        if is_proof:  # what is asked all the time, and costs nothing, says little
+            self._num_in_a_row = 0
+        return result

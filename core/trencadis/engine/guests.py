@@ -1,0 +1,105 @@
+"""Requests that the KV connector brings: prefills of other engines, which run here like everybody's and whose output is nobody's.
+
+take_requests ─▶ add ─▶ runs ─▶ ended ─▶ on_request_ended
+take_withdrawn ─────────▶ abort ─▶┘
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from trencadis.engine.guarded_connector import GuardedConnector
+from trencadis.errors import TrencadisError
+from trencadis.records import BoolArray, FinishedSequence, Request, TokenDeltas
+
+__all__ = ["Guests"]
+
+logger = logging.getLogger("trencadis.engine")
+
+
+class Guests:
+    """The connector's own requests in one engine.
+
+    Args:
+        connector: The scheduler side, or None: then everything here is a no-op.
+        add: Adds a request to the engine; returns its slot.
+        abort: Ends one, whatever its state.
+    """
+
+    def __init__(
+        self,
+        connector: GuardedConnector | None,
+        *,
+        add: Callable[[Request], int],
+        abort: Callable[[str], FinishedSequence | None],
+    ) -> None:
+        self._connector = connector
+        self._add = add
+        self._abort = abort
+        self._slot_of: dict[str, int] = {}
+
+    @property
+    def are_waiting(self) -> bool:
+        """True if :meth:`let_in` would do something."""
+        return self._connector is not None and self._connector.has_requests
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Let the connector wake an engine that rests."""
+        if self._connector is not None:
+            self._connector.on_waker(wake)
+
+    def let_in(self) -> None:
+        """Add the requests that came, and end those that are not wanted any more; before each step."""
+        if self._connector is None or not self._connector.has_requests:
+            return
+        for request in self._connector.take_requests():
+            self._admit(request, self._connector)
+        for request_id in self._connector.take_withdrawn():
+            if request_id in self._slot_of and self._abort(request_id) is not None:
+                del self._slot_of[request_id]
+                self._connector.on_request_ended(request_id, transfer_params=None, error="it was withdrawn")
+
+    def without(self, deltas: TokenDeltas) -> TokenDeltas:
+        """Return what is left for clients, and tell the connector which of its requests have ended."""
+        if not self._slot_of or self._connector is None:
+            return deltas
+        is_guest = np.isin(deltas.slots, np.fromiter(self._slot_of.values(), np.int32))
+        others: list[FinishedSequence] = []
+        for finished in deltas.finished:
+            if self._slot_of.pop(finished.request_id, None) is None:
+                others.append(finished)
+            else:
+                self._ended(finished, self._connector)
+        if len(others) != len(deltas.finished):
+            deltas = attrs.evolve(deltas, finished=tuple(others))
+        return _keep(deltas, ~is_guest) if is_guest.any() else deltas
+
+    def _admit(self, request: Request, connector: GuardedConnector) -> None:
+        try:
+            self._slot_of[request.request_id] = self._add(request)
+        except TrencadisError as error:
+            logger.debug("A request of the KV connector was refused: %s", error)
+            connector.on_request_ended(request.request_id, transfer_params=None, error=str(error))
+
+    def _ended(self, finished: FinishedSequence, connector: GuardedConnector) -> None:
+        params = finished.transfer_params
+        error = "" if params is not None else finished.error or "it ended without KV to hand over"
+        connector.on_request_ended(finished.request_id, transfer_params=params, error=error)
+
+
+def _keep(deltas: TokenDeltas, is_kept: BoolArray) -> TokenDeltas:
+    """Return the deltas of some sequences. Pure."""
+    index = np.cumsum(is_kept) - 1
+    return attrs.evolve(
+        deltas,
+        slots=deltas.slots[is_kept],
+        num_tokens=deltas.num_tokens[is_kept],
+        token_ids=deltas.token_ids[np.repeat(is_kept, deltas.num_tokens)],
+        logprobs=tuple(
+            attrs.evolve(entry, index=int(index[entry.index])) for entry in deltas.logprobs if is_kept[entry.index]
+        ),
+    )

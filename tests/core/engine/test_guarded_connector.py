@@ -1,0 +1,227 @@
+"""Nothing that a scheduler side raises gets out; one that keeps raising is asked no more, and still told what it must release."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from trencadis.engine.guarded_connector import GuardedConnector
+from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.records import ConnectorReport, FailedLoad, Request
+
+REQUEST = Request(request_id="r", prompt_token_ids=(1, 2, 3))
+FAILED = FailedLoad(ticket=1, num_valid_tokens=0, cause="evicted")
+HASHES = (b"h" * 32,)
+
+
+class Scripted(KVSchedulerSide):
+    """Raises from the methods named in ``raising``; notes every call."""
+
+    def __init__(self, *raising: str, answer: str = "retry") -> None:
+        self.raising = set(raising)
+        self.calls: list[str] = []
+        self.answer = answer
+
+    def _called(self, name, result=None):
+        self.calls.append(name)
+        if name in self.raising:
+            raise RuntimeError(f"{name} is broken")
+        return result
+
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        return self._called("lookup", Lookup(num_tokens=4, ticket=1))
+
+    def on_allocated(self, ticket, *, blocks, block_hashes):
+        self._called("on_allocated")
+
+    def on_computed(self, *, blocks, block_hashes):
+        self._called("on_computed")
+
+    def on_finished(self, request, *, blocks):
+        return self._called("on_finished", 7)
+
+    def on_cancelled(self, ticket):
+        self._called("on_cancelled")
+
+    def on_failed(self, request, failed):
+        return self._called("on_failed", self.answer)
+
+    def take_message(self):
+        return self._called("take_message", b"message")
+
+    def on_report(self, report):
+        self._called("on_report")
+
+    def on_step(self, *, num_tokens, device_s):
+        self._called("on_step")
+
+    def metrics(self):
+        return self._called("metrics", "text")
+
+    def close(self):
+        self._called("close")
+
+
+CALLS = {
+    "lookup": (
+        lambda guard: guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda _: False),
+        Lookup(num_tokens=4, ticket=1),
+        Lookup(),
+    ),
+    "on_allocated": (lambda guard: guard.on_allocated(1, blocks=[1], block_hashes=HASHES), True, False),
+    "on_computed": (lambda guard: guard.on_computed(blocks=[1], block_hashes=HASHES), None, None),
+    "on_finished": (lambda guard: guard.on_finished(REQUEST, blocks=[1]), 7, None),
+    "on_cancelled": (lambda guard: guard.on_cancelled(1), None, None),
+    "on_failed": (lambda guard: guard.on_failed(REQUEST, FAILED), True, False),
+    "take_message": (lambda guard: guard.take_message(), b"message", b""),
+    "on_report": (lambda guard: guard.on_report(ConnectorReport()), None, None),
+    "on_step": (lambda guard: guard.on_step(num_tokens=1, device_s=0.1), None, None),
+}
+TOLD_WHEN_OFF = {"on_cancelled", "take_message", "on_report"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_answer_is_the_sides_own(name) -> None:
+    call, answer, _ = CALLS[name]
+    side = Scripted()
+    guard = GuardedConnector(side)
+    assert call(guard) == answer
+    assert side.calls == [name]
+    assert guard.num_errors == 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_raises_is_a_miss_and_is_logged(name, caplog) -> None:
+    call, _, otherwise = CALLS[name]
+    guard = GuardedConnector(Scripted(name))
+    assert call(guard) == otherwise
+    assert guard.num_errors == 1
+    assert f"{name}() raised" in caplog.text
+    assert not guard.is_off
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_third_error_in_a_row_switches_it_off(name, caplog) -> None:
+    call, _, otherwise = CALLS[name]
+    side = Scripted(name)
+    guard = GuardedConnector(side)
+    for _ in range(2):
+        call(guard)
+    assert not guard.is_off
+    with caplog.at_level(logging.ERROR):
+        call(guard)
+    assert guard.is_off
+    assert "switched off; serving goes on without it" in caplog.text
+    side.raising.clear()
+    side.calls.clear()
+    for other, (call, answer, otherwise) in CALLS.items():
+        assert call(guard) == (answer if other in TOLD_WHEN_OFF else otherwise)
+    assert set(side.calls) == TOLD_WHEN_OFF
+
+
+def test_call_that_works_in_between_forgives() -> None:
+    side = Scripted("on_step")
+    guard = GuardedConnector(side)
+    for _ in range(5):
+        for _ in range(2):
+            guard.on_step(num_tokens=1, device_s=0.1)
+        guard.on_report(ConnectorReport())
+    assert guard.num_errors == 10
+    assert not guard.is_off
+
+
+def test_ticket_that_is_in_use_breaks_the_contract() -> None:
+    guard = GuardedConnector(Scripted())
+    found = guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda ticket: ticket == 1)
+    assert found == Lookup()
+    assert guard.num_errors == 1
+
+
+@pytest.mark.parametrize("found", [Lookup(pending=True, ticket=1), Lookup(ticket=1)])
+def test_ticket_means_nothing_where_there_is_no_hit(found, monkeypatch) -> None:
+    side = Scripted()
+    monkeypatch.setattr(side, "lookup", lambda *_, **__: found)
+    guard = GuardedConnector(side)
+    assert guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda _: True) is found
+    assert guard.num_errors == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "again", "num_errors"), [("retry", True, 0), ("compute", False, 0), ("no", False, 1)]
+)
+def test_failed_load_is_computed_unless_retry_is_the_answer(answer, again, num_errors) -> None:
+    guard = GuardedConnector(Scripted(answer=answer))
+    assert guard.on_failed(REQUEST, FAILED) is again
+    assert guard.num_errors == num_errors
+
+
+def test_metrics_and_close_may_raise_too(caplog) -> None:
+    side = Scripted("metrics", "close")
+    guard = GuardedConnector(side)
+    assert guard.metrics() == ""
+    guard.close()
+    guard.close()
+    assert guard.is_off
+    assert side.calls == ["metrics", "close", "close"]
+    assert "metrics() raised" in caplog.text
+    assert "close() raised" in caplog.text
+
+
+def test_metrics_are_the_sides_own_even_when_it_is_off() -> None:
+    guard = GuardedConnector(Scripted())
+    guard.close()
+    assert guard.metrics() == "text"
+
+
+class Brings(Scripted):
+    """Has requests of its own."""
+
+    def on_abandoned(self, request):
+        self._called("on_abandoned")
+
+    def on_role(self, role):
+        self._called("on_role")
+
+    def on_waker(self, wake):
+        self._called("on_waker")
+
+    @property
+    def has_requests(self):
+        return self._called("has_requests", True)
+
+    def take_requests(self):
+        return self._called("take_requests", [REQUEST])
+
+    def take_withdrawn(self):
+        return self._called("take_withdrawn", ["r"])
+
+    def on_request_ended(self, request_id, *, transfer_params, error):
+        self._called("on_request_ended")
+
+
+def bring(guarded: GuardedConnector) -> tuple[bool, tuple[Request, ...], tuple[str, ...]]:
+    guarded.on_abandoned(REQUEST)
+    guarded.on_role("both")
+    guarded.on_waker(print)
+    guarded.on_request_ended("r", transfer_params=None, error="")
+    return guarded.has_requests, tuple(guarded.take_requests()), tuple(guarded.take_withdrawn())
+
+
+def test_requests_of_its_own_pass_and_what_raises_brings_none():
+    assert bring(GuardedConnector(Brings())) == (True, (REQUEST,), ("r",))
+    for name in ("has_requests", "take_requests", "take_withdrawn", "on_abandoned", "on_role", "on_waker"):
+        guarded = GuardedConnector(Brings(name))
+        has, requests, withdrawn = bring(guarded)
+        assert guarded.num_errors == 1
+        assert (has, bool(requests), bool(withdrawn)) == tuple(
+            name != one for one in ("has_requests", "take_requests", "take_withdrawn")
+        )
+
+
+def test_asking_whether_there_are_requests_does_not_excuse_what_raises():
+    guarded = GuardedConnector(Brings("on_role"))
+    for _ in range(3):
+        guarded.on_role("both")
+        assert guarded.has_requests is not guarded.is_off
+    assert guarded.is_off

@@ -1,0 +1,143 @@
+"""Requests of the KV connector run like everybody's, and nobody else hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from trencadis.engine.engine import Engine
+from trencadis.interfaces import ConnectorPair
+from trencadis.records import Request, SamplingParams
+from trencadis_testing.doubles import LoopConnector
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.invariants import broken_invariants
+
+
+class Host(LoopConnector):
+    """Brings requests, and remembers their ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[Request] = []
+        self.withdrawn: list[str] = []
+        self.ends: list[tuple[str, bool, str]] = []
+        self.wakers: list[Any] = []
+        side = self.scheduler
+        host = self
+
+        class Side(type(side)):  # type: ignore[misc]
+            @property
+            def has_requests(self) -> bool:
+                return bool(host.new or host.withdrawn)
+
+            def take_requests(self) -> list[Request]:
+                new, host.new = host.new, []
+                return new
+
+            def take_withdrawn(self) -> list[str]:
+                withdrawn, host.withdrawn = host.withdrawn, []
+                return withdrawn
+
+            def on_request_ended(
+                self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str
+            ) -> None:
+                host.ends.append((request_id, transfer_params is not None, error))
+
+            def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+                return {"of": request.request_id}
+
+            def on_waker(self, wake: Any) -> None:
+                host.wakers.append(wake)
+
+        side.__class__ = Side
+
+
+def engine_of(pair: ConnectorPair, **options: Any) -> Engine:
+    return make_engine(connector=pair, backend=FakeBackend(eos=-1, max_model_len=64), **options)
+
+
+def request(name: str, start: int, *, max_tokens: int = 1, logprobs: int | None = None) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=tuple(range(start, start + 9)),
+        params=SamplingParams(max_tokens=max_tokens, logprobs=logprobs),
+    )
+
+
+def run(engine: Engine) -> dict[int, list[int]]:
+    """Return the tokens that came, by slot."""
+    said: dict[int, list[int]] = {}
+    for _ in range(100):
+        if not engine.has_work:
+            return said
+        deltas = engine.step()
+        tokens = iter(deltas.token_ids.tolist())
+        for slot, num in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            said.setdefault(slot, []).extend(next(tokens) for _ in range(num))
+        assert not list(tokens), "tokens that belong to nobody"
+        assert all(entry.index < len(deltas.slots) for entry in deltas.logprobs)
+        assert not [one for one in deltas.finished if one.request_id.startswith("guest")]
+        assert broken_invariants(engine) == []
+    raise AssertionError("it does not come to rest")
+
+
+def test_guests_run_beside_clients_who_get_their_own_tokens_only() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [request("guest 1", 5), request("guest 2", 20, max_tokens=6)]
+    slots = [engine.add(request(f"r{i}", 30 + i, max_tokens=4)) for i in range(2)]
+    said = run(engine)
+    assert said == {slot: fake_text(list(range(30 + i, 39 + i)), 4, eos=-1) for i, slot in enumerate(slots)}
+    assert host.ends == [("guest 1", True, ""), ("guest 2", True, "")]
+    assert engine.totals.num_finished == 4
+
+
+def test_engine_that_rests_has_work_once_a_guest_is_there() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    engine.wake_by(run.__call__)
+    assert host.wakers == [run.__call__]
+    assert not engine.has_work
+    host.new = [request("guest", 5)]
+    assert engine.has_work
+    assert run(engine) == {}
+    assert host.ends == [("guest", True, "")]
+
+
+def test_guest_that_is_refused_ends_with_the_reason() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [Request(request_id="guest", prompt_token_ids=tuple(range(1, 80)))]
+    run(engine)
+    ((name, has_params, error),) = host.ends
+    assert (name, has_params) == ("guest", False)
+    assert "guest" in error
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_guest_that_is_withdrawn_ends_at_once_and_frees_its_blocks(num_steps: int) -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [request("guest", 5, max_tokens=30)]
+    for _ in range(num_steps):
+        engine.step()
+    host.withdrawn = ["guest", "never seen"]
+    run(engine)
+    assert host.ends == [("guest", False, "it was withdrawn")]
+    assert engine._state.blocks.num_used == 0
+
+
+def test_log_probabilities_stay_with_their_sequence() -> None:
+    host = Host()
+    backend = FakeBackend(eos=-1, max_model_len=64)
+    engine = make_engine(connector=host.pair(), backend=backend)
+    host.new = [request("guest", 5, max_tokens=6)]
+    slot = engine.add(request("mine", 30, max_tokens=4, logprobs=1))
+    for _ in range(20):
+        deltas = engine.step()
+        for entry in deltas.logprobs:
+            assert deltas.slots[entry.index] == slot
+            assert entry.token_id == deltas.token_ids[entry.index]
