@@ -1,0 +1,60 @@
+"""Mappings and sets that forget what was not used for longest."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["BoundedDict", "RecentHashes"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class BoundedDict(OrderedDict[K, V], Generic[K, V]):
+    """A dictionary of bounded size: what was set longest ago goes first.
+
+    Args:
+        max_entries: Its size.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        super().__init__()
+        self._max_entries = max_entries
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self._max_entries:
+            self.popitem(last=False)
+
+
+class RecentHashes:
+    """Hashes of blocks that were handed to a store lately. From any thread.
+
+    Args:
+        max_entries: So many are remembered.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._lock = threading.Lock()
+        self._hashes: BoundedDict[bytes, None] = BoundedDict(max_entries)
+
+    def unknown(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the indices of those that are not remembered."""
+        with self._lock:
+            return [i for i, block_hash in enumerate(hashes) if block_hash not in self._hashes]
+
+    def add(self, hashes: Iterable[bytes]) -> None:
+        """Remember hashes."""
+        with self._lock:
+            for block_hash in hashes:
+                self._hashes[block_hash] = None
+
+    def discard(self, hashes: Iterable[bytes]) -> None:
+        """Forget hashes: the store has not got them, so that they are worth saving again."""
+        with self._lock:
+            for block_hash in hashes:
+                self._hashes.pop(block_hash, None)

@@ -1,0 +1,125 @@
+"""What loading takes and what computing takes, predicted from what was measured here."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from trencadis.clock import Clock, SystemClock
+
+__all__ = ["CostModel", "MovingLine"]
+
+_DECAY = 0.95
+_MIN_STEP_TOKENS = 64
+"""Steps with fewer tokens are mostly overhead and decodes: they say little about what a token of a long prompt takes."""
+_SAME = 1e-6
+_GUESS = 2.0
+"""Median of a duration of which only a lower limit is known, in units of it, if all orders of magnitude are equally likely before it:
+P(T > x | T > t) = t / x."""
+
+
+class MovingLine:
+    """A line through points of late, ``y = latency + x * slope``, older points weighing less; neither is negative.
+
+    Source: least squares with exponentially decaying weights; textbook.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """Take a point."""
+        self._weight = self._weight * _DECAY + 1.0
+        self._x = self._x * _DECAY + x
+        self._y = self._y * _DECAY + y
+        self._xx = self._xx * _DECAY + x * x
+        self._xy = self._xy * _DECAY + x * y
+
+    def at(self, x: float) -> float:
+        """Return the line's value; nan before the first point. Pure."""
+        if not self._weight:
+            return math.nan
+        spread = self._weight * self._xx - self._x * self._x
+        if spread <= _SAME * self._weight * self._xx:
+            return self._through_zero(x)
+        slope = (self._weight * self._xy - self._x * self._y) / spread
+        latency = (self._y - slope * self._x) / self._weight
+        if slope < 0.0:
+            return self._y / self._weight
+        return latency + slope * x if latency >= 0.0 else self._through_zero(x)
+
+    def _through_zero(self, x: float) -> float:
+        return x * self._xy / self._xx if self._xx else self._y / self._weight
+
+
+class CostModel:
+    """Predicts seconds of loads and of prefills. From any thread.
+
+    What loads took is believed for a while only: where nothing is loaded because a store was slow, nothing else would show that it
+    no longer is.
+
+    Args:
+        clock: The engine's.
+        max_age_s: Seconds after the newest load for which loads are predicted.
+        retry_s: The same after a load that was given up: it need not be the store's usual self.
+    """
+
+    def __init__(self, clock: Clock | None = None, *, max_age_s: float = 60.0, retry_s: float = 5.0) -> None:
+        self._clock = clock or SystemClock()
+        self._max_age_s = max_age_s
+        self._retry_s = min(retry_s, max_age_s)
+        self._lock = threading.Lock()
+        self._loads = MovingLine()
+        self._believed_until_s = -math.inf
+        self._tokens = self._seconds = 0.0
+
+    def loaded(self, *, num_bytes: int, seconds: float) -> None:
+        """Learn what one call for objects of so many bytes took."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            if now_s > self._believed_until_s:
+                self._loads = MovingLine()
+            self._loads.add(num_bytes, seconds)
+            self._believed_until_s = now_s + self._max_age_s
+
+    def gave_up(self, *, num_bytes: int, seconds: float) -> None:
+        """Learn that one call for objects of so many bytes was not done after a time.
+
+        One that was given up sooner than it was predicted to end says nothing. Else what was measured before is no guide any more, and
+        no mean of both either: the next load would be given up like this one. How long it would have taken nobody knows; twice as long
+        is as good a guess as any.
+        """
+        with self._lock:
+            now_s = self._clock.now_s()
+            if now_s <= self._believed_until_s and seconds <= self._loads.at(num_bytes):
+                return
+            self._loads = MovingLine()
+            self._loads.add(num_bytes, _GUESS * seconds)
+            self._believed_until_s = now_s + self._retry_s
+
+    def computed(self, *, num_tokens: int, seconds: float) -> None:
+        """Learn what a step took; one with few tokens is ignored."""
+        if num_tokens < _MIN_STEP_TOKENS or seconds <= 0.0:
+            return
+        with self._lock:
+            self._tokens = self._tokens * _DECAY + num_tokens
+            self._seconds = self._seconds * _DECAY + seconds
+
+    def load_s(self, num_bytes: int, *, call_bytes: int) -> float:
+        """Return what loading takes, seconds; nan while nothing was measured lately.
+
+        Args:
+            num_bytes: In all.
+            call_bytes: Of one call at most; its latency comes with each.
+        """
+        with self._lock:
+            if self._clock.now_s() > self._believed_until_s:
+                return math.nan
+            whole, rest = divmod(num_bytes, call_bytes)
+            seconds = whole * self._loads.at(call_bytes) if whole else 0.0
+            return seconds + self._loads.at(rest) if rest else seconds
+
+    def compute_s(self, num_tokens: int) -> float:
+        """Return what computing takes, seconds; nan while nothing was measured. Pure."""
+        with self._lock:
+            return num_tokens * self._seconds / self._tokens if self._tokens else math.nan

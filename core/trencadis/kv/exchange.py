@@ -1,0 +1,55 @@
+"""A directory of objects as one safetensors file, and back: to carry a prefix to another site, or to look at it with other tools.
+
+Each shelf, the blocks of one rank of one model, becomes a few tensors; row i of each is one block::
+
+    {prefix}headers              U8  [blocks, 128]
+    {prefix}layers.0.key …       [blocks, block_size, num_heads, head_dim], one for each part of the layout
+
+Blocks that a codec changed, or whose layout nobody described, have no parts::
+
+    {prefix}encoded.headers      U8  [blocks, 128]
+    {prefix}encoded.starts       I64 [blocks + 1]
+    {prefix}encoded.payloads     U8  [bytes]
+
+The metadata hold the descriptions by their keys. Tokens are in neither: a block's hash does not tell them. A block that was broken,
+or evicted meanwhile, is a row whose header is zeros. What is imported is verified like what a store gives back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from trencadis.records import KVPart
+
+__all__ = ["ENCODED", "FORMAT", "HEADERS", "PAYLOADS", "STARTS", "Moved", "part_name"]
+
+FORMAT: Final = "trencadis-kv-1"
+"""Under ``format`` in the metadata."""
+
+HEADERS: Final = "headers"
+ENCODED: Final = "encoded."
+STARTS: Final = "encoded.starts"
+PAYLOADS: Final = "encoded.payloads"
+"""Names of tensors behind their shelf's prefix; ``ENCODED`` comes before ``HEADERS``."""
+
+
+@attrs.define(kw_only=True)
+class Moved:
+    """What was moved.
+
+    Attributes:
+        num_objects: Blocks.
+        num_bytes: Of them, with headers.
+        num_broken: Blocks that were left out because they are broken.
+    """
+
+    num_objects: int = 0
+    num_bytes: int = 0
+    num_broken: int = 0
+
+
+def part_name(part: KVPart) -> str:
+    """Return the name of a part's tensor behind its shelf's prefix. Pure."""
+    return f"layers.{part.layer}.{part.kind}"

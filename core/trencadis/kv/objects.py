@@ -1,0 +1,80 @@
+"""From a block's bytes to an object in a store, and back: identity, codec and checksum in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVCodec
+from trencadis.kv.description import Description, description_key
+from trencadis.kv.format import HEADER_BYTES, seal_header, start_header, unsealed, verify
+from trencadis.kv.identity import key_prefix
+from trencadis.records import KVLayout, TransferCause
+
+__all__ = ["BlockObjects"]
+
+
+class BlockObjects:
+    """Packs and unpacks the blocks of one rank. From any thread.
+
+    Args:
+        layout: Of the blocks.
+        identity: Of the model.
+        namespace: Whose objects these are.
+        exact_numerics: As of :func:`~trencadis.kv.identity.compat_id`.
+        codec: What the payload goes through.
+
+    Attributes:
+        block_bytes: Of a block in the cache.
+        max_bytes: Of an object at most.
+        block_size: Tokens of a block.
+        description: Key and content of the object that says what these blocks are, for people and tools.
+    """
+
+    def __init__(
+        self, layout: KVLayout, *, identity: str, namespace: str, exact_numerics: bool, codec: KVCodec
+    ) -> None:
+        self._layout = layout
+        self._codec = codec
+        description = Description(layout=layout, identity=identity, exact_numerics=exact_numerics)
+        self._compat = description.compat
+        self._prefix = key_prefix(namespace, compat=self._compat, layout=layout)
+        self.description = (description_key(namespace, self._compat), description.to_json())
+        self.block_bytes = layout.block_bytes
+        self.block_size = layout.block_size
+        self.max_bytes = HEADER_BYTES + layout.block_bytes + codec.max_growth_bytes
+
+    def keys(self, hashes: Sequence[bytes]) -> list[str]:
+        """Return the keys of blocks. Pure."""
+        return [self._prefix + block_hash.hex() for block_hash in hashes]
+
+    def pack(self, block_hash: bytes, payload: memoryview) -> list[memoryview]:
+        """Return the pieces of an object. Pure.
+
+        Args:
+            block_hash: Of the block.
+            payload: Its bytes.
+        """
+        draft = start_header(self._layout, compat=self._compat, block_hash=block_hash, codec_flags=self._codec.flags)
+        encoded = memoryview(self._codec.encode(payload, draft))
+        return [memoryview(seal_header(draft, encoded)), encoded]
+
+    def unpack(self, block_hash: bytes, data: memoryview, out: memoryview) -> None:
+        """Fill a block's bytes with what an object holds, once it is proven to be that block's.
+
+        Args:
+            block_hash: That was asked for.
+            data: The object.
+            out: ``block_bytes`` bytes; undefined after an error.
+
+        Raises:
+            TransferError: ``corrupt`` or ``incompatible``.
+        """
+        if len(data) < HEADER_BYTES:
+            raise TransferError(
+                f"The KV object is broken: {len(data)} bytes are no header.", cause=TransferCause.CORRUPT
+            )
+        header = bytes(data[:HEADER_BYTES])
+        payload = data[HEADER_BYTES:]
+        verify(header, payload, compat=self._compat, block_hash=block_hash, codec_flags=self._codec.flags)
+        self._codec.decode(payload, unsealed(header), out)

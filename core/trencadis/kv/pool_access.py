@@ -1,0 +1,144 @@
+"""A KV pool for threads of a connector's own, whichever thread the device wants.
+
+Where the pool may be used from any thread, a copy happens at once. Where it may not, the copy waits until the backend's thread calls
+:meth:`PoolAccess.serve`, once a step, and does no more bytes than the step can bear.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVPool
+from trencadis.records import TransferCause
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["PoolAccess"]
+
+
+class PoolAccess:
+    """Reads and writes blocks from any thread; none is touched after :meth:`close`.
+
+    Args:
+        pool: Of one rank.
+
+    Attributes:
+        layout: Of the pool.
+        any_thread: Copies happen at once.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._jobs: deque[_Job] = deque()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.layout = pool.layout
+        self.any_thread = pool.any_thread
+
+    def read(self, blocks: Sequence[int], out: NDArray[np.uint8], *, timeout_s: float) -> None:
+        """Copy blocks to host memory.
+
+        Args:
+            blocks: Ids, ``[n]``.
+            out: ``[n, block_bytes]``, C order.
+            timeout_s: The longest wait for the backend's thread.
+
+        Raises:
+            TransferError: ``deadline``, or ``cancelled`` because of :meth:`close`; ``out`` is not written to any more.
+        """
+        self._do(lambda: self._pool.read_blocks(blocks, out), out.nbytes, timeout_s)
+
+    def view(self, blocks: Sequence[int]) -> Sequence[Sequence[memoryview]] | None:
+        """Return where blocks lie in host memory, by block and piece, or None if they have to be copied.
+
+        Whoever reads there does not keep :meth:`close` waiting, so it must have ended before the pool may go.
+
+        Args:
+            blocks: Ids, ``[n]``.
+
+        Raises:
+            TransferError: ``cancelled`` because of :meth:`close`.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise _closed()
+            return self._pool.view_blocks(blocks) if self.any_thread else None
+
+    def write(self, blocks: Sequence[int], data: NDArray[np.uint8], *, timeout_s: float) -> None:
+        """Copy blocks from host memory.
+
+        Args:
+            blocks: Ids, ``[n]``, none twice.
+            data: ``[n, block_bytes]``, C order.
+            timeout_s: The longest wait for the backend's thread.
+
+        Raises:
+            TransferError: ``deadline``, or ``cancelled`` because of :meth:`close`; no block is written to any more.
+        """
+        self._do(lambda: self._pool.write_blocks(blocks, data), data.nbytes, timeout_s)
+
+    def serve(self, *, max_bytes: int) -> None:
+        """Do what waits; at least one copy, and no further one that would be over ``max_bytes``. On the backend's thread."""
+        num_bytes = 0
+        while self._jobs:
+            with self._lock:
+                if not self._jobs or (num_bytes and num_bytes + self._jobs[0].num_bytes > max_bytes):
+                    return
+                job = self._jobs.popleft()
+                num_bytes += job.num_bytes
+                job.run()
+
+    def close(self) -> None:
+        """Let nobody in any more; returns when nobody is."""
+        with self._lock:
+            self._is_closed = True
+            while self._jobs:
+                self._jobs.popleft().drop()
+
+    def _do(self, copy: Callable[[], None], num_bytes: int, timeout_s: float) -> None:
+        job = _Job(copy, num_bytes)
+        with self._lock:
+            if self._is_closed:
+                raise _closed()
+            if self.any_thread:
+                copy()
+                return
+            self._jobs.append(job)
+        if not job.done.wait(timeout_s):
+            with self._lock:
+                if job in self._jobs:
+                    self._jobs.remove(job)
+                    raise TransferError(
+                        "The device's thread did not come to copy blocks.", cause=TransferCause.DEADLINE
+                    )
+        if job.error is not None:
+            raise job.error
+
+
+class _Job:
+    def __init__(self, copy: Callable[[], None], num_bytes: int) -> None:
+        self._copy = copy
+        self.num_bytes = num_bytes
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._copy()
+        except Exception as error:
+            self.error = error
+        self.done.set()
+
+    def drop(self) -> None:
+        self.error = _closed()
+        self.done.set()
+
+
+def _closed() -> TransferError:
+    return TransferError("The connector was closed.", cause=TransferCause.CANCELLED)

@@ -1,0 +1,79 @@
+"""Memory for blocks that wait to be saved: taken from the system once, and used again and again."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Staging", "runs"]
+
+
+class Staging:
+    """Slots of one block each. From any thread, once it is open.
+
+    What was given back last is taken first: memory that was touched is cheaper than new memory.
+
+    Args:
+        max_bytes: Of all slots.
+
+    Attributes:
+        num_slots: How many there are.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._memory: NDArray[np.uint8] = np.empty((0, 1), np.uint8)
+        self.num_slots = 0
+
+    def open(self, block_bytes: int) -> None:
+        """Take the memory; the system hands it out as it is touched.
+
+        Args:
+            block_bytes: Of a slot.
+        """
+        self.num_slots = self._max_bytes // block_bytes
+        self._memory = np.empty((self.num_slots, block_bytes), np.uint8)
+        self._free = list(range(self.num_slots))[::-1]
+
+    @property
+    def num_bytes(self) -> int:
+        """In slots that are taken."""
+        return (self.num_slots - len(self._free)) * int(self._memory.shape[1])
+
+    @property
+    def fraction(self) -> float:
+        """Share of the slots that is taken, 0 .. 1."""
+        return 1.0 - len(self._free) / self.num_slots if self.num_slots else 1.0
+
+    def take(self, number: int) -> list[int]:
+        """Return slots; none if there are not as many."""
+        with self._lock:
+            if number > len(self._free):
+                return []
+            taken = self._free[len(self._free) - number :][::-1]
+            del self._free[len(self._free) - number :]
+            return taken
+
+    def give_back(self, slots: Sequence[int]) -> None:
+        """Give slots back; their content may be overwritten."""
+        with self._lock:
+            self._free.extend(reversed(slots))
+
+    def rows(self, first: int, last: int) -> NDArray[np.uint8]:
+        """Return a view of the slots ``first`` to ``last - 1``, ``[number, block_bytes]``."""
+        return self._memory[first:last]
+
+
+def runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield ``(index, first, last)`` of each run of consecutive slots: ``slots[index:]`` begins with ``first .. last - 1``. Pure."""
+    start = 0
+    for i in itertools.chain((i for i in range(1, len(slots)) if slots[i] != slots[i - 1] + 1), [len(slots)]):
+        if i > start:
+            yield start, slots[start], slots[start] + i - start
+            start = i

@@ -1,0 +1,79 @@
+"""A connector over any store: all that a plugin with a :class:`~trencadis.kv.store.BlockStore` needs.
+
+Example::
+
+    def make(config, context):
+        return store_connector(lambda: MyStore(config.url), config, context, name="my_store")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.kv.breaker import Breaker
+from trencadis.kv.counters import TransferCounters
+from trencadis.kv.defaults import codec_of, policy_of
+from trencadis.kv.parts import StoreParts
+from trencadis.kv.settings import StoreSettings
+from trencadis.kv.staging import Staging
+from trencadis.kv.store import BlockStore
+from trencadis.kv.store_scheduler import StoreScheduler
+from trencadis.kv.store_worker import StoreWorker
+
+__all__ = ["StoreConnector", "store_connector"]
+
+
+@attrs.frozen(kw_only=True)
+class StoreConnector(ConnectorPair):
+    """A pair over a store.
+
+    Attributes:
+        with_stores: ``with_stores(wrap)`` returns the same connector anew, each of its connections wrapped: what test kits put faults
+            around.
+    """
+
+    with_stores: Callable[[Callable[[BlockStore], BlockStore]], ConnectorPair] = attrs.field(eq=False, repr=False)
+
+
+def store_connector(
+    make_store: Callable[[], BlockStore], settings: StoreSettings, context: ComponentContext, *, name: str
+) -> StoreConnector:
+    """Return a connector that keeps blocks in a store.
+
+    Nothing is connected before the engine is ready. The worker of the pair has ``wait_idle(timeout_s)``, for tests.
+
+    Args:
+        make_store: Returns a new connection; called once per thread, and may wait and raise.
+        settings: Of the connector's config table.
+        context: Of the component's factory.
+        name: Of the component: in logs, metrics and errors.
+    """
+    breaker = Breaker(
+        context.clock,
+        name=name,
+        failure_limit=settings.failure_limit,
+        failure_window_s=settings.failure_window_s,
+        cooldown_s=settings.cooldown_s,
+    )
+    staging = Staging(settings.staging_bytes)
+    counters = TransferCounters(name)
+    counters.watch(breaker_state=lambda: float(breaker.state), staged_bytes=lambda: float(staging.num_bytes))
+    parts = StoreParts(
+        name=name,
+        settings=settings,
+        clock=context.clock,
+        identity=context.model.identity if context.model is not None else "",
+        make_store=make_store,
+        codec=codec_of(context),
+        policy=policy_of(context),
+        counters=counters,
+        breaker=breaker,
+    )
+    return StoreConnector(
+        scheduler=StoreScheduler(parts, staging),
+        worker=StoreWorker(parts, staging),
+        with_stores=lambda wrap: store_connector(lambda: wrap(make_store()), settings, context, name=name),
+    )

@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from kv_parts import BLOCK_BYTES, GatedStore, OnlyBackendThread, hashes_of, make_parts, make_pool, read
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVCodec
+from trencadis.kv.loads import Loads
+from trencadis.kv.messages import LoadOrder
+from trencadis_testing.kv_faults import DictStore
+
+CONTENTS = {i: np.random.default_rng(i).integers(0, 256, BLOCK_BYTES, np.uint8) for i in range(9)}
+
+
+class House:
+    """Loads from a store that has blocks 0 to 8, each with its own content."""
+
+    def __init__(self, *, gated=False, pool=None, chunk=2, codec=None, **settings):
+        self.objects = {}
+        self.store = GatedStore(self.objects) if gated else DictStore(self.objects)
+        self.parts = make_parts(lambda: self.store, codec=codec, **settings)
+        self.pool = pool or make_pool()
+        self.packing = self.parts.objects(self.pool.layout)
+        for number, content in CONTENTS.items():
+            (key,), (block_hash,) = self.keys(number), hashes_of(number)
+            self.objects[key] = b"".join(self.packing.pack(block_hash, memoryview(content)))
+        self.loads = Loads(self.parts, self.pool, self.packing)
+        self.loads.chunk = chunk
+        self.before = read(self.pool, range(16))
+
+    def keys(self, *numbers):
+        return self.packing.keys(hashes_of(*numbers))
+
+    def start(self, ticket, *, blocks, numbers):
+        self.loads.start(LoadOrder(ticket, list(blocks), hashes_of(*numbers)))
+
+    def settle(self):
+        assert self.parts.activity.wait_idle(10.0)
+
+    def report(self):
+        self.settle()
+        return self.loads.poll()
+
+    def spoil(self, number, change):
+        data = bytearray(self.objects[self.keys(number)[0]])
+        change(data)
+        self.objects[self.keys(number)[0]] = bytes(data)
+
+    def check(self, expected):
+        """Check that blocks hold contents, and that all others are as they were."""
+        now = read(self.pool, range(16))
+        for block in range(16):
+            right = CONTENTS[expected[block]] if block in expected else self.before[block]
+            assert (now[block] == right).all(), f"block {block}"
+
+    def failures(self, cause):
+        return self.parts.counters.value("transfer_failures_total", cause=cause)
+
+
+def flip(position):
+    def change(data):
+        data[position] ^= 1
+
+    return change
+
+
+@pytest.fixture
+def house():
+    made = []
+
+    def make(**options):
+        made.append(House(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if isinstance(one.store, GatedStore):
+            one.store.open()
+        one.loads.close(5.0)
+        assert one.parts.activity.wait_idle(5.0), "work is counted that nobody does"
+
+
+def test_load_fills_its_blocks_and_no_other(house):
+    one = house()
+    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=[0, 1, 2, 3, 4])
+    report = one.report()
+    assert (report.loaded, report.failed, report.released) == ((7,), (), ())
+    one.check({4: 0, 2: 1, 9: 2, 1: 3, 3: 4})
+    assert one.parts.counters.value("tokens_total", direction="load") == 20
+
+
+def test_end_of_a_load_is_reported_once(house):
+    one = house()
+    one.start(7, blocks=[4], numbers=[0])
+    assert one.report().loaded == (7,)
+    assert one.report().loaded == ()
+
+
+@pytest.mark.parametrize("position", [1, 30, 60, 90, 128, -1])
+@pytest.mark.parametrize("bad", [0, 1, 2, 4])
+def test_broken_object_ends_the_load_and_is_deleted(house, position, bad):
+    one = house()
+    one.spoil(bad, flip(position))
+    one.parts.recent.add(hashes_of(*range(5)))
+    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
+    (failed,) = one.report().failed
+    assert (failed.ticket, failed.num_valid_tokens, failed.cause) == (7, 4 * bad, "corrupt")
+    one.check(dict(list(zip([4, 2, 9, 1, 3], range(5), strict=True))[:bad]))
+    assert one.keys(bad)[0] not in one.objects
+    assert len(one.objects) == len(CONTENTS) - 1
+    assert one.failures("corrupt") == 1
+    assert bad in one.parts.recent.unknown(hashes_of(*range(5)))
+
+
+def test_right_bytes_under_another_blocks_key_are_refused(house):
+    one = house()
+    a, b = one.keys(0, 1)
+    one.objects[a], one.objects[b] = one.objects[b], one.objects[a]
+    one.start(7, blocks=[4, 2], numbers=[0, 1])
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (0, "corrupt")
+    one.check({})
+
+
+def test_object_of_another_version_is_refused_and_left_there(house):
+    one = house()
+    one.spoil(1, flip(5))
+    one.start(7, blocks=[4, 2], numbers=[0, 1])
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (4, "incompatible")
+    assert one.keys(1)[0] in one.objects
+
+
+def test_connector_that_does_not_save_deletes_nothing(house):
+    one = house(saves=False)
+    one.spoil(1, flip(-1))
+    one.start(7, blocks=[4, 2], numbers=[0, 1])
+    assert one.report().failed[0].cause == "corrupt"
+    assert one.keys(1)[0] in one.objects
+
+
+def test_evicted_object_is_everyday_life(house):
+    one = house(failure_limit=1)
+    del one.objects[one.keys(3)[0]]
+    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (12, "evicted")
+    assert one.parts.breaker.allows
+    one.check({4: 0, 2: 1, 9: 2})
+
+
+def test_store_that_fails_keeps_what_arrived_before(house):
+    one = house()
+    get = one.store.get
+    answers = iter([get, lambda keys, targets: 1 / 0])
+    one.store.get = lambda keys, targets: next(answers)(keys, targets)
+    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (8, "raised")
+    one.check({4: 0, 2: 1})
+
+
+@pytest.mark.parametrize("sizes", [[], [5], [10**9, 10**9]])
+def test_impossible_answers_are_failures(house, sizes):
+    one = house()
+    one.store.get = lambda keys, targets: sizes
+    one.start(7, blocks=[4, 2], numbers=[0, 1])
+    (failed,) = one.report().failed
+    assert failed.num_valid_tokens == 0
+    one.check({})
+
+
+def test_object_longer_than_a_block_is_refused(house):
+    one = house()
+    one.objects[one.keys(0)[0]] += b"x"
+    one.start(7, blocks=[4], numbers=[0])
+    assert one.report().failed[0].num_valid_tokens == 0
+    one.check({})
+
+
+def test_codec_that_raises_fails_the_load(house):
+    class Broken(KVCodec):
+        flags = 200
+        max_growth_bytes = 0
+
+        def encode(self, payload, header):
+            return payload
+
+        def decode(self, data, header, out):
+            raise ZeroDivisionError
+
+    one = house(codec=Broken())
+    one.start(7, blocks=[4], numbers=[0])
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (0, "raised")
+
+
+def test_pool_that_raises_fails_the_load(house):
+    one = house()
+    one.pool.write_blocks = lambda blocks, data: 1 / 0
+    one.start(7, blocks=[4], numbers=[0])
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (0, "raised")
+
+
+def test_store_that_is_left_alone_is_not_asked(house):
+    one = house(gated=True)
+    one.parts.breaker.open()
+    one.start(7, blocks=[4], numbers=[0])
+    assert one.report().failed[0].cause == "unreachable"
+    assert one.store.calls == []
+
+
+# ---------------------------------------------------------------------------------------------------- cancelling
+
+
+def test_queued_load_that_is_cancelled_is_released_and_never_begun(house):
+    one = house(gated=True, num_load_threads=1)
+    one.start(1, blocks=[4], numbers=[0])
+    assert one.store.is_waiting.wait(10.0)
+    one.start(2, blocks=[5], numbers=[1])
+    one.loads.cancel(2)
+    assert one.loads.poll().released == (2,)
+    one.store.open()
+    report = one.report()
+    assert (report.loaded, report.released) == ((1,), ())
+    one.check({4: 0})
+
+
+def test_load_that_waits_for_the_store_is_released_at_once_and_interrupted(house):
+    one = house(gated=True)
+    one.start(1, blocks=[4], numbers=[0])
+    assert one.store.is_waiting.wait(10.0)
+    one.loads.cancel(1)
+    assert one.loads.poll().released == (1,)
+    one.settle()  # the gate is closed still: only the interruption ends the call
+    report = one.loads.poll()
+    assert (report.loaded, report.failed, report.released) == ((), (), ())
+    assert one.failures("unreachable") == 0
+    one.check({})
+
+
+def test_bytes_that_come_after_the_release_touch_no_block(house):
+    one = house(gated=True)
+    one.store.interrupt = lambda: None  # a transport that cannot be stopped
+    one.start(1, blocks=[4, 2], numbers=[0, 1])
+    assert one.store.is_waiting.wait(10.0)
+    one.loads.cancel(1)
+    assert one.loads.poll().released == (1,)
+    one.store.open()
+    one.settle()
+    one.check({})
+
+
+def test_interruption_that_came_too_early_is_repeated(house):
+    one = house(gated=True)
+    interrupt, calls = one.store.interrupt, []
+    one.store.interrupt = lambda: calls.append(1) if not calls else interrupt()
+    one.start(1, blocks=[4], numbers=[0])
+    assert one.store.is_waiting.wait(10.0)
+    one.loads.cancel(1)
+    one.loads.poll()
+    one.settle()
+    assert len(calls) == 1
+
+
+def test_load_that_ended_before_it_was_cancelled_is_released_and_not_reported(house):
+    one = house()
+    one.start(1, blocks=[4], numbers=[0])
+    one.settle()
+    one.loads.cancel(1)
+    report = one.loads.poll()
+    assert (report.loaded, report.failed, report.released) == ((), (), (1,))
+
+
+def test_load_that_was_reported_before_it_was_cancelled_is_released(house):
+    one = house()
+    one.start(1, blocks=[4], numbers=[0])
+    assert one.report().loaded == (1,)
+    one.loads.cancel(1)
+    assert one.loads.poll().released == (1,)
+
+
+def test_cancelling_waits_for_the_copy_that_is_being_made(house):
+    one = house()
+    get, write, copying, go_on = one.store.get, one.pool.write_blocks, threading.Event(), threading.Event()
+    cancelling = threading.Thread(target=one.loads.cancel, args=(1,))
+
+    def slow(blocks, data):
+        copying.set()
+        assert go_on.wait(10.0)
+        write(blocks, data)
+
+    def get_behind_the_cancellation(keys, targets):
+        if copying.is_set():
+            cancelling.join(10.0)
+        return get(keys, targets)
+
+    one.pool.write_blocks, one.store.get = slow, get_behind_the_cancellation
+    one.start(1, blocks=[4, 2, 9], numbers=[0, 1, 2])
+    assert copying.wait(10.0)
+    cancelling.start()
+    cancelling.join(0.02)
+    assert cancelling.is_alive(), "the release did not wait"
+    go_on.set()
+    cancelling.join(10.0)
+    assert one.report().released == (1,)
+    one.check({4: 0, 2: 1})
+
+
+def test_closing_touches_no_block_afterwards(house):
+    one = house(gated=True)
+    one.start(1, blocks=[4], numbers=[0])
+    one.start(2, blocks=[5], numbers=[1])
+    assert one.store.is_waiting.wait(10.0)
+    one.loads.close(5.0)
+    one.store.open()
+    one.settle()
+    one.check({})
+    one.start(3, blocks=[6], numbers=[2])
+    assert one.loads.poll().failed[0].cause == "cancelled"
+
+
+# --------------------------------------------------------------------------------- a device with a thread of its own
+
+
+def test_blocks_of_a_device_are_written_on_its_own_thread_a_share_in_each_step(house):
+    one = house(pool=OnlyBackendThread(make_pool()), max_load_bytes_per_step=2 * BLOCK_BYTES)
+    one.start(1, blocks=[4, 2, 9, 1, 3], numbers=range(5))
+    one.settle()
+    one.check({})
+    steps = [one.report().loaded for _ in range(4)]
+    assert steps == [(), (), (), (1,)]
+    one.check({4: 0, 2: 1, 9: 2, 1: 3, 3: 4})
+
+
+def test_two_loads_share_what_a_step_may_write(house):
+    one = house(pool=OnlyBackendThread(make_pool()), max_load_bytes_per_step=3 * BLOCK_BYTES)
+    one.start(1, blocks=[4, 2], numbers=[0, 1])
+    one.start(2, blocks=[5, 6], numbers=[2, 3])
+    one.settle()
+    one.loads.poll()
+    written = (read(one.pool, range(16)) != one.before).any(axis=1).sum()
+    assert written == 2
+    one.settle()
+    one.loads.poll()
+    one.check({4: 0, 2: 1, 5: 2, 6: 3})
+
+
+def test_chunk_is_no_larger_than_a_steps_share():
+    pool = OnlyBackendThread(make_pool())
+    parts = make_parts(max_load_bytes_per_step=3 * BLOCK_BYTES)
+    assert Loads(parts, pool, parts.objects(pool.layout)).chunk == 3
+
+
+def test_block_larger_than_a_steps_share_is_written_alone(house):
+    one = house(pool=OnlyBackendThread(make_pool()), max_load_bytes_per_step=1, chunk=1)
+    one.start(1, blocks=[4, 2], numbers=[0, 1])
+    assert [one.report().loaded for _ in range(3)] == [(), (), (1,)]
+    one.check({4: 0, 2: 1})
+
+
+def test_load_that_waits_for_the_devices_thread_is_cancelled(house):
+    one = house(pool=OnlyBackendThread(make_pool()))
+    one.start(1, blocks=[4, 2, 9], numbers=[0, 1, 2])
+    one.settle()
+    one.loads.cancel(1)
+    assert one.report().released == (1,)
+    one.check({})
+
+
+def test_device_that_raises_fails_the_load(house):
+    one = house(pool=OnlyBackendThread(make_pool()))
+    one.pool._pool.write_blocks = lambda blocks, data: 1 / 0
+    one.start(1, blocks=[4, 2, 9], numbers=[0, 1, 2])
+    one.settle()
+    one.loads.poll()
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (0, "raised")
+
+
+def test_store_that_fails_to_delete_costs_a_counter(house):
+    one = house()
+    one.spoil(0, flip(-1))
+
+    def refuse(keys):
+        raise TransferError("read-only", cause="unreachable")
+
+    one.store.delete = refuse
+    one.start(1, blocks=[4], numbers=[0])
+    assert one.report().failed[0].cause == "corrupt"
+    assert one.failures("unreachable") == 1

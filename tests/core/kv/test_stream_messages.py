@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from trencadis.kv.stream_messages import BODIES, KINDS, Invite, Kind, Offer, State
+
+
+def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_had() -> None:
+    assert set(BODIES) == set(Kind) - {Kind.BLOCK}
+    assert {KINDS[body]: body for body in KINDS} == BODIES
+    names = (
+        "HELLO WELCOME REFUSE PROOF PULL BLOCK COMMIT ABORT RENEW RELEASE ACK STATUS STATE INVITE OFFER PLACED TAKEN"
+    )
+    assert [kind.name for kind in sorted(Kind)] == names.split()
+    assert sorted(Kind) == list(range(1, 18))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Invite(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5),
+        Offer(ticket="x", num_tokens=16, lease_s=30.0),
+        State(accepts=True, num_guests=2, num_tokens=300, tokens_per_s=1e4),
+    ],
+)
+def test_later_minor_versions_may_append_fields(message: msgspec.Struct) -> None:
+    fields = msgspec.to_builtins(message)
+    assert isinstance(fields, list), "names would cost bytes"
+    longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(msgspec.msgpack.encode(message)), "later"])
+    assert msgspec.msgpack.decode(longer, type=type(message)) == message

@@ -1,0 +1,108 @@
+"""A transport between engines of one process: what every transport must do, without a library."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.kv.defaults import policy_of
+from trencadis_plugins.kv_connector.p2p_config import P2PConfig
+from trencadis_plugins.kv_connector.p2p_node import Node
+from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
+from trencadis_plugins.kv_connector.p2p_transport import Flight, Landing, Transport
+from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
+
+__all__ = ["MemoryTransport"]
+
+_LANDINGS: dict[int, MemoryLanding] = {}
+_NUMBERS = itertools.count()
+
+
+class MemoryLanding(Landing):
+    """Two pieces of two rows."""
+
+    via = "memory"
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._transport = transport
+        self._number = next(_NUMBERS)
+        self.pieces: NDArray[np.uint8] = np.zeros((2, 2, transport.block_bytes), np.uint8)
+        self.target = msgspec.msgpack.encode(self._number)
+        _LANDINGS[self._number] = self
+
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        rows: NDArray[np.uint8] = self.pieces[index]
+        return rows
+
+    def holds(self, index: int, num_rows: int) -> bool:
+        return 0 <= index < 2 and num_rows <= 2
+
+    def close(self) -> None:
+        del _LANDINGS[self._number]
+        self._transport.quiet.append(self.is_quiet)
+
+
+class MemoryFlight(Flight):
+    """A way to a landing."""
+
+    num_pieces = 2
+
+    def __init__(self, transport: MemoryTransport, landing: MemoryLanding) -> None:
+        self._transport = transport
+        self._landing = landing
+        self.rows = np.zeros_like(landing.pieces[0])
+
+    def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
+        self._transport.on_write(self.rows)
+        self._landing.pieces[index, :num_rows] = self.rows[:num_rows]
+        self._transport.written.append(num_rows)
+
+    def close(self) -> None:
+        self._transport.num_flights -= 1
+
+
+class MemoryTransport(Transport):
+    """Keeps books.
+
+    Attributes:
+        written: Rows of each write.
+        quiet: Of each landing that was closed, whether its producer had said that it writes no more.
+        num_flights: That are open.
+        has_landings: Whether it lends memory.
+        has_flights: Whether it has memory to write from.
+        on_write: Called with the rows before each write.
+    """
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.block_bytes = self.num_flights = 0
+        self.written: list[int] = []
+        self.quiet: list[bool] = []
+        self.has_landings = self.has_flights = True
+        self.on_write: Callable[[NDArray[np.uint8]], None] = lambda _: None
+
+    def make(self, context: ComponentContext) -> ConnectorPair:
+        """Return a connector of one engine, with this way for the bytes."""
+        node = Node(P2PConfig(), clock=context.clock, model="", transport=self)
+        return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))
+
+    def open(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+
+    def landing(self) -> Landing | None:
+        return MemoryLanding(self) if self.has_landings else None
+
+    def flight(self, target: bytes) -> Flight | None:
+        if not self.has_flights:
+            return None
+        self.num_flights += 1
+        return MemoryFlight(self, _LANDINGS[msgspec.msgpack.decode(target)])
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,92 @@
+"""Another process with a NIXL agent: lends memory and says where, or writes to memory that is lent to it.
+
+python nixl_peer.py lend BLOCK_BYTES    prints a target in hex, then for each line read the sum of the first row of piece 0
+python nixl_peer.py write BLOCK_BYTES   for each line read, a target in hex: writes ones to piece 0, and prints what became of it
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["NixlPeer", "small_config"]
+
+
+def small_config(**changes: Any) -> Any:
+    """Return a config that keeps to the loopback device."""
+    from trencadis_plugins.kv_connector.nixl_config import NixlConfig
+
+    return NixlConfig(transports="tcp", devices="lo", num_pieces=8, **changes)
+
+
+class NixlPeer:
+    """A running one; a context manager that kills it.
+
+    Args:
+        role: ``lend`` or ``write``.
+        block_bytes: Of a block, which is a piece, too.
+    """
+
+    def __init__(self, role: str, block_bytes: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), role, str(block_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read(self) -> str:
+        """Return the next line that it says."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, line: str = "") -> None:
+        """Give it a line."""
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _main(role: str, block_bytes: int) -> None:
+    from trencadis.errors import TransferError
+    from trencadis_plugins.kv_connector.nixl_transport import NixlTransport
+
+    transport = NixlTransport(small_config(piece_bytes=block_bytes))
+    transport.open(block_bytes)
+    if role == "lend":
+        landing = transport.landing()
+        assert landing is not None
+        _say(landing.target.hex())
+    for line in sys.stdin:
+        if role == "lend":
+            _say(str(landing.rows(0)[0].sum()))
+            continue
+        flight = transport.flight(bytes.fromhex(line.strip()))
+        assert flight is not None
+        flight.rows[:] = 1
+        try:
+            with flight:
+                flight.write(0, 1, timeout_s=5.0, is_gone=lambda: False)
+            _say("done")
+        except TransferError as error:
+            _say(str(error.cause))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,89 @@
+"""One producer with blocks in its hands, and what a consumer needs to ask for them; no engines."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from trencadis.clock import SimulatedClock
+from trencadis.interfaces import KVCodec
+from trencadis.kv.handshake import Identity
+from trencadis.kv.pool_access import PoolAccess
+from trencadis.kv.stream import FrameStream
+from trencadis_plugins.kv_connector.p2p_config import P2PConfig
+from trencadis_plugins.kv_connector.p2p_node import Node
+from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
+from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
+from trencadis_testing.connector_desk import hashes_of
+from trencadis_testing.fake_pool import FakeKVCache
+
+__all__ = ["HASHES", "NUM_BLOCKS", "Producer", "producing"]
+
+NUM_BLOCKS = 6
+HASHES = hashes_of(range(NUM_BLOCKS))
+
+
+@attrs.frozen(eq=False)
+class Producer:
+    """A node that holds blocks under the name ``held``: block i has hash i.
+
+    Attributes:
+        node: Of the producer.
+        clock: Its clock.
+        data: Of its pool, ``[blocks, block bytes]``.
+        prefix: Where it is.
+        me: Identity of a consumer that it likes.
+    """
+
+    node: Node
+    clock: SimulatedClock
+    data: NDArray[np.uint8]
+    prefix: RemotePrefix
+    me: Identity
+
+    def connect(self, **changes: Any) -> PeerConnection:
+        """Return a connection of a consumer; ``changes`` are the prefix's."""
+        return PeerConnection(attrs.evolve(self.prefix, **changes), self.me, connect_timeout_s=5.0)
+
+    def pull(self, hashes: list[bytes], *, num_rows: int = 4, **changes: Any) -> NDArray[np.uint8]:
+        """Return blocks as a consumer gets them."""
+        rows: list[NDArray[np.uint8]] = []
+        with self.connect(**changes) as connection:
+            connection.pull(hashes, lambda _, some: rows.append(some.copy()), num_rows=num_rows, timeout_s=5.0)
+        return np.concatenate(rows) if rows else np.empty((0, self.data.shape[1]), np.uint8)
+
+    def raw(self) -> tuple[socket.socket, FrameStream]:
+        """Return a bare connection."""
+        connection = socket.create_connection(("127.0.0.1", self.node.server.port))
+        return connection, FrameStream(connection, timeout_s=5.0)
+
+
+@contextlib.contextmanager
+def producing(*, codec: KVCodec | None = None, **config: Any) -> Iterator[Producer]:
+    """Have a producer for as long as the block runs."""
+    clock = SimulatedClock()
+    node = Node(P2PConfig(**config), clock=clock, model="m", codec=codec)
+    array = np.random.default_rng(0).integers(0, 2**60, NUM_BLOCKS * 4)
+    pool = FakeKVCache([array], block_size=4)
+    node.pool = PoolAccess(pool)
+    node.start(pool.layout)
+    node.holds.add(1, "held", dict(zip(HASHES, range(NUM_BLOCKS), strict=True)), num_bytes=NUM_BLOCKS * 32)
+    prefix = RemotePrefix(
+        engine=node.engine,
+        ticket="held",
+        host="127.0.0.1",
+        port=node.server.port,
+        num_tokens=NUM_BLOCKS * 4,
+        lease_s=30.0,
+    )
+    assert node.identity is not None
+    try:
+        yield Producer(node, clock, array.view(np.uint8).reshape(NUM_BLOCKS, 32), prefix, node.identity)
+    finally:
+        node.close()

@@ -1,0 +1,86 @@
+"""``trencadis serve`` as a process of its own, with all that it starts; killed without mercy if asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+__all__ = ["ServedProcess"]
+
+_TIMEOUT_S = 60
+
+
+class ServedProcess:
+    """A server that runs, once :meth:`wait` has returned.
+
+    Args:
+        flags: Of ``trencadis serve``.
+
+    Attributes:
+        url: Where it listens.
+        errors: What it has logged, line by line.
+    """
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trencadis", "serve", "--server.port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,
+        )
+        self.errors: list[str] = []
+        self._reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    def wait(self) -> Self:
+        """Wait until it serves."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("Listening at "), (line, self.errors)
+        self.url = line.split()[2].removesuffix("/v1")
+        while not line.startswith("Ready: "):
+            line = self.process.stdout.readline()
+            assert line, self.errors
+        return self
+
+    def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+        """Send a request and wait for the answer."""
+        return httpx.post(self.url + path, json={"model": "demo", **body}, timeout=_TIMEOUT_S)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's samples that begin with ``name``; 0 without one."""
+        lines = httpx.get(self.url + "/metrics", timeout=_TIMEOUT_S).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    def kill(self) -> None:
+        """Kill it and what it started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(_TIMEOUT_S)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to what it started."""
+        os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        self.kill()
+        self._reader.join(_TIMEOUT_S)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors += self.process.stderr

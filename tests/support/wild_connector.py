@@ -1,0 +1,182 @@
+"""A KV connector whose every move is somebody else's choice: what arrives, what fails, what is late, what raises."""
+
+from __future__ import annotations
+
+import itertools
+
+from trencadis.interfaces import ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.records import ConnectorReport, FailedLoad
+
+
+class WildConnector:
+    """Both sides over one dictionary; nothing moves until it is told to.
+
+    Attributes:
+        store: Content by block hash, as it was saved.
+        loads: Blocks and hashes by ticket, of loads that were asked for and neither ended nor cancelled.
+        cancelled: The same, of those that were cancelled and not released.
+        held: Tickets of finished sequences' blocks.
+        raising: Names of scheduler-side methods that raise.
+        is_closed: Of each side.
+    """
+
+    def __init__(self, *, block_size: int = 4, timeout_s: float = float("inf"), answer: str = "compute") -> None:
+        self.block_size = block_size
+        self.timeout_s = timeout_s
+        self.answer = answer
+        self.holds = False
+        self.store: dict[bytes, list] = {}
+        self.loads: dict[int, tuple[list[int], list[bytes]]] = {}
+        self.cancelled: dict[int, tuple[list[int], list[bytes]]] = {}
+        self.held: set[int] = set()
+        self.raising: set[str] = set()
+        self.asked: list[str] = []
+        self.is_closed = [False, False]
+        self.next = ConnectorReport()
+        self.tickets = itertools.count()
+        self.arrays: tuple = ()
+        self._to_save: list[tuple[int, bytes]] = []
+
+    def pair(self) -> ConnectorPair:
+        return ConnectorPair(scheduler=_Scheduler(self), worker=_Worker(self))
+
+    # ------------------------------------------------------------------------------------ what the test chooses
+
+    def arrive(self, ticket: int) -> None:
+        """Let a load arrive whole."""
+        blocks, hashes = self.loads.pop(ticket)
+        self._write(blocks, hashes)
+        self._report(loaded=(ticket,))
+
+    def fail(self, ticket: int, num_valid: int = 0) -> None:
+        """Let a load fail behind some blocks; the others hold garbage."""
+        blocks, hashes = self.loads.pop(ticket)
+        self._write(blocks[:num_valid], hashes[:num_valid])
+        self._scribble(blocks[num_valid:])
+        failed = FailedLoad(ticket=ticket, num_valid_tokens=num_valid * self.block_size, cause="evicted")
+        self._report(failed=(failed,))
+
+    def scribble(self, ticket: int) -> None:
+        """Write garbage to the blocks of a load that has not ended, or was cancelled and not released."""
+        self._scribble((self.loads.get(ticket) or self.cancelled[ticket])[0])
+
+    def release(self, ticket: int) -> None:
+        """Say that nobody touches the blocks of a ticket any more."""
+        self.cancelled.pop(ticket, None)
+        self.held.discard(ticket)
+        self._report(released=(ticket,))
+
+    def repeat(self, ticket: int) -> None:
+        """Report everything of one ticket at once, whatever it is."""
+        failed = FailedLoad(ticket=ticket, num_valid_tokens=0, cause="again")
+        self._report(loaded=(ticket,), failed=(failed,))
+
+    # -------------------------------------------------------------------------------------------------- innards
+
+    def called(self, name: str) -> None:
+        if name in self.raising:
+            raise RuntimeError(f"{name} raises")
+
+    def save(self) -> None:
+        for block, block_hash in self._to_save:
+            self.store.setdefault(block_hash, [array[self._slots(block)].copy() for array in self.arrays])
+        self._to_save = []
+
+    def to_save(self, blocks, hashes) -> None:
+        self._to_save += zip(blocks, hashes, strict=True)
+
+    def content(self, block: int) -> list:
+        return [array[self._slots(block)] for array in self.arrays]
+
+    def _report(self, **news) -> None:
+        self.next = ConnectorReport(
+            loaded=(*self.next.loaded, *news.get("loaded", ())),
+            failed=(*self.next.failed, *news.get("failed", ())),
+            released=(*self.next.released, *news.get("released", ())),
+        )
+
+    def _write(self, blocks, hashes) -> None:
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            for array, content in zip(self.content(block), self.store[block_hash], strict=True):
+                array[:] = content
+
+    def _scribble(self, blocks) -> None:
+        for block in blocks:
+            for array in self.content(block):
+                array[:] = 0
+                array[:] += array.dtype.type(5)
+
+    def _slots(self, block: int) -> slice:
+        return slice(block * self.block_size, (block + 1) * self.block_size)
+
+
+class _Scheduler(KVSchedulerSide):
+    def __init__(self, wild: WildConnector) -> None:
+        self._wild = wild
+
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        wild = self._wild
+        wild.asked.append(request.request_id)
+        wild.called("lookup")
+        num_blocks = sum(1 for _ in itertools.takewhile(wild.store.__contains__, block_hashes))
+        if num_blocks * wild.block_size <= num_local_tokens:
+            return Lookup()
+        return Lookup(num_tokens=num_blocks * wild.block_size, ticket=next(wild.tickets), timeout_s=wild.timeout_s)
+
+    def on_allocated(self, ticket, *, blocks, block_hashes):
+        self._wild.loads[ticket] = (list(blocks), list(block_hashes))
+        self._wild.called("on_allocated")
+
+    def on_computed(self, *, blocks, block_hashes):
+        self._wild.called("on_computed")
+        self._wild.to_save(blocks, block_hashes)
+
+    def on_finished(self, request, *, blocks):
+        self._wild.called("on_finished")
+        if not self._wild.holds:
+            return None
+        ticket = next(self._wild.tickets)
+        self._wild.held.add(ticket)
+        return ticket
+
+    def on_cancelled(self, ticket):
+        # A report that this load ended may be on its way.
+        self._wild.cancelled[ticket] = self._wild.loads.pop(ticket, ([], []))
+        self._wild.called("on_cancelled")
+
+    def on_failed(self, request, failed):
+        self._wild.called("on_failed")
+        return self._wild.answer
+
+    def take_message(self):
+        return b""
+
+    def on_report(self, report):
+        self._wild.called("on_report")
+
+    def metrics(self):
+        return "wild 1\n"
+
+    def close(self):
+        self._wild.is_closed[0] = True
+
+
+class _Worker(KVWorkerSide):
+    def __init__(self, wild: WildConnector) -> None:
+        self._wild = wild
+
+    def register(self, kv_cache):
+        self._wild.arrays = tuple(kv_cache)
+
+    def begin_step(self, message):
+        self._wild.save()
+
+    def end_step(self):
+        pass
+
+    def poll(self):
+        report, self._wild.next = self._wild.next, ConnectorReport()
+        return report
+
+    def close(self):
+        self._wild.is_closed[1] = True
