@@ -93,7 +93,17 @@ STARTS: Mapping[str, Start] = {
         "Keeps KV blocks in host memory after the device has forgotten them.",
         Option("max_blocks", "int", "4096", "ge(1)", "Most blocks kept; the least recently used go first.", "blocks"),
         maker="make_pair",
-        call="make_pair(config)",
+        call="make_pair(config, context)",
+    ),
+    "kv_codec": Start(
+        "KVCodec",
+        "Deflates KV blocks, which any Python can inflate.",
+        Option("level", "int", "1", "ge(1)", "How hard it tries, 1 to 9."),
+    ),
+    "kv_policy": Start(
+        "KVPolicy",
+        "Leaves short prefixes alone: computing them is quicker than asking for them.",
+        Option("min_tokens", "int", "256", "ge(1)", "A prefix of fewer tokens is computed.", "tokens"),
     ),
     "backend": Start(
         "Backend",

@@ -1,0 +1,59 @@
+"""Config tables of the built-in KV codecs."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import and_, ge, in_, le
+
+__all__ = ["AesGcmConfig", "ZstdConfig"]
+
+
+@attrs.frozen(kw_only=True)
+class ZstdConfig:
+    """Table ``[kv_codec.zstd]``.
+
+    Attributes:
+        level: Of Zstandard. Floats hardly get smaller by a higher one.
+        item_bytes: Bytes of one element, whose parts are sorted by significance before they are compressed; 0: the model's.
+    """
+
+    level: int = attrs.field(
+        default=1,
+        validator=and_(ge(-7), le(22)),
+        metadata={"help": "Of Zstandard: higher is smaller and slower.", "unit": "level"},
+    )
+    item_bytes: int = attrs.field(
+        default=0,
+        validator=in_([0, 1, 2, 4, 8]),
+        metadata={"help": "Of one element of the KV cache, 1, 2, 4 or 8; 0: of the model's dtype.", "unit": "bytes"},
+    )
+
+
+@attrs.frozen(kw_only=True)
+class AesGcmConfig:
+    """Table ``[kv_codec.aes_gcm]``. The key itself is never in the configuration, so that no dump or log can show it.
+
+    Attributes:
+        key_env: Name of the environment variable that holds the key.
+        key_file: File that holds the key. One of the two must be set.
+        inner: Codec that is applied first: what is encrypted cannot be compressed any more.
+    """
+
+    key_env: str = attrs.field(
+        default="",
+        metadata={
+            "help": "Environment variable that holds the key: 32 or 64 hexadecimal digits, or the same bytes in base64.",
+            "unit": "",
+        },
+    )
+    key_file: str = attrs.field(
+        default="", metadata={"help": "File that holds the key, in the place of a variable.", "unit": ""}
+    )
+    inner: str = attrs.field(
+        default="none",
+        metadata={
+            "help": "Codec applied before encryption, such as zstd; none: bytes as they are.",
+            "component": "kv_codec",
+            "unit": "",
+        },
+    )

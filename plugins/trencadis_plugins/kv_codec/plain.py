@@ -1,0 +1,28 @@
+"""Bytes as they are."""
+
+from __future__ import annotations
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVCodec
+from trencadis.records import TransferCause
+
+__all__ = ["Plain"]
+
+
+class Plain(KVCodec):
+    """Keeps payloads as they are on the device; nothing is copied before it is stored."""
+
+    flags = 0
+    max_growth_bytes = 0
+
+    def encode(self, payload: memoryview, header: bytes) -> memoryview:
+        """Return the payload itself."""
+        return payload
+
+    def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
+        """Copy."""
+        if data.nbytes != out.nbytes:
+            raise TransferError(
+                f"A stored KV block has {data.nbytes} bytes, {out.nbytes} are expected.", cause=TransferCause.CORRUPT
+            )
+        out[:] = data

@@ -1,0 +1,29 @@
+"""Config tables of the built-in KV policies."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import and_, gt, le
+
+__all__ = ["CostAwareConfig"]
+
+
+@attrs.frozen(kw_only=True)
+class CostAwareConfig:
+    """Table ``[kv_policy.cost_aware]``.
+
+    Attributes:
+        max_load_fraction: A load may take this share of the time to compute the same tokens.
+        max_staged_fraction: With a larger share of the staging memory waiting to be written, nothing more is saved.
+    """
+
+    max_load_fraction: float = attrs.field(
+        default=0.8,
+        validator=and_(gt(0), le(1)),
+        metadata={"help": "A load may take this share of the time to compute the same tokens.", "unit": "ratio"},
+    )
+    max_staged_fraction: float = attrs.field(
+        default=0.9,
+        validator=and_(gt(0), le(1)),
+        metadata={"help": "With a larger share of the staging memory in use, nothing more is saved.", "unit": "ratio"},
+    )
