@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from trencadis_testing.eviction import EvictionConformance
     from trencadis_testing.executor import ExecutorConformance
     from trencadis_testing.fakes import FakeBackend
+    from trencadis_testing.kv_codec import KVCodecConformance
     from trencadis_testing.kv_connector import KVConnectorConformance
+    from trencadis_testing.kv_fault_cases import KVFaultConformance
+    from trencadis_testing.kv_policy import KVPolicyConformance
     from trencadis_testing.observer import ObserverConformance
     from trencadis_testing.sampling import SamplingConformance
     from trencadis_testing.scheduling import SchedulingConformance
@@ -35,7 +38,10 @@ __all__ = [
     "EvictionConformance",
     "ExecutorConformance",
     "FakeBackend",
+    "KVCodecConformance",
     "KVConnectorConformance",
+    "KVFaultConformance",
+    "KVPolicyConformance",
     "ObserverConformance",
     "SamplingConformance",
     "SchedulingConformance",
@@ -51,7 +57,10 @@ _HOMES = {
     "EvictionConformance": "trencadis_testing.eviction",
     "ExecutorConformance": "trencadis_testing.executor",
     "FakeBackend": "trencadis_testing.fakes",
+    "KVCodecConformance": "trencadis_testing.kv_codec",
     "KVConnectorConformance": "trencadis_testing.kv_connector",
+    "KVFaultConformance": "trencadis_testing.kv_fault_cases",
+    "KVPolicyConformance": "trencadis_testing.kv_policy",
     "ObserverConformance": "trencadis_testing.observer",
     "SamplingConformance": "trencadis_testing.sampling",
     "SchedulingConformance": "trencadis_testing.scheduling",

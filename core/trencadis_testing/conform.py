@@ -5,13 +5,14 @@
     noun=target,key=value,key=value               with options of the component
     noun=target,suite.attribute=value             with an attribute of the suite, such as suite.may_refuse=true
 
-``--scheduling=target`` and ``--eviction=target`` are short for it.
+``--scheduling=target`` and ``--eviction=target`` are short for it, and so is ``--kv-connector=target`` where no path is given.
 
 Imported by the pytest plugin when the option is used, and only then.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -27,17 +28,21 @@ from trencadis.clock import SimulatedClock
 from trencadis.config import load_config
 from trencadis.errors import ConfigError, TrencadisError, did_you_mean
 from trencadis.hookspecs import NOUNS
-from trencadis.interfaces import ComponentContext
+from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import BucketLimits, ModelFacts, ModelSource
 from trencadis.registry import Registry
 from trencadis.text import resolve_model_path
 
-__all__ = ["Conformance", "ConformanceModule", "items_of", "parse", "suite_class"]
+__all__ = ["Conformance", "ConformanceModule", "items_of", "maker_of", "parse", "suite_class"]
 
 _SUITES = {
     noun: (f"trencadis_testing.{noun}", f"{noun.title().replace('_', '').replace('Kv', 'KV')}Conformance")
     for noun in NOUNS
 }
+_FURTHER_SUITES = {"kv_connector": ("trencadis_testing.kv_fault_cases", "KVFaultConformance")}
+
+_SERVING = {"kv_policy": "always", "kv_codec": "none"}
+"""What a component is given that asks for the one that serves the engine: under a suite, whatever can be loaded is loaded."""
 
 _LIMITS = BucketLimits(
     block_size=4,
@@ -118,9 +123,20 @@ def suite_class(asked: Conformance) -> type[Any]:
     Raises:
         TrencadisError: The target cannot be imported or is not of the noun's contract, or an option does not exist.
     """
-    module, name = _SUITES[asked.noun]
+    return _suite_class(asked, _SUITES[asked.noun])
+
+
+def _suite_classes(asked: Conformance) -> list[type[Any]]:
+    further = _FURTHER_SUITES.get(asked.noun)
+    return [suite_class(asked), *([_suite_class(asked, further)] if further else [])]
+
+
+def _suite_class(asked: Conformance, home: tuple[str, str]) -> type[Any]:
+    module, name = home
     suite = getattr(importlib.import_module(module), name)
-    body: dict[str, Any] = {"make": _maker(asked), "__doc__": suite.__doc__, "__module__": module}
+    body: dict[str, Any] = {"make": maker_of(asked), "__doc__": suite.__doc__, "__module__": module}
+    if asked.noun == "kv_connector":
+        body["has_threads"] = True  # what is installed may have some; one that has none only takes longer
     if asked.noun in ("sampling", "acceptance"):
         body["tensor"] = staticmethod(_tensor)
     if asked.noun == "backend":
@@ -129,20 +145,26 @@ def suite_class(asked: Conformance) -> type[Any]:
     return type(name, (suite,), body)
 
 
-def _maker(asked: Conformance) -> Callable[..., Any]:
-    """Return the suite's method ``make``."""
+def maker_of(asked: Conformance) -> Callable[..., Any]:
+    """Return the suite's method ``make``.
+
+    Raises:
+        TrencadisError: The target cannot be made.
+    """
     by_path = ":" in asked.target
-    registry = Registry.discover(entry_points=()) if by_path else Registry.discover()
     noun, target = asked.noun, asked.target
+    alone = by_path and noun != "kv_connector"  # which asks for the policy and the codec that serve the engine
+    registry = Registry.discover(entry_points=()) if alone else _installed()
     flags = [f"--{noun}.{'options' if by_path else target}.{key}={value}" for key, value in asked.options.items()]
     registered = registry.select(noun, target, source="--trencadis-conform")
     # The configuration reads the options, so that their types, and errors in words, are those of a config file.
     name = {f"{noun}.names": (target,)} if noun == "observer" else {f"{noun}.name": target}
-    components = {} if by_path else registry.config_classes()
+    components = {} if alone else registry.config_classes()
     config = load_config(components=components, environ={}, flags=flags, overrides=name).config
     options = getattr(config, noun).components.get(target, {})
 
     def make_inner(noun: str, name: str) -> Any:
+        name = name or _SERVING.get(noun, "")
         inner = registry.select(noun, name, source="--trencadis-conform")
         return registry.build(inner, getattr(config, noun).components.get(name, {}), context)
 
@@ -152,12 +174,27 @@ def _maker(asked: Conformance) -> Callable[..., Any]:
         # As ``make = Fibonacci`` in a test: called with the limits themselves.
         return lambda _, limits: made(limits, **options)
 
-    def make(_: object, limits: BucketLimits = _LIMITS) -> Any:
-        return registry.build(registered, options, attrs.evolve(context, limits=limits))
+    def make(suite: object, limits: BucketLimits = _LIMITS) -> Any:
+        clock = getattr(suite, "clock", context.clock)
+        return registry.build(registered, options, attrs.evolve(context, limits=limits, clock=clock))
 
     # Once before any test: what cannot be made at all is a mistake on the command line.
-    getattr(make(None), "close", lambda: None)()
+    _close(make(None))
     return make
+
+
+@functools.cache
+def _installed() -> Registry:
+    """Return every installed plugin; found once, for a suite makes a connector in each of its tests."""
+    return Registry.discover()
+
+
+def _close(made: Any) -> None:
+    if isinstance(made, ConnectorPair):
+        made.scheduler.close()
+        made.worker.close()
+    else:
+        getattr(made, "close", lambda: None)()
 
 
 def _attribute_of(path: str) -> Any:
@@ -196,12 +233,12 @@ def _attribute(suite: type[Any], key: str, text: str, asked: Conformance) -> Any
 
 
 class ConformanceModule(pytest.Module):
-    """Collects one suite; its node id is the option's value, so that ids say what was tested.
+    """Collects a noun's suites; its node id is the option's value, so that ids say what was tested.
 
     Made by :meth:`of`.
     """
 
-    suite: type[Any]
+    suites: list[type[Any]]
 
     @classmethod
     def of(cls, session: pytest.Session, asked: Conformance) -> ConformanceModule:
@@ -211,20 +248,23 @@ class ConformanceModule(pytest.Module):
             pytest.UsageError: The value cannot be used; says why.
         """
         try:
-            suite = suite_class(asked)
+            suites = _suite_classes(asked)
         except TrencadisError as error:
             raise pytest.UsageError(str(error)) from error
-        path = Path(str(importlib.import_module(suite.__module__).__file__))
+        home = suites[0].__module__
+        path = Path(str(importlib.import_module(home).__file__))
         collector: ConformanceModule = cls.from_parent(session, path=path, nodeid=asked.text)
-        collector.suite = suite
-        module = ModuleType(suite.__module__)
-        setattr(module, suite.__name__, suite)
+        collector.suites = suites
+        module = ModuleType(home)
+        for suite in suites:
+            setattr(module, suite.__name__, suite)
         collector.obj = module
         return collector
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Yield the suite's class."""
-        yield pytest.Class.from_parent(self, name=self.suite.__name__)
+        """Yield the suites' classes."""
+        for suite in self.suites:
+            yield pytest.Class.from_parent(self, name=suite.__name__)
 
 
 def items_of(session: pytest.Session, values: Iterable[str]) -> list[pytest.Item]:

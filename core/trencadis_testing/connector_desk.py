@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ _MAX_STEPS = 300
 
 def hashes_of(numbers: Iterable[int]) -> list[bytes]:
     """Return the hashes of blocks with these numbers. Pure."""
-    return [hashlib.blake2b(f"block {number}".encode(), digest_size=16).digest() for number in numbers]
+    return [hashlib.blake2b(f"block {number}".encode(), digest_size=32).digest() for number in numbers]
 
 
 def request_of(hashes: Sequence[bytes], number: int = 0, *, block_size: int = 4) -> Request:
@@ -35,6 +37,7 @@ class ConnectorDesk:
         block_size: Tokens per block.
         cache: From three arrays ``[num_blocks * block_size]`` to what ``register`` is given.
         settle: Called after every step.
+        patience_s: Real time that whatever is awaited may take on threads of the connector's own.
 
     Attributes:
         pair: The connector.
@@ -49,18 +52,22 @@ class ConnectorDesk:
         block_size: int,
         cache: Callable[[tuple[Any, ...]], Any],
         settle: Callable[[], None],
+        patience_s: float = 0.0,
     ) -> None:
         self.pair = pair
         self.num_blocks = 16
         self.num_valid_tokens = 0
         self._block_size = block_size
         self._settle = settle
+        self._patience_s = patience_s
         self._noise = np.random.default_rng(0)
         size = self.num_blocks * block_size
         self._arrays = (np.zeros(size, np.uint64), np.zeros(size, np.int64), np.zeros(size, np.int64))
         self._num_requests = 0
         self.scribble()
-        pair.worker.register(cache(self._arrays))
+        pool = cache(self._arrays)
+        pair.scheduler.on_ready(pool.layout)
+        pair.worker.register(pool)
 
     def scribble(self) -> None:
         """Overwrite the whole cache with new noise."""
@@ -84,7 +91,7 @@ class ConnectorDesk:
 
     def until(self, done: Callable[[ConnectorReport], bool]) -> bool:
         """Step until a report is as asked for; False if it never is."""
-        return any(done(self.step()) for _ in range(_MAX_STEPS))
+        return any(done(self.step()) for _ in self._tries())
 
     def save(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[list[list[int]]]:
         """Offer blocks for saving, and overwrite the cache one step later, as an engine may; returns what they held."""
@@ -95,15 +102,27 @@ class ConnectorDesk:
         self.step()
         return contents
 
-    def lookup(self, hashes: Sequence[bytes]) -> Lookup:
+    def lookup(self, hashes: Sequence[bytes], *, num_blocks: int = 0) -> Lookup:
         """Ask for a prompt until the answer is not ``pending``.
+
+        Args:
+            hashes: Of its full blocks.
+            num_blocks: Blocks that were saved: with a connector that has threads, asked again until so many are found.
 
         Raises:
             AssertionError: It always is.
         """
+        until_s = time.monotonic() + self._patience_s
+        found = self._ask(hashes)
+        while found.num_tokens < num_blocks * self._block_size and time.monotonic() < until_s:
+            self.step()
+            found = self._ask(hashes)
+        return found
+
+    def _ask(self, hashes: Sequence[bytes]) -> Lookup:
         self._num_requests += 1
         request = request_of(hashes, self._num_requests, block_size=self._block_size)
-        for _ in range(_MAX_STEPS):
+        for _ in self._tries():
             found = self.pair.scheduler.lookup(request, block_hashes=tuple(hashes), num_local_tokens=0)
             if not found.pending:
                 return found
@@ -117,7 +136,7 @@ class ConnectorDesk:
             AssertionError: It is neither loaded nor failed.
         """
         self.pair.scheduler.on_allocated(ticket, blocks=list(blocks), block_hashes=list(hashes))
-        for _ in range(_MAX_STEPS):
+        for _ in self._tries():
             report = self.step()
             if ticket in report.loaded:
                 return ""
@@ -126,3 +145,7 @@ class ConnectorDesk:
                     self.num_valid_tokens = failed.num_valid_tokens
                     return failed.cause or "failed"
         raise AssertionError(f"load {ticket} neither arrives nor fails in {_MAX_STEPS} steps")
+
+    def _tries(self) -> Iterator[int]:
+        until_s = time.monotonic() + self._patience_s
+        return itertools.takewhile(lambda n: n < _MAX_STEPS or time.monotonic() < until_s, itertools.count())

@@ -30,7 +30,9 @@ from trencadis.records import (
 from trencadis_testing.shapes import decode_shape, prefill_shape, unified_shape_of
 
 if TYPE_CHECKING:
-    from trencadis.interfaces import AllocationPlan, Backend, PendingStep
+    from numpy.typing import NDArray
+
+    from trencadis.interfaces import AllocationPlan, Backend, KVPool, PendingStep
 
 __all__ = ["BackendDriver", "Work"]
 
@@ -92,6 +94,7 @@ class BackendDriver:
         self._free = list(range(plan.num_blocks))
         self._free_on_host = list(range(plan.num_host_blocks))
         self._on_host: dict[int, list[int]] = {}
+        self._taken: dict[int, NDArray[np.uint8]] = {}
         for blocks in (self._free, self._free_on_host):
             random.Random(seed).shuffle(blocks)
         self._rows: dict[int, _Row] = {}
@@ -162,6 +165,22 @@ class BackendDriver:
         """Swap one row out and another one in, in one call: the second gets blocks that the first had."""
         outs = self._leave(leaves)
         self._backend.swap_blocks(outs=outs, ins=self._come(comes))
+
+    def take_out(self, row: int, pool: KVPool) -> None:
+        """Read the bytes of a row's blocks and give the blocks back; the row pauses."""
+        blocks = self._rows[row].blocks
+        self._taken[row] = np.empty((len(blocks), pool.layout.block_bytes), np.uint8)
+        pool.read_blocks(blocks, self._taken[row])
+        self._free.extend(blocks)
+        self._rows[row].blocks = []
+
+    def bring_in(self, row: int, pool: KVPool) -> None:
+        """Write the bytes of a paused row to whichever blocks are free; the row goes on."""
+        data = self._taken.pop(row)
+        blocks = [self._free.pop(0) for _ in data]
+        pool.write_blocks(blocks, data)
+        self._rows[row].blocks = blocks
+        self._writes.extend((row, column, block) for column, block in enumerate(blocks))
 
     def _leave(self, *rows: int) -> BlockCopies:
         sources: list[int] = []

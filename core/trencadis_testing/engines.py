@@ -92,6 +92,8 @@ def make_engine(
     complete: bool = False,
     prefix_caching: bool = True,
     load_timeout_s: float = 30.0,
+    quarantine_s: float = 60.0,
+    max_parked: int = 256,
     swap_blocks: int = 1024,
     defragmenter: Mapping[str, Any] | None = None,
     tenants: Mapping[str, Any] | None = None,
@@ -119,6 +121,8 @@ def make_engine(
         complete: The same; off, so that just the strategy's table is prepared.
         prefix_caching: Keep blocks for reuse.
         load_timeout_s: Of KV loads.
+        quarantine_s: Of the table ``[cache]``.
+        max_parked: The same.
         swap_blocks: Blocks that host memory has room for; used if ``preemption`` is ``swap``.
         defragmenter: Fields of the table ``[defragmenter]``.
         tenants: Entries of ``[scheduling.tenants]``, by name.
@@ -145,6 +149,8 @@ def make_engine(
         block_size=block_size,
         prefix_caching=prefix_caching,
         load_timeout_s=load_timeout_s,
+        quarantine_s=quarantine_s,
+        max_parked=max_parked,
         swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )
     config = Config(

@@ -267,6 +267,27 @@ class ExecutorConformance:
             driver = _driver(executor)
             assert driver.generate({0: [5, 6, 7]}, 3)[0] == fake_text([5, 6, 7], 3, eos=-1)
 
+    def test_layout_is_that_of_the_backends_cache(self) -> None:
+        """The connector's scheduler side, which sees no backend, is told what blocks are made of."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(FramingWorker()))
+            backend = FakeBackend()
+            backend.allocate(plan_of())
+            assert executor.kv_layout() == backend.kv_cache().layout
+
+    def test_closed_connector_is_called_no_more_and_steps_go_on(self) -> None:
+        """It is closed behind the batches submitted before; from then on no transfer touches a block."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(FramingWorker()))
+            before = executor.submit(one_token(41))
+            executor.close_connector()
+            executor.close_connector()
+            report = before.wait().connector_report
+            assert report is not None, "a batch that was submitted before went without the connector"
+            assert report.loaded == (0, -1, 41)
+            report = executor.submit(one_token(42)).wait().connector_report
+            assert report is None or not report.loaded, f"the worker side saw {report.loaded} after it was closed"
+
     # ---------------------------------------------------------------------------------------- whole engine
 
     def test_texts_of_a_whole_engine_are_right(self) -> None:

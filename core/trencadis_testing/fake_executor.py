@@ -20,6 +20,7 @@ from trencadis.records import (
     Bucket,
     Float32Array,
     Int32Array,
+    KVLayout,
     MemoryReport,
     ModelFacts,
     ModelSource,
@@ -93,6 +94,16 @@ class FakeExecutor(Executor):
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed at once."""
         return self.backend.embed(token_ids)
+
+    def kv_layout(self) -> KVLayout:
+        """The backend's cache's."""
+        return self.backend.kv_cache().layout
+
+    def close_connector(self) -> None:
+        """Close it at once."""
+        connector, self._connector = self._connector, None
+        if connector is not None:
+            connector.close()
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy at once."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import (
@@ -38,6 +36,7 @@ from trencadis.records import (
 )
 from trencadis_testing.fake_drafts import DraftTree, accepted_path
 from trencadis_testing.fake_model import MULTIPLIER, START, chain, fake_embedding, fake_next_token, fake_text, start_of
+from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.shapes import why_too_small
 
 __all__ = ["FakeBackend", "fake_embedding", "fake_next_token", "fake_text"]
@@ -204,9 +203,10 @@ class FakeBackend(Backend):
         """Note that it was closed."""
         self.is_closed = True
 
-    def kv_cache(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return the three arrays behind the fake cache: states, tokens, positions; by slot."""
-        return self._states, self._kv_tokens, self._kv_positions
+    def kv_cache(self) -> FakeKVCache:
+        """Return the three arrays behind the fake cache, as a pool: states, tokens, positions; by slot."""
+        arrays = (self._states, self._kv_tokens, self._kv_positions)
+        return FakeKVCache(arrays, block_size=self._block_size)
 
     # ------------------------------------------------------------------------------------------------- innards
 

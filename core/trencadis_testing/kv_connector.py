@@ -8,19 +8,16 @@ from typing import Any
 import attrs
 import pytest
 
-from trencadis.clock import SimulatedClock
-from trencadis.errors import StepFailedError
-from trencadis.interfaces import ConnectorPair
-from trencadis.records import Batch, SamplingParams, StepOutput
+from trencadis.interfaces import Lookup
+from trencadis.records import SamplingParams
 from trencadis_testing.connector_desk import ConnectorDesk, hashes_of, request_of
-from trencadis_testing.engines import make_engine
-from trencadis_testing.fakes import FakeBackend
-from trencadis_testing.workloads import Arrival, Served, arrivals, serve, wrong_texts
+from trencadis_testing.kv_suite import ConnectorSuite, twice
+from trencadis_testing.workloads import Arrival, Served, arrivals, wrong_texts
 
 __all__ = ["KVConnectorConformance"]
 
 
-class KVConnectorConformance:
+class KVConnectorConformance(ConnectorSuite):
     """What every KV connector must do; inherit from it, and set ``make``.
 
     The cache is that of a fake backend: it notices at once when a sequence reads a block with another's content. Example::
@@ -32,38 +29,21 @@ class KVConnectorConformance:
         block_size: Tokens per block.
         loads_again: A prompt that was computed before is loaded, not computed; set it to False for a connector that only
             saves, or only loads what others saved.
+        has_threads: It moves blocks on threads of its own, so that the suite waits a while for what it does.
     """
 
     block_size: int = 4
     loads_again: bool = True
-
-    def make(self) -> ConnectorPair:
-        """Return a new pair whose store is empty."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method make(self) that returns a ConnectorPair")
-
-    def kv_cache(self, arrays: tuple[Any, ...]) -> Any:
-        """Return what ``register`` is given; override it to wrap the arrays as your backend's cache does.
-
-        Args:
-            arrays: Writable NumPy arrays ``[num_blocks * block_size]`` of 8-byte integers, which a view must share.
-        """
-        return arrays
-
-    def settle(self, pair: ConnectorPair) -> None:
-        """Return when transfers on threads of the connector's own are done; called after every step. By default at once."""
-
-    def lose(self, pair: ConnectorPair) -> None:
-        """Lose everything that is stored, behind the connector's back; override it, else a test is skipped."""
-        pytest.skip(f"{type(self).__name__} has no method lose(self, pair)")
+    has_threads: bool = False
 
     # ------------------------------------------------------------------------------------------ call by call
 
     def test_what_was_saved_is_loaded_bit_for_bit(self) -> None:
         """Into other blocks, although the old ones hold something else by now; no other block is touched."""
-        desk, hashes = self._desk(), hashes_of(range(5))
+        desk, hashes = self.desk(), hashes_of(range(5))
         saved = desk.save([9, 2, 7, 4, 11], hashes)
+        found = self._found(desk, hashes)
         before = desk.contents(range(desk.num_blocks))
-        found = desk.lookup(hashes)
         if not self.loads_again and not found.num_tokens:
             return
         assert found.num_tokens == 5 * self.block_size, f"5 blocks were saved, {found.num_tokens} tokens can be loaded"
@@ -75,23 +55,23 @@ class KVConnectorConformance:
 
     def test_lookup_claims_no_more_than_a_leading_run_of_what_was_saved(self) -> None:
         """In whole blocks: a block is useless without those before it."""
-        desk, hashes = self._desk(), hashes_of(range(6))
+        desk, hashes = self.desk(), hashes_of(range(6))
         desk.save([1, 2, 3], [hashes[0], hashes[1], hashes[3]])
-        num_tokens = desk.lookup(hashes).num_tokens
+        num_tokens = self._found(desk, hashes, num_blocks=2).num_tokens
         assert num_tokens in {0, self.block_size, 2 * self.block_size}, f"{num_tokens} tokens of blocks 0, 1 and 3"
         assert desk.lookup(hashes[2:]).num_tokens == 0, "a block that was never saved can be loaded"
 
     def test_prompt_that_nobody_saved_is_a_miss(self) -> None:
         """Also a prompt without a full block; and the answer comes within a few steps."""
-        desk = self._desk()
+        desk = self.desk()
         assert desk.lookup(hashes_of([50, 51])).num_tokens == 0
         assert desk.lookup([]).num_tokens == 0
 
     def test_tickets_are_unique(self) -> None:
         """They name loads and held blocks for the life of the engine."""
-        desk, hashes = self._desk(), hashes_of(range(3))
+        desk, hashes = self.desk(), hashes_of(range(3))
         desk.save([1, 2, 3], hashes)
-        found = [desk.lookup(hashes) for _ in range(4)]
+        found = [self._found(desk, hashes) for _ in range(4)]
         tickets = [one.ticket for one in found if one.num_tokens]
         held = [desk.pair.scheduler.on_finished(request_of(hashes, i), blocks=[5 + i]) for i in range(3)]
         tickets += [ticket for ticket in held if ticket is not None]
@@ -99,7 +79,7 @@ class KVConnectorConformance:
 
     def test_message_is_taken_once(self) -> None:
         """What it asks for must not be done in the next step as well; nothing to do is an empty message."""
-        desk = self._desk()
+        desk = self.desk()
         scheduler = desk.pair.scheduler
         assert scheduler.take_message() == b"", "there is a message, but nothing to do"
         scheduler.on_computed(blocks=[1], block_hashes=hashes_of([1]))
@@ -108,7 +88,7 @@ class KVConnectorConformance:
 
     def test_empty_messages_are_harmless(self) -> None:
         """Most steps have nothing to load or save."""
-        desk = self._desk()
+        desk = self.desk()
         worker = desk.pair.worker
         worker.begin_step(b"")
         worker.end_step()
@@ -118,9 +98,9 @@ class KVConnectorConformance:
     @pytest.mark.parametrize("num_steps", [0, 1, 2])
     def test_cancelled_load_is_released_and_touches_nothing_from_then_on(self, num_steps: int) -> None:
         """A ticket that is never released keeps its blocks for good; a late write hits another sequence."""
-        desk, hashes = self._desk(), hashes_of(range(3))
+        desk, hashes = self.desk(), hashes_of(range(3))
         desk.save([1, 2, 3], hashes)
-        found = desk.lookup(hashes)
+        found = self._found(desk, hashes)
         if not found.num_tokens:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
@@ -137,16 +117,16 @@ class KVConnectorConformance:
 
     def test_held_blocks_are_released(self) -> None:
         """Those of a finished sequence, if the connector keeps them."""
-        desk, hashes = self._desk(), hashes_of(range(2))
+        desk, hashes = self.desk(), hashes_of(range(2))
         desk.pair.scheduler.on_computed(blocks=[4, 5], block_hashes=hashes)
         ticket = desk.pair.scheduler.on_finished(request_of(hashes), blocks=[4, 5])
         assert ticket is None or desk.until(lambda report: ticket in report.released), "the ticket is never released"
 
     def test_what_is_lost_between_the_lookup_and_the_load_is_a_failed_load(self) -> None:
         """Or it was there all the same; what the report calls valid must be right."""
-        desk, hashes = self._desk(), hashes_of(range(3))
+        desk, hashes = self.desk(), hashes_of(range(3))
         saved = desk.save([1, 2, 3], hashes)
-        found = desk.lookup(hashes)
+        found = self._found(desk, hashes)
         self.lose(desk.pair)
         if not found.num_tokens:
             return
@@ -159,9 +139,9 @@ class KVConnectorConformance:
 
     def test_closed_worker_touches_nothing(self) -> None:
         """Also with a load under way; close may be called twice."""
-        desk, hashes = self._desk(), hashes_of(range(3))
+        desk, hashes = self.desk(), hashes_of(range(3))
         desk.save([1, 2, 3], hashes)
-        found = desk.lookup(hashes)
+        found = self._found(desk, hashes)
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
         desk.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
         desk.pair.worker.begin_step(desk.pair.scheduler.take_message())
@@ -177,12 +157,12 @@ class KVConnectorConformance:
     def test_texts_are_those_without_a_connector(self, *, prefix_caching: bool) -> None:
         """Shared prefixes, prompts that come back, sequences that come and go."""
         for seed in range(2):
-            todo = _twice(arrivals(seed, num_requests=16))
+            todo = twice(arrivals(seed, num_requests=16))
             assert wrong_texts(self._serve(todo, prefix_caching=prefix_caching), todo) == []
 
     def test_prompt_that_comes_back_is_loaded(self) -> None:
         """With the engine's own prefix cache off, only the connector can have it."""
-        todo = _twice(arrivals(1, num_requests=6))
+        todo = twice(arrivals(1, num_requests=6))
         served = self._serve(todo, prefix_caching=False)
         cached = sum(end.num_cached_tokens for end in served.ends.values())
         assert cached > 0 or not self.loads_again, "nothing that was computed was ever loaded"
@@ -193,74 +173,31 @@ class KVConnectorConformance:
             Arrival(0, attrs.evolve(a.request, params=SamplingParams(max_tokens=30, ignore_eos=True)))
             for a in arrivals(3, num_requests=6, longest=8)
         ]
-        todo = _twice(todo)
+        todo = twice(todo)
         served = self._serve(todo, num_blocks=18, eos=-1, prefix_caching=False)
         assert wrong_texts(served, todo, eos=-1) == []
 
     def test_aborts_at_any_step_leave_nothing_behind(self) -> None:
         """Also while a load is under way: its blocks come back, and serve others unharmed."""
-        todo = _twice(arrivals(5, num_requests=16))
+        todo = twice(arrivals(5, num_requests=16))
         served = self._serve(todo, prefix_caching=False, abort_every=2)
         assert served.num_aborted
         assert wrong_texts(served, todo) == []
 
     def test_loads_that_take_too_long_are_given_up(self) -> None:
         """At a deadline of nothing at all every load is cancelled, and its tokens are computed."""
-        todo = _twice(arrivals(2, num_requests=12))
+        todo = twice(arrivals(2, num_requests=12))
         assert wrong_texts(self._serve(todo, prefix_caching=False, load_timeout_s=1e-6), todo) == []
 
     # ----------------------------------------------------------------------------------------------- helpers
 
-    def _desk(self) -> ConnectorDesk:
-        pair = self.make()
-        return ConnectorDesk(pair, block_size=self.block_size, cache=self.kv_cache, settle=lambda: self.settle(pair))
+    def _found(self, desk: ConnectorDesk, hashes: Sequence[bytes], *, num_blocks: int = -1) -> Lookup:
+        """Look up what was saved; all of it, if nothing else is said."""
+        expected = len(hashes) if num_blocks < 0 else num_blocks
+        return desk.lookup(hashes, num_blocks=expected if self.loads_again else 0)
 
     def _serve(
         self, todo: Sequence[Arrival], *, num_blocks: int = 60, eos: int = 0, abort_every: int = 0, **options: Any
     ) -> Served:
-        pair, clock = self.make(), SimulatedClock()
-        backend = _Wrapped(self, eos=eos, max_model_len=num_blocks * self.block_size, block_size=self.block_size)
-        engine = make_engine(
-            connector=pair,
-            backend=backend,
-            clock=clock,
-            num_blocks=num_blocks,
-            block_size=self.block_size,
-            max_num_seqs=4,
-            max_num_batched_tokens=24,
-            warmup=False,
-            **options,
-        )
-        try:
-            served = serve(engine, clock, todo, abort_every=abort_every, after_step=lambda: self.settle(pair))
-        finally:
-            engine.close()
-            pair.worker.close()
-        assert backend.faults == [], "the engine recovered, but a sequence read what is not its own"
-        return served
-
-
-class _Wrapped(FakeBackend):
-    """Shows its cache as the suite says, and remembers why steps failed: the engine computes lost tokens again."""
-
-    def __init__(self, suite: KVConnectorConformance, **options: Any) -> None:
-        super().__init__(**options)
-        self._suite = suite
-        self.faults: list[str] = []
-
-    def _run(self, batch: Batch) -> StepOutput:
-        try:
-            return super()._run(batch)
-        except StepFailedError as error:
-            self.faults.append(str(error))
-            raise
-
-    def kv_cache(self) -> Any:
-        return self._suite.kv_cache(super().kv_cache())
-
-
-def _twice(todo: Sequence[Arrival]) -> list[Arrival]:
-    """Return a workload, and the same prompts once more behind it."""
-    last = max(arrival.step for arrival in todo) + 40
-    again = [Arrival(last + a.step, attrs.evolve(a.request, request_id=f"{a.request.request_id} again")) for a in todo]
-    return [*todo, *again]
+        with self.engine(num_blocks=num_blocks, eos=eos, **options) as under_test:
+            return under_test.serve(todo, abort_every=abort_every)

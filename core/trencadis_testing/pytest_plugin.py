@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "fake_backend",
+    "kv_connector_options",
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_generate_tests",
     "simulated_clock",
     "trencadis_registry",
 ]
 
 _OPTION = "trencadis_conform"
+_KV_OPTION = "trencadis_kv_connector"
+_KV_TARGET = "kv_connector_target"
 _SHORT = ("scheduling", "eviction")
 """Nouns with an option of their own. The others' names are too common: another plugin may have an option ``--backend``."""
 
@@ -50,22 +54,52 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             metavar="TARGET[,KEY=VALUE...]",
             help=f"the same as --trencadis-conform {noun}=TARGET",
         )
+    group.addoption(
+        "--kv-connector",
+        dest=_KV_OPTION,
+        action="append",
+        default=[],
+        metavar="TARGET[,KEY=VALUE...]",
+        help="run the KV connector suites against it: those of the collected modules that take the fixture "
+        f"{_KV_TARGET}; where there are none, the same as --trencadis-conform kv_connector=TARGET",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect nothing else if the command line names no path."""
-    if config.getoption(_OPTION) and config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if (
+        config.getoption(_OPTION) or config.getoption(_KV_OPTION)
+    ) and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the suites that were asked for, before ``-k`` and its like choose."""
-    values = config.getoption(_OPTION)
+    values = [*config.getoption(_OPTION)]
+    if not any(_KV_TARGET in getattr(item, "fixturenames", ()) for item in items):
+        values += [f"kv_connector={value}" for value in config.getoption(_KV_OPTION)]
     if values:
         from trencadis_testing.conform import items_of
 
         items.extend(items_of(session, values))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run suites of KV connectors against what the option names, else against their own ``targets``."""
+    if _KV_TARGET in metafunc.fixturenames:
+        values = metafunc.config.getoption(_KV_OPTION) or getattr(metafunc.cls, "targets", ())
+        metafunc.parametrize(_KV_TARGET, values)
+
+
+@pytest.fixture
+def kv_connector_options(kv_connector_target: str) -> dict[str, object]:
+    """Options of the KV connector under test; override it to start a server, or to make a directory, for those that need one.
+
+    Returns:
+        Values by name, as in the connector's config table; those on the command line stand above them.
+    """
+    return {}
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import attrs
 import numpy as np
 import pytest
 
 from trencadis.records import Bucket, Drafts, MemoryReport, TableWrites
 from trencadis_testing.backend import BackendConformance
+from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend, fake_text
 
 
@@ -179,6 +182,47 @@ class SwapsAlthoughItSaysNo(FakeBackend):
         pass
 
 
+class ShowsACopyOfItsCache(FakeBackend):
+    """What is written to it is nowhere."""
+
+    def kv_cache(self):
+        copies = tuple(array.copy() for array in super().kv_cache())
+        return FakeKVCache(copies, block_size=self._block_size)
+
+
+class ShowsHalfItsCache(FakeBackend):
+    def kv_cache(self):
+        return FakeKVCache(tuple(super().kv_cache())[:2], block_size=self._block_size)
+
+
+class _BelongsToOneThread(FakeKVCache):
+    """And does not say so."""
+
+    def __init__(self, arrays, *, block_size):
+        super().__init__(arrays, block_size=block_size)
+        self._thread = threading.get_ident()
+
+    def write_blocks(self, blocks, data):
+        if threading.get_ident() == self._thread:
+            super().write_blocks(blocks, data)
+
+
+class ShowsACacheOfOneThread(FakeBackend):
+    def kv_cache(self):
+        return _BelongsToOneThread(tuple(super().kv_cache()), block_size=self._block_size)
+
+
+class _Overreaching(FakeKVCache):
+    def read_blocks(self, blocks, out):
+        super().read_blocks(blocks, out)
+        out.base[:, -8:] = 7
+
+
+class ReadsTooMuch(FakeBackend):
+    def kv_cache(self):
+        return _Overreaching(tuple(super().kv_cache()), block_size=self._block_size)
+
+
 class PreparesInTheCache(FakeBackend):
     def prepare(self, bucket):
         self.run_queued()
@@ -284,6 +328,10 @@ class HasNoLength(FakeBackend):
         (SwapsInFirst, "test_blocks_go_out_before_others_come_in"),
         (CannotSwapNothing, "test_nothing_to_swap_changes_nothing"),
         (SwapsAlthoughItSaysNo, "test_nothing_to_swap_changes_nothing"),
+        (ShowsACopyOfItsCache, "test_bytes_of_blocks_brought_to_others_give_the_same_tokens"),
+        (ShowsHalfItsCache, "test_bytes_of_blocks_brought_to_others_give_the_same_tokens"),
+        (ShowsACacheOfOneThread, "test_pool_of_any_thread_is_one"),
+        (ReadsTooMuch, "test_layout_says_how_many_bytes_a_block_has"),
         (PreparesInTheCache, "test_prepare_leaves_no_trace"),
         (PreparesMoreThanItWasAsked, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),
         (CountsItsWarmUpBackwards, "test_warm_up_says_what_it_prepared_and_leaves_no_trace"),

@@ -5,11 +5,14 @@ import pytest
 from trencadis.interfaces import Lookup
 from trencadis_testing.connector_desk import ConnectorDesk, hashes_of, request_of
 from trencadis_testing.doubles import LoopConnector
+from trencadis_testing.fake_pool import FakeKVCache
 
 
 def desk_of(**options):
     pair = LoopConnector(**options).pair()
-    return ConnectorDesk(pair, block_size=4, cache=lambda arrays: arrays, settle=lambda: None)
+    return ConnectorDesk(
+        pair, block_size=4, cache=lambda arrays: FakeKVCache(arrays, block_size=4), settle=lambda: None
+    )
 
 
 def test_hashes_differ_and_are_the_same_for_the_same_block():

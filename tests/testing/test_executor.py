@@ -92,6 +92,17 @@ class OneThread(Executor):
     def embed(self, token_ids):
         return self.call(self.backend.embed, token_ids)
 
+    def kv_layout(self):
+        return self.backend.kv_cache().layout
+
+    def close_connector(self):
+        self.call(self.without_connector)
+
+    def without_connector(self):
+        connector, self.connector = self.connector, None
+        if connector is not None:
+            self.contained(connector.close)
+
     def close(self):
         backend, self.backend = self.backend, None
         if backend is not None:
@@ -280,6 +291,22 @@ class TrustsTheConnector(OneThread):
         return call(*args)
 
 
+class InventsALayout(OneThread):
+    def kv_layout(self):
+        return attrs.evolve(super().kv_layout(), block_size=3)
+
+
+class LeavesTheConnectorOpen(OneThread):
+    def close_connector(self):
+        pass
+
+
+class ClosesTheConnectorOnce(OneThread):
+    def close_connector(self):
+        self.connector.close()
+        super().close_connector()
+
+
 class ForgetsAborted(OneThread):
     """Drops row starts of a row that was given away early."""
 
@@ -311,6 +338,9 @@ MUTANTS = {
     NeverRegisters: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
     SwapsBeforeTheConnectorSaves: "test_blocks_come_in_behind_the_connectors_begin_step",
     TrustsTheConnector: "test_a_connector_that_raises_costs_no_token",
+    InventsALayout: "test_layout_is_that_of_the_backends_cache",
+    LeavesTheConnectorOpen: "test_closed_connector_is_called_no_more_and_steps_go_on",
+    ClosesTheConnectorOnce: "test_closed_connector_is_called_no_more_and_steps_go_on",
     ForgetsAborted: "test_texts_of_a_whole_engine_are_right",
 }
 

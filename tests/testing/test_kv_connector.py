@@ -179,7 +179,42 @@ class LoadsNothing(_LoopWorker):
         return ConnectorReport(loaded=loaded, released=super().poll().released)
 
 
+class LoadsAnotherPromptsBlock(_LoopWorker):
+    """Whole and valid, but not what was asked for."""
+
+    def _copy_in(self, blocks, hashes):
+        known = list(self._store.blocks)
+        super()._copy_in(blocks, [known[known.index(one) - 1] if one in known else one for one in hashes])
+
+
+class ReportsTwice(_LoopWorker):
+    last = ()
+
+    def poll(self):
+        report = super().poll()
+        twice = attrs.evolve(report, loaded=(*self.last, *report.loaded))
+        self.last = report.loaded
+        return twice
+
+
+class ReleasesTwice(_LoopWorker):
+    last = ()
+
+    def poll(self):
+        report = super().poll()
+        twice = attrs.evolve(report, released=(*self.last, *report.released))
+        self.last = report.released
+        return twice
+
+
 MUTANTS = {
+    "LoadsAnotherPromptsBlock": (mutant(worker=LoadsAnotherPromptsBlock), "test_what_was_saved_is_loaded_bit_for_bit"),
+    "LoadsAnotherPromptsBlock in engines": (
+        mutant(worker=LoadsAnotherPromptsBlock),
+        "test_texts_are_those_without_a_connector",
+    ),
+    "ReportsTwice": (mutant(worker=ReportsTwice), "test_prompt_that_comes_back_is_loaded"),
+    "ReleasesTwice": (mutant(worker=ReleasesTwice, delay=2), "test_loads_that_take_too_long_are_given_up"),
     "SavesLate": (mutant(worker=SavesLate), "test_what_was_saved_is_loaded_bit_for_bit"),
     "SavesVeryLate": (mutant(worker=SavesVeryLate), "test_preempted_sequences_come_back"),
     "LoadsOneOff": (mutant(worker=LoadsOneOff), "test_what_was_saved_is_loaded_bit_for_bit"),

@@ -255,22 +255,23 @@ def failed_loads_count_as_loaded(monkeypatch) -> None:
 
 
 def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:
-    cancel = Transfers.cancel
+    give_up = Transfers._give_up
 
     def hasty(self, sequence, blocks, *, now_s):
         ticket = sequence.ticket
-        cancel(self, sequence, blocks, now_s=now_s)
+        give_up(self, sequence, blocks, now_s=now_s)
+        del self._held_until_s[ticket]
         blocks.release(self._held.pop(ticket), now_s=now_s)
 
-    monkeypatch.setattr(Transfers, "cancel", hasty)
+    monkeypatch.setattr(Transfers, "_give_up", hasty)
 
 
 def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
     park = Transfers.park
 
-    def eager(self, sequence, ticket, **more):
-        park(self, sequence, ticket, **more)
-        self._hasty.append(ticket)
+    def eager(self, sequence, found, **more):
+        park(self, sequence, found, **more)
+        self._hasty.append(found.ticket)
 
     begin = Admission.begin
 

@@ -14,6 +14,7 @@ from trencadis.interfaces import ComponentContext, Verification
 from trencadis.records import BucketLimits, Shape
 from trencadis.registry import CONTRACTS, load_with_plugins, resolve_plan
 from trencadis_testing.draft_length import length_view
+from trencadis_testing.kv_policy import load_view
 from trencadis_testing.speculation import draft_view
 
 VERSIONS = sorted(Path(__file__).parent.glob("version_*.py"))
@@ -107,3 +108,13 @@ def test_a_canarys_connector_misses(plan_and_registry):
     pair = _build(plan_and_registry, "kv_connector")
     assert pair.scheduler.lookup(None, block_hashes=[], num_local_tokens=0).num_tokens == 0
     assert pair.worker.poll().loaded == ()
+
+
+def test_a_canarys_codec_gives_back_what_it_got(plan_and_registry):
+    codec, out = _build(plan_and_registry, "kv_codec"), bytearray(4)
+    codec.decode(memoryview(codec.encode(memoryview(b"tile"), bytes(128))), bytes(128), memoryview(out))
+    assert (out, codec.flags) == (b"tile", 0)
+
+
+def test_a_canarys_policy_declines(plan_and_registry):
+    assert _build(plan_and_registry, "kv_policy").admits_load(load_view()) == 0.0

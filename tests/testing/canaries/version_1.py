@@ -19,6 +19,8 @@ from trencadis.interfaces import (
     DraftLength,
     EvictionPolicy,
     Executor,
+    KVCodec,
+    KVPolicy,
     KVSchedulerSide,
     KVWorkerSide,
     Lookup,
@@ -192,6 +194,22 @@ class CanaryExecutor(Executor):
         pass
 
 
+class CanaryCodec(KVCodec):
+    flags = 0
+    max_growth_bytes = 0
+
+    def encode(self, payload, header):
+        return payload
+
+    def decode(self, data, header, out):
+        out[:] = data
+
+
+class CanaryPolicy(KVPolicy):
+    def admits_load(self, view):
+        return 0.0
+
+
 class CanaryObserver(Observer):
     def on_step(self, stats):
         pass
@@ -244,6 +262,16 @@ def trencadis_acceptance_rules():
 @hookimpl
 def trencadis_kv_connectors():
     yield _component(lambda: ConnectorPair(scheduler=CanarySchedulerSide(), worker=CanaryWorkerSide()))
+
+
+@hookimpl
+def trencadis_kv_codecs():
+    yield _component(CanaryCodec)
+
+
+@hookimpl
+def trencadis_kv_policies():
+    yield _component(CanaryPolicy)
 
 
 @hookimpl

@@ -1,0 +1,151 @@
+"""Books about a KV connector's tickets, kept between it and an engine: each load ends once, each ticket is released once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from trencadis.interfaces import ConnectorPair, KVSchedulerSide, Lookup
+from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
+
+__all__ = ["TicketBooks", "watched"]
+
+
+class TicketBooks:
+    """What became of every ticket.
+
+    Attributes:
+        causes: How often loads failed, by the report's words.
+        num_loads: Loads that were begun.
+        num_loaded: Loads that were reported as whole.
+    """
+
+    def __init__(self) -> None:
+        self.causes: Counter[str] = Counter()
+        self.num_loads = self.num_loaded = 0
+        self._ends: dict[int, list[str]] = {}
+        self._held: Counter[int] = Counter()
+        self._released: Counter[int] = Counter()
+
+    def begun(self, ticket: int) -> None:
+        """Note a load."""
+        self.num_loads += 1
+        self._ends[ticket] = []
+
+    def cancelled(self, ticket: int) -> None:
+        """Note that the engine gave a load up: from now on a release is owed."""
+        self._held[ticket] += 1
+
+    def held(self, ticket: int | None) -> None:
+        """Note that the connector keeps blocks of a finished sequence."""
+        if ticket is not None:
+            self._held[ticket] += 1
+
+    def reported(self, report: ConnectorReport) -> None:
+        """Note a report."""
+        self.num_loaded += len(report.loaded)
+        self.causes.update(failed.cause for failed in report.failed)
+        for ticket, word in [(t, "loaded") for t in report.loaded] + [(f.ticket, "failed") for f in report.failed]:
+            self._ends.setdefault(ticket, ["never begun"]).append(word)
+        self._released.update(report.released)
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with the books of an engine that came to rest, in words; an empty list if nothing is."""
+        faults = [
+            f"load {ticket} was reported as {', '.join(ends)}" for ticket, ends in self._ends.items() if len(ends) > 1
+        ]
+        faults += [
+            f"load {ticket} has no end: neither reported nor given up"
+            for ticket, ends in self._ends.items()
+            if not ends and ticket not in self._held
+        ]
+        faults += [
+            f"ticket {ticket} was released {self._released[ticket]} times, {self._held[ticket]} releases are owed"
+            for ticket in self._released | self._held
+            if self._released[ticket] != self._held[ticket]
+        ]
+        return faults
+
+
+def watched(pair: ConnectorPair) -> tuple[ConnectorPair, TicketBooks]:
+    """Return a connector that does the same, and the books about it."""
+    books = TicketBooks()
+    return attrs.evolve(pair, scheduler=_Watched(pair.scheduler, books)), books
+
+
+class _Watched(KVSchedulerSide):
+    def __init__(self, side: KVSchedulerSide, books: TicketBooks) -> None:
+        self._side = side
+        self._books = books
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        return self._side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
+
+    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        self._books.begun(ticket)
+        self._side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
+
+    def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        self._side.on_computed(blocks=blocks, block_hashes=block_hashes)
+
+    def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
+        ticket = self._side.on_finished(request, blocks=blocks)
+        self._books.held(ticket)
+        return ticket
+
+    def on_cancelled(self, ticket: int) -> None:
+        self._books.cancelled(ticket)
+        self._side.on_cancelled(ticket)
+
+    def take_message(self) -> bytes:
+        return self._side.take_message()
+
+    def on_report(self, report: ConnectorReport) -> None:
+        self._books.reported(report)
+        self._side.on_report(report)
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        return self._side.finished_params(request)
+
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
+        self._side.on_rejected(transfer_params)
+
+    def on_failed(self, request: Request, failed: FailedLoad) -> str:
+        return self._side.on_failed(request, failed)
+
+    def on_ready(self, layout: KVLayout) -> None:
+        self._side.on_ready(layout)
+
+    def on_abandoned(self, request: Request) -> None:
+        self._side.on_abandoned(request)
+
+    def on_role(self, role: str) -> None:
+        self._side.on_role(role)
+
+    def on_waker(self, wake: Callable[[], None]) -> None:
+        self._side.on_waker(wake)
+
+    @property
+    def has_requests(self) -> bool:
+        return self._side.has_requests
+
+    def take_requests(self) -> Sequence[Request]:
+        return self._side.take_requests()
+
+    def take_withdrawn(self) -> Sequence[str]:
+        return self._side.take_withdrawn()
+
+    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
+        self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error)
+
+    def on_step(self, *, num_tokens: int, device_s: float) -> None:
+        self._side.on_step(num_tokens=num_tokens, device_s=device_s)
+
+    def metrics(self) -> str:
+        return self._side.metrics()
+
+    def close(self) -> None:
+        self._side.close()

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.interfaces import ConnectorPair
+from trencadis_testing.doubles import LoopConnector, _LoopWorker
+from trencadis_testing.kv_connector import KVConnectorConformance
+from trencadis_testing.kv_suite import ConnectorSuite, again, twice
+from trencadis_testing.workloads import arrivals, wrong_texts
+
+
+class Loop(ConnectorSuite):
+    def __init__(self, **options):
+        self.options = options
+        self.made: list[ConnectorPair] = []
+
+    def make(self):
+        self.made.append(LoopConnector(**self.options).pair())
+        return self.made[-1]
+
+
+class Closed:
+    """Counts how often each side of a pair is closed."""
+
+    def __init__(self, pair: ConnectorPair) -> None:
+        self.closed: list[str] = []
+        for name in ("scheduler", "worker"):
+            side = getattr(pair, name)
+            side.close = lambda name=name: self.closed.append(name)
+
+
+def test_prompts_come_again_under_other_names():
+    todo = arrivals(1, num_requests=3)
+    both = twice(todo)
+    assert [a.request.prompt_token_ids for a in both] == 2 * [a.request.prompt_token_ids for a in todo]
+    assert len({a.request.request_id for a in both}) == 6
+    assert both[3].step > todo[-1].step
+    assert again(todo, mark="x")[0].request.request_id.endswith(" x")
+
+
+def test_every_connector_is_closed_when_a_test_is_over():
+    suite = Loop()
+    pairs = [suite.make_one(), suite.desk().pair]
+    counts = [Closed(pair) for pair in pairs]
+    suite.teardown_method()
+    suite.teardown_method()
+    assert [one.closed for one in counts] == [["scheduler", "worker"]] * 2
+
+
+def test_engines_have_the_clock_of_the_suite_and_their_own_connector():
+    suite = Loop()
+    todo = arrivals(2, num_requests=3)
+    with suite.engine(prefix_caching=False) as one:
+        assert one.clock is suite.clock
+        assert wrong_texts(one.serve(twice(todo)), twice(todo)) == []
+        assert one.books.num_loaded == one.books.num_loads > 0
+    assert suite.clock.now_s() > 0
+
+
+def test_engine_whose_cache_was_spoiled_is_a_failed_test_although_it_recovered():
+    class Spoils(_LoopWorker):
+        def poll(self):
+            for array in self._arrays:
+                array[: self._block_size] = 1
+            return super().poll()
+
+    store = LoopConnector().store
+    suite = Loop()
+    pair = ConnectorPair(scheduler=LoopConnector().scheduler, worker=Spoils(store, 4))
+    with pytest.raises(AssertionError, match="read what is not its own"), suite.engine(pair) as one:
+        one.serve(arrivals(3, num_requests=4))
+
+
+def test_ticket_that_ends_twice_is_a_failed_test():
+    class Twice(_LoopWorker):
+        def poll(self):
+            report = super().poll()
+            return attrs.evolve(report, loaded=report.loaded * 2)
+
+    right = LoopConnector()
+    pair = ConnectorPair(scheduler=right.scheduler, worker=Twice(right.store, 4))
+    with pytest.raises(AssertionError, match="loaded, loaded"), Loop().engine(pair, prefix_caching=False) as one:
+        one.serve(twice(arrivals(4, num_requests=3)))
+
+
+def test_losing_what_is_stored_needs_a_store_or_a_method():
+    suite = Loop()
+    with pytest.raises(pytest.skip.Exception, match="no method lose"):
+        suite.lose(suite.make_one())
+
+
+def test_threads_are_waited_for_as_the_connector_says():
+    pair, waits = LoopConnector().pair(), []
+    pair.worker.wait_idle = waits.append  # type: ignore[attr-defined]
+    suite = Loop()
+    suite.settle(pair)
+    suite.rest(pair)
+    assert waits == []
+    suite.has_threads = True
+    suite.settle(pair)
+    suite.rest(pair)
+    assert len(waits) == 2
+    assert waits[0] < waits[1]
+
+
+def test_connector_that_tells_nothing_is_at_rest_once_it_counts_no_more():
+    pair, texts = LoopConnector().pair(), iter(["1", "2", *["3"] * 9])
+    pair.scheduler.metrics = lambda: next(texts)  # type: ignore[method-assign]
+    suite = Loop()
+    suite.has_threads = True
+    suite.settle(pair)
+    suite.rest(pair)
+    assert len(list(texts)) == 3
+
+
+def test_suites_have_attributes_that_the_command_line_can_set():
+    assert {"block_size", "loads_again", "has_threads"} <= set(vars(KVConnectorConformance))

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from trencadis.interfaces import ConnectorPair, KVSchedulerSide
+from trencadis.records import ConnectorReport, FailedLoad, Request
+from trencadis_testing.doubles import LoopConnector
+from trencadis_testing.kv_watch import TicketBooks, watched
+
+
+def reported(**fields: Any) -> ConnectorReport:
+    return ConnectorReport(**fields)
+
+
+FAILED = FailedLoad(ticket=7, num_valid_tokens=0, cause="evicted")
+
+
+def test_books_of_tickets_that_end_once_are_in_order():
+    books = TicketBooks()
+    for ticket in (6, 7, 8):
+        books.begun(ticket)
+    books.cancelled(8)
+    books.held(9)
+    books.held(None)
+    books.reported(reported(loaded=(6,), failed=(FAILED,), released=(8, 9)))
+    assert books.faults() == []
+    assert (books.num_loads, books.num_loaded, dict(books.causes)) == (3, 1, {"evicted": 1})
+
+
+@pytest.mark.parametrize(
+    ("reports", "fault"),
+    [
+        ([reported(loaded=(7,)), reported(loaded=(7,))], "load 7 was reported as loaded, loaded"),
+        ([reported(loaded=(7,), failed=(FAILED,))], "load 7 was reported as loaded, failed"),
+        ([reported(loaded=(7, 5))], "load 5 was reported as never begun, loaded"),
+        ([reported()], "load 7 has no end: neither reported nor given up"),
+        ([reported(loaded=(7,), released=(7,))], "ticket 7 was released 1 times, 0 releases are owed"),
+    ],
+)
+def test_books_that_are_not_in_order_say_so(reports, fault):
+    books = TicketBooks()
+    books.begun(7)
+    for report in reports:
+        books.reported(report)
+    assert books.faults() == [fault]
+
+
+def test_a_ticket_that_is_given_up_is_owed_a_release():
+    books = TicketBooks()
+    books.begun(7)
+    books.cancelled(7)
+    assert books.faults() == ["ticket 7 was released 0 times, 1 releases are owed"]
+
+
+class Told(KVSchedulerSide):
+    """Notes every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        self.calls.append("lookup")
+
+    def on_allocated(self, ticket, *, blocks, block_hashes):
+        self.calls.append("on_allocated")
+
+    def on_computed(self, *, blocks, block_hashes):
+        self.calls.append("on_computed")
+
+    def on_finished(self, request, *, blocks):
+        self.calls.append("on_finished")
+
+    def finished_params(self, request) -> Mapping[str, Any] | None:
+        self.calls.append("finished_params")
+        return {"a": 1}
+
+    def on_rejected(self, transfer_params):
+        self.calls.append("on_rejected")
+
+    def on_cancelled(self, ticket):
+        self.calls.append("on_cancelled")
+
+    def take_message(self):
+        self.calls.append("take_message")
+        return b"message"
+
+    def on_report(self, report):
+        self.calls.append("on_report")
+
+    def on_failed(self, request, failed):
+        self.calls.append("on_failed")
+        return "retry"
+
+    def on_ready(self, layout):
+        self.calls.append("on_ready")
+
+    def on_abandoned(self, request):
+        self.calls.append("on_abandoned")
+
+    def on_role(self, role):
+        self.calls.append("on_role")
+
+    def on_waker(self, wake):
+        self.calls.append("on_waker")
+
+    @property
+    def has_requests(self):
+        self.calls.append("has_requests")
+        return True
+
+    def take_requests(self):
+        self.calls.append("take_requests")
+        return ["request"]
+
+    def take_withdrawn(self):
+        self.calls.append("take_withdrawn")
+        return ["withdrawn"]
+
+    def on_request_ended(self, request_id, *, transfer_params, error):
+        self.calls.append("on_request_ended")
+
+    def on_step(self, *, num_tokens, device_s):
+        self.calls.append("on_step")
+
+    def metrics(self):
+        self.calls.append("metrics")
+        return "text"
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_every_call_reaches_the_connector():
+    told, request = Told(), Request(request_id="a", prompt_token_ids=(1,))
+    pair, _ = watched(ConnectorPair(scheduler=told, worker=LoopConnector().worker))
+    side: Any = pair.scheduler
+    side.lookup(request, block_hashes=(), num_local_tokens=0)
+    side.on_allocated(1, blocks=(), block_hashes=())
+    side.on_computed(blocks=(), block_hashes=())
+    side.on_finished(request, blocks=())
+    assert side.finished_params(request) == {"a": 1}
+    side.on_rejected({})
+    side.on_cancelled(1)
+    assert side.take_message() == b"message"
+    side.on_report(ConnectorReport())
+    assert side.on_failed(request, FAILED) == "retry"
+    side.on_ready(None)
+    side.on_abandoned(request)
+    side.on_role("prefill")
+    side.on_waker(print)
+    assert side.has_requests is True
+    assert (side.take_requests(), side.take_withdrawn()) == (["request"], ["withdrawn"])
+    side.on_request_ended("a", transfer_params=None, error="")
+    side.on_step(num_tokens=1, device_s=0.1)
+    assert side.metrics() == "text"
+    side.close()
+    public = {name for name in vars(KVSchedulerSide) if not name.startswith("_")}
+    assert set(told.calls) == public, "a method of the contract is not passed on"
