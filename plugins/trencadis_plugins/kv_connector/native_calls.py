@@ -1,0 +1,160 @@
+"""Calls into libraries that offer no way to break one off: each runs on a thread that can be left behind.
+
+A library that waits for a peer that stands still waits for as long as that stands still, and then writes to the memory it was given.
+So whoever calls waits no longer than it wants to, and what the call may still write to is kept until it has returned: the thread that
+was left behind holds it.
+
+    caller ──call──▶ thread ──▶ library
+       │ deadline, or interrupt()      │
+       ▼                               ▼ some time
+    TransferError               what it wrote to is given up
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from trencadis.errors import TransferError
+from trencadis.records import TransferCause
+
+__all__ = ["LeftBehind", "NativeCalls"]
+
+T = TypeVar("T")
+_NOTHING: Final = object()
+
+
+class LeftBehind:
+    """Counts the calls of one connector that were left behind. From any thread.
+
+    Args:
+        limit: With so many of them no further call is begun: each holds a thread and memory.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._number = 0
+
+    @property
+    def number(self) -> int:
+        """Calls that were left behind and have not returned."""
+        return self._number
+
+    @property
+    def has_room(self) -> bool:
+        """False while there are too many."""
+        return self._number < self._limit
+
+    def add(self, number: int) -> None:
+        """Count one more, or one less."""
+        with self._lock:
+            self._number += number
+
+
+class NativeCalls:
+    """Runs the calls of one caller on a thread, which starts with the first. Of no use any more once a call was left behind.
+
+    Args:
+        name: Of the thread.
+        left: Counts what is left behind.
+        on_end: Called on the thread when no call runs or will run any more: gives up what the calls worked with.
+    """
+
+    def __init__(self, name: str, *, left: LeftBehind, on_end: Callable[[], None] = lambda: None) -> None:
+        self._name = name
+        self._left = left
+        self._on_end = on_end
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._call: Callable[[], Any] | None = None
+        self._result: Any = _NOTHING
+        self._error: BaseException | None = None
+        self._is_interrupted = False
+        self._is_over = False
+        self.is_left = False
+
+    def run(self, call: Callable[[], T], *, timeout_s: float, what: str) -> T:
+        """Return what a call returns. One caller at a time.
+
+        Args:
+            call: What to run.
+            timeout_s: The longest wait, real time.
+            what: Who is waited for, for errors.
+
+        Raises:
+            TransferError: ``deadline`` or ``cancelled``: the call was left behind. ``unreachable``: too many others were.
+            Exception: What the call raised.
+        """
+        if not self._left.has_room:
+            raise TransferError(
+                f"{self._left.number} calls on {what} have not come back.", cause=TransferCause.UNREACHABLE
+            )
+        with self._changed:
+            if self._is_over:
+                raise TransferError(f"the calls on {what} were ended.", cause=TransferCause.CANCELLED)
+            self._begin(call)
+            self._changed.wait_for(lambda: self._is_returned or self._is_interrupted, timeout_s)
+            if not self._is_returned:
+                self._leave()
+                cause = TransferCause.CANCELLED if self._is_interrupted else TransferCause.DEADLINE
+                how = "was interrupted" if self._is_interrupted else f"did not return within {timeout_s:g} s"
+                raise TransferError(f"a call on {what} {how}.", cause=cause)
+            self._call = None
+            if self._error is not None:
+                raise self._error
+            result: T = self._result
+            return result
+
+    def interrupt(self) -> None:
+        """Leave the call behind that runs, if one does. From any thread."""
+        with self._changed:
+            if self._call is not None and not self._is_returned:
+                self._is_interrupted = True
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread; returns when it has ended, unless a call was left behind. Not while a call runs; may be called twice."""
+        with self._changed:
+            was_over, self._is_over = self._is_over, True
+            self._changed.notify_all()
+        if self._thread is None and not was_over:
+            self._on_end()
+        elif self._thread is not None and not self.is_left:
+            self._thread.join()
+
+    @property
+    def _is_returned(self) -> bool:
+        return self._result is not _NOTHING or self._error is not None
+
+    def _begin(self, call: Callable[[], Any]) -> None:
+        self._call, self._result, self._error, self._is_interrupted = call, _NOTHING, None, False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _leave(self) -> None:
+        self.is_left = self._is_over = True
+        self._left.add(1)
+
+    def _work(self) -> None:
+        while (call := self._next()) is not None:
+            result: Any = _NOTHING
+            error: BaseException | None = None
+            try:
+                result = call()
+            except BaseException as raised:  # it is the caller's, who is on another thread
+                error = raised
+            with self._changed:
+                self._result, self._error = result, error
+                self._changed.notify_all()
+        self._on_end()
+        if self.is_left:
+            self._left.add(-1)
+
+    def _next(self) -> Callable[[], Any] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or (self._call is not None and not self._is_returned))
+            return None if self._is_over else self._call

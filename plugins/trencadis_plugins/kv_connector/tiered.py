@@ -1,0 +1,64 @@
+"""Several connectors as one: host memory in front of a disk in front of a store for all engines, or any others.
+
+                    ┌▶ child 0   the nearest: asked first, wins ties, gets what was loaded from those behind it
+engine ─▶ tiered ───┼▶ child 1
+                    └▶ child 2
+"""
+
+from __future__ import annotations
+
+from trencadis.errors import ContractError
+from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.kv.breaker import Breaker
+from trencadis.kv.defaults import policy_of
+from trencadis_plugins.kv_connector.tiered_child import Child
+from trencadis_plugins.kv_connector.tiered_config import TieredConfig
+from trencadis_plugins.kv_connector.tiered_metrics import TierCounters
+from trencadis_plugins.kv_connector.tiered_scheduler import TieredScheduler
+from trencadis_plugins.kv_connector.tiered_worker import TieredWorker
+
+__all__ = ["make_tiered"]
+
+
+def make_tiered(config: TieredConfig, context: ComponentContext) -> ConnectorPair:
+    """Return both sides over the children that the config names, each made from its own table.
+
+    A child may come from any package. What one raises, or never does, costs what it would have given and nothing else.
+
+    Raises:
+        ContractError: A child's factory returned something else than a connector.
+        TrencadisError: A child cannot be made.
+    """
+    pairs = []
+    for name in config.children:
+        pair = context.make("kv_connector", name)
+        if not isinstance(pair, ConnectorPair):
+            raise ContractError(
+                f"kv_connector.tiered.children: {name} is a {type(pair).__name__}, not a ConnectorPair."
+            )
+        pairs.append(pair)
+    counters = TierCounters()
+    children = [
+        Child(
+            name,
+            pair.scheduler,
+            breaker=_breaker(name, config, context),
+            counters=counters,
+            probe_s=config.lookup_timeout_s,
+        )
+        for name, pair in zip(config.children, pairs, strict=True)
+    ]
+    scheduler = TieredScheduler(
+        children, policy=policy_of(context), clock=context.clock, config=config, counters=counters
+    )
+    return ConnectorPair(scheduler=scheduler, worker=TieredWorker(config.children, [pair.worker for pair in pairs]))
+
+
+def _breaker(name: str, config: TieredConfig, context: ComponentContext) -> Breaker:
+    return Breaker(
+        context.clock,
+        name=name,
+        failure_limit=config.failure_limit,
+        failure_window_s=config.failure_window_s,
+        cooldown_s=config.cooldown_s,
+    )

@@ -1,0 +1,167 @@
+"""One child of the tiered connector, guarded: what it raises stays here, and one that keeps failing is left alone.
+
+asked ─ raises, times out, loads fail ▶ left alone for a while ▶ asked again
+      └ raises where blocks are at stake, or never gives blocks back ▶ closed for good
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from trencadis.errors import ConfigValueError
+from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.kv.breaker import Breaker, BreakerState
+from trencadis.kv.cost import MovingLine
+from trencadis.records import KVLayout, Request, TransferCause
+from trencadis_plugins.kv_connector.tiered_metrics import TierCounters
+
+__all__ = ["CLOSED", "Child"]
+
+logger = logging.getLogger("trencadis.kv")
+
+T = TypeVar("T")
+
+CLOSED = "its connector was closed"
+"""Cause of loads from a child whose worker side was closed."""
+
+_CLOSED_STATE = 3
+_EVERYDAY = frozenset({TransferCause.EVICTED, TransferCause.FULL, TransferCause.CANCELLED, TransferCause.INCOMPATIBLE})
+
+
+class Child:
+    """The scheduler side of one child.
+
+    Args:
+        name: Of its component.
+        side: Its scheduler side.
+        breaker: Whether it is asked.
+        counters: Of all children.
+        probe_s: A question that was to show whether it works again counts as unanswered after so long, seconds.
+
+    Attributes:
+        name: Of its component.
+        is_closed: For good: it is told nothing any more.
+        load_s: What loads of so many tokens took.
+    """
+
+    def __init__(
+        self, name: str, side: KVSchedulerSide, *, breaker: Breaker, counters: TierCounters, probe_s: float
+    ) -> None:
+        self.name = name
+        self.is_closed = False
+        self.load_s = MovingLine()
+        self._side = side
+        self._breaker = breaker
+        self._counters = counters
+        self._probe_s = probe_s
+        counters.watch(name, lambda: float(_CLOSED_STATE if self.is_closed else breaker.state))
+
+    @property
+    def is_used(self) -> bool:
+        """True while it is told of blocks to save."""
+        return not self.is_closed and self._breaker.allows
+
+    def may_be_asked(self) -> bool:
+        """True if the next look-up asks it: also once in a while when it was left alone."""
+        if self._breaker.half_open_s > self._probe_s:  # whoever asked was aborted, or had enough from another child
+            self._breaker.probed(works=False)
+        asked = not self.is_closed and (self._breaker.allows or self._breaker.wants_probe())
+        if not asked:
+            self._counters.looked_up(self.name, "skipped")
+        return asked
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        """Return its answer; a miss if it raises."""
+        found = self.call(
+            "lookup",
+            lambda side: side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens),
+            None,
+        )
+        if found is None:
+            self._unanswered("raised")
+            return Lookup()
+        if found.approximate:
+            # What it loads is not what the others have under the same hashes: only alone can it say so to the engine.
+            self._counters.looked_up(self.name, "declined")
+            return Lookup()
+        if not found.pending:
+            if self._breaker.state is BreakerState.HALF_OPEN:
+                self._breaker.probed(works=True)
+            self._counters.looked_up(self.name, "hit" if found.num_tokens > num_local_tokens else "miss")
+        return found
+
+    def timed_out(self) -> None:
+        """Note that it did not answer in time."""
+        self._breaker.failed(TransferCause.DEADLINE)
+        self._unanswered("timeout")
+
+    def loaded(self, *, num_tokens: int, seconds: float) -> None:
+        """Note a load that arrived."""
+        self.load_s.add(num_tokens, seconds)
+        self._counters.ended(self.name, "loaded")
+
+    def failed(self, cause: str, *, num_valid_tokens: int = 0) -> None:
+        """Note a load that did not; one that brought something under a cause nobody knows counts as everyday life."""
+        self._counters.ended(self.name, "failed")
+        known = cause in set(TransferCause)
+        if not known and not num_valid_tokens:
+            self._breaker.failed(TransferCause.RAISED)
+        elif known and cause not in _EVERYDAY:
+            self._breaker.failed(cause)
+
+    def ready(self, layout: KVLayout) -> None:
+        """Tell it what blocks are made of; one that raises is closed.
+
+        Raises:
+            ConfigValueError: What its config names cannot be used, and must be.
+        """
+        try:
+            self._side.on_ready(layout)
+        except ConfigValueError:
+            raise
+        except Exception:
+            logger.exception("The KV connector %s cannot be used; serving goes on without it.", self.name)
+            self.close()
+
+    def call(self, name: str, call: Callable[[KVSchedulerSide], T], otherwise: T) -> T:
+        """Return what a call returns; ``otherwise`` if the child is closed or raises.
+
+        Args:
+            name: Of the method, for the log.
+            call: Gets the scheduler side.
+            otherwise: The harmless answer.
+        """
+        if self.is_closed:
+            return otherwise
+        try:
+            return call(self._side)
+        except Exception:
+            self._breaker.failed(TransferCause.RAISED)
+            logger.warning("The %s() of the KV connector %s raised; the others go on.", name, self.name, exc_info=True)
+            return otherwise
+
+    def insist(self, name: str, call: Callable[[KVSchedulerSide], None]) -> bool:
+        """Make a call on which the fate of blocks depends; a child that raises is closed, and False returned."""
+        if self.is_closed:
+            return False
+        try:
+            call(self._side)
+        except Exception:
+            logger.exception("The %s() of the KV connector %s raised; it is closed.", name, self.name)
+            self.close()
+        return not self.is_closed
+
+    def close(self) -> None:
+        """Close it for good; may be called twice."""
+        self.is_closed = True
+        try:
+            self._side.close()
+        except Exception:
+            logger.warning("The close() of the KV connector %s raised.", self.name, exc_info=True)
+
+    def _unanswered(self, result: str) -> None:
+        if self._breaker.state is BreakerState.HALF_OPEN:
+            self._breaker.probed(works=False)
+        self._counters.looked_up(self.name, result)
