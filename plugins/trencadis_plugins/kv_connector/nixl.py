@@ -1,0 +1,31 @@
+"""KV blocks from engine to engine through NIXL: as the connector ``p2p``, with another way for the bytes.
+
+Engines with ``p2p`` and with ``nixl`` understand each other; between them blocks go over TCP.
+"""
+
+from __future__ import annotations
+
+from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.kv.defaults import codec_of, policy_of
+from trencadis_plugins.kv_connector.nixl_config import NixlConfig
+from trencadis_plugins.kv_connector.nixl_transport import NixlTransport
+from trencadis_plugins.kv_connector.p2p_node import Node
+from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
+from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
+
+__all__ = ["make_nixl"]
+
+
+def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
+    """Return the connector of one engine.
+
+    Args:
+        config: Its table.
+        context: With the model's facts.
+
+    Raises:
+        ConfigError: The package nixl is missing.
+    """
+    model = "" if context.model is None else context.model.identity
+    node = Node(config, clock=context.clock, model=model, transport=NixlTransport(config), codec=codec_of(context))
+    return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

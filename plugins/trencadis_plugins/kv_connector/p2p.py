@@ -1,0 +1,29 @@
+"""KV blocks from engine to engine over TCP: one computes a prefix and holds it, another pulls it and goes on.
+
+Prefill first: a router sends a request to a prefill engine with ``kv_transfer_params`` that ask for a remote decode, and sends it on to a
+decode engine with the parameters of the answer. Decode first: the request stays where it came, and that engine sends the prompt to one of
+its ``prefill_engines``. Every failure costs the time until it is noticed, and the prefix is computed where the request is.
+"""
+
+from __future__ import annotations
+
+from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.kv.defaults import codec_of, policy_of
+from trencadis_plugins.kv_connector.p2p_config import P2PConfig
+from trencadis_plugins.kv_connector.p2p_node import Node
+from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
+from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
+
+__all__ = ["make_p2p"]
+
+
+def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
+    """Return the connector of one engine.
+
+    Args:
+        config: Its table.
+        context: With the model's facts.
+    """
+    model = "" if context.model is None else context.model.identity
+    node = Node(config, clock=context.clock, model=model, codec=codec_of(context))
+    return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

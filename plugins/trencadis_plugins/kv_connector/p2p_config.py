@@ -1,0 +1,139 @@
+"""Config table of the connector between engines."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import attrs
+from attrs.validators import and_, ge, gt, in_, le
+
+from trencadis.kv.settings import setting
+from trencadis_plugins.kv_connector.p2p_params import address_of
+
+__all__ = ["P2PConfig"]
+
+
+def _are_peers(_: object, attribute: attrs.Attribute[Any], peers: tuple[str, ...]) -> None:
+    for peer in peers:
+        if "/" not in peer:
+            continue
+        try:
+            ipaddress.ip_network(peer)
+        except ValueError as error:
+            raise ValueError(f"{attribute.name}: {peer!r} is no network: {error}") from None
+
+
+def _are_addresses(_: object, attribute: attrs.Attribute[Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        try:
+            address_of(name)
+        except ValueError as error:
+            raise ValueError(f"{attribute.name}: {error}") from None
+
+
+@attrs.frozen(kw_only=True)
+class P2PConfig:
+    """Table ``[kv_connector.p2p]``: where this engine offers its blocks, and from whom it takes some."""
+
+    host: str = setting("127.0.0.1", "Address to listen on for engines that pull blocks from here.")
+    port: int = setting(0, "Port to listen on; 0: any that is free.", validator=and_(ge(0), le(65535)))
+    advertised_host: str = setting("", "Address that other engines reach this one by; empty: ``host``.")
+    peers: tuple[str, ...] = setting(
+        ("127.0.0.0/8", "::1/128", "localhost"),
+        "Hosts, or networks such as 10.0.0.0/8, that blocks may be pulled from: requests name the host, and its blocks are believed.",
+        validator=_are_peers,
+    )
+    secret: str = setting("", "What engines must know to pull from each other; empty: nothing.", secret=True)
+    numerics: str = setting(
+        "exact",
+        "``exact``: take blocks from engines on the same kind of device only, whose low bits agree; ``any``: from all.",
+        validator=in_(("exact", "any")),
+    )
+    lease_s: float = setting(
+        30.0,
+        "Blocks of a finished prefill are kept so long for whoever is to go on with it, and so long again when that asks for it.",
+        unit="s",
+        validator=and_(gt(0), le(3600)),
+    )
+    max_hold_s: float = setting(
+        50.0,
+        "And never longer than this; must be below cache.quarantine_s.",
+        unit="s",
+        validator=and_(gt(0), le(3600)),
+    )
+    max_held_bytes: int = setting(
+        4 << 30, "Most bytes of blocks kept for others; beyond it they are not kept.", unit="bytes", validator=ge(0)
+    )
+    pull_timeout_s: float = setting(
+        10.0,
+        "A pull that takes longer is given up; its tokens are computed.",
+        unit="s",
+        validator=and_(gt(0), le(600)),
+    )
+    connect_timeout_s: float = setting(
+        1.0,
+        "The longest that connecting and introducing takes.",
+        unit="s",
+        validator=and_(gt(0), le(60)),
+    )
+    retry_s: float = setting(
+        5.0,
+        "An engine that could not be reached is left alone for so long.",
+        unit="s",
+        validator=and_(ge(0), le(3600)),
+    )
+    num_pull_threads: int = setting(4, "Pulls that run side by side.", unit="threads", validator=and_(ge(1), le(64)))
+    max_connections: int = setting(
+        128,
+        "Connections of other engines at once; each prompt of theirs that is computed here takes one.",
+        unit="connections",
+        validator=and_(ge(1), le(1024)),
+    )
+    prefill_engines: tuple[str, ...] = setting(
+        (),
+        "Engines, as host:port, that compute long prompts for this one; each must have this connector. None: all are computed here.",
+        validator=_are_addresses,
+    )
+    min_remote_tokens: int = setting(
+        512,
+        "A prompt of which fewer tokens are missing here is computed here.",
+        unit="tokens",
+        validator=ge(1),
+    )
+    max_slowdown: float = setting(
+        4.0,
+        "A prompt goes elsewhere if that takes at most so many times as long as here, where others must wait for it.",
+        unit="ratio",
+        validator=gt(0),
+    )
+    prefill_timeout_s: float = setting(
+        10.0,
+        "An engine that computes a prompt for longer is given up; another one or this one does it.",
+        unit="s",
+        validator=and_(gt(0), le(600)),
+    )
+    heartbeat_s: float = setting(
+        1.0,
+        "The engines that compute prompts are asked so often how much they have to do.",
+        unit="s",
+        validator=and_(gt(0), le(60)),
+    )
+    max_invites: int = setting(
+        64,
+        "Prompts of this engine that are computed elsewhere at once.",
+        unit="prompts",
+        validator=and_(ge(1), le(1024)),
+    )
+    max_guests: int = setting(
+        64,
+        "Prompts of others that this engine takes at once; 0: none.",
+        unit="prompts",
+        validator=and_(ge(0), le(4096)),
+    )
+    max_bytes_per_step: int = setting(
+        32 << 20,
+        "Most bytes that a step copies to or from a device that only its own thread may touch.",
+        unit="bytes",
+        validator=ge(1),
+    )

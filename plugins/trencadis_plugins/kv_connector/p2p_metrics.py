@@ -1,0 +1,77 @@
+"""What the connector between engines counts: what every connector does, and what is kept for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trencadis.kv.counters import TransferCounters
+from trencadis_plugins.kv_connector.p2p_holds import Holds
+from trencadis_plugins.kv_connector.p2p_peers import Peers
+
+__all__ = ["P2PMetrics"]
+
+
+class P2PMetrics(TransferCounters):
+    """Counters of one connector; what is sent has the direction ``send``. From any thread.
+
+    Args:
+        holds: What it keeps.
+        peers: What it knows of others.
+        name: Of the connector.
+    """
+
+    def __init__(self, holds: Holds, peers: Peers, *, name: str = "p2p") -> None:
+        super().__init__(name)
+        self._registry.register(_State(self._name, holds, peers))
+        self._invites = self._counter(
+            "invites",
+            "Prompts that another engine was to compute, by what became of that: served, failed, withdrawn, or declined here.",
+            "result",
+        )
+        self._guests = self._gauge("guests", "Prompts of other engines that are being computed here.")
+        self._away = self._gauge("prompts_away", "Prompts of this engine that another one is computing.")
+
+    def invited(self, result: str) -> None:
+        """Count an invitation by its result."""
+        self._invites.labels(self._name, result).inc()
+
+    def watch_guests(self, num_guests: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._guests.labels(self._name).set_function(lambda: float(num_guests()))
+
+    def watch_away(self, num_away: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._away.labels(self._name).set_function(lambda: float(num_away()))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"trencadis_kv_{name}", text, ["connector"], registry=self._registry)
+
+
+class _State(Collector):
+    """Reads holds and peers whenever somebody looks."""
+
+    def __init__(self, name: str, holds: Holds, peers: Peers) -> None:
+        self._name = name
+        self._holds = holds
+        self._peers = peers
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what there is now."""
+        ends = CounterMetricFamily(
+            "trencadis_kv_holds", "Prefills kept for other engines, by how that ended.", labels=("connector", "end")
+        )
+        for end, num in sorted(self._holds.ends.items()):
+            ends.add_metric((self._name, end), num)
+        yield ends
+        for name, text, value in (
+            ("held_prefills", "Prefills kept for other engines now.", self._holds.num_holds),
+            ("held_bytes", "Bytes of blocks kept for other engines now.", self._holds.num_bytes),
+            ("peers_down", "Engines that are left alone because they could not be pulled from.", self._peers.num_down),
+        ):
+            gauge = GaugeMetricFamily(f"trencadis_kv_{name}", text, labels=("connector",))
+            gauge.add_metric((self._name,), value)
+            yield gauge

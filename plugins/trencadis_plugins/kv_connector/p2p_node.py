@@ -1,0 +1,129 @@
+"""What both sides of the connector between engines share: one engine as others see it."""
+
+from __future__ import annotations
+
+import uuid
+
+from trencadis.clock import Clock
+from trencadis.interfaces import KVCodec
+from trencadis.kv.cost import CostModel
+from trencadis.kv.defaults import AsTheyAre
+from trencadis.kv.handshake import Identity
+from trencadis.kv.identity import compat_id
+from trencadis.kv.pool_access import PoolAccess
+from trencadis.records import KVLayout
+from trencadis_plugins.kv_connector.p2p_config import P2PConfig
+from trencadis_plugins.kv_connector.p2p_errands import Errands
+from trencadis_plugins.kv_connector.p2p_guests import Guests
+from trencadis_plugins.kv_connector.p2p_holds import Holds
+from trencadis_plugins.kv_connector.p2p_metrics import P2PMetrics
+from trencadis_plugins.kv_connector.p2p_peers import Peers
+from trencadis_plugins.kv_connector.p2p_registry import Registry
+from trencadis_plugins.kv_connector.p2p_server import BlockServer
+from trencadis_plugins.kv_connector.p2p_transport import Transport
+
+__all__ = ["Node"]
+
+
+class Node:
+    """One engine among others. Both sides run in one process, with one rank.
+
+    Args:
+        config: The connector's.
+        clock: Source of time.
+        model: Identity of the model.
+        transport: Another way for the bytes of blocks than TCP.
+        codec: In which form blocks travel; None: as they are.
+
+    Attributes:
+        config: As given.
+        transport: As given.
+        engine: Its id, of this one process.
+        holds: Blocks kept for others.
+        peers: What is known of others.
+        errands: Short calls on others.
+        metrics: What is counted.
+        cost: What computing and pulling take here.
+        guests: Prompts that are computed for others.
+        registry: Engines that compute prompts for this one.
+        server: Gives blocks to others.
+        block_size: Tokens of a block; 0 before :meth:`start`.
+        block_bytes: Bytes of a block; 0 before :meth:`start`.
+        identity: What it says of itself; None before :meth:`start`.
+        pool: The device's blocks; None before the worker side has them.
+    """
+
+    def __init__(
+        self,
+        config: P2PConfig,
+        *,
+        clock: Clock,
+        model: str,
+        transport: Transport | None = None,
+        codec: KVCodec | None = None,
+    ) -> None:
+        self.config = config
+        self._codec = codec or AsTheyAre()
+        self.transport = transport
+        self.engine = uuid.uuid4().hex
+        self.holds = Holds(
+            clock,
+            lease_s=min(config.lease_s, config.max_hold_s),
+            max_hold_s=config.max_hold_s,
+            max_bytes=config.max_held_bytes,
+        )
+        name = "p2p" if transport is None else transport.name
+        self.peers = Peers(config.peers, clock, retry_s=config.retry_s, name=name)
+        self.errands = Errands(self.peers, connect_timeout_s=config.connect_timeout_s)
+        self.metrics = P2PMetrics(self.holds, self.peers, name=name)
+        self.cost = CostModel(clock)
+        self.guests = Guests(config.max_guests, release=self.holds.release)
+        self.metrics.watch_guests(lambda: self.guests.num_guests)
+        self.registry = Registry(
+            config.prefill_engines, connect_timeout_s=config.connect_timeout_s, heartbeat_s=config.heartbeat_s
+        )
+        self.server = BlockServer(
+            config, self.holds, self.metrics, guests=self.guests, cost=self.cost, transport=transport
+        )
+        self.block_size = self.block_bytes = 0
+        self.identity: Identity | None = None
+        self.pool: PoolAccess | None = None
+        self._model = model
+
+    def start(self, layout: KVLayout) -> None:
+        """Listen for other engines.
+
+        Args:
+            layout: Of the blocks.
+
+        Raises:
+            ConfigValueError: The address or the port cannot be listened on.
+        """
+        # Engines of different codecs are told so when they meet, not block by block.
+        model = f"{self._model}\0codec {self._codec.flags}" if self._codec.flags else self._model
+        self.identity = self.errands.identity = Identity(
+            engine=self.engine,
+            compat=compat_id(layout, identity=model, exact_numerics=self.config.numerics == "exact"),
+            block_bytes=layout.block_bytes,
+            secret=self.config.secret,
+            codec=self._codec,
+        )
+        self.block_size, self.block_bytes = layout.block_size, layout.block_bytes
+        if self.transport is not None:
+            self.transport.open(layout.block_bytes)
+        self.server.start(self.identity, lambda: self.pool)
+        self.registry.start(self.identity)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that other engines reach this one by."""
+        return self.config.advertised_host or self.config.host, self.server.port
+
+    def close(self) -> None:
+        """Leave; may be called twice."""
+        self.guests.close()
+        self.server.close()
+        self.registry.close()
+        self.errands.close()
+        if self.transport is not None:
+            self.transport.close()

@@ -1,0 +1,251 @@
+"""A connection to an engine that holds blocks: pull them, and verify each before anybody sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+
+from trencadis.errors import TransferError
+from trencadis.kv.format import HEADER_BYTES, unsealed, verify
+from trencadis.kv.handshake import Identity, greet
+from trencadis.kv.stream import FrameStream
+from trencadis.kv.stream_messages import (
+    Abort,
+    Ack,
+    Commit,
+    Invite,
+    Offer,
+    Placed,
+    Pull,
+    Release,
+    Renew,
+    State,
+    Status,
+    Taken,
+)
+from trencadis.records import TransferCause
+from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
+from trencadis_plugins.kv_connector.p2p_transport import Landing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["PeerConnection"]
+
+_RECEIVE_BUFFER_BYTES: Final = 4 << 20
+
+
+class PeerConnection:
+    """One connection to one producer. One thread at a time; :meth:`cut` from any.
+
+    Args:
+        prefix: Where the producer is, and what it holds.
+        me: This engine.
+        connect_timeout_s: The longest that connecting and introducing takes.
+
+    Attributes:
+        engine: Id of the producer.
+
+    Raises:
+        TransferError: As of :func:`trencadis.kv.handshake.greet`, or ``unreachable``.
+    """
+
+    def __init__(self, prefix: RemotePrefix, me: Identity, *, connect_timeout_s: float) -> None:
+        self._prefix = prefix
+        self._me = me
+        self._header = bytearray(HEADER_BYTES)
+        address = prefix.host, prefix.port
+        try:
+            connection = socket.create_connection(address, timeout=connect_timeout_s)
+        except OSError as error:
+            raise TransferError(
+                f"No engine answers at {prefix.host}:{prefix.port}: {error}.", cause=TransferCause.UNREACHABLE
+            ) from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # a wish
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        self._stream = FrameStream(connection, timeout_s=connect_timeout_s)
+        try:
+            self.engine = greet(self._stream, me, wants=prefix.engine)
+        except BaseException:
+            self.close()
+            raise
+
+    def pull(
+        self,
+        hashes: Sequence[bytes],
+        take: Callable[[int, NDArray[np.uint8]], None],
+        *,
+        num_rows: int,
+        timeout_s: float,
+        landing: Landing | None = None,
+    ) -> None:
+        """Pull blocks, in order.
+
+        Args:
+            hashes: Of the blocks.
+            take: Called with the index of a block and verified rows ``[1 .. num_rows, block_bytes]`` from there on, which are
+                overwritten afterwards.
+            num_rows: Blocks that are taken at once.
+            timeout_s: For all of them.
+            landing: Where the producer may write them to, if it has that way, too.
+
+        Raises:
+            TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
+                as of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        via, target = ("", b"") if landing is None else (landing.via, landing.target)
+        self._stream.send(Pull(ticket=self._prefix.ticket, hashes=list(hashes), via=via, target=target))
+        rows = np.empty((min(num_rows, max(1, len(hashes))), self._me.block_bytes), np.uint8)
+        num_taken = num_pending = 0
+        try:
+            while True:
+                answer = self._stream.receive()
+                if landing is not None and isinstance(answer, Placed):
+                    num_taken += self._take_placed(answer, landing, hashes[num_taken:], take, num_taken)
+                    continue
+                if not isinstance(answer, int):
+                    break
+                index = num_taken + num_pending
+                if index >= len(hashes):
+                    raise TransferError("More blocks came than were asked for.", cause=TransferCause.CORRUPT)
+                self._receive_block(answer, rows[num_pending], hashes[index])
+                num_pending += 1
+                if num_pending == len(rows):
+                    take(num_taken, rows)
+                    num_taken, num_pending = num_taken + num_pending, 0
+        finally:
+            # What is verified is good, also if the next one is not.
+            if num_pending:
+                take(num_taken, rows[:num_pending])
+        if landing is not None and isinstance(answer, (Commit, Abort)):
+            landing.is_quiet = True
+        self._check_end(answer, num_sent=num_taken + num_pending, num_wanted=len(hashes))
+
+    def renew(self, *, timeout_s: float) -> bool:
+        """Ask to hold the blocks for another lease; False if they are not held any more.
+
+        Raises:
+            TransferError: As of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        self._stream.send(Renew(ticket=self._prefix.ticket))
+        return self._is_known()
+
+    def release(self, *, timeout_s: float) -> bool:
+        """Say that the blocks are not wanted any more; False if they were not held.
+
+        Raises:
+            TransferError: As of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        self._stream.send(Release(ticket=self._prefix.ticket))
+        return self._is_known()
+
+    def ask_state(self, *, timeout_s: float) -> State:
+        """Return how much the other engine has to do.
+
+        Raises:
+            TransferError: As of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        self._stream.send(Status())
+        answer = self._stream.receive()
+        if not isinstance(answer, State):
+            raise TransferError(f"{answer!r} came in the place of STATE.", cause=TransferCause.CORRUPT)
+        return answer
+
+    def invite(self, invite: Invite) -> Offer:
+        """Have a prompt computed; returns when its blocks are held there.
+
+        Raises:
+            TransferError: They are not: ``full``, or whatever else went wrong there; also as of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(invite.timeout_s)
+        self._stream.send(invite)
+        answer = self._stream.receive()
+        if isinstance(answer, Abort):
+            raise _given_up(answer)
+        if not isinstance(answer, Offer) or answer.num_tokens < 1:
+            raise TransferError(f"{answer!r} came in the place of OFFER.", cause=TransferCause.CORRUPT)
+        return answer
+
+    def cut(self) -> None:
+        """End the connection: whoever waits raises. From any thread; may be called twice."""
+        self._stream.cut()
+
+    def close(self) -> None:
+        """Give it up; may be called twice."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_placed(
+        self,
+        placed: Placed,
+        landing: Landing,
+        hashes: Sequence[bytes],
+        take: Callable[[int, NDArray[np.uint8]], None],
+        first: int,
+    ) -> int:
+        """Take the blocks that lie in a piece of the landing, up to the first that is not right; returns how many."""
+        num_placed = len(placed.headers)
+        if not 0 < num_placed <= len(hashes) or not landing.holds(placed.index, num_placed):
+            raise TransferError(f"{num_placed} blocks were placed that nobody asked for.", cause=TransferCause.CORRUPT)
+        rows = landing.rows(placed.index)[:num_placed]
+        num_good = 0
+        try:
+            for header, row, block_hash in zip(placed.headers, rows, hashes, strict=False):
+                verify(header, row.data, compat=self._me.compat, block_hash=block_hash, codec_flags=0)
+                num_good += 1
+        finally:
+            if num_good:
+                take(first, rows[:num_good])
+        self._stream.send(Taken(index=placed.index))
+        return num_good
+
+    def _receive_block(self, num_bytes: int, row: NDArray[np.uint8], block_hash: bytes) -> None:
+        header, codec = self._header, self._me.codec
+        if codec.flags:
+            payload = memoryview(bytearray(row.nbytes + codec.max_growth_bytes))[: max(0, num_bytes - HEADER_BYTES)]
+        else:
+            payload = row.data
+        if num_bytes != HEADER_BYTES + payload.nbytes:
+            raise TransferError(f"A block of {num_bytes} bytes came.", cause=TransferCause.CORRUPT)
+        self._stream.receive_block(memoryview(header), payload)
+        verify(header, payload, compat=self._me.compat, block_hash=block_hash, codec_flags=codec.flags)
+        if codec.flags:
+            codec.decode(payload, unsealed(bytes(header)), row.data)
+
+    def _check_end(self, answer: object, *, num_sent: int, num_wanted: int) -> None:
+        match answer:
+            case Commit() if answer.num_blocks == num_sent == num_wanted:
+                return
+            case Commit() if answer.num_blocks == num_sent:
+                raise TransferError(
+                    f"The other engine holds {num_sent} of {num_wanted} blocks.", cause=TransferCause.LOST
+                )
+            case Abort():
+                raise _given_up(answer)
+            case _:
+                raise TransferError(f"{num_sent} blocks came, then {answer!r}.", cause=TransferCause.CORRUPT)
+
+    def _is_known(self) -> bool:
+        answer = self._stream.receive()
+        if not isinstance(answer, Ack):
+            raise TransferError(f"{answer!r} came in the place of ACK.", cause=TransferCause.CORRUPT)
+        return answer.known
+
+
+def _given_up(answer: Abort) -> TransferError:
+    cause = TransferCause(answer.cause) if answer.cause in list(TransferCause) else TransferCause.UNREACHABLE
+    return TransferError(f"The other engine gave up: {answer.reason}", cause=cause)

@@ -1,0 +1,106 @@
+"""Which other engines blocks are pulled from: those that the operator names, unless they failed a moment ago."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from trencadis.clock import Clock
+from trencadis.errors import TransferError
+from trencadis.records import TransferCause
+from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
+
+__all__ = ["Peers"]
+
+logger = logging.getLogger("trencadis.kv.p2p")
+
+_MAX_REMEMBERED: Final = 1024
+_KeyT = TypeVar("_KeyT")
+_ValueT = TypeVar("_ValueT")
+_NEVER: Final = float("inf")
+
+
+class Peers:
+    """What is known of other engines. From any thread.
+
+    Args:
+        allowed: Hosts, and networks.
+        clock: Source of time.
+        retry_s: One that could not be reached is left alone for so long; one whose blocks are of another kind for good.
+        name: Of the connector.
+    """
+
+    def __init__(self, allowed: Sequence[str], clock: Clock, *, retry_s: float, name: str = "p2p") -> None:
+        self._name = name
+        self._hosts = frozenset(name.lower() for name in allowed if "/" not in name)
+        self._networks = [ipaddress.ip_network(name) for name in allowed if "/" in name]
+        self._clock = clock
+        self._retry_s = retry_s
+        self._down_until_s: OrderedDict[tuple[str, int, str], float] = OrderedDict()
+        self._strangers: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_down(self) -> int:
+        """Engines that are left alone now."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            return sum(until_s > now_s for until_s in self._down_until_s.values())
+
+    def allows(self, host: str) -> bool:
+        """Return whether blocks may be pulled from a host; the first time it may not is an entry in the log."""
+        if host.lower() in self._hosts or self._is_in_network(host):
+            return True
+        with self._lock:
+            is_new = host not in self._strangers
+            _remember(self._strangers, host, None)
+        if is_new:
+            logger.warning(
+                "A request has its prefix at %s, which kv_connector.%s.peers does not name: its prompt is computed here.",
+                ascii(host)[1:-1],
+                self._name,
+            )
+        return False
+
+    def is_down(self, prefix: RemotePrefix) -> bool:
+        """Return whether an engine is to be left alone."""
+        with self._lock:
+            return self._down_until_s.get(_key(prefix), 0.0) > self._clock.now_s()
+
+    def failed(self, prefix: RemotePrefix, error: TransferError) -> None:
+        """Learn that an engine could not be pulled from."""
+        if error.cause == TransferCause.INCOMPATIBLE:
+            until_s = _NEVER
+        elif error.cause in (TransferCause.UNREACHABLE, TransferCause.DEADLINE):
+            until_s = self._clock.now_s() + self._retry_s
+        else:
+            return
+        with self._lock:
+            is_new = self._down_until_s.get(_key(prefix)) != until_s == _NEVER
+            _remember(self._down_until_s, _key(prefix), until_s)
+        if is_new:
+            logger.error(
+                "No KV is pulled from engine %s at %s:%d any more: %s", prefix.engine, prefix.host, prefix.port, error
+            )
+
+    def _is_in_network(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+
+def _key(prefix: RemotePrefix) -> tuple[str, int, str]:
+    return prefix.host, prefix.port, prefix.engine
+
+
+def _remember(table: OrderedDict[_KeyT, _ValueT], key: _KeyT, value: _ValueT) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > _MAX_REMEMBERED:
+        table.popitem(last=False)

@@ -1,0 +1,241 @@
+"""The worker side of the connector between engines: pulls blocks on threads of its own, gives held ones back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVPool, KVWorkerSide
+from trencadis.kv.format import HEADER_BYTES
+from trencadis.kv.pool_access import PoolAccess
+from trencadis.records import ConnectorReport, FailedLoad, TransferCause
+from trencadis_plugins.kv_connector.p2p_node import Node
+from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
+from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
+from trencadis_plugins.kv_connector.p2p_server import BATCH_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["LoadOrder", "P2PWorker", "Work"]
+
+logger = logging.getLogger("trencadis.kv.p2p")
+
+
+class LoadOrder(msgspec.Struct, array_like=True):
+    """A prefix to pull, and where to."""
+
+    ticket: int
+    engine: str
+    name: str
+    host: str
+    port: int
+    lease_s: float
+    blocks: list[int]
+    hashes: list[bytes]
+
+
+class Work(msgspec.Struct, array_like=True):
+    """What a step's message says."""
+
+    loads: list[LoadOrder]
+    cancels: list[int]
+
+
+class P2PWorker(KVWorkerSide):
+    """Pulls what the scheduler side asks for.
+
+    Args:
+        node: What both sides share.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._threads = ThreadPoolExecutor(node.config.num_pull_threads, thread_name_prefix="trencadis-p2p-pull")
+        self._decoder = msgspec.msgpack.Decoder(Work)
+        self._pulls: dict[int, _Pull] = {}
+        self._unknown: list[int] = []
+        self._is_closed = False
+
+    def register(self, kv_cache: KVPool) -> None:
+        """Take the pool."""
+        self._node.pool = PoolAccess(kv_cache)
+
+    def begin_step(self, message: bytes) -> None:
+        """Start pulls, and cut those that are not wanted any more."""
+        if not message:
+            return
+        work = self._decoder.decode(message)
+        for order in work.loads:
+            pull = self._pulls[order.ticket] = _Pull(order, self._node)
+            self._threads.submit(pull.run)
+        for ticket in work.cancels:
+            if ticket in self._pulls:
+                self._pulls[ticket].cancel()
+            else:
+                self._unknown.append(ticket)  # it has ended, and the report of that is on its way
+
+    def end_step(self) -> None:
+        """Nothing is saved."""
+
+    def poll(self) -> ConnectorReport:
+        """Return which pulls ended and which holds are over; copy blocks where only this thread may."""
+        node = self._node
+        if node.pool is not None and not self._is_closed:
+            node.pool.serve(max_bytes=node.config.max_bytes_per_step)
+        ended = [pull for pull in self._pulls.values() if pull.is_done]
+        for pull in ended:
+            del self._pulls[pull.order.ticket]
+        for pull in self._pulls.values():
+            pull.keep_alive()
+        released = [*self._unknown, *[pull.order.ticket for pull in ended if pull.is_cancelled]]
+        self._unknown.clear()
+        return ConnectorReport(
+            loaded=tuple([pull.order.ticket for pull in ended if pull.is_whole and not pull.is_cancelled]),
+            failed=tuple([pull.failure() for pull in ended if not pull.is_whole and not pull.is_cancelled]),
+            released=(*released, *node.holds.take_free()),
+        )
+
+    def close(self) -> None:
+        """Cut every pull and every reader; may be called twice."""
+        self._is_closed = True
+        for pull in self._pulls.values():
+            pull.cancel()
+        if self._node.pool is not None:
+            self._node.pool.close()
+        self._node.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class _Pull:
+    """One load on its way."""
+
+    def __init__(self, order: LoadOrder, node: Node) -> None:
+        self.order = order
+        self._node = node
+        self._prefix = RemotePrefix(
+            engine=order.engine,
+            ticket=order.name,
+            host=order.host,
+            port=order.port,
+            num_tokens=0,
+            lease_s=order.lease_s,
+        )
+        self._connection: PeerConnection | None = None
+        self._lock = threading.Lock()
+        self._num_taken = 0
+        self._error: TransferError | None = None
+        self._started_s = self._renewed_s = self._connected_s = time.monotonic()
+        self._is_running = False
+        self.is_cancelled = False
+        self.is_done = False
+
+    @property
+    def is_whole(self) -> bool:
+        return self._error is None
+
+    def failure(self) -> FailedLoad:
+        assert self._error is not None, "it is not whole"
+        pool = self._node.pool
+        block_size = 0 if pool is None else pool.layout.block_size
+        cause = f"{self._error.cause}: {self._error}"
+        return FailedLoad(ticket=self.order.ticket, num_valid_tokens=self._num_taken * block_size, cause=cause)
+
+    def keep_alive(self) -> None:
+        """Ask the other engine for patience while the pull waits for a thread."""
+        now_s = time.monotonic()
+        if not self._is_running and now_s - self._renewed_s > self.order.lease_s / 3:
+            self._renewed_s = now_s
+            self._node.errands.renew(self._prefix)
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.is_cancelled = True
+            if self._connection is not None:
+                self._connection.cut()
+
+    def run(self) -> None:
+        """Pull; on a thread of its own. Whatever happens, :attr:`is_done` says so, and nothing is touched from then on."""
+        self._is_running = True
+        try:
+            self._pull()
+        except TransferError as error:
+            self._failed(error)
+        except Exception as error:
+            logger.warning("A pull failed unexpectedly.", exc_info=error)
+            self._failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED))
+        finally:
+            self.is_done = True
+
+    def _pull(self) -> None:
+        node, pool = self._node, self._node.pool
+        if pool is None or node.identity is None:
+            raise TransferError("There is no KV cache yet.", cause=TransferCause.RAISED)
+        identity, config = node.identity, node.config
+        if self.is_cancelled:
+            raise _cancelled()
+        with PeerConnection(self._prefix, identity, connect_timeout_s=config.connect_timeout_s) as connection:
+            with self._lock:
+                self._connection = connection
+                if self.is_cancelled:
+                    raise _cancelled()
+            self._connected_s = time.monotonic()
+            most_bytes = BATCH_BYTES if pool.any_thread else config.max_bytes_per_step
+            num_rows = max(1, most_bytes // identity.block_bytes)
+            landing = None if node.transport is None else node.transport.landing()
+            try:
+                connection.pull(
+                    self.order.hashes,
+                    self._take,
+                    num_rows=num_rows,
+                    timeout_s=config.pull_timeout_s,
+                    landing=landing,
+                )
+            finally:
+                if landing is not None:
+                    landing.close()
+            self._count()
+            try:
+                connection.release(timeout_s=config.connect_timeout_s)
+            except TransferError as error:
+                logger.debug("The blocks came, but could not be released: %s", error)
+                node.errands.release(self._prefix)
+
+    def _take(self, first: int, rows: NDArray[np.uint8]) -> None:
+        pool = self._node.pool
+        if self.is_cancelled or pool is None:
+            raise _cancelled()
+        pool.write(self.order.blocks[first : first + len(rows)], rows, timeout_s=self._node.config.pull_timeout_s)
+        self._num_taken = first + len(rows)
+
+    def _count(self) -> None:
+        metrics, pool = self._node.metrics, self._node.pool
+        assert pool is not None, "blocks were written to it"
+        num_taken, layout = self._num_taken, pool.layout
+        metrics.moved(
+            "load",
+            num_tokens=num_taken * layout.block_size,
+            num_bytes=num_taken * (layout.block_bytes + HEADER_BYTES),
+        )
+        metrics.ended(time.monotonic() - self._started_s)
+        self._node.cost.loaded(num_bytes=num_taken * layout.block_bytes, seconds=time.monotonic() - self._connected_s)
+
+    def _failed(self, error: TransferError) -> None:
+        if self.is_cancelled:
+            error = _cancelled()
+        self._error = error
+        self._node.metrics.failed(error.cause)
+        self._node.peers.failed(self._prefix, error)
+        # Who holds the blocks need not wait for the end of the lease; one that cannot be reached finds out by itself.
+        self._node.errands.release(self._prefix)
+
+
+def _cancelled() -> TransferError:
+    return TransferError("The load is not wanted any more.", cause=TransferCause.CANCELLED)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from trencadis.errors import ConfigError, TransferError
+from trencadis.records import TransferCause
+from trencadis_plugins.kv_connector.lmcache_config import LMCacheConfig
+from trencadis_plugins.kv_connector.lmcache_library import LMCacheClient, check_package
+
+MODULE = "trencadis_plugins.kv_connector.lmcache_library"
+
+
+def test_missing_package_is_named_with_where_the_commands_are(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="needs the package lmcache") as caught:
+        check_package()
+    assert "docs/do/kv-connectors.md" in caught.value.hint
+
+
+def test_library_that_does_not_start_is_unreachable_and_is_tried_again(monkeypatch):
+    number = []
+
+    class Broken:
+        def __init__(self, config):
+            number.append(config)
+            raise ModuleNotFoundError("No module named 'aiofile'")
+
+    monkeypatch.setattr(f"{MODULE}.LMCacheLibrary", Broken)
+    client = LMCacheClient(LMCacheConfig())
+    for _ in range(2):
+        with pytest.raises(
+            TransferError, match="does not start: ModuleNotFoundError: No module named 'aiofile'"
+        ) as caught:
+            client.library()
+        assert caught.value.cause == TransferCause.UNREACHABLE
+    assert len(number) == 2
+
+
+def test_library_lives_from_the_first_store_to_the_last(monkeypatch):
+    ends = []
+
+    class Library:
+        def __init__(self, config):
+            pass
+
+        def close(self):
+            ends.append(self)
+
+    monkeypatch.setattr(f"{MODULE}.LMCacheLibrary", Library)
+    client = LMCacheClient(LMCacheConfig())
+    client.open()
+    client.open()
+    library = client.library()
+    client.close()
+    assert client.library() is library
+    assert ends == []
+    client.close()
+    assert ends == [library]

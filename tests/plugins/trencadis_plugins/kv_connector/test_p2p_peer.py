@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import attrs
+import numpy as np
+import pytest
+from faultproxy import FaultProxy
+from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
+
+from trencadis.errors import TransferError
+from trencadis.kv.format import pack_header
+from trencadis.kv.handshake import welcome
+from trencadis.kv.stream import Abort, Ack, Commit, FrameStream, Message, Pull, block_head
+from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
+from trencadis_testing.connector_desk import hashes_of
+
+
+@pytest.fixture
+def producer() -> Iterator[Producer]:
+    with producing() as one:
+        yield one
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 6, 100])
+def test_blocks_come_as_they_are_held(producer: Producer, num_rows: int) -> None:
+    assert producer.pull(HASHES, num_rows=num_rows).tolist() == producer.data.tolist()
+
+
+def test_nothing_is_nothing(producer: Producer) -> None:
+    assert producer.pull([]).shape == (0, 32)
+
+
+def test_part_that_is_held_is_taken_and_the_rest_is_lost(producer: Producer) -> None:
+    taken: list[np.ndarray] = []
+    with producer.connect() as connection, pytest.raises(TransferError, match="holds 2 of 4") as caught:
+        connection.pull(
+            [*HASHES[:2], *hashes_of([77]), HASHES[3]],
+            lambda _, rows: taken.append(rows.copy()),
+            num_rows=1,
+            timeout_s=5,
+        )
+    assert caught.value.cause == "lost"
+    assert np.concatenate(taken).tolist() == producer.data[:2].tolist()
+
+
+def test_ticket_that_is_not_held_is_lost(producer: Producer) -> None:
+    with pytest.raises(TransferError) as caught:
+        producer.pull(HASHES, ticket="another")
+    assert caught.value.cause == "lost"
+
+
+def test_release_and_renewal_say_whether_there_is_anything(producer: Producer) -> None:
+    with producer.connect() as connection:
+        assert connection.renew(timeout_s=5)
+        assert connection.release(timeout_s=5)
+        assert not connection.renew(timeout_s=5)
+        assert not connection.release(timeout_s=5)
+    assert producer.node.holds.take_free() == (1,)
+
+
+def test_nobody_at_home_is_unreachable() -> None:
+    with producing() as producer:
+        pass
+    with pytest.raises(TransferError, match="No engine answers") as caught:
+        producer.connect()
+    assert caught.value.cause == "unreachable"
+
+
+@pytest.mark.parametrize("byte", range(110, 110 + 8 + 128 + 32, 7))
+def test_no_flipped_byte_goes_unnoticed(producer: Producer, byte: int) -> None:
+    """From the frame's head to the end of the first block's payload, whatever is hit."""
+    taken: list[np.ndarray] = []
+    with FaultProxy(producer.node.server.port) as proxy:
+        welcome_bytes = _bytes_of_welcome(producer)
+        proxy.to_client.set(flip_at=welcome_bytes + byte - 110)
+        with producer.connect(port=proxy.port) as connection, pytest.raises(TransferError) as caught:
+            connection.pull(HASHES, lambda _, rows: taken.append(rows.copy()), num_rows=1, timeout_s=0.2)
+    assert caught.value.cause in ("corrupt", "incompatible", "deadline")
+    assert taken == []
+
+
+def _bytes_of_welcome(producer: Producer) -> int:
+    with FaultProxy(producer.node.server.port) as proxy, producer.connect(port=proxy.port):
+        proxy.to_server.happened.wait(0.01)
+        return proxy.to_client.num_bytes
+
+
+def _scripted(producer: Producer, answers: list[Message | list[bytes]]) -> tuple[PeerConnection, Callable[[], None]]:
+    """Return a connection to a producer that answers a pull as it is told."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, listener:
+            stream = FrameStream(connection, timeout_s=5)
+            welcome(stream, producer.me)
+            stream.receive()
+            for answer in answers:
+                stream.send_pieces(answer) if isinstance(answer, list) else stream.send(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    prefix = attrs.evolve(producer.prefix, port=listener.getsockname()[1])
+    return PeerConnection(prefix, producer.me, connect_timeout_s=5), lambda: thread.join(5)
+
+
+def _block(producer: Producer, index: int, *, data: bytes | None = None) -> list[bytes]:
+    payload = producer.data[index].tobytes() if data is None else data
+    pool = producer.node.pool
+    assert pool is not None
+    header = pack_header(pool.layout, compat=producer.me.compat, block_hash=HASHES[index], payload=payload)
+    return [block_head(header, len(payload)), payload]
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        (lambda p: [_block(p, 1), Commit(num_blocks=1)], "corrupt"),
+        (lambda p: [_block(p, 0, data=b"x" * 33)], "corrupt"),
+        (lambda p: [_block(p, 0), _block(p, 1), _block(p, 2), Commit(num_blocks=3)], "corrupt"),
+        (lambda p: [_block(p, 0), Commit(num_blocks=2)], "corrupt"),
+        (lambda p: [_block(p, 0), Commit(num_blocks=1)], "lost"),
+        (lambda p: [_block(p, 0), Ack(known=True)], "corrupt"),
+        (lambda p: [_block(p, 0), Abort(cause="full", reason="?")], "full"),
+        (lambda p: [_block(p, 0), Abort(cause="a word of tomorrow", reason="?")], "unreachable"),
+        (lambda p: [_block(p, 0), Pull(ticket="", hashes=[])], "corrupt"),
+        (lambda p: [_block(p, 0)], "unreachable"),
+    ],
+    ids=[
+        "another block",
+        "longer block",
+        "more blocks",
+        "wrong number",
+        "fewer blocks",
+        "odd message",
+        "abort",
+        "unknown cause",
+        "question",
+        "silence",
+    ],
+)
+def test_lying_producer_is_not_believed(
+    producer: Producer, script: Callable[[Producer], list[Message | list[bytes]]], cause: str
+) -> None:
+    connection, join = _scripted(producer, script(producer))
+    with connection, pytest.raises(TransferError) as caught:
+        connection.pull(HASHES[:2], lambda *_: None, num_rows=1, timeout_s=5)
+    join()
+    assert caught.value.cause == cause
+
+
+def test_answer_that_is_no_acknowledgement_is_corrupt(producer: Producer) -> None:
+    connection, join = _scripted(producer, [Commit(num_blocks=0)])
+    with connection, pytest.raises(TransferError) as caught:
+        connection.renew(timeout_s=5)
+    join()
+    assert caught.value.cause == "corrupt"
+    assert len(HASHES) == NUM_BLOCKS
