@@ -7,17 +7,17 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from types import EllipsisType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import attrs
 
 from trencadis.config import Config
-from trencadis.errors import BackendError
 from trencadis.front import BeamRequest, Prompt, configure
 from trencadis.front.beam_tasks import search_beams
-from trencadis.front.commands import Ask, AskMetrics, Embed, Submission
+from trencadis.front.commands import AskMetrics, Embed, Submission
 from trencadis.front.output_stream import OutputStream
+from trencadis.front.questions import EngineQuestions, silent
 from trencadis.records import (
     DEFAULT_TERMS,
     BeamSearchParams,
@@ -28,14 +28,13 @@ from trencadis.records import (
     SamplingParams,
 )
 from trencadis.registry import Registry
-from trencadis.registry.switching import change_table
 from trencadis.remote import open_runner
 from trencadis.text import Message, Tokenizer, encode_chat
 
 __all__ = ["AsyncLLM"]
 
 
-class AsyncLLM:
+class AsyncLLM(EngineQuestions):
     """A language model for asyncio. The constructor blocks until the model is ready.
 
     Example::
@@ -79,6 +78,7 @@ class AsyncLLM:
 
     def _open(self, config: Config, registry: Registry) -> None:
         self._runner = open_runner(config, registry)
+        super().__init__(self._runner)
         self._numbers = itertools.count()
         frontend = self._runner.frontend
         self.tokenizer: Tokenizer = frontend.tokenizer
@@ -118,6 +118,7 @@ class AsyncLLM:
         ttft_target_s: float = math.inf,
         tpot_target_s: float = math.inf,
         adapter: str = "",
+        transfer_params: Mapping[str, Any] | None = None,
         streams: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Continue a prompt and yield its output when it has grown; the last one is ``finished``.
@@ -136,6 +137,7 @@ class AsyncLLM:
             ttft_target_s: Seconds within which the first token is wanted, for policies that look at it; infinity: none.
             tpot_target_s: Seconds from token to token that are wanted at most; infinity: none.
             adapter: Name of a LoRA adapter; empty for the model itself.
+            transfer_params: What the KV connector is to know; None: nothing.
             streams: False: only the finished output is wanted.
 
         Raises:
@@ -156,6 +158,7 @@ class AsyncLLM:
                 ttft_target_s=ttft_target_s,
                 tpot_target_s=tpot_target_s,
                 adapter=adapter,
+                transfer_params=transfer_params,
             ),
             streams=streams,
             stream=stream,
@@ -188,6 +191,7 @@ class AsyncLLM:
         ttft_target_s: float = math.inf,
         tpot_target_s: float = math.inf,
         adapter: str = "",
+        transfer_params: Mapping[str, Any] | None = None,
         streams: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; yields as :meth:`generate` does.
@@ -204,6 +208,7 @@ class AsyncLLM:
             ttft_target_s: As of :meth:`generate`.
             tpot_target_s: As of :meth:`generate`.
             adapter: As of :meth:`generate`.
+            transfer_params: As of :meth:`generate`.
             streams: As of :meth:`generate`.
 
         Raises:
@@ -221,6 +226,7 @@ class AsyncLLM:
             ttft_target_s=ttft_target_s,
             tpot_target_s=tpot_target_s,
             adapter=adapter,
+            transfer_params=transfer_params,
             streams=streams,
         )
 
@@ -245,7 +251,7 @@ class AsyncLLM:
         """
         request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
         search = BeamRequest.on(self._runner.frontend, prompt, params or BeamSearchParams(), request_id=request_id)
-        given = {"streams": False, **attrs.asdict(terms or DEFAULT_TERMS)}
+        given = {"streams": False, **attrs.asdict(terms or DEFAULT_TERMS), "transfer_params": None}
 
         async def ask(beam: Prompt, step_params: SamplingParams, name: str) -> RequestOutput:
             return [one async for one in self.generate(beam, step_params, request_id=name, **given)][-1]
@@ -286,93 +292,7 @@ class AsyncLLM:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
         except TimeoutError:
-            raise _silent(timeout_s) from None
-
-    async def totals(self) -> dict[str, Any]:
-        """Return what the engine has counted since it was opened, such as ``num_steps`` and ``num_emitted_tokens``.
-
-        Raises:
-            TrencadisError: As of :meth:`scheduling`, or the model does not generate.
-        """
-        return await self._ask("totals")
-
-    async def set_scheduling(
-        self,
-        name: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        *,
-        shadow: str | EllipsisType | None = ...,
-    ) -> dict[str, Any]:
-        """Put another scheduling policy in force, or another shadow beside it, between two steps; no request is lost.
-
-        The new policy is told of every live request. Its fallback stays the configured one, and an engine that is opened again has
-        the configured policy.
-
-        Args:
-            name: The policy; None: the present one.
-            options: Keys of its table that differ from the configuration; None: none, or the present ones if ``name`` is None, too.
-            shadow: A policy to ask beside it; None: none; left out: the present one stays.
-
-        Returns:
-            What :meth:`scheduling` returns, and ``previous``: ``policy``, ``component`` and ``plan_hash`` as they were.
-
-        Raises:
-            ConfigError: No such policy, or an option that its table does not have; in the words of a wrong config file.
-            PluginError: It cannot be built. In both cases nothing has changed.
-            EngineEndedError: The engine was closed, died or hung.
-            BackendError: It did not answer in time.
-        """
-        return await self.change_scheduling(change_table(name, options, shadow))
-
-    async def change_scheduling(self, table: Mapping[str, Any], *, source: str = "set_scheduling") -> dict[str, Any]:
-        """Change scheduling as :meth:`set_scheduling` does, by a table of its arguments.
-
-        Args:
-            table: ``name``, ``options`` and ``shadow``, each optional.
-            source: Who asks, for messages.
-
-        Raises:
-            TrencadisError: As of :meth:`set_scheduling`.
-        """
-        return await self._ask("set_scheduling", table=dict(table), source=source)
-
-    async def scheduling(self) -> dict[str, Any]:
-        """Return which policy schedules.
-
-        Returns:
-            ``policy``, ``component`` (its fallback, once it failed), ``options``, ``configured``, ``fallback``, ``quarantined``,
-            ``shadow`` and ``plan_hash``.
-
-        Raises:
-            EngineEndedError: The engine was closed, died or hung.
-            BackendError: It did not answer in time.
-        """
-        return await self._ask("scheduling")
-
-    async def explain(self, request_id: str) -> dict[str, Any]:
-        """Return why a request was or was not scheduled in each of the last ``engine.explain_steps`` steps.
-
-        Args:
-            request_id: As given to :meth:`generate`; it may have ended.
-
-        Returns:
-            ``oldest_step`` and ``newest_step`` of the record, and ``requests``: the fields of
-            :class:`trencadis.records.Explanation` for each of its completions.
-
-        Raises:
-            InvalidRequestError: It was never seen, or the record does not reach back to it.
-            EngineEndedError: The engine was closed, died or hung.
-            BackendError: It did not answer in time.
-        """
-        return await self._ask("explain", request_id=request_id)
-
-    async def _ask(self, question: str, *, timeout_s: float = 10.0, **arguments: Any) -> dict[str, Any]:
-        command = Ask(question=question, arguments=arguments)
-        self._runner.send(command)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
-        except TimeoutError:
-            raise _silent(timeout_s) from None
+            raise silent(timeout_s) from None
 
     def abort(self, request_id: str) -> None:
         """End a request from anywhere; whoever reads it gets what there is, with ``FinishReason.ABORT``.
@@ -392,9 +312,3 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _silent(timeout_s: float) -> BackendError:
-    return BackendError(
-        f"the engine did not answer within {timeout_s:g} s.", hint="It may be in a long step; ask again."
-    )

@@ -113,6 +113,7 @@ class LLM:
         ttft_targets_s: float | Sequence[float] | None = None,
         tpot_targets_s: float | Sequence[float] | None = None,
         adapters: str | Sequence[str] | None = None,
+        transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         use_progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts and return when all are done.
@@ -129,6 +130,7 @@ class LLM:
             ttft_targets_s: For all, or one for each: seconds within which the first token is wanted; None: no target.
             tpot_targets_s: For all, or one for each: seconds from token to token that are wanted at most; None: no target.
             adapters: For all, or one for each: names of LoRA adapters; empty for the model itself.
+            transfer_params: For all, or one for each: what the KV connector is to know; None: nothing.
             use_progress: Draw a progress bar; None: on a terminal.
 
         Returns:
@@ -149,6 +151,7 @@ class LLM:
             ttft_target_s=ttft_targets_s,
             tpot_target_s=tpot_targets_s,
             adapter=adapters,
+            transfer_params=transfer_params,
         )
         clients: list[ClientRequest] = []
         try:
@@ -202,6 +205,7 @@ class LLM:
         ttft_target_s: float = math.inf,
         tpot_target_s: float = math.inf,
         adapter: str = "",
+        transfer_params: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """Continue one prompt and yield its output each time it has grown; the last one is ``finished``.
 
@@ -217,6 +221,7 @@ class LLM:
             ttft_target_s: Seconds within which the first token is wanted; infinity: no target.
             tpot_target_s: Seconds from token to token that are wanted at most; infinity: no target.
             adapter: Name of a LoRA adapter; empty for the model itself.
+            transfer_params: What the KV connector is to know; None: nothing.
 
         Raises:
             RequestError: The prompt cannot be served.
@@ -229,6 +234,7 @@ class LLM:
             ttft_target_s=ttft_target_s,
             tpot_target_s=tpot_target_s,
             adapter=adapter,
+            transfer_params=transfer_params,
         )
         client = self._submit(prompt, sampling_params or SamplingParams(), terms, streams=True)
         return ClientStream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)

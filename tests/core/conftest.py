@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from trencadis.config import Config
 from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, ObserverConfig
 from trencadis.hookspecs import NOUNS, hookimpl
-from trencadis.interfaces import Component
+from trencadis.interfaces import Component, KVPolicy
+from trencadis.kv.defaults import AsTheyAre
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer, load_tokenizer
 from trencadis_testing.backend import ArgmaxSampler
@@ -19,6 +22,8 @@ from trencadis_testing.doubles import AsManyAsMay, Matching
 from trencadis_testing.engines import ExactShapes, OldestFirst, ServeInOrder
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 VOCAB_SIZE = 4096
 
@@ -38,6 +43,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
         policy: Callable[[], Any] = ServeInOrder,
         bucketing: Callable[[], Any] = ExactShapes,
         speculator: Callable[[], Any] | None = None,
+        connector: Callable[[], Any] | None = None,
         **backend: Any,
     ) -> Any:
         options = {"vocab_size": VOCAB_SIZE, "eos": -1, "max_model_len": 256, **backend}
@@ -50,9 +56,13 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             "executor": FakeExecutor,
             "draft_length": AsManyAsMay,
             "acceptance": Matching,
+            "kv_codec": AsTheyAre,
+            "kv_policy": KVPolicy,
         }
         if speculator is not None:
             factories["speculation"] = speculator
+        if connector is not None:
+            factories["kv_connector"] = connector
         plugin = types.ModuleType("fake_house")
         for noun, factory in factories.items():
             hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(factory)])

@@ -326,3 +326,19 @@ def test_totals_are_the_engines(run: Any) -> None:
         return await llm.totals()
 
     assert run(use)["num_emitted_tokens"] == 4
+
+
+def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_house: House) -> None:
+    from echo_connector import EchoConnector
+
+    echo = EchoConnector()
+
+    async def main() -> None:
+        async with AsyncLLM.from_config(*fake_house(connector=echo)) as llm:
+            outputs = await all_of(llm.generate((5,), FOUR, transfer_params={"a": 1}))
+            assert outputs[-1].transfer_params == {"asked": {"a": 1}, "prompt": [5]}
+            assert all(one.transfer_params is None for one in outputs[:-1])
+            await llm.reject_transfer({"b": 2})
+
+    asyncio.run(main())
+    assert echo.rejected == [{"b": 2}]

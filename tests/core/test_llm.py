@@ -11,7 +11,7 @@ from trencadis.config import Config
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, UnknownKeyError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.llm import LLM
-from trencadis.records import BeamSearchParams, FinishReason, Request, SamplingParams
+from trencadis.records import BeamSearchParams, FinishReason, Request, RequestTerms, SamplingParams
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer
 from trencadis_testing.fakes import fake_text
@@ -98,6 +98,7 @@ def test_a_refusal_by_the_policy_takes_back_the_prompts_before_it(fake_house: Ho
         {"ttft_targets_s": [1.0]},
         {"tpot_targets_s": []},
         {"adapters": ["a"]},
+        {"transfer_params": [{}]},
     ],
 )
 def test_parameters_and_terms_must_match_the_prompts(llm: LLM, arguments: dict[str, Any]) -> None:
@@ -304,3 +305,35 @@ def test_totals_count_what_the_engine_did(llm: LLM) -> None:
     assert after["num_emitted_tokens"] - before["num_emitted_tokens"] == 6
     assert after["num_sequence_steps"] - before["num_sequence_steps"] == 6
     assert after["num_steps"] - before["num_steps"] == 3
+
+
+def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_house: House) -> None:
+    from echo_connector import EchoConnector
+
+    with LLM.from_config(*fake_house(connector=EchoConnector())) as llm:
+        both = llm.generate([[5], [6]], FOUR, transfer_params=[{"a": 1}, None])
+        several = llm.generate([7], SamplingParams(max_tokens=4, n=2), transfer_params={"b": 2})
+        *_, streamed = llm.stream([8], FOUR, transfer_params={"c": 3})
+    assert [one.transfer_params for one in both] == [{"asked": {"a": 1}, "prompt": [5]}, None]
+    assert several[0].transfer_params == {"asked": {"b": 2}, "prompt": [7]}
+    assert streamed.transfer_params == {"asked": {"c": 3}, "prompt": [8]}
+
+
+def test_beams_hand_no_prefix_over(fake_house: House) -> None:
+    from echo_connector import EchoConnector
+
+    echo = EchoConnector()
+    seen: list[Any] = []
+    echo.scheduler.finished_params = lambda request: seen.append(request.transfer_params)  # type: ignore[method-assign]
+    with LLM.from_config(*fake_house(connector=echo)) as llm:
+        llm.beam_search([5], BeamSearchParams(beam_width=2, max_tokens=3), terms=RequestTerms(transfer_params={"a": 1}))
+    assert set(seen) == {None}
+
+
+def test_request_that_never_reaches_the_engine_is_told_to_the_connector(fake_house: House) -> None:
+    from echo_connector import EchoConnector
+
+    echo = EchoConnector()
+    with LLM.from_config(*fake_house(connector=echo)) as llm, pytest.raises(InvalidRequestError):
+        llm.generate([[5, "x"]], FOUR, transfer_params={"a": 1})
+    assert echo.rejected == [{"a": 1}]

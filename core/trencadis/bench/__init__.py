@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trencadis.bench.eviction import EvictionResult, best_hit_ratio, measure_eviction
+from trencadis.bench.kv import NO_CONNECTOR, KVResult, KVWorkload, measure_kv
 from trencadis.bench.schedule import ScheduleResult, ScheduleWorkload, measure_schedule
 from trencadis.bench.speculation import (
     NO_DRAFTER,
@@ -14,8 +15,11 @@ from trencadis.bench.speculation import (
 from trencadis.bench.throughput import ThroughputResult, ThroughputWorkload, measure_throughput
 
 __all__ = [
+    "NO_CONNECTOR",
     "NO_DRAFTER",
     "EvictionResult",
+    "KVResult",
+    "KVWorkload",
     "ScheduleResult",
     "ScheduleWorkload",
     "SpeculationResult",
@@ -24,6 +28,7 @@ __all__ = [
     "ThroughputWorkload",
     "best_hit_ratio",
     "measure_eviction",
+    "measure_kv",
     "measure_schedule",
     "measure_speculation",
     "measure_throughput",

@@ -1,4 +1,4 @@
-"""``trencadis bench``: measure the configured engine, drafters beside it, or a policy alone."""
+"""``trencadis bench``: measure the configured engine, drafters or KV connectors beside it, or a policy alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 
 import attrs
 
-from trencadis.cli import bench_eviction, bench_schedule, bench_speculation
+from trencadis.cli import bench_eviction, bench_kv, bench_schedule, bench_speculation
 from trencadis.cli.tables import print_table
 from trencadis.config import Config
 from trencadis.registry import Registry
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Measure the throughput of this configuration, drafters, or policies on a trace."
+SUMMARY = "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     parser.add_argument(
         "measurement",
-        choices=["throughput", "speculation", "schedule", "eviction"],
+        choices=["throughput", "speculation", "schedule", "eviction", "kv"],
         help=f"throughput: output tokens a second, offline; speculation: {bench_speculation.HELP}; schedule: "
-        f"{bench_schedule.HELP}; eviction: {bench_eviction.HELP}",
+        f"{bench_schedule.HELP}; eviction: {bench_eviction.HELP}; kv: {bench_kv.HELP}",
     )
     for field in attrs.fields(ThroughputWorkload):
         flag = f"--{field.name.replace('_', '-')}"
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_speculation.add_arguments(parser)
     bench_schedule.add_arguments(parser)
     bench_eviction.add_arguments(parser)
+    bench_kv.add_arguments(parser)
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         return bench_speculation.run(args, config, registry)
     if args.measurement == "eviction":
         return bench_eviction.run(args, config, registry)
+    if args.measurement == "kv":
+        return bench_kv.run(args, config, registry)
     return _throughput(args, config, registry)
 
 

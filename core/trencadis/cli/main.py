@@ -24,11 +24,13 @@ __all__ = ["COMMANDS", "INTERRUPTED", "main"]
 COMMANDS: Mapping[str, str] = {
     "generate": "trencadis.cli.generate_command",
     "serve": "trencadis.cli.serve_command",
+    "cluster": "trencadis.cli.cluster_command",
     "run-batch": "trencadis.cli.run_batch_command",
     "explain": "trencadis.cli.explain_command",
     "bench": "trencadis.cli.bench_command",
     "buckets": "trencadis.cli.buckets_command",
     "warmup": "trencadis.cli.warmup_command",
+    "kv": "trencadis.cli.kv_command",
     "plugins": "trencadis.cli.plugins_command",
     "config": "trencadis.cli.config_command",
     "doctor": "trencadis.cli.doctor_command",

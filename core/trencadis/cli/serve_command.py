@@ -17,7 +17,11 @@ __all__ = ["SHORT_FLAGS", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "Serve the model over an OpenAI-compatible HTTP API."
 
-SHORT_FLAGS: Mapping[str, str] = {"--host": "--server.host", "--port": "--server.port"}
+SHORT_FLAGS: Mapping[str, str] = {
+    "--host": "--server.host",
+    "--port": "--server.port",
+    "--role": "--engine.role",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -82,6 +82,7 @@ class BeamRequest:
         # The token that comes with them does not matter.
         self.step_params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=self._search.num_candidates)
         self._num_cached_tokens: int | None = None
+        self._num_approximate_tokens = 0
         self._failure: tuple[FinishReason, str] | None = None
 
     @classmethod
@@ -118,6 +119,9 @@ class BeamRequest:
         """
         if self._num_cached_tokens is None:
             self._num_cached_tokens = outputs[0].num_cached_tokens
+        self._num_approximate_tokens = max(
+            self._num_approximate_tokens, *(one.num_approximate_tokens for one in outputs)
+        )
         for output in outputs:
             reason = output.outputs[0].finish_reason
             if reason in (FinishReason.ERROR, FinishReason.ABORT):
@@ -146,6 +150,7 @@ class BeamRequest:
             finished=True,
             num_cached_tokens=self._num_cached_tokens or 0,
             error="" if self._failure is None else self._failure[1],
+            num_approximate_tokens=self._num_approximate_tokens,
         )
 
     # ------------------------------------------------------------------------------------------------- innards

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import attrs
+
 from trencadis.errors import RequestError
 from trencadis.front.beam_request import BeamRequest
 from trencadis.front.client_request import ClientRequest
@@ -81,6 +83,7 @@ class BeamRounds:
                 self._frontend.abort(client)
 
     def _submit(self, prompt: tuple[int, ...], search: BeamRequest, terms: RequestTerms) -> ClientRequest:
+        terms = attrs.evolve(terms, transfer_params=None)  # of a beam that grows, nobody loads one prefix
         return self._frontend.submit(prompt, search.step_params, request_id=self._next_id(), terms=terms)
 
     def _next_id(self) -> str:

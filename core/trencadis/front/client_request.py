@@ -113,6 +113,8 @@ class ClientRequest:
             num_cached_tokens=completions[0].num_cached_tokens,
             error=failed[0] if failed else "",
             num_discarded_tokens=num_discarded,
+            transfer_params=completions[0].transfer_params,
+            num_approximate_tokens=max(one.num_approximate_tokens for one in completions),
         )
 
     def _chosen(self, outputs: tuple[CompletionOutput, ...]) -> tuple[CompletionOutput, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -30,6 +31,8 @@ class Completion:
         finish_reason: None while it runs.
         error: What went wrong, or empty.
         num_cached_tokens: Known at the end.
+        transfer_params: Known at the end.
+        num_approximate_tokens: Known at the end.
     """
 
     __slots__ = (
@@ -44,9 +47,11 @@ class Completion:
         "error",
         "finish_reason",
         "is_watched",
+        "num_approximate_tokens",
         "num_cached_tokens",
         "request_id",
         "slot",
+        "transfer_params",
     )
 
     def __init__(self, request: Request, *, index: int, tokenizer: Tokenizer, streams: bool) -> None:
@@ -55,7 +60,8 @@ class Completion:
         self.slot = -1
         self.finish_reason: FinishReason | None = None
         self.error = ""
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_approximate_tokens = 0
+        self.transfer_params: Mapping[str, Any] | None = None
         self.is_watched = streams or bool(params.stop)
         self._index = index
         self._params = params
@@ -109,6 +115,7 @@ class Completion:
             self._text += self._stops.flush()
         self.finish_reason, self._stop_reason = finished.finish_reason, stop_token
         self.error, self.num_cached_tokens = finished.error, finished.num_cached_tokens
+        self.transfer_params, self.num_approximate_tokens = finished.transfer_params, finished.num_approximate_tokens
         if self._stops is not None and self._stops.matched is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
 

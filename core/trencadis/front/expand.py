@@ -16,7 +16,7 @@ def expand(request: Request) -> tuple[Request, ...]:
 
     They are named ``id/0``, ``id/1`` ... and share the prompt's KV through the prefix cache. With a seed, completion i draws with
     ``seed + i`` (modulo 2**63), so the first equals what ``n = 1`` gives; without one, each draws from its own name. Log-probabilities
-    of the prompt are computed once, by the first. Where ``best_of`` is to choose, each token's log-probability is reported.
+    of the prompt are computed once, by the first, which alone has the transfer parameters: one prefix is handed over once. Where ``best_of`` is to choose, each token's log-probability is reported.
     """
     params = request.params
     if params.num_generated == 1:
@@ -26,6 +26,7 @@ def expand(request: Request) -> tuple[Request, ...]:
         attrs.evolve(
             request,
             request_id=f"{request.request_id}/{index}",
+            transfer_params=request.transfer_params if index == 0 else None,
             params=attrs.evolve(
                 params,
                 n=1,

@@ -83,10 +83,15 @@ class Frontend:
             RequestError: The request is at fault or was refused; nothing of it is left in the engine.
             EngineEndedError: The engine was closed, died or hung.
         """
-        self._check_open(request_id)
-        if request_id in self._live:
-            raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
-        request = Request.on_terms(terms, request_id=request_id, prompt_token_ids=self._encode(prompt), params=params)
+        try:
+            self._check_open(request_id)
+            if request_id in self._live:
+                raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
+            tokens = self._encode(prompt)
+        except RequestError:
+            self._not_served(terms)
+            raise
+        request = Request.on_terms(terms, request_id=request_id, prompt_token_ids=tokens, params=params)
         text = prompt if isinstance(prompt, str) else None
         client = ClientRequest(request, prompt=text, tokenizer=self.tokenizer, streams=streams)
         self._live[request_id] = client
@@ -202,6 +207,13 @@ class Frontend:
     def _check_open(self, request_id: str) -> None:
         if self._is_closed:
             raise InvalidRequestError(f"request {request_id!r} came after the engine was closed.")
+
+    def _not_served(self, terms: RequestTerms) -> None:
+        """Let the KV connector know of a request that never reached the engine."""
+        if terms.transfer_params is not None and not self._is_closed:
+            arguments = {"transfer_params": dict(terms.transfer_params)}
+            with contextlib.suppress(TrencadisError):
+                self.engine.ask("reject_transfer", arguments, lambda _: None)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_token_ids(prompt)

@@ -34,6 +34,7 @@ class LocalEngineClient(EngineClient):
         self.max_model_len = engine.max_model_len
         self.plan_hash = engine.plan_hash
         self._news = threading.Event()
+        engine.wake_by(self.interrupt)
 
     def add(self, request: Request) -> int:
         """Queue it."""

@@ -17,6 +17,7 @@ _LIST_OF = {
     "ttft_target_s": "ttft_targets_s",
     "tpot_target_s": "tpot_targets_s",
     "adapter": "adapters",
+    "transfer_params": "transfer_params",
 }
 """What ``LLM.generate`` calls the lists of each of the terms."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -77,6 +78,7 @@ def add_message(request: Request, ticket: int) -> AddMessage:
         ttft_target_s=request.ttft_target_s,
         tpot_target_s=request.tpot_target_s,
         adapter=request.adapter,
+        transfer_params=_json_bytes(request.transfer_params),
     )
 
 
@@ -97,7 +99,18 @@ def request_of(message: AddMessage) -> Request:
         ttft_target_s=message.ttft_target_s,
         tpot_target_s=message.tpot_target_s,
         adapter=message.adapter,
+        transfer_params=_json_table(message.transfer_params),
     )
+
+
+def _json_bytes(table: Mapping[str, Any] | None) -> bytes:
+    # JSON, not msgpack: whole numbers of any size are JSON.
+    return b"" if table is None else json.dumps(dict(table)).encode("ascii")
+
+
+def _json_table(data: bytes) -> dict[str, Any] | None:
+    table: dict[str, Any] | None = json.loads(data) if data else None
+    return table
 
 
 # ---------------------------------------------------------------------------------------------------- host to client
@@ -163,6 +176,8 @@ def _finished_part(finished: FinishedSequence, ticket: int) -> FinishedPart:
         finish_s=finished.finish_s,
         error=finished.error,
         stop_token_id=finished.stop_token_id,
+        transfer_params=_json_bytes(finished.transfer_params),
+        num_approximate_tokens=finished.num_approximate_tokens,
     )
 
 
@@ -181,6 +196,8 @@ def _finished(part: FinishedPart) -> FinishedSequence:
         finish_s=part.finish_s,
         error=part.error,
         stop_token_id=part.stop_token_id,
+        transfer_params=_json_table(part.transfer_params),
+        num_approximate_tokens=part.num_approximate_tokens,
     )
 
 

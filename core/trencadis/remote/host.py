@@ -34,6 +34,7 @@ from trencadis.remote.messages import (
     decode_client_message,
     encode,
 )
+from trencadis.remote.waker import Waker
 
 if TYPE_CHECKING:
     from trencadis.engine.embedding_engine import EmbeddingEngine
@@ -79,11 +80,18 @@ class EngineHost:
         Raises:
             InternalError: An invariant of the engine does not hold.
         """
-        while self.turn():
-            if not self._engine.has_work:
-                self._channel.wait(self._engine.work_ahead())
-            elif self._engine.is_stalled:
-                self._channel.wait(_TRANSFER_POLL_S)
+        waker = Waker()
+        self._channel.watch(waker.fileno())
+        self._engine.wake_by(waker.wake)
+        try:
+            while self.turn():
+                if not self._engine.has_work:
+                    self._channel.wait(self._engine.work_ahead())
+                    waker.clear()
+                elif self._engine.is_stalled:
+                    self._channel.wait(_TRANSFER_POLL_S)
+        finally:
+            waker.close()
 
     def turn(self) -> bool:
         """Carry out what was sent and take one step; does not sleep. False: the client closes."""

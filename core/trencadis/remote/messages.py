@@ -80,7 +80,7 @@ class StartMessage(Message):
 
 
 class AddMessage(Message):
-    """A request. ``ticket`` is how both sides call it; ``params`` holds what differs from the defaults."""
+    """A request. ``ticket`` is how both sides call it; ``params`` holds what differs from the defaults; ``transfer_params`` is JSON."""
 
     ticket: int
     request_id: str
@@ -93,6 +93,7 @@ class AddMessage(Message):
     ttft_target_s: float = math.inf
     tpot_target_s: float = math.inf
     adapter: str = ""
+    transfer_params: bytes = b""
 
 
 class EndMessage(Message):
@@ -159,7 +160,7 @@ class RefusedMessage(Message):
 
 
 class FinishedPart(Part):
-    """A ``FinishedSequence``, its slot replaced by the ticket."""
+    """A ``FinishedSequence``, its slot replaced by the ticket; ``transfer_params`` is JSON."""
 
     request_id: str
     ticket: int
@@ -174,6 +175,8 @@ class FinishedPart(Part):
     finish_s: float
     error: str
     stop_token_id: int | None
+    transfer_params: bytes = b""
+    num_approximate_tokens: int = 0
 
 
 class LogprobsPart(Part):

@@ -13,6 +13,7 @@ from trencadis.config.explain import explain
 from trencadis.errors import EngineEndedError
 from trencadis.registry import Registry, ResolvedPlan
 from trencadis.registry.listing import rows_of
+from trencadis.server.admin_role import role_router
 from trencadis.server.admin_scheduling import PlanInForce, scheduling_router
 from trencadis.server.body import BodyMiddleware
 from trencadis.server.context import ServerContext
@@ -32,7 +33,7 @@ _MAX_BODY_BYTES = 2**16
 def make_admin_app(
     context: ServerContext, *, supervisor: Supervisor, registry: Registry, plan: ResolvedPlan, resolved: ResolvedConfig
 ) -> FastAPI:
-    """Return the application of the administration pages. They show no secret, and change nothing but scheduling.
+    """Return the application of the administration pages. They show no secret, and change nothing but scheduling and the engine's role.
 
     Args:
         context: Of the server.
@@ -47,6 +48,7 @@ def make_admin_app(
     app.add_middleware(EnvelopeMiddleware, metrics=HttpMetrics(), clock=context.clock)
     plans = PlanInForce(resolved.config, plan, registry)
     app.include_router(scheduling_router(context, plans))
+    app.include_router(role_router(context))
 
     @app.get("/admin/plugins", summary="Components, plan, configuration and engine")
     async def show(request: Request) -> dict[str, Any]:

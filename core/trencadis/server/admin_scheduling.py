@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from trencadis.config import Config
 from trencadis.errors import ConfigError, PluginError, RequestError, TrencadisError
 from trencadis.registry import Registry, ResolvedPlan
 from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
+from trencadis.server.admin_call import check_caller, table_of
 from trencadis.server.context import ServerContext
 from trencadis.server.errors import ApiError
 
@@ -23,7 +23,6 @@ __all__ = ["PlanInForce", "scheduling_router"]
 logger = logging.getLogger("trencadis.server")
 
 _SOURCE = "POST /admin/scheduling"
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class PlanInForce:
@@ -76,8 +75,8 @@ def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
 
         No request is lost, and none is computed again. The answer is that of GET, with what was in force before.
         """
-        _check_caller(request)
-        table, llm = _table(await request.body()), context.llm
+        check_caller(request)
+        table, llm = table_of(await request.body()), context.llm
         answer = await _answered(llm.change_scheduling(table, source=_SOURCE))
         plans.changed(llm, table)
         return answer
@@ -104,28 +103,3 @@ async def _answered(answer: Any) -> dict[str, Any]:
     except (ConfigError, PluginError, RequestError) as error:
         raise ApiError(400, str(error), code="invalid_scheduling") from error
     return found
-
-
-def _check_caller(request: Request) -> None:
-    """Refuse what a web page can make a browser send to this machine: pages know neither JSON without leave nor our name.
-
-    Raises:
-        ApiError: 403 or 415.
-    """
-    host = request.url.hostname or ""
-    if host not in _LOOPBACK:
-        raise ApiError(
-            403, f"The administration is asked as 127.0.0.1 or localhost, not as {host!a}.", code="wrong_host"
-        )
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "The body must be JSON: send content-type: application/json.", code="invalid_content_type")
-
-
-def _table(body: bytes) -> dict[str, Any]:
-    try:
-        table = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
-    if not isinstance(table, dict):
-        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
-    return table

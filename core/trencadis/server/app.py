@@ -20,6 +20,7 @@ from trencadis.server.failures import add_handlers
 from trencadis.server.gate import Gate, GateMiddleware
 from trencadis.server.head import HeadMiddleware
 from trencadis.server.http_metrics import HttpMetrics
+from trencadis.server.transfer_rejections import TransferRejectionMiddleware
 
 __all__ = ["endpoint_routers", "make_app"]
 
@@ -74,6 +75,7 @@ def _add_middlewares(app: FastAPI, context: ServerContext, gate: Gate, http_metr
     """Put middlewares around the routes; the one added last is the outermost."""
     config = context.config
     app.add_middleware(HeadMiddleware)
+    app.add_middleware(TransferRejectionMiddleware, context=context)
     app.add_middleware(BodyMiddleware, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys))
     app.add_middleware(GateMiddleware, gate=gate)

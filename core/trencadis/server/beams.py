@@ -22,8 +22,8 @@ _HONOURED = frozenset(
         *("skip_special_tokens", "return_token_ids", "logprobs", "top_logprobs", "echo", "truncate_prompt_tokens"),
         *("add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
         *("priority", "weight", "ttft_target_ms", "tpot_target_ms", "cache_salt"),
-        # Nothing is drawn, so there is nothing for them to change.
-        *("seed", "temperature"),
+        # Nothing is drawn, so there is nothing for them to change; nor is there one prefix to hand over.
+        *("seed", "temperature", "kv_transfer_params"),
     }
 )
 """Fields that hold with beam search; any other, of today or tomorrow, is refused rather than passed over."""

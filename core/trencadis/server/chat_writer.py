@@ -11,7 +11,7 @@ import attrs
 from msgspec import UNSET
 
 from trencadis.records import CompletionOutput, RequestOutput
-from trencadis.server.generation import Generation, usage_of
+from trencadis.server.generation import Generation, transfer_fields, usage_of
 from trencadis.server.logprobs import chat_logprobs, prompt_logprobs
 from trencadis.server.progress import Progress, finish_name
 from trencadis.server.protocol.chat_answers import (
@@ -65,6 +65,7 @@ class ChatWriter:
             if self.has_prompt_logprobs
             else UNSET,
             prompt_token_ids=list(output.prompt_token_ids) if self.has_token_ids else UNSET,
+            **transfer_fields(output),
         )
 
     async def stream(
@@ -90,7 +91,9 @@ class ChatWriter:
                 usage = functools.partial(usage_of, [output])
                 events = [] if is_open else self._opening(output, encoder)
                 is_open = True
-                events += [encoder.chunk(choice, usage) for choice in self._news(output, sent)]
+                for choice in self._news(output, sent):
+                    more = transfer_fields(output) if choice.index == 0 and choice.finish_reason else {}
+                    events.append(encoder.chunk(choice, usage, **more))
                 if output.finished:
                     events.append(encoder.last(usage()))
                 if events:

@@ -8,10 +8,11 @@ from contextlib import aclosing
 from typing import Any
 
 import attrs
+import msgspec
 
 from trencadis.records import RequestOutput
 from trencadis.server.completion_choice import ChoiceWriter, CompletionFormat
-from trencadis.server.generation import Generation, usage_of
+from trencadis.server.generation import Generation, transfer_fields, usage_of
 from trencadis.server.protocol.completion_answers import CompletionChoice, TextCompletion
 from trencadis.server.sse import ChunkEncoder
 
@@ -50,7 +51,9 @@ class CompletionWriter:
             for writer, one in zip(self._choices(i, len(output.outputs)), output.outputs, strict=True)
             if (choice := writer.take(output, one)) is not None
         ]
-        return self._answer(choices, usage_of(outputs, counts_output=self.format.has_output))
+        answer = self._answer(choices, usage_of(outputs, counts_output=self.format.has_output))
+        more = transfer_fields(outputs[0])
+        return msgspec.structs.replace(answer, **more) if more else answer
 
     async def stream(
         self, generation: Generation, *, includes_usage: bool, is_continuous: bool
@@ -75,7 +78,11 @@ class CompletionWriter:
             async for i, output in outputs:
                 newest[i] = output
                 news = [writer.take(output, one) for writer, one in zip(writers[i], output.outputs, strict=True)]
-                events = [encoder.chunk(choice, usage) for choice in news if choice is not None]
+                events = [
+                    encoder.chunk(choice, usage, **(transfer_fields(output) if j == 0 and choice.finish_reason else {}))
+                    for j, choice in enumerate(news)
+                    if choice is not None
+                ]
                 if events:
                     yield b"".join(events)
         if includes_usage:

@@ -19,6 +19,7 @@ from trencadis.errors import (
     RequestError,
     RequestRefusedError,
     TrencadisError,
+    WrongRoleError,
 )
 
 __all__ = ["ApiError", "EngineUnavailableError", "TooBusyError", "as_api_error", "retry_headers"]
@@ -119,6 +120,8 @@ def as_api_error(error: BaseException, *, param: str | None = None, request_id: 
             return error
         case TooBusyError():
             return _too_many(str(error), error.retry_after_s)
+        case WrongRoleError():
+            return _unavailable(str(error), "wrong_role", None)
         case RequestRefusedError():
             return _too_many(str(error), 1.0)
         case PromptTooLongError():

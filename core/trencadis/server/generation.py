@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trencadis.async_llm import AsyncLLM
     from trencadis.server.context import Admission
 
-__all__ = ["Generation", "answer_id", "finished_outputs", "usage_of"]
+__all__ = ["Generation", "answer_id", "finished_outputs", "transfer_fields", "usage_of"]
 
 _Indexed = tuple[int, RequestOutput]
 _LONG_PROMPTS = 1024
@@ -95,8 +95,13 @@ class Generation:
             self.params,
             request_id=f"{self.answer_id}-{index}",
             streams=streams,
-            **attrs.asdict(self.terms),
+            **self._terms_of(index),
         )
+
+    def _terms_of(self, index: int) -> dict[str, Any]:
+        """Return the terms of one prompt. The answer has room for one prefix to hand over: that of the first."""
+        terms = self.terms if index == 0 else attrs.evolve(self.terms, transfer_params=None)
+        return attrs.asdict(terms, recurse=False)
 
     async def _search(self, index: int, prompt: tuple[int, ...], _: bool) -> AsyncIterator[RequestOutput]:
         """Yield the output of a search, which is whole."""
@@ -128,7 +133,13 @@ def usage_of(outputs: Collection[RequestOutput], *, counts_output: bool = True) 
         prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
         completion_tokens=sum(_num_generated(output) for output in outputs) if counts_output else 0,
         cached_tokens=sum(output.num_cached_tokens for output in outputs),
+        approximate_tokens=sum(output.num_approximate_tokens for output in outputs),
     )
+
+
+def transfer_fields(output: RequestOutput) -> dict[str, Any]:
+    """Return the fields of an answer that say where another engine finds the prompt's KV; none if it finds it nowhere. Pure."""
+    return {} if output.transfer_params is None else {"kv_transfer_params": dict(output.transfer_params)}
 
 
 def _num_generated(output: RequestOutput) -> int:

@@ -43,6 +43,7 @@ def terms_of(caller: str, body: GenerationRequest, *, allows_weight: bool) -> Re
         weight=body.weight,
         ttft_target_s=_seconds(body.ttft_target_ms),
         tpot_target_s=_seconds(body.tpot_target_ms),
+        transfer_params=body.kv_transfer_params,
     )
 
 

@@ -7,12 +7,15 @@ import sys
 import types
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import attrs
 import pytest
 
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 NAMES = {
     "bucketing": ("exact", "exponential"),
@@ -21,6 +24,8 @@ NAMES = {
     "sampling": ("standard",),
     "draft_length": ("fixed",),
     "acceptance": ("match",),
+    "kv_codec": ("none",),
+    "kv_policy": ("cost_aware",),
     "backend": ("torch",),
     "executor": ("inline",),
     "observer": ("log",),

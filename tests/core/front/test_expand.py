@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import attrs
+
 from trencadis.front.expand import expand
 from trencadis.records import Request, SamplingParams
 
@@ -43,3 +45,8 @@ def test_best_of_runs_so_many_and_reports_what_is_needed_to_choose() -> None:
 def test_log_probabilities_that_were_asked_for_stay_as_they_are() -> None:
     assert {part.params.logprobs for part in expand(request(best_of=2, logprobs=3))} == {3}
     assert {part.params.logprobs for part in expand(request(n=2, best_of=2))} == {None}
+
+
+def test_one_prefix_is_handed_over_once() -> None:
+    one = attrs.evolve(request(n=3), transfer_params={"a": 1})
+    assert [part.transfer_params for part in expand(one)] == [{"a": 1}, None, None]

@@ -57,3 +57,29 @@ def test_a_request_has_every_term_and_the_tenant_for_a_salt_that_nobody_gave() -
     assert [getattr(request, field.name) for field in attrs.fields(RequestTerms)] == list(attrs.astuple(terms))
     plain = Request.on_terms(RequestTerms(tenant="t"), request_id="a", prompt_token_ids=[1], params=SamplingParams())
     assert plain.cache_salt == "t"
+
+
+def test_transfer_parameters_are_a_copy_that_nobody_changes() -> None:
+    given = {"a": [1, {"b": None}], "c": (1, 2)}
+    terms = RequestTerms(transfer_params=given)
+    given["a"].append(5)  # type: ignore[union-attr]
+    assert terms.transfer_params == {"a": [1, {"b": None}], "c": [1, 2]}
+    assert hash(terms) == hash(RequestTerms())
+    assert "transfer" not in repr(terms)
+
+
+def _nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["text", 5, [1], {"a": object()}, {"a": math.nan}, {"a": b"bytes"}, {"a": "x" * 65536}, {"a": _nested(100_000)}],
+    ids=["text", "number", "list", "object", "nan", "bytes", "long", "deep"],
+)
+def test_transfer_parameters_that_no_message_can_carry_are_refused(given: object) -> None:
+    with pytest.raises(InvalidRequestError, match="transfer_params"):
+        RequestTerms(transfer_params=given)

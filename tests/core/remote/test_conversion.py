@@ -55,6 +55,8 @@ REQUESTS = st.builds(
     cache_salt=st.text(),
     weight=st.none() | st.floats(0.01, 100),
     adapter=st.text(),
+    transfer_params=st.none()
+    | st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.lists(st.booleans()), max_size=3),
     ttft_target_s=st.just(float("inf")) | st.floats(0.001, 60),
     tpot_target_s=st.just(float("inf")) | st.floats(0.001, 60),
 )
@@ -92,7 +94,8 @@ def test_a_step_arrives_with_tickets_for_slots() -> None:
     finished = FinishedSequence(
         request_id="a", slot=4, token_ids=np.array([5, 6], np.int32), finish_reason=FinishReason.STOP, num_prompt_tokens=3,
         num_cached_tokens=2, num_preemptions=1, arrival_s=1.5, first_scheduled_s=2.5, first_token_s=None, finish_s=3.5,
-        error="x", stop_token_id=6,
+        error="x", stop_token_id=6, transfer_params={"a": [1, None, 2**80]},
+        num_approximate_tokens=1,
     )  # fmt: skip
     embedding = Embedding(request_id="e", vector=np.array([0.25, -1], np.float32), num_tokens=4, error="")
     deltas = TokenDeltas(

@@ -268,3 +268,19 @@ def test_many_streams_at_once_do_not_mix(serve: Any, tokenizer: Tokenizer) -> No
     for chat, events in zip(chats, serve(use), strict=True):
         expected = reference(tokenizer, 12, chat)
         assert joined(events) == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_transfer_parameters_go_both_ways(serve: Any) -> None:
+    from echo_connector import EchoConnector
+
+    async def use(api: Any) -> tuple[Any, list[Any]]:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "kv_transfer_params": {"a": 1}}
+        whole = (await api.post(PATH, **body)).json()
+        text = (await api.post(PATH, **body, stream=True, n=2)).text
+        return whole, [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+    whole, events = serve(use, connector=EchoConnector())
+    assert whole["kv_transfer_params"]["asked"] == {"a": 1}
+    (event,) = [event for event in events if "kv_transfer_params" in event]
+    assert event["kv_transfer_params"] == whole["kv_transfer_params"]
+    assert [(one["index"], one["finish_reason"]) for one in event["choices"]] == [(0, "length")]

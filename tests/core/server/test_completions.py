@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -131,7 +132,9 @@ def test_the_extensions_of_vllm_have_their_effect(serve: Any, tokenizer: Tokeniz
         ({"prompt": "x", "logprobs": 51}, "logprobs", "50"),
         ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, None, "logit_bias"),
-        ({"prompt": "x", "kv_transfer_params": {"a": 1}}, "kv_transfer_params", "connector"),
+        ({"prompt": "x", "kv_transfer_params": {"a": "x" * 70_000}}, None, "transfer_params are 70009 bytes"),
+        ({"prompt": "x", "kv_transfer_params": [1]}, "kv_transfer_params", "dictionary"),
+        ({"prompt": "x", "no_stop_trim": True}, "no_stop_trim", "not supported"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(serve: Any, body: Any, param: str | None, words: str) -> None:
@@ -188,3 +191,35 @@ def test_a_prompt_that_fails_takes_the_others_of_its_request_with_it(serve: Any)
     (status, error), (num_used, _) = serve(use)
     assert (status, num_used) == (400, 0)
     assert "4096" in error["message"]
+
+
+def test_transfer_parameters_go_both_ways_for_the_first_prompt(serve: Any) -> None:
+    from echo_connector import EchoConnector
+
+    async def use(api: Any) -> tuple[Any, list[Any], Any]:
+        body = {"prompt": [[5], [6]], "max_tokens": 3, "kv_transfer_params": {"a": 1}}
+        whole = (await api.post(PATH, **body)).json()
+        text = (await api.post(PATH, **body, stream=True, n=2)).text
+        plain = (await api.post(PATH, prompt=[5], max_tokens=3)).json()
+        return whole, [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")], plain
+
+    whole, events, plain = serve(use, connector=EchoConnector())
+    answer = {"asked": {"a": 1}, "prompt": [5]}
+    assert whole["kv_transfer_params"] == answer
+    assert "kv_transfer_params" not in plain
+    (event,) = [event for event in events if "kv_transfer_params" in event]
+    assert event["kv_transfer_params"] == answer
+    assert [(one["index"], one["finish_reason"]) for one in event["choices"]] == [(0, "length")]
+
+
+def test_request_that_is_refused_is_told_to_the_connector(serve: Any) -> None:
+    from echo_connector import EchoConnector
+
+    echo = EchoConnector()
+
+    async def use(api: Any) -> list[int]:
+        bodies = [{"prompt": [5], "nonsense": 1}, {"prompt": [5], "max_tokens": 10**6}, {"prompt": [5], "model": "x"}]
+        return [(await api.post(PATH, **body, kv_transfer_params={"a": 1})).status_code for body in bodies]
+
+    assert serve(use, connector=echo) == [400, 400, 404]
+    assert echo.rejected == [{"a": 1}] * 3

@@ -134,3 +134,19 @@ def test_usage_counts_every_choice_and_each_prompt_once() -> None:
 def test_answers_have_ids_of_their_own() -> None:
     assert answer_id("cmpl").startswith("cmpl-")
     assert answer_id("cmpl") != answer_id("cmpl")
+
+
+def test_usage_counts_approximate_tokens_of_all_prompts() -> None:
+    near = [
+        RequestOutput(
+            request_id=str(count),
+            prompt=None,
+            prompt_token_ids=(1, 2, 3, 4),
+            outputs=(),
+            finished=True,
+            num_cached_tokens=4,
+            num_approximate_tokens=count,
+        )
+        for count in (3, 1)
+    ]
+    assert usage_of(near).prompt_tokens_details.approximate_tokens == 4

@@ -23,10 +23,17 @@ __all__ = [
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Where prompt tokens came from."""
+    """Where prompt tokens came from; the last field is ours, and stands there only if it is not 0.
+
+    Attributes:
+        cached_tokens: Not computed for this request.
+        audio_tokens: None are: prompts are text.
+        approximate_tokens: Of the cached ones, those whose KV was near to what computing would give, not equal.
+    """
 
     cached_tokens: int
     audio_tokens: int = 0
+    approximate_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +55,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, *, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-        """Return the usage for three counts. Pure."""
+    def of(
+        cls, *, prompt_tokens: int, completion_tokens: int, cached_tokens: int, approximate_tokens: int = 0
+    ) -> Usage:
+        """Return the usage for these counts. Pure."""
         return cls(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=cached_tokens, approximate_tokens=approximate_tokens or msgspec.UNSET
+            ),
             completion_tokens_details=CompletionTokensDetails(),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -80,6 +80,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,3 +112,4 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET

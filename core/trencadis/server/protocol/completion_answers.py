@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -45,3 +45,4 @@ class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET

@@ -167,6 +167,10 @@ class GenerationRequest(EndpointRequest):
     cache_salt: Label | None = Field(
         None, description="Share cached prefixes only with requests of this salt, within the API key."
     )
+    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
+        None,
+        description="What the KV connector is to know, such as where another engine has the prompt's KV; the answer may have some, too.",
+    )
     return_token_ids: bool | None = Field(None, description="The token ids of prompt and output, too.")
     use_beam_search: bool | None = Field(
         None,

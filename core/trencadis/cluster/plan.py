@@ -1,0 +1,93 @@
+"""Which processes a cluster has, where each listens, and what it is told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from trencadis.errors import ConfigError
+
+__all__ = ["HOST", "Member", "plan_cluster"]
+
+HOST: Final = "127.0.0.1"
+_OURS: Final = (
+    "engine.role",
+    "kv_connector.name",
+    "kv_connector.p2p.host",
+    "kv_connector.p2p.port",
+    "kv_connector.p2p.prefill_engines",
+    "server.host",
+    "server.port",
+)
+
+
+@attrs.frozen(kw_only=True)
+class Member:
+    """One process of a cluster.
+
+    Attributes:
+        name: Such as ``prefill 0``.
+        role: ``prefill``, ``decode`` or ``both``.
+        port: Of its HTTP server.
+        flags: Of its ``trencadis serve``.
+    """
+
+    name: str
+    role: str
+    port: int
+    flags: tuple[str, ...]
+
+
+def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequence[str] = ()) -> tuple[Member, ...]:
+    """Return the members: those that compute prompts, then those that serve clients.
+
+    Args:
+        num_prefill: Engines that compute prompts; with 0 the others do it themselves.
+        num_decode: Engines that serve clients; at least 1. A single one listens on ``port`` itself.
+        port: Where clients come.
+        flags: For every member.
+
+    Raises:
+        ConfigError: A flag that the members are told by the plan.
+    """
+    _check(flags)
+    p2p_ports = _free_ports(num_prefill, but=port)
+    http_ports = _free_ports(num_prefill + num_decode, but=port)
+    addresses = ",".join(f"{HOST}:{one}" for one in p2p_ports)
+    prefill = [
+        _member("prefill", i, http_ports[i], (*flags, f"--kv-connector.p2p.port={one}"))
+        for i, one in enumerate(p2p_ports)
+    ]
+    told = (f"--kv-connector.p2p.prefill-engines={addresses}",) if addresses else ()
+    role = "decode" if num_prefill else "both"
+    ports = http_ports[num_prefill:] if num_decode > 1 else [port]
+    return (*prefill, *[_member(role, i, one, (*flags, *told)) for i, one in enumerate(ports)])
+
+
+def _member(role: str, number: int, port: int, flags: tuple[str, ...]) -> Member:
+    own = ("--kv-connector.name=p2p", f"--server.host={HOST}", f"--server.port={port}", f"--engine.role={role}")
+    return Member(name=f"{role} {number}", role=role, port=port, flags=(*flags, *own))
+
+
+def _check(flags: Sequence[str]) -> None:
+    for flag in flags:
+        name = flag.removeprefix("--").partition("=")[0].replace("-", "_")
+        if name in _OURS:
+            raise ConfigError(
+                f"trencadis cluster: {flag}: the cluster sets {name} itself, for each member.",
+                hint="Leave it out; --port says where clients come.",
+            )
+
+
+def _free_ports(number: int, *, but: int) -> list[int]:
+    """Return ports that nobody listens on at the moment."""
+    listeners = [socket.create_server((HOST, 0)) for _ in range(number + 1)]
+    try:
+        ports = [listener.getsockname()[1] for listener in listeners]
+    finally:
+        for listener in listeners:
+            listener.close()
+    return [one for one in ports if one != but][:number]

@@ -1,0 +1,196 @@
+"""Prefill first with real processes: raw HTTP to one server, the answer's parameters to the other, and everything that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from faultproxy import FaultProxy
+from served_process import ServedProcess
+
+Engines = tuple[ServedProcess, ServedProcess]
+GREEDY = {"temperature": 0, "max_tokens": 10, "return_token_ids": True}
+
+
+def prompt_of(seed: int, num_tokens: int = 200) -> list[int]:
+    return [5 + (seed * 41 + i * 37 + i * i % 11) % 200 for i in range(num_tokens)]
+
+
+def tokens_of(answer: httpx.Response) -> list[int]:
+    assert answer.status_code == 200, answer.text
+    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+    return tokens
+
+
+def cached_of(answer: httpx.Response) -> int:
+    cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def alone(engine: ServedProcess, prompt: list[int]) -> list[int]:
+    """Return what an engine says that knows nothing of the prompt; nothing of it stays in its cache."""
+    return tokens_of(engine.post(prompt=prompt, cache_salt="alone", **GREEDY))
+
+
+def eventually(condition: Callable[[], bool], *, within_s: float = 20.0) -> float:
+    """Wait until something holds; returns for how long."""
+    start_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start_s < within_s, "it never happens"
+        threading.Event().wait(0.05)
+    return time.monotonic() - start_s
+
+
+def test_decode_engine_goes_on_where_the_prefill_engine_ended(engines: Engines, prefilled: Any) -> None:
+    decode, prompt = engines[1], prompt_of(1)
+    params = prefilled(prompt)
+    assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
+    answer = decode.post(prompt=prompt, kv_transfer_params=params, **GREEDY)
+    assert tokens_of(answer) == alone(decode, prompt)
+    assert cached_of(answer) == 192
+    assert "kv_transfer_params" not in answer.json()
+    eventually(lambda: engines[0].metric("trencadis_kv_held_prefills") == 0)
+
+
+def test_chat_and_streams_carry_the_parameters_too(engines: Engines) -> None:
+    prefill, decode = engines
+    body = {"messages": [{"role": "user", "content": "Tell me about mosaics. " * 12}], "temperature": 0}
+    asked = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    streamed = prefill.post("/v1/chat/completions", **body, **asked, stream=True).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    (params,) = [event["kv_transfer_params"] for event in events if "kv_transfer_params" in event]
+    answer = decode.post("/v1/chat/completions", **body, max_tokens=8, kv_transfer_params=params)
+    assert cached_of(answer) >= 16
+    assert cached_of(answer) == params["remote_num_tokens"]
+    other = prefill.post("/v1/chat/completions", **body, max_tokens=8).json()
+    assert answer.json()["choices"][0]["message"] == other["choices"][0]["message"]
+
+
+def test_streamed_text_completion_has_them_in_its_last_chunk(engines: Engines) -> None:
+    streamed = (
+        engines[0]
+        .post(prompt=prompt_of(2), max_tokens=2, stream=True, kv_transfer_params={"do_remote_decode": True})
+        .text
+    )
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert ["kv_transfer_params" in event for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_many_at_once_say_what_they_say_alone(engines: Engines, prefilled: Any) -> None:
+    decode, prompts = engines[1], [prompt_of(seed, 90 + seed) for seed in range(10, 18)]
+
+    def one(prompt: list[int]) -> list[int]:
+        return tokens_of(decode.post(prompt=prompt, kv_transfer_params=prefilled(prompt), **GREEDY))
+
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(one, prompts))
+    assert said == [alone(decode, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "num_cached"),
+    [
+        ({"flip_at": 120_000}, "corrupt", 16),
+        ({"cut_at": 500_000}, "unreachable", 96),
+        ({"stall_at": 300_000}, "deadline", 48),
+    ],
+    ids=["bit flip", "cut", "stall"],
+)
+def test_fault_on_the_way_costs_tokens_computed_again(
+    engines: Engines, prefilled: Any, fault: dict[str, int], cause: str, num_cached: int
+) -> None:
+    """A block is 80 KiB here; those that came whole before the fault are used."""
+    decode, prompt = engines[1], prompt_of(20 + len(cause))
+    before = decode.metric(f'trencadis_kv_transfer_failures_total{{cause="{cause}",connector="p2p"')
+    params = prefilled(prompt)
+    with FaultProxy(params["remote_port"]) as proxy:
+        proxy.to_client.set(**fault)
+        answer = decode.post(prompt=prompt, kv_transfer_params={**params, "remote_port": proxy.port}, **GREEDY)
+    assert tokens_of(answer) == alone(decode, prompt)
+    assert cached_of(answer) == num_cached
+    assert decode.metric(f'trencadis_kv_transfer_failures_total{{cause="{cause}",connector="p2p"') == before + 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": [5] * 100_000}, {"temperature": -1}, {"no_such_field": 1}, {"model": "another"}],
+    ids=["prompt too long", "bad value", "unknown field", "unknown model"],
+)
+def test_request_that_the_decode_engine_refuses_frees_the_blocks_within_a_second(
+    engines: Engines, prefilled: Any, body: dict[str, Any]
+) -> None:
+    prefill, decode = engines
+    eventually(lambda: prefill.metric("trencadis_kv_held_prefills") == 0)
+    params = prefilled(prompt_of(30))
+    assert prefill.metric("trencadis_kv_held_prefills") == 1
+    answer = decode.post(**{"prompt": [5], "kv_transfer_params": params, **body})
+    assert answer.status_code in (400, 404)
+    assert eventually(lambda: prefill.metric("trencadis_kv_held_prefills") == 0) < 1.0
+
+
+def test_blocks_that_nobody_fetches_are_free_after_the_lease(engines: Engines, prefilled: Any) -> None:
+    prefill = engines[0]
+    expired = prefill.metric('trencadis_kv_holds_total{connector="p2p",end="expired"')
+    prefilled(prompt_of(31))
+    assert prefill.metric("trencadis_kv_held_bytes") > 0
+    assert 2.5 < eventually(lambda: prefill.metric("trencadis_kv_held_bytes") == 0) < 8
+    assert prefill.metric('trencadis_kv_holds_total{connector="p2p",end="expired"') == expired + 1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"do_remote_prefill": True},
+        {"do_remote_prefill": True, "remote_engine_id": "x", "remote_request_id": "y", "remote_host": "192.0.2.1"},
+        {"do_remote_prefill": True, "remote_host": {"a": [1]}, "remote_port": -1, "remote_block_ids": "z"},
+    ],
+)
+def test_parameters_that_lead_nowhere_change_nothing(engines: Engines, params: dict[str, Any]) -> None:
+    decode, prompt = engines[1], prompt_of(32)
+    assert tokens_of(decode.post(prompt=prompt, kv_transfer_params=params, **GREEDY)) == alone(decode, prompt)
+
+
+@pytest.mark.parametrize("params", ["text", 5, [1], {"a": "x" * 70_000}])
+def test_parameters_that_are_none_are_refused_in_words(engines: Engines, params: Any) -> None:
+    answer = engines[1].post(prompt=[5], kv_transfer_params=params)
+    assert answer.status_code == 400
+    assert "transfer_params" in answer.json()["error"]["message"]
+
+
+@pytest.fixture
+def doomed(prefill_flags: tuple[str, ...]) -> Iterator[ServedProcess]:
+    engine = ServedProcess(*prefill_flags)
+    try:
+        yield engine.wait()
+    finally:
+        engine.close()
+
+
+def test_prefill_engine_that_is_killed_before_or_during_the_pull_costs_no_answer(
+    engines: Engines, doomed: ServedProcess
+) -> None:
+    decode = engines[1]
+    prompts = [prompt_of(40), prompt_of(41)]
+    asked = {"max_tokens": 1, "temperature": 0, "kv_transfer_params": {"do_remote_decode": True}}
+    during, before = (doomed.post(prompt=prompt, **asked).json()["kv_transfer_params"] for prompt in prompts)
+    with FaultProxy(during["remote_port"]) as proxy, ThreadPoolExecutor(1) as pool:
+        proxy.to_client.set(stall_at=200_000)
+        moved = {**during, "remote_port": proxy.port}
+        answer = pool.submit(lambda: decode.post(prompt=prompts[0], kv_transfer_params=moved, **GREEDY))
+        assert proxy.to_client.happened.wait(20)
+        doomed.signal(signal.SIGKILL)
+        proxy.to_client.set()
+        proxy.cut()
+        assert tokens_of(answer.result(60)) == alone(decode, prompts[0])
+    late = decode.post(prompt=prompts[1], kv_transfer_params=before, **GREEDY)
+    assert tokens_of(late) == alone(decode, prompts[1])
+    assert cached_of(late) == 0
