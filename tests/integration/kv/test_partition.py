@@ -1,0 +1,281 @@
+"""Hosts that fall off the network without a word, and cables that are too slow: what an engine notices, and how soon.
+
+Engines, stores and other engines are on hosts of their own: network namespaces, in which this process' threads run as well. Nothing here
+sends a FIN or a RST when it is gone, so only the connectors' own limits end a wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trencadis.clock import SystemClock
+from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.kv.breaker import BreakerState
+from trencadis.kv.defaults import AsTheyAre
+from trencadis.records import Batch, Request, SamplingParams, StepOutput
+from trencadis_plugins.kv_connector.redis import make_redis
+from trencadis_plugins.kv_connector.redis_config import RedisConfig
+from trencadis_plugins.kv_policy.cost_aware import CostAware
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.invariants import broken_invariants
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from kv_pairs import pause
+from netns import Host, hosts
+from redis_server import running_redis
+from served_process import ServedProcess
+
+VOCAB_SIZE = 4096
+BLOCK_SIZE = 16
+NUM_TOKENS = 16 * 512
+LOOKUP_S, LOAD_S, CONNECT_S, COOLDOWN_S = 0.3, 1.0, 0.3, 0.5
+SLACK_S = 1.5
+"""For computing, and for a machine that has other things to do."""
+
+
+def prompt(number: int, num_tokens: int = NUM_TOKENS) -> tuple[int, ...]:
+    return tuple(1 + (number * 7919 + i * 13) % (VOCAB_SIZE - 1) for i in range(num_tokens))
+
+
+@functools.cache
+def text(number: int, num_tokens: int = NUM_TOKENS) -> list[int]:
+    return fake_text(prompt(number, num_tokens), 4, vocab_size=VOCAB_SIZE, eos=-1)
+
+
+class Served:
+    """An engine on one host, with a store on another one. Its tokens are known; every answer is compared with them.
+
+    Args:
+        host: Where it runs.
+        url: Of the store.
+        policy: Of its connector.
+        token_s: How long computing a token of a prompt takes.
+        settings: Of its connector.
+    """
+
+    def __init__(self, host: Host, url: str, *, policy: KVPolicy, token_s: float = 0.0, **settings: Any) -> None:
+        parts: dict[str, Any] = {"kv_policy": policy, "kv_codec": AsTheyAre()}
+        context = ComponentContext(clock=SystemClock(), seed=0, make=lambda noun, _: parts[noun])
+        limits = {
+            "lookup_timeout_s": LOOKUP_S,
+            "load_timeout_s": LOAD_S,
+            "connect_timeout_s": CONNECT_S,
+            "failure_limit": 2,
+            "cooldown_s": COOLDOWN_S,
+        }
+        self.host = host
+        self.pair: Any = make_redis(RedisConfig(url=url, **{**limits, **settings}), context)
+        self.parts: Any = self.pair.scheduler._parts
+        self._num_requests = 0
+        backend = _Paced(token_s, vocab_size=VOCAB_SIZE, eos=-1, max_model_len=2 * NUM_TOKENS, strict=False)
+        with host.entered():
+            self.engine = make_engine(
+                connector=self.pair,
+                backend=backend,
+                clock=SystemClock(),
+                num_blocks=2048,
+                block_size=BLOCK_SIZE,
+                max_num_batched_tokens=2048,
+                prefix_caching=False,
+                warmup=False,
+            )
+
+    def serve(self, number: int, *, while_it_runs: Callable[[], None] = lambda: None) -> tuple[float, int]:
+        """Serve a prompt; returns how long that took, and how many of its tokens were loaded."""
+        self._num_requests += 1
+        start_s = time.monotonic()
+        with self.host.entered():
+            self.engine.add(
+                Request(
+                    request_id=f"{self._num_requests}",
+                    prompt_token_ids=prompt(number),
+                    params=SamplingParams(max_tokens=4),
+                )
+            )
+            while not (ends := self.engine.step().finished):
+                while_it_runs()
+                pause()
+        took_s = time.monotonic() - start_s
+        assert ends[0].token_ids.tolist() == text(number)
+        assert broken_invariants(self.engine) == []
+        return took_s, ends[0].num_cached_tokens
+
+    def rest(self) -> None:
+        """Wait until everything is saved; then nothing is held."""
+        assert self.pair.worker.wait_idle(10.0)
+        with self.host.entered():
+            while self.engine.has_work:
+                self.engine.step()
+        assert self.engine._state.blocks.num_used == 0
+
+    def count(self, name: str, **labels: str) -> float:
+        value: float = self.parts.counters.value(f"{name}_total", **labels)
+        return value
+
+    def recover(self, number: int, *, within_s: float) -> None:
+        """Serve a prompt that is stored until it is loaded again."""
+        start_s = time.monotonic()
+        while not self.serve(number)[1]:
+            assert time.monotonic() - start_s < within_s + SLACK_S, "the store is there again, and is not used"
+        assert self.parts.breaker.state is BreakerState.CLOSED
+
+    def close(self) -> None:
+        self.engine.close()
+        self.pair.worker.close()
+
+
+class _Paced(FakeBackend):
+    """Takes its time for every token, and says so."""
+
+    def __init__(self, token_s: float, **options: Any) -> None:
+        super().__init__(fails=lambda _, part: time.sleep(token_s * int(part.query_lens.sum())), **options)
+
+    def _run(self, batch: Batch) -> StepOutput:
+        start_s = time.monotonic()
+        return attrs.evolve(super()._run(batch), device_s=time.monotonic() - start_s)
+
+
+@contextlib.contextmanager
+def served(**options: Any) -> Iterator[tuple[Served, Host]]:
+    """Have an engine whose store has the prompt 0, and the store's host."""
+    with hosts(2) as (here, there), contextlib.ExitStack() as stack:
+        with there.entered():
+            bind = f"127.0.0.1 {there.address}"
+            server = stack.enter_context(running_redis(bind=bind, protected_mode="no"))
+        one = Served(here, f"redis://{there.address}:{server.port}", **options)
+        stack.callback(one.close)
+        one.serve(0)
+        one.rest()
+        assert one.serve(0)[1] == NUM_TOKENS - BLOCK_SIZE, "the store is of no use even while all is well"
+        yield one, there
+
+
+def test_store_that_fell_off_the_network_costs_a_look_up_and_is_left_alone() -> None:
+    with served(policy=KVPolicy()) as (one, there):
+        there.unplug()
+        while one.parts.breaker.state is not BreakerState.OPEN:
+            took_s, num_cached = one.serve(0)
+            assert num_cached == 0
+            assert took_s < LOOKUP_S + SLACK_S
+        timeouts = one.count("lookups", result="timeout")
+        assert timeouts <= 2
+        assert one.serve(0)[1] == 0
+        assert one.count("lookups", result="skipped") >= 1
+        assert one.count("lookups", result="timeout") == timeouts, "it is asked although it is left alone"
+        there.plug_in()
+        one.recover(0, within_s=COOLDOWN_S + CONNECT_S)
+        one.rest()
+
+
+def test_store_that_falls_off_the_network_in_the_middle_of_a_load_is_waited_for_until_the_deadline() -> None:
+    with served(policy=KVPolicy()) as (one, there):
+        one.host.slow_down("1mbit")
+        before, loads = one.host.num_received(), one.engine._state.transfers.num_loads
+        half_bytes = one.count("bytes", direction="load") / 4
+
+        def pull_the_cable() -> None:
+            if one.host.num_received() - before > half_bytes:
+                there.unplug()
+
+        took_s, num_cached = one.serve(0, while_it_runs=pull_the_cable)
+        assert one.engine._state.transfers.num_loads == loads + 1, "nothing was loaded, so nothing was shown"
+        assert one.host.num_received() - before > half_bytes, "it was not in the middle"
+        assert num_cached == 0
+        assert LOAD_S < took_s < LOOKUP_S + LOAD_S + SLACK_S
+        assert one.count("transfer_failures", cause="deadline") >= 1
+        there.plug_in()
+        one.host.set_quick()
+        one.recover(0, within_s=COOLDOWN_S + CONNECT_S)
+        one.rest()
+
+
+def test_save_to_a_store_that_fell_off_the_network_holds_nobody_up() -> None:
+    with served(policy=KVPolicy(), io_timeout_s=0.5, lookup_timeout_s=0.05) as (one, there):
+        there.unplug()
+        for number in range(1, 4):
+            took_s, _ = one.serve(number)
+            assert took_s < SLACK_S
+        one.rest()
+        there.plug_in()
+        one.recover(0, within_s=COOLDOWN_S + CONNECT_S)
+        one.serve(4)
+        one.rest()
+        assert one.serve(4)[1] > 0, "nothing is saved any more"
+
+
+def test_cable_that_is_slower_than_computing_is_given_up_once_and_then_not_used() -> None:
+    """8 Mbit/s: a load takes longer than computing does, by half at least."""
+    with served(policy=CostAware(), token_s=20e-6, cooldown_s=3.0, lookup_timeout_s=2.0) as (one, _):
+        compute_s = one.parts.cost.compute_s(NUM_TOKENS)
+        one.host.slow_down("8mbit")
+        took_s, num_cached = one.serve(0)
+        assert num_cached == 0
+        assert one.count("transfer_failures", cause="deadline") == 1, "it was never tried"
+        assert took_s < 2 * compute_s + SLACK_S
+        declined = one.count("lookups", result="declined")
+        for _ in range(3):
+            assert one.serve(0)[1] == 0
+        assert one.count("lookups", result="declined") == declined + 3, "it is tried again and again"
+        assert one.parts.breaker.state is BreakerState.CLOSED, "a slow store is no dead one"
+        one.host.set_quick()
+        one.recover(0, within_s=3.0)
+        one.rest()
+
+
+def _wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
+    until_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until_s, "it never happens"
+        pause()
+
+
+def test_server_whose_store_falls_off_the_network_gives_the_same_answers_and_finds_it_again() -> None:
+    body = {
+        "prompt": "Alice was beginning to get very tired of sitting by her sister " * 4,
+        "temperature": 0,
+        "max_tokens": 8,
+    }
+    with hosts(2) as (here, there), contextlib.ExitStack() as stack:
+        with there.entered():
+            bind = f"127.0.0.1 {there.address}"
+            server = stack.enter_context(running_redis(bind=bind, protected_mode="no"))
+        flags = {
+            "model.path": "demo",
+            "engine.warmup": "false",
+            "cache.prefix_caching": "false",
+            "kv_policy.name": "always",
+            "kv_connector.name": "redis",
+            "kv_connector.redis.url": f"redis://{there.address}:{server.port}",
+            "kv_connector.redis.failure_limit": "1",
+            "kv_connector.redis.cooldown_s": "0.5",
+            "kv_connector.redis.connect_timeout_s": "0.3",
+        }
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        with here.entered():
+            served = ServedProcess(*words)
+            stack.callback(served.close)
+            served.wait()
+
+            def answer() -> tuple[str, int]:
+                said = served.post(**body).raise_for_status().json()
+                return said["choices"][0]["text"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+            first, num_cached = answer()
+            assert num_cached == 0
+            _wait_for(lambda: answer()[1] > 0, within_s=10.0)
+            there.unplug()
+            assert answer() == (first, 0)
+            assert served.metric("trencadis_kv_breaker_state") > 0
+            assert answer() == (first, 0)
+            there.plug_in()
+            _wait_for(lambda: answer()[1] > 0, within_s=10.0)
+            assert answer()[0] == first

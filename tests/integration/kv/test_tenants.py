@@ -1,0 +1,186 @@
+"""What a tenant can learn of another one's prompts: nothing, by no key, no guess, and no number of steps or calls.
+
+Blocks are found by a hash that is chained over tokens, salt and model, and keyed with ``cache.key``. The hashes are written out here from
+their definition, so that a tenant, or whoever reads the store, is given everything but the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.interfaces import ComponentContext, KVPolicy
+from trencadis.kv.defaults import AsTheyAre
+from trencadis.kv.store import BlockStore
+from trencadis.llm import LLM
+from trencadis.records import Request, SamplingParams
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.kv_faults import DictStore
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from faulty_shelf import VOCAB_SIZE, Shelf
+from kv_pairs import Station, prompt_of, true_text
+
+BLOCK_SIZE = 4
+PROMPT = tuple(range(100, 140))
+KEY = "correct horse battery staple"
+
+
+def hashes_by_definition(prompt: Sequence[int], *, key: str, compatibility: str, salt: str) -> list[str]:
+    """``h_i = BLAKE2b(h_i-1 + tokens_i)`` behind a root that is keyed and knows model and salt."""
+    secret = hashlib.blake2b(key.encode(), digest_size=32).digest()
+    root = compatibility.encode() + b"\0" + salt.encode()
+    found = hashlib.blake2b(root, key=secret, person=b"kv1-root", digest_size=32).digest()
+    hashes = []
+    for start in range(0, len(prompt) // BLOCK_SIZE * BLOCK_SIZE, BLOCK_SIZE):
+        tokens = b"".join(token.to_bytes(4, "little") for token in prompt[start : start + BLOCK_SIZE])
+        found = hashlib.blake2b(found + tokens, digest_size=32).digest()
+        hashes.append(found.hex())
+    return hashes
+
+
+def serve(shelf: Shelf, *, salt: str, key: str) -> tuple[int, str]:
+    """Serve the prompt in an engine of its own; returns how much of it was loaded, and what the engine calls its blocks' kind."""
+    with LLM.from_config(*shelf.house(key=key)) as llm:
+        (output,) = llm.generate([PROMPT], SamplingParams(max_tokens=1), cache_salts=salt)
+        engine: Any = llm._frontend.engine
+        compatibility = engine.engine._state.hasher._compatibility.decode()
+    assert output.outputs[0].token_ids == tuple(fake_text(PROMPT, 1, vocab_size=VOCAB_SIZE, eos=-1))
+    return output.num_cached_tokens, compatibility
+
+
+def names_in(shelf: Shelf) -> set[str]:
+    return {key.rsplit("/", 1)[1] for key in shelf.objects if not key.endswith("/layout")}
+
+
+def test_keys_of_objects_are_what_the_definition_says_and_nobody_computes_them_without_the_key() -> None:
+    shelf = Shelf()
+    _, compatibility = serve(shelf, salt="blue", key=KEY)
+    known = {"compatibility": compatibility, "salt": "blue"}
+    assert set(hashes_by_definition(PROMPT, key=KEY, **known)) == names_in(shelf)
+    for guess in ("", "default", "secret", KEY[:-1], KEY + " ", KEY.upper()):
+        assert not names_in(shelf) & set(hashes_by_definition(PROMPT, key=guess, **known))
+
+
+@pytest.mark.parametrize("guess", ["", "secret", KEY[:-1], KEY + " "])
+def test_engine_with_another_key_finds_nothing_although_it_knows_prompt_and_salt(guess: str) -> None:
+    shelf = Shelf()
+    serve(shelf, salt="blue", key=KEY)
+    before = names_in(shelf)
+    assert serve(shelf, salt="blue", key=guess)[0] == 0
+    assert not before & (names_in(shelf) - before)
+    assert serve(shelf, salt="blue", key=KEY)[0] == len(PROMPT) - BLOCK_SIZE
+
+
+@attrs.define
+class Counting(BlockStore):
+    """Another store, and what was asked of it."""
+
+    inner: BlockStore
+    asked: Counter[str]
+
+    def contains(self, keys: Sequence[str]) -> int:
+        found = self.inner.contains(keys)
+        self.asked.update(contains=1, keys=len(keys), found=found)
+        return found
+
+    def get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[int]:
+        self.asked.update(get=1)
+        return self.inner.get(keys, targets)
+
+    def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
+        self.asked.update(put=1, kept=len(keys))
+        return self.inner.put(keys, objects)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self.asked.update(delete=1)
+        self.inner.delete(keys)
+
+    def interrupt(self) -> None:
+        self.inner.interrupt()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_prompt_of_another_tenant_takes_as_many_steps_and_calls_as_one_that_nobody_asked_before() -> None:
+    """What a clock could tell is made of these; both must be the same to the last one."""
+    asked: Counter[str] = Counter()
+    objects: dict[str, bytes] = {}
+    clock, parts = SimulatedClock(), {"kv_policy": KVPolicy, "kv_codec": AsTheyAre}
+    context = ComponentContext(clock=clock, seed=0, make=lambda noun, _: parts[noun]())
+    pair: Any = (
+        Shelf()
+        .connector(context)
+        .with_stores(  # type: ignore[attr-defined]
+            lambda _: Counting(DictStore(objects), asked)
+        )
+    )
+    engine = make_engine(
+        connector=pair,
+        clock=clock,
+        backend=FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=256),
+        num_blocks=200,
+        warmup=False,
+    )
+
+    def observed(salt: str, prompt: tuple[int, ...]) -> tuple[int, int, Counter[str]]:
+        """Returns tokens that were cached, steps that computed, and calls of the store."""
+        asked.clear()
+        steps = engine.totals.num_steps
+        engine.add(
+            Request(
+                request_id=f"{salt} {prompt[:2]} {clock.now_s()}",
+                prompt_token_ids=prompt,
+                params=SamplingParams(max_tokens=4),
+                cache_salt=salt,
+            )
+        )
+        while not (ends := engine.step().finished):
+            pair.worker.wait_idle(1.0)
+            clock.advance(0.001)
+        assert ends[0].token_ids.tolist() == fake_text(prompt, 4, vocab_size=VOCAB_SIZE, eos=-1)
+        assert pair.worker.wait_idle(10.0)
+        return ends[0].num_cached_tokens, engine.totals.num_steps - steps, Counter(asked)
+
+    try:
+        fresh = tuple(range(300, 340))
+        observed("blue", tuple(range(500, 540)))
+        first = observed("blue", PROMPT)
+        again = observed("blue", PROMPT)
+        assert again != first, "a cache that is not seen to work shows nothing"
+        assert again[0] == len(PROMPT) - BLOCK_SIZE
+        assert observed("green", PROMPT) == observed("green", fresh) == first
+    finally:
+        engine.close()
+        pair.worker.close()
+
+
+def test_parameters_of_another_tenants_prefill_are_of_no_use() -> None:
+    """Who has got hold of them, and knows the prompt, still has another salt."""
+    prompt = prompt_of(1, 41)
+    with Station() as giver, Station() as taker:
+        params = giver.prefill(prompt)
+        for salt, num_cached in (("green", 0), ("", 40)):
+            taker.engine.add(
+                Request(
+                    request_id=salt or "its own",
+                    prompt_token_ids=prompt,
+                    params=SamplingParams(max_tokens=5),
+                    cache_salt=salt,
+                    transfer_params=giver.prefill(prompt) if not salt else params,
+                )
+            )
+            name = salt or "its own"
+            taker.until(lambda name=name: name in taker.ends)  # type: ignore[misc]
+            assert taker.ends[name].token_ids.tolist() == true_text(prompt, 5)
+            assert taker.ends[name].num_cached_tokens == num_cached
