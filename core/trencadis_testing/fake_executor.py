@@ -12,6 +12,7 @@ from trencadis.interfaces import (
     BackendCapabilities,
     BlockCopies,
     Executor,
+    KVWorkerSide,
     PendingStep,
     Sampler,
 )
@@ -40,6 +41,7 @@ class FakeExecutor(Executor):
 
     def __init__(self, backend: Backend | None = None) -> None:
         self._given = backend
+        self._connector: KVWorkerSide | None = None
         self._ins = BlockCopies.none()
 
     def start(
@@ -116,7 +118,8 @@ class FakeExecutor(Executor):
         self.backend.swap_blocks(outs=outs, ins=ins)
 
     def close(self) -> None:
-        """Close the backend, if there is one yet."""
+        """Close connector and backend, if there are any."""
+        self.close_connector()
         if hasattr(self, "backend"):
             self.backend.close()
 

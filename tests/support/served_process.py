@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 import httpx
 
-__all__ = ["ServedProcess"]
+__all__ = ["ServedProcess", "family", "send"]
 
 _TIMEOUT_S = 60
 
@@ -66,12 +67,12 @@ class ServedProcess:
     def kill(self) -> None:
         """Kill it and what it started."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
         self.process.wait(_TIMEOUT_S)
 
     def signal(self, number: int) -> None:
         """Send a signal to it and to what it started."""
-        os.killpg(self.process.pid, number)
+        send(number, family(self.process.pid))
 
     def close(self) -> None:
         """End it, if it has not ended."""
@@ -84,3 +85,19 @@ class ServedProcess:
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
         self.errors += self.process.stderr
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and its children; a server's engine lives in a process and a session of its own."""
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            children += map(int, task.read_text().split())
+    return [pid, *children]
+
+
+def send(number: int, pids: list[int]) -> None:
+    """Send a signal to all that still live."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

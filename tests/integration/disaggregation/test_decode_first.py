@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from served_process import ServedProcess
+from served_process import ServedProcess, family, send
 
 PATIENCE_S = 60.0
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
@@ -144,13 +144,14 @@ def test_prefill_engine_tells_clients_that_they_are_wrong_here(cluster: ClusterP
 def test_prefill_process_that_is_killed_in_the_middle_costs_no_answer_and_comes_back(
     cluster: ClusterProcess, engines: tuple[ServedProcess, ServedProcess]
 ) -> None:
-    pid, prompts = cluster.member("prefill 0")[0], [text_of(seed) for seed in range(30, 34)]
-    os.killpg(pid, signal.SIGSTOP)  # whatever it gets from now on, it is in the middle of it
+    pids, prompts = family(cluster.member("prefill 0")[0]), [text_of(seed) for seed in range(30, 34)]
+    assert len(pids) == 2
+    send(signal.SIGSTOP, pids)  # whatever it gets from now on, it is in the middle of it
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(cluster.say, prompt) for prompt in prompts]
         eventually(lambda: cluster.metric('trencadis_kv_prompts_away{connector="p2p"') > 0)
         assert not all(answer.done() for answer in answers)
-        os.killpg(pid, signal.SIGKILL)
+        send(signal.SIGKILL, pids)
         said = [answer.result(PATIENCE_S) for answer in answers]
     assert said == [alone(engines, prompt) for prompt in prompts]
     assert cluster.metric('trencadis_kv_invites_total{connector="p2p",result="failed"') >= 1
