@@ -76,7 +76,7 @@ class Kitchen:
 
     def step(self):
         deltas = self.engine.step()
-        self.pair.worker.wait_idle(5.0)
+        self.pair.worker.wait_idle(60.0)
         assert broken_invariants(self.engine) == []
         return deltas
 

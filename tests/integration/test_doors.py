@@ -218,8 +218,8 @@ def test_without_work_neither_process_uses_the_processor() -> None:
         await last_of(llm, (5, 6), SamplingParams(max_tokens=3))
         before = time.process_time(), cpu_s(child_of(llm))
         await asyncio.to_thread(threading.Event().wait, 1.0)
-        assert time.process_time() - before[0] < 0.02
-        assert cpu_s(child_of(llm)) - before[1] < 0.02
+        assert time.process_time() - before[0] < 0.1
+        assert cpu_s(child_of(llm)) - before[1] < 0.1
 
     run(use)
 

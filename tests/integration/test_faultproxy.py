@@ -50,10 +50,10 @@ class Echo:
 
     def close(self) -> None:
         self.listener.shutdown(socket.SHUT_RDWR)
-        self.threads[0].join(10)
+        self.threads[0].join(60)
         self.listener.close()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -140,7 +140,7 @@ def test_cut_on_the_way_there_hides_the_rest_from_the_server(
 def test_stall_holds_the_rest_until_it_is_lifted(proxy: FaultProxy, client: socket.socket, at: int) -> None:
     proxy.to_client.set(stall_at=at)
     threading.Thread(target=_send, args=(client, BYTES)).start()
-    assert proxy.to_client.happened.wait(10)
+    assert proxy.to_client.happened.wait(60)
     first = b""
     while len(first) < at:
         first += client.recv(at - len(first))
@@ -200,4 +200,4 @@ def test_proxy_ends_while_it_holds_something_up(echo: Echo) -> None:
         proxy.to_client.set(stall_at=0)
         proxy.to_server.set(delay_s=0.001)
         client.sendall(b"x")
-        assert proxy.to_client.happened.wait(10)
+        assert proxy.to_client.happened.wait(60)

@@ -115,7 +115,7 @@ class BlendHands:
         """Carry a message over and its report back, with threads at rest before and after."""
         self.pair.worker.begin_step(self.pair.scheduler.take_message())
         self.pair.worker.end_step()
-        assert self.pair.worker.wait_idle(5.0)  # type: ignore[attr-defined]
+        assert self.pair.worker.wait_idle(60.0)  # type: ignore[attr-defined]
         report = self.pair.worker.poll()
         self.pair.scheduler.on_report(report)
         return report

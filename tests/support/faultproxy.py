@@ -140,7 +140,7 @@ class FaultProxy:
             direction.end()
         self.cut()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "the proxy does not end"
         self._listener.close()
 

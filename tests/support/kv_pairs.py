@@ -20,7 +20,7 @@ from trencadis_testing.invariants import broken_invariants
 __all__ = ["PREFILL", "Station", "pause", "prompt_of", "true_text", "with_port"]
 
 PREFILL: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 _BLOCK_SIZE = 4
 
 

@@ -83,7 +83,7 @@ def test_gate_holds_a_backend_until_it_is_opened(tmp_path):
     thread.start()
     assert not done.is_set()
     gate.open()
-    thread.join(10)
+    thread.join(60)
     assert done.is_set()
     gate.close()
 

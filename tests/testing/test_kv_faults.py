@@ -135,7 +135,7 @@ def stalled(store, faults):
     thread.start()
 
     def wait():
-        thread.join(5)
+        thread.join(60)
         return ended
 
     while not store._is_busy:

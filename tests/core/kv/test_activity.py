@@ -13,7 +13,7 @@ def test_waiting_ends_when_the_last_task_does():
     activity = Activity()
     activity.begin(2)
     threading.Thread(target=lambda: (activity.end(), activity.end())).start()
-    assert activity.wait_idle(10.0)
+    assert activity.wait_idle(60.0)
 
 
 def test_waiting_gives_up_when_the_time_is_over():

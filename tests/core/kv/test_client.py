@@ -58,7 +58,7 @@ def test_connection_that_cannot_be_made_is_tried_again_with_the_next_call():
 def test_call_that_waits_is_interrupted_from_another_thread():
     store = GatedStore({})
     client = StoreClient(lambda: store, name="shelf")
-    threading.Thread(target=lambda: (store.is_waiting.wait(10.0), client.interrupt())).start()
+    threading.Thread(target=lambda: (store.is_waiting.wait(60.0), client.interrupt())).start()
     with pytest.raises(TransferError, match="contains was interrupted"):
         client.call(lambda store: store.contains(["a"]))
 
@@ -90,7 +90,7 @@ def test_store_that_raises_from_interrupt_or_close_costs_a_warning(caplog):
     store = GatedStore({})
     store.close = store.interrupt = lambda: 1 / 0
     client = StoreClient(lambda: store, name="shelf")
-    threading.Thread(target=lambda: (store.is_waiting.wait(10.0), client.interrupt(), store.open())).start()
+    threading.Thread(target=lambda: (store.is_waiting.wait(60.0), client.interrupt(), store.open())).start()
     store.gate.clear()
     store.interrupt_waiters(interrupted=False)
     client.call(lambda store: store.contains([]))

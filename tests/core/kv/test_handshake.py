@@ -35,7 +35,7 @@ def meet(producer: Identity, consumer: Identity, *, wants: str = "p") -> tuple[s
         except TransferError as error:
             causes[1] = error.cause
             other.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(60)
     return causes[0], causes[1]
 
 
@@ -78,7 +78,7 @@ def test_consumer_without_the_secret_is_not_let_in_by_a_guess() -> None:
         thread.start()
         with pytest.raises(TransferError, match="does not know the secret"):
             welcome(FrameStream(one, timeout_s=5), attrs.evolve(PRODUCER, secret="s"))
-        thread.join(5)
+        thread.join(60)
         assert isinstance(stream.receive(), Refuse)
 
 

@@ -38,7 +38,7 @@ class House:
         self.loads.start(LoadOrder(ticket, list(blocks), hashes_of(*numbers)))
 
     def settle(self):
-        assert self.parts.activity.wait_idle(10.0)
+        assert self.parts.activity.wait_idle(60.0)
 
     def report(self):
         self.settle()
@@ -80,7 +80,7 @@ def house():
         if isinstance(one.store, GatedStore):
             one.store.open()
         one.loads.close(5.0)
-        assert one.parts.activity.wait_idle(5.0), "work is counted that nobody does"
+        assert one.parts.activity.wait_idle(60.0), "work is counted that nobody does"
 
 
 def test_load_fills_its_blocks_and_no_other(house):
@@ -220,7 +220,7 @@ def test_store_that_is_left_alone_is_not_asked(house):
 def test_queued_load_that_is_cancelled_is_released_and_never_begun(house):
     one = house(gated=True, num_load_threads=1)
     one.start(1, blocks=[4], numbers=[0])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.start(2, blocks=[5], numbers=[1])
     one.loads.cancel(2)
     assert one.loads.poll().released == (2,)
@@ -233,7 +233,7 @@ def test_queued_load_that_is_cancelled_is_released_and_never_begun(house):
 def test_load_that_waits_for_the_store_is_released_at_once_and_interrupted(house):
     one = house(gated=True)
     one.start(1, blocks=[4], numbers=[0])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.loads.cancel(1)
     assert one.loads.poll().released == (1,)
     one.settle()  # the gate is closed still: only the interruption ends the call
@@ -247,7 +247,7 @@ def test_bytes_that_come_after_the_release_touch_no_block(house):
     one = house(gated=True)
     one.store.interrupt = lambda: None  # a transport that cannot be stopped
     one.start(1, blocks=[4, 2], numbers=[0, 1])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.loads.cancel(1)
     assert one.loads.poll().released == (1,)
     one.store.open()
@@ -260,7 +260,7 @@ def test_interruption_that_came_too_early_is_repeated(house):
     interrupt, calls = one.store.interrupt, []
     one.store.interrupt = lambda: calls.append(1) if not calls else interrupt()
     one.start(1, blocks=[4], numbers=[0])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.loads.cancel(1)
     one.loads.poll()
     one.settle()
@@ -291,22 +291,22 @@ def test_cancelling_waits_for_the_copy_that_is_being_made(house):
 
     def slow(blocks, data):
         copying.set()
-        assert go_on.wait(10.0)
+        assert go_on.wait(60.0)
         write(blocks, data)
 
     def get_behind_the_cancellation(keys, targets):
         if copying.is_set():
-            cancelling.join(10.0)
+            cancelling.join(60.0)
         return get(keys, targets)
 
     one.pool.write_blocks, one.store.get = slow, get_behind_the_cancellation
     one.start(1, blocks=[4, 2, 9], numbers=[0, 1, 2])
-    assert copying.wait(10.0)
+    assert copying.wait(60.0)
     cancelling.start()
     cancelling.join(0.02)
     assert cancelling.is_alive(), "the release did not wait"
     go_on.set()
-    cancelling.join(10.0)
+    cancelling.join(60.0)
     assert one.report().released == (1,)
     one.check({4: 0, 2: 1})
 
@@ -315,7 +315,7 @@ def test_closing_touches_no_block_afterwards(house):
     one = house(gated=True)
     one.start(1, blocks=[4], numbers=[0])
     one.start(2, blocks=[5], numbers=[1])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.loads.close(5.0)
     one.store.open()
     one.settle()

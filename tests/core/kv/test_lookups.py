@@ -28,7 +28,7 @@ class House:
         return self.lookups.find(name, hashes, first=first)
 
     def settle(self):
-        assert self.parts.activity.wait_idle(10.0)
+        assert self.parts.activity.wait_idle(60.0)
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_what_the_store_turns_out_not_to_have_is_worth_saving_again(house):
 def test_closed_lookups_answer_nothing_and_wait_for_nothing(house):
     one = house(gated=True)
     one.find()
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.lookups.close()
     assert one.find("other", hashes=HASHES[:3]) == 0
     one.settle()

@@ -82,7 +82,7 @@ def test_step_copies_no_more_than_it_may_but_at_least_something() -> None:
     assert len(access._jobs) == 2
     access.serve(max_bytes=1000)
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -111,7 +111,7 @@ def test_close_sends_away_who_waits() -> None:
     while not access._jobs:
         threading.Event().wait(0.001)
     access.close()
-    thread.join(5)
+    thread.join(60)
     assert [getattr(error, "cause", "") for error in errors] == ["cancelled"]
 
 

@@ -27,7 +27,7 @@ class House:
         return hashes
 
     def settle(self):
-        assert self.parts.activity.wait_idle(10.0)
+        assert self.parts.activity.wait_idle(60.0)
 
     def stored(self, blocks):
         """Return those of the blocks whose right content is stored."""
@@ -100,7 +100,7 @@ def test_only_the_missing_tail_is_written(house):
 def test_store_that_is_too_slow_loses_the_oldest_that_wait(house):
     one = house(gated=True, staged_blocks=4)
     one.stage([0])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     for block in (1, 2, 3, 4, 5):
         one.stage([block])
     assert one.staging.fraction == 1.0
@@ -114,7 +114,7 @@ def test_store_that_is_too_slow_loses_the_oldest_that_wait(house):
 def test_what_finds_no_room_beside_a_write_under_way_is_dropped(house):
     one = house(gated=True, staged_blocks=1)
     one.stage([0])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.stage([1])
     assert one.forgotten([1]) == [1]
     one.store.open()
@@ -204,7 +204,7 @@ def test_closing_writes_what_is_staged(house):
 def test_closing_does_not_wait_for_a_store_that_hangs(house):
     one = house(gated=True)
     one.stage([1])
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.stage([2])
     one.saves.close(0.05)
     assert one.dropped("closed") == 1

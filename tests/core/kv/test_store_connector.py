@@ -112,7 +112,7 @@ class Served:
 
         def settle():
             if is_settled:
-                assert pair.worker.wait_idle(10.0)
+                assert pair.worker.wait_idle(60.0)
 
         served = serve(engine, clock, todo, after_step=settle)
         self.metrics = engine.metrics()
@@ -272,7 +272,7 @@ class Impatient(Suite):
     has_threads = False
 
     def settle(self, pair):
-        assert pair.worker.wait_idle(10.0)
+        assert pair.worker.wait_idle(60.0)
 
 
 def fails(test, **arguments):

@@ -70,7 +70,7 @@ class House:
         return found
 
     def settle(self):
-        assert self.parts.activity.wait_idle(10.0)
+        assert self.parts.activity.wait_idle(60.0)
 
     def message(self):
         return decode_orders(self.scheduler.take_message())
@@ -339,7 +339,7 @@ def test_probe_that_hangs_is_interrupted(house):
     one.parts.breaker.open()
     one.parts.clock.advance(5.0)
     one.ask()
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     one.parts.clock.advance(1.1)
     one.ask()
     one.settle()

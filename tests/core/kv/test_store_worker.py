@@ -24,7 +24,7 @@ class House:
     def step(self, **orders):
         self.worker.begin_step(encode_orders(StepOrders(**orders)))
         self.worker.end_step()
-        assert self.worker.wait_idle(10.0)
+        assert self.worker.wait_idle(60.0)
         return self.worker.poll()
 
 
@@ -87,8 +87,8 @@ def test_worker_without_a_cache_has_nothing_to_report_or_close():
 def test_waiting_for_threads_has_an_end():
     one = House(gated=True, close_timeout_s=0.05)
     one.worker.begin_step(encode_orders(StepOrders(loads=[LoadOrder(1, [9], hashes_of(3))])))
-    assert one.store.is_waiting.wait(10.0)
+    assert one.store.is_waiting.wait(60.0)
     assert not one.worker.wait_idle(0.0)
     one.worker.close()
     one.worker.close()
-    assert one.worker.wait_idle(5.0)
+    assert one.worker.wait_idle(60.0)

@@ -196,7 +196,7 @@ def test_block_is_taken_however_the_bytes_come_and_so_is_what_follows(
     thread = background(send)
     first, second = bytearray(128), bytearray(172)
     stream.receive_block(memoryview(first), memoryview(second))
-    thread.join(5)
+    thread.join(60)
     assert bytes(first + second) == data
     assert stream.receive() == Commit(num_blocks=3)
     other.sendall(commit(4))
@@ -228,7 +228,7 @@ def test_cut_wakes_who_waits(ends: tuple[FrameStream, socket.socket]) -> None:
 
     thread = background(wait)
     stream.cut()
-    thread.join(5)
+    thread.join(60)
     assert [error.cause for error in errors] == ["unreachable"]
     stream.close()
     stream.close()

@@ -60,7 +60,7 @@ def test_a_sender_that_nobody_reads_waits_and_may_give_up(ends: tuple[Channel, C
         send_for_ever()
     received = 0
     while received < num_sent:
-        ends[1].wait(10)
+        ends[1].wait(60)
         received += len(ends[1].receive())
     assert received == num_sent
 
@@ -70,7 +70,7 @@ def test_waiting_ends_with_time_or_with_a_watched_file(ends: tuple[Channel, Chan
     ends[0].watch(reader)
     assert ends[0].wait(0.001) == []
     os.write(writer, b"x")
-    assert ends[0].wait(10) == [reader]
+    assert ends[0].wait(60) == [reader]
     ends[1].send(b"hello")
     ends[0].wait(10, watching=False)
     assert ends[0].receive() == [b"hello"]
@@ -90,7 +90,7 @@ def test_a_message_that_is_likely_need_not_be_there(ends: tuple[Channel, Channel
         ends[1].send(bytes([number]))
     received: list[bytes] = ends[0].receive(is_likely=True)
     while len(received) < num_messages:
-        ends[0].wait(10)
+        ends[0].wait(60)
         received += ends[0].receive(is_likely=True)
     assert received == [bytes([number]) for number in range(num_messages)]
     assert ends[0].receive(is_likely=True) == []

@@ -66,7 +66,7 @@ def test_a_host_with_work_and_without_news_shows_that_it_is_alive(
     line.client.add(request("a", 200))
     nothing = TokenDeltas(slots=EMPTY, num_tokens=EMPTY, token_ids=EMPTY)
     monkeypatch.setattr(line.engine, "step", lambda: nothing)  # as if it waited for a connector
-    assert line.far.wait(10) == []
+    assert line.far.wait(60) == []
     line.host.turn()
     for _ in range(4):
         clock.advance(0.6)

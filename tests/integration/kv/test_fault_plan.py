@@ -127,7 +127,7 @@ def test_who_decodes_gets_a_token_in_every_step_whatever_becomes_of_others_loads
         engine.add(Request(request_id="first", prompt_token_ids=OPENING, params=SamplingParams(max_tokens=8)))
         while engine.has_work:
             engine.step()
-        assert pair.worker.wait_idle(10.0)  # type: ignore[attr-defined]
+        assert pair.worker.wait_idle(60.0)  # type: ignore[attr-defined]
         shelf.faults.begin(fault, calls={"get"})
         decodes = engine.add(
             Request(request_id="decodes", prompt_token_ids=(7, 8), params=SamplingParams(max_tokens=80))

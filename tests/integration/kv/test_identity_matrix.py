@@ -149,7 +149,7 @@ class Running:
 
     def rest(self) -> None:
         """Wait until everything is saved."""
-        assert self.engine._executor._connector.wait_idle(10.0)
+        assert self.engine._executor._connector.wait_idle(60.0)
 
     def close(self) -> None:
         self.engine.close()

@@ -38,7 +38,7 @@ VOCAB_SIZE = 4096
 BLOCK_SIZE = 16
 NUM_TOKENS = 16 * 512
 LOOKUP_S, LOAD_S, CONNECT_S, COOLDOWN_S = 0.3, 1.0, 0.3, 0.5
-SLACK_S = 1.5
+SLACK_S = 30.0
 """For computing, and for a machine that has other things to do."""
 
 
@@ -111,7 +111,7 @@ class Served:
 
     def rest(self) -> None:
         """Wait until everything is saved; then nothing is held."""
-        assert self.pair.worker.wait_idle(10.0)
+        assert self.pair.worker.wait_idle(60.0)
         with self.host.entered():
             while self.engine.has_work:
                 self.engine.step()
@@ -271,11 +271,11 @@ def test_server_whose_store_falls_off_the_network_gives_the_same_answers_and_fin
 
             first, num_cached = answer()
             assert num_cached == 0
-            _wait_for(lambda: answer()[1] > 0, within_s=10.0)
+            _wait_for(lambda: answer()[1] > 0, within_s=60.0)
             there.unplug()
             assert answer() == (first, 0)
             assert served.metric("trencadis_kv_breaker_state") > 0
             assert answer() == (first, 0)
             there.plug_in()
-            _wait_for(lambda: answer()[1] > 0, within_s=10.0)
+            _wait_for(lambda: answer()[1] > 0, within_s=60.0)
             assert answer()[0] == first

@@ -14,8 +14,8 @@ from kv_pairs import Station, pause, prompt_of, true_text
 from netns import hosts
 
 LOAD_S, CONNECT_S = 1.0, 0.3
-SLACK_S = 1.5
-"""For computing, and for a machine that has other things to do."""
+SLACK_S = 30.0
+"""For a machine that has other things to do; the kernel gives a connection up after two minutes, or after fifteen."""
 PEERS = "10.99.0.0/24"
 NUM_PULLED = 6000
 
@@ -57,7 +57,7 @@ class Pulling:
         with self.here.entered():
             name = self.taker.add(tokens, max_tokens=4, params=params)
             while name not in self.taker.ends:
-                assert time.monotonic() - start_s < 20, "it never ends"
+                assert time.monotonic() - start_s < 60, "it never ends"
                 self.taker.step()
                 while_it_runs()
                 pause()
@@ -141,7 +141,7 @@ def test_engine_that_computes_prompts_and_falls_off_the_network_is_missed_within
                 )
             )
         ready = taker.node.registry.ready
-        _wait_for(lambda: bool(ready()), within_s=5.0)
+        _wait_for(lambda: bool(ready()), within_s=60.0)
         there.unplug()
         _wait_for(lambda: not ready(), within_s=3 * heartbeat_s + SLACK_S)
         with here.entered():

@@ -64,7 +64,7 @@ class Recorder(FakeBackend):
         self.note("prepare")
 
     def submit(self, batch):
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.note(f"submit {batch.step}")
         if batch.step in self.errors:
             raise self.errors[batch.step]

@@ -130,7 +130,7 @@ def test_interrupted_call_ends_at_its_next_object_and_the_next_call_works(tmp_pa
 
 def test_objects_put_together_are_evicted_from_the_last_to_the_first(tmp_path, stores):
     store = stores(tmp_path, max_bytes=5 * 64, low_water_ratio=0.5, rests=False)
-    store._room._sweeper.join(10)
+    store._room._sweeper.join(60)
     store.put(KEYS, views(*[bytes(64)] * 5))
     store._directory.write(KEYS[0][:-1] + "f", views(bytes(64))[0])
     store._room.sweep()
@@ -150,7 +150,7 @@ def test_interrupt_while_no_call_runs_is_harmless(tmp_path, stores):
 def test_store_that_may_grow_no_more_keeps_fewer(tmp_path, stores):
     store = stores(tmp_path, max_bytes=40)
     store._room._next_sweep_s = float("inf")
-    store._room._sweeper.join(10)
+    store._room._sweeper.join(60)
     assert store.put(KEYS, views(*[bytes(15)] * 5)) == 2
     assert store.contains(KEYS) == 2
 
@@ -246,7 +246,7 @@ def desks(tmp_path):
             pairs[-1],
             block_size=4,
             cache=lambda arrays: FakeKVCache(arrays, block_size=4),
-            settle=lambda: worker.wait_idle(10.0),
+            settle=lambda: worker.wait_idle(60.0),
         )
 
     yield make
@@ -464,7 +464,7 @@ def save_for_ever(root: Path, saving) -> None:
         pair,
         block_size=4,
         cache=lambda arrays: FakeKVCache(arrays, block_size=4),
-        settle=lambda: pair.worker.wait_idle(5.0),
+        settle=lambda: pair.worker.wait_idle(60.0),
     )
     for number in itertools.count(0, 8):
         desk.save(list(range(8)), hashes_of(range(number, number + 8)))
@@ -478,7 +478,7 @@ def test_path_may_begin_with_a_tilde(monkeypatch, tmp_path):
         pair,
         block_size=4,
         cache=lambda arrays: FakeKVCache(arrays, block_size=4),
-        settle=lambda: pair.worker.wait_idle(5.0),
+        settle=lambda: pair.worker.wait_idle(60.0),
     )
     desk.save([1], HASHES[:1])
     assert list((tmp_path / "pool").rglob(HASHES[0].hex()))

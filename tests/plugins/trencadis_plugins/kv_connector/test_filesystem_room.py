@@ -153,12 +153,12 @@ def test_limit_that_is_reached_starts_a_sweep_on_a_thread(directory):
     fill(directory, {number: 1000 - number for number in range(10)})
     room = make(directory, low_water_ratio=0.5)
     room.opened()
-    room._sweeper.join(10)
+    room._sweeper.join(60)
     assert len(kept(directory)) == 10
     room._next_sweep_s = 0.0
     directory.write(key(50), [memoryview(bytes(100))])
     assert not room.take(100)
-    room._sweeper.join(10)
+    room._sweeper.join(60)
     assert kept(directory) == [6, 7, 8, 9, 50]
     assert room.take(100)
     room.closed()
@@ -170,7 +170,7 @@ def test_first_store_has_the_directory_counted_and_the_last_one_ends_that(direct
     room.opened()
     room.opened()
     sweeper = room._sweeper
-    sweeper.join(10)
+    sweeper.join(60)
     assert [room.take(50), room.take(50)] == [True, False]
     room.closed()
     assert not room._stop.is_set()
@@ -228,7 +228,7 @@ def test_sweep_that_fails_on_its_thread_is_a_warning(directory, caplog):
     directory.root.write_text("a file")
     room = make(directory)
     room.opened()
-    room._sweeper.join(10)
+    room._sweeper.join(60)
     assert "no KV object can be evicted" in caplog.text
     room.closed()
 

@@ -29,7 +29,7 @@ def decoder(*ports: int, **config: Any) -> Iterator[Station]:
 
 
 def eventually(condition: Callable[[], bool], *, of: Sequence[Station] = ()) -> None:
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until_s, "it never happens"
         for station in of:

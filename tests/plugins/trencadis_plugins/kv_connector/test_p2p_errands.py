@@ -13,7 +13,7 @@ from trencadis_plugins.kv_connector.p2p_peers import Peers
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until_s
         threading.Event().wait(0.001)
@@ -44,16 +44,16 @@ def test_first_errands_of_many_threads_start_one_thread_and_closing_meanwhile_is
         together = threading.Barrier(4)
 
         def give_back(errands: Errands = errands, together: threading.Barrier = together) -> None:
-            together.wait(5)
+            together.wait(60)
             errands.release(prefix)
 
         threads = [threading.Thread(target=give_back) for _ in range(3)]
         for thread in threads:
             thread.start()
-        together.wait(5)
+        together.wait(60)
         errands.close()
         for thread in threads:
-            thread.join(5)
+            thread.join(60)
     assert not [one for one in threading.enumerate() if one.name == "trencadis-p2p-errands"]
 
 

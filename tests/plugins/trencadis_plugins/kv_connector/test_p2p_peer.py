@@ -104,7 +104,7 @@ def _scripted(producer: Producer, answers: list[Message | list[bytes]]) -> tuple
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     prefix = attrs.evolve(producer.prefix, port=listener.getsockname()[1])
-    return PeerConnection(prefix, producer.me, connect_timeout_s=5), lambda: thread.join(5)
+    return PeerConnection(prefix, producer.me, connect_timeout_s=5), lambda: thread.join(60)
 
 
 def _block(producer: Producer, index: int, *, data: bytes | None = None) -> list[bytes]:

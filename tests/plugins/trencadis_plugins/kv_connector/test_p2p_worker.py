@@ -35,7 +35,7 @@ class Consumer:
         self.worker.end_step()
 
     def until(self, done: Callable[[ConnectorReport], Any]) -> ConnectorReport:
-        until_s = time.monotonic() + 5
+        until_s = time.monotonic() + 60
         while not done(report := self.worker.poll()):
             assert time.monotonic() < until_s, "it never happens"
             threading.Event().wait(0.001)
@@ -97,7 +97,7 @@ def test_cancelled_pull_is_released_and_touches_nothing_afterwards(consumer: Con
     with FaultProxy(producer.node.server.port) as proxy:
         proxy.to_client.set(stall_at=400)
         consumer.begin(order(producer, 5, [0, 1, 2, 3, 4, 5], port=proxy.port))
-        assert proxy.to_client.happened.wait(5)
+        assert proxy.to_client.happened.wait(60)
         consumer.begin(cancels=(5,))
         report = consumer.until(lambda one: one.released)
         assert (report.loaded, report.failed, report.released) == ((), (), (5,))
@@ -124,7 +124,7 @@ def test_pull_that_waits_for_a_thread_asks_for_patience(producer: Producer) -> N
         producer.node.holds.add(2, "other", dict(zip(HASHES, range(NUM_BLOCKS), strict=True)), num_bytes=1)
         waits = order(producer, 2, [1], lease_s=0.01, name="other")
         consumer.begin(order(producer, 1, [0], port=proxy.port), waits)
-        proxy.to_client.happened.wait(5)
+        proxy.to_client.happened.wait(60)
         producer.clock.advance(20)
         consumer.until(lambda _: producer.node.holds._by_name["other"].expires_s > 31)
         consumer.begin(cancels=(1,))
@@ -144,10 +144,10 @@ def test_close_in_mid_pull_ends_soon_and_touches_nothing(producer: Producer) -> 
     with FaultProxy(producer.node.server.port) as proxy:
         proxy.to_client.set(stall_at=300)
         consumer.begin(order(producer, 5, list(range(NUM_BLOCKS)), port=proxy.port))
-        assert proxy.to_client.happened.wait(5)
+        assert proxy.to_client.happened.wait(60)
         start_s = time.monotonic()
         consumer.worker.close()
-        assert time.monotonic() - start_s < 5
+        assert time.monotonic() - start_s < 30
         consumer.array[:] = 7
         proxy.to_client.set()
     consumer.worker.close()

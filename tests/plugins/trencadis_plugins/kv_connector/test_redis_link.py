@@ -40,7 +40,7 @@ def link_to(tmp_path: Path) -> Iterator[Callable[..., RedisLink]]:
     for link in links:
         link.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     listener.close()
 
 
@@ -111,7 +111,7 @@ def test_link_is_quiet_until_something_unasked_for_comes(link_to: Callable[..., 
 
     def serve(there: socket.socket) -> None:
         welcome(there)
-        assert go.wait(10)
+        assert go.wait(60)
         there.sendall(b"+late\r\n")
         said.set()
         there.recv(1)
@@ -121,7 +121,7 @@ def test_link_is_quiet_until_something_unasked_for_comes(link_to: Callable[..., 
     link.open()
     assert link.is_quiet()
     go.set()
-    assert said.wait(10)
+    assert said.wait(60)
     assert not link.is_quiet()
 
 
@@ -148,7 +148,7 @@ def test_link_whose_other_end_is_gone_is_not_quiet(link_to: Callable[..., RedisL
 
     link = link_to(serve)
     link.open()
-    assert gone.wait(10)
+    assert gone.wait(60)
     assert not link.is_quiet()
 
 
@@ -157,7 +157,7 @@ def test_server_that_takes_nothing_is_given_up(link_to: Callable[..., RedisLink]
 
     def serve(there: socket.socket) -> None:
         welcome(there)
-        assert done.wait(10)
+        assert done.wait(60)
 
     link = link_to(serve, io_s=0.1)
     link.open()
@@ -201,7 +201,7 @@ def test_second_address_of_a_name_is_tried_when_the_first_refuses(monkeypatch: p
         link = RedisLink(RedisAddress(host="two.example"), Credentials(), Timeouts(connect_s=5, io_s=5))
         link.open()
         link.close()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_nobody_listening_is_an_error_at_once() -> None:

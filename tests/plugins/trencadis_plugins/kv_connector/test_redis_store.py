@@ -256,11 +256,11 @@ def test_server_killed_in_the_middle_of_a_value_is_unreachable(store_at: Callabl
         proxy.to_client.set(stall_at=1000)
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(read, store, 2, large)
-            assert proxy.to_client.happened.wait(10)
+            assert proxy.to_client.happened.wait(60)
             server.signal(signal.SIGKILL)
             proxy.set_passing()
             with pytest.raises(TransferError) as caught:
-                reading.result(10)
+                reading.result(60)
         assert caught.value.cause == TransferCause.UNREACHABLE
 
 
@@ -353,10 +353,10 @@ def test_call_that_waits_can_be_ended_from_another_thread(
     proxy.to_client.set(stall_at=100)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, store, 1)
-        assert proxy.to_client.happened.wait(10)
+        assert proxy.to_client.happened.wait(60)
         getattr(store, end)()
         with pytest.raises(TransferError) as caught:
-            reading.result(10)
+            reading.result(60)
     assert caught.value.cause == TransferCause.CANCELLED
     proxy.set_passing()
     if end == "interrupt":
