@@ -6,7 +6,9 @@ that was computed for the prompt: how far keys and values of the documents are o
 token's distribution along the reply, and how often the most likely token is the same. The reply is the exact model's greedy one, so
 that every ratio is asked the same questions. CPU time is that of filling the documents' KV, against a prefill of them.
 
-    python benchmarks/serve/blend.py --pages BOOK --plot docs/_static/blend.png > benchmarks/results/blend.json
+    python benchmarks/trained_model.py /tmp/smollm2-135m
+    python benchmarks/serve/blend.py --models demo /tmp/smollm2-135m random_110m --pages BOOK --plot docs/_static/blend.png \
+        > benchmarks/results/blend.json
 
 ``random_110m`` has random weights, drawn wide: no model that anybody uses. It shows that larger shapes work, what they take, and how
 an error grows through twelve layers that nobody trained to agree; of agreement of a trained model it says nothing.
@@ -245,15 +247,15 @@ def draw(file: Path, models: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=["demo", RANDOM])
-    parser.add_argument("--samples", type=int, default=12, help="of the demo model; the larger one gets a quarter")
+    parser.add_argument("--models", nargs="*", default=["demo", RANDOM], help=f"names, {RANDOM}, or directories")
+    parser.add_argument("--samples", type=int, default=12, help="of the demo model; larger ones get a quarter")
     parser.add_argument("--pages", type=Path, nargs="*", default=sorted(Path("docs/do").glob("*.md")), help="prose")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    counts = {name: args.samples if name != RANDOM else max(1, args.samples // 4) for name in args.models}
-    models = {name: measure(name, args.pages, count=count) for name, count in counts.items()}
+    counts = {name: args.samples if name == "demo" else max(1, args.samples // 4) for name in args.models}
+    models = {Path(name).name: measure(name, args.pages, count=count) for name, count in counts.items()}
     if args.plot is not None:
         draw(args.plot, models)
     about = {
