@@ -15,7 +15,7 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import BlockCopies, Executor, PendingStep
-from trencadis.records import Bucket, ModelSource, Phase, StepOutput
+from trencadis.records import Bucket, ConnectorReport, ModelSource, Phase, StepOutput
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_testing.engines import make_engine
 from trencadis_testing.executor_fakes import (
@@ -238,10 +238,19 @@ class ExecutorConformance:
         with _Running(self.make(), starts=True) as executor:
             executor.allocate(plan_of(FramingWorker()))
             for token, before in ((41, -1), (42, 41)):
-                report = executor.submit(one_token(token, message=b"x" * token)).wait().connector_report
+                report = _report(executor.submit(one_token(token, message=b"x" * token)))
                 expected = (token, before, token)
                 assert report is not None, "the output carries no report"
                 assert report.loaded == expected, f"the worker side saw {report.loaded}, not {expected}"
+
+    def test_reports_come_by_rank_from_every_rank_that_there_is(self) -> None:
+        """A transfer is over when each of 0 .. num_ranks - 1 has said so: one that is never heard of keeps every load waiting."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(FramingWorker()))
+            reports = executor.submit(one_token(41)).wait().connector_reports
+            assert sorted(reports) == list(range(executor.num_ranks)), (
+                f"{executor.num_ranks} ranks, reports of {sorted(reports)}"
+            )
 
     def test_blocks_come_in_behind_the_connectors_begin_step(self) -> None:
         """It may still save what was in them; and it finds what goes out gone out, for it may load into their blocks."""
@@ -254,7 +263,7 @@ class ExecutorConformance:
             executor.swap_blocks(outs=block, ins=BlockCopies.none())
             executor.submit(one_token(42)).wait()
             executor.swap_blocks(outs=BlockCopies.none(), ins=block)
-            report = executor.submit(no_tokens()).wait().connector_report
+            report = _report(executor.submit(no_tokens()))
             assert report is not None
             assert report.loaded == (0, 42, 41), (
                 f"the worker side saw {report.loaded[1:]}: 42 came first, 41 back from the host"
@@ -282,10 +291,10 @@ class ExecutorConformance:
             before = executor.submit(one_token(41))
             executor.close_connector()
             executor.close_connector()
-            report = before.wait().connector_report
+            report = _report(before)
             assert report is not None, "a batch that was submitted before went without the connector"
             assert report.loaded == (0, -1, 41)
-            report = executor.submit(one_token(42)).wait().connector_report
+            report = _report(executor.submit(one_token(42)))
             assert report is None or not report.loaded, f"the worker side saw {report.loaded} after it was closed"
 
     # ---------------------------------------------------------------------------------------- whole engine
@@ -321,6 +330,11 @@ class _Running:
 
     def __exit__(self, *_: object) -> None:
         self._executor.close()
+
+
+def _report(step: PendingStep) -> ConnectorReport | None:
+    """Return what the KV connector of rank 0 says in a step's output; None if it says nothing."""
+    return step.wait().connector_reports.get(0)
 
 
 def _error_of(call: Callable[[], object], kind: type[Exception]) -> str:

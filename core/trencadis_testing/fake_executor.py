@@ -141,7 +141,7 @@ class _ConnectedStep:
             self._error = error
         connector.end_step()
         if self._error is None:
-            self._output = attrs.evolve(output, connector_report=connector.poll())
+            self._output = attrs.evolve(output, connector_reports={0: connector.poll()})
 
     def wait(self) -> StepOutput:
         if self._error is not None:

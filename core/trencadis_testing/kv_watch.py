@@ -1,4 +1,7 @@
-"""Books about a KV connector's tickets, kept between it and an engine: each load ends once, each ticket is released once."""
+"""Books about a KV connector's tickets, kept between it and an engine: each load ends once, each ticket is released once.
+
+What the worker side reports is noted where it says it: the engine passes on to the scheduler side only what it awaits.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
-
-from trencadis.interfaces import ConnectorPair, KVSchedulerSide, Lookup
+from trencadis.interfaces import ConnectorPair, KVPool, KVSchedulerSide, KVWorkerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 
 __all__ = ["TicketBooks", "watched"]
@@ -73,7 +74,7 @@ class TicketBooks:
 def watched(pair: ConnectorPair) -> tuple[ConnectorPair, TicketBooks]:
     """Return a connector that does the same, and the books about it."""
     books = TicketBooks()
-    return attrs.evolve(pair, scheduler=_Watched(pair.scheduler, books)), books
+    return ConnectorPair(scheduler=_Watched(pair.scheduler, books), worker=_WatchedWorker(pair.worker, books)), books
 
 
 class _Watched(KVSchedulerSide):
@@ -104,7 +105,6 @@ class _Watched(KVSchedulerSide):
         return self._side.take_message()
 
     def on_report(self, report: ConnectorReport) -> None:
-        self._books.reported(report)
         self._side.on_report(report)
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
@@ -146,6 +146,29 @@ class _Watched(KVSchedulerSide):
 
     def metrics(self) -> str:
         return self._side.metrics()
+
+    def close(self) -> None:
+        self._side.close()
+
+
+class _WatchedWorker(KVWorkerSide):
+    def __init__(self, side: KVWorkerSide, books: TicketBooks) -> None:
+        self._side = side
+        self._books = books
+
+    def register(self, kv_cache: KVPool) -> None:
+        self._side.register(kv_cache)
+
+    def begin_step(self, message: bytes) -> None:
+        self._side.begin_step(message)
+
+    def end_step(self) -> None:
+        self._side.end_step()
+
+    def poll(self) -> ConnectorReport:
+        report = self._side.poll()
+        self._books.reported(report)
+        return report
 
     def close(self) -> None:
         self._side.close()

@@ -26,7 +26,7 @@ class Step:
             output = pending.wait()
         except Exception as error:
             raise StepFailedError(str(error)) from error
-        return attrs.evolve(output, connector_report=report)
+        return attrs.evolve(output, connector_reports={0: report})
 
 
 class OneThread(Executor):
@@ -231,7 +231,7 @@ class RawErrors(OneThread):
     class step(Step):  # noqa: N801 - stands for an attribute
         def wait(self):
             pending, report = self.future.result()
-            return attrs.evolve(pending.wait(), connector_report=report)
+            return attrs.evolve(pending.wait(), connector_reports={0: report})
 
 
 class EndsWithTheFirstError(OneThread):
@@ -278,6 +278,10 @@ class ReportsBeforeThePasses(OneThread):
         self.contained(self.connector.end_step)
         report = self.contained(self.connector.poll)
         return self.backend.submit(batch), report
+
+
+class HearsOneOfTwoRanks(OneThread):
+    num_ranks = 2
 
 
 class NeverRegisters(OneThread):
@@ -335,6 +339,7 @@ MUTANTS = {
     OnlyTheOwnerWaits: "test_any_thread_may_wait",
     WaitsInSubmit: "test_submit_returns_although_the_backend_computes",
     ReportsBeforeThePasses: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
+    HearsOneOfTwoRanks: "test_reports_come_by_rank_from_every_rank_that_there_is",
     NeverRegisters: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
     SwapsBeforeTheConnectorSaves: "test_blocks_come_in_behind_the_connectors_begin_step",
     TrustsTheConnector: "test_a_connector_that_raises_costs_no_token",

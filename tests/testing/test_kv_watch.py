@@ -159,3 +159,14 @@ def test_every_call_reaches_the_connector():
     side.close()
     public = {name for name in vars(KVSchedulerSide) if not name.startswith("_")}
     assert set(told.calls) == public, "a method of the contract is not passed on"
+
+
+def test_what_the_worker_side_reports_is_noted_although_the_engine_passes_less_on():
+    """A load that is reported twice is one to the scheduler side; the books must not be blind to it."""
+    loop = LoopConnector()
+    pair, books = watched(loop.pair())
+    books.begun(7)
+    loop.worker.poll = lambda: reported(loaded=(7, 7))
+    assert pair.worker.poll() == reported(loaded=(7, 7))
+    pair.scheduler.on_report(reported(loaded=(7,)))
+    assert books.faults() == ["load 7 was reported as loaded, loaded"]

@@ -42,7 +42,7 @@ class Committer:
         """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
         state, table = self._state, self._state.table
         self.num_accepted = _EMPTY
-        state.transfers.apply(output.connector_report, state)
+        state.transfers.apply(output.connector_reports, state)
         if state.transfers.has_connector:
             state.transfers.step_done(num_tokens=plan.num_tokens, device_s=output.device_s)
         resident = table.epoch[plan.slots] == plan.epochs

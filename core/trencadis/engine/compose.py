@@ -327,6 +327,7 @@ def _state(config: Config, parts: Parts, clock: Clock, swapping: Swapping, limit
             quarantine_s=config.cache.quarantine_s,
             max_parked=config.cache.max_parked,
             close_worker=parts.executor.close_connector,
+            num_ranks=parts.executor.num_ranks,
         ),
         swapping=swapping,
         num_rows=limits.max_num_seqs,

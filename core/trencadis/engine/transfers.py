@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trencadis.engine.guarded_connector import GuardedConnector
+from trencadis.engine.rank_quorum import RankQuorum
 from trencadis.engine.sequence import Sequence
 from trencadis.interfaces import KVSchedulerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
@@ -43,7 +44,8 @@ class Transfers:
         load_timeout_s: A load that takes longer is given up and its tokens are computed here.
         quarantine_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
         max_parked: Sequences that may wait for a load at once; others are computed.
-        close_worker: Closes the worker side; returns when it touches no block any more.
+        close_worker: Closes the worker sides; returns when none touches a block any more.
+        num_ranks: Worker sides, each of which reports for itself.
 
     Attributes:
         num_loads: Loads that were started.
@@ -60,12 +62,14 @@ class Transfers:
         quarantine_s: float = 60.0,
         max_parked: int = 256,
         close_worker: Callable[[], None] = lambda: None,
+        num_ranks: int = 1,
     ) -> None:
         self._connector = None if connector is None else GuardedConnector(connector)
         self._load_timeout_s = load_timeout_s
         self._quarantine_s = quarantine_s
         self._max_parked = max_parked
         self._close_worker = close_worker
+        self._quorum = RankQuorum(num_ranks)
         self._parked: dict[int, Sequence] = {}
         self._parked_blocks: dict[int, Int32Array] = {}
         self._held: dict[int, Int32Array] = {}
@@ -123,7 +127,7 @@ class Transfers:
             sequence.request,
             block_hashes=tuple(sequence.block_hashes),
             num_local_tokens=num_local_tokens,
-            is_used=lambda ticket: ticket in self._parked or ticket in self._held,
+            is_used=self._is_awaited,
         )
         sequence.looked_up = not found.pending
         return found
@@ -194,11 +198,12 @@ class Transfers:
         self._has_news = False
         return b"" if self._connector is None else self._connector.take_message()
 
-    def apply(self, report: ConnectorReport | None, state: EngineState) -> None:
-        """Take a report: unpark what loaded or failed, free what was released; then enforce deadlines."""
+    def apply(self, reports: Mapping[int, ConnectorReport], state: EngineState) -> None:
+        """Take the ranks' reports: unpark what loaded or failed, free what was released; then enforce deadlines."""
         if self._connector is None:
             return
-        if report is not None:
+        if reports:
+            report = self._quorum.merge(reports, is_awaited=self._is_awaited, is_held=self._held.__contains__)
             self._connector.on_report(report)
             self._has_news |= bool(report.loaded or report.failed or report.released)
             for ticket in report.loaded:
@@ -230,6 +235,10 @@ class Transfers:
     def youngest_parked(self) -> Sequence | None:
         """Return the sequence that was parked last, to be given up first under pressure."""
         return next(reversed(self._parked.values()), None)
+
+    def _is_awaited(self, ticket: int) -> bool:
+        """Whether a ticket names a load, or blocks that are held."""
+        return ticket in self._parked or ticket in self._held
 
     def _failed(self, failed: FailedLoad, state: EngineState) -> None:
         """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""

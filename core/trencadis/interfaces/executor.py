@@ -45,6 +45,11 @@ class Executor(ABC):
         """
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks it hosts, at least 1: numbered from 0; known once started, and the same from then on."""
+        return 1
+
+    @property
     @abstractmethod
     def capabilities(self) -> BackendCapabilities:
         """The backends' capabilities; known once started."""
@@ -65,7 +70,8 @@ class Executor(ABC):
     def submit(self, batch: Batch) -> PendingStep:
         """Ship a batch to every rank without waiting for it.
 
-        Batches run in the order in which they were submitted. A dead rank shows as ``StepFailedError`` from ``wait``.
+        Batches run in the order in which they were submitted. What comes back carries the report of each rank's KV connector under
+        that rank, not merged: the engine waits for all ranks to agree. A dead rank shows as ``StepFailedError`` from ``wait``.
         """
 
     @abstractmethod

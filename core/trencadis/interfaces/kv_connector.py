@@ -104,7 +104,11 @@ class KVSchedulerSide(ABC):
 
     @abstractmethod
     def on_report(self, report: ConnectorReport) -> None:
-        """Take the worker sides' merged report; once per step that has one."""
+        """Take the worker sides' merged report; once per step that has one.
+
+        A ticket stands in it once every rank has reported it: as loaded if all have loaded their share, as failed with the least that
+        arrived anywhere, as released if none touches its blocks any more.
+        """
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         """Say what becomes of a sequence whose load was reported as failed, with what arrived of it.
@@ -190,7 +194,11 @@ class KVWorkerSide(ABC):
 
     @abstractmethod
     def poll(self) -> ConnectorReport:
-        """Return what finished since the last call; does not wait."""
+        """Return what finished on this rank since the last call; does not wait.
+
+        The end of a load, and the release that follows ``on_cancelled`` or ``on_finished``, is reported once; what is reported again, or
+        of a ticket that nobody awaits, is ignored and counted.
+        """
 
     @abstractmethod
     def close(self) -> None:

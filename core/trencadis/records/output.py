@@ -71,10 +71,10 @@ class FailedLoad:
 
 @attrs.frozen(kw_only=True)
 class ConnectorReport:
-    """What the KV connector's worker side has finished since the last report; merged over ranks.
+    """What a KV connector's worker side has finished since the last report, or what all of them together have.
 
     Attributes:
-        loaded: Tickets whose blocks are verified and complete.
+        loaded: Tickets whose blocks, or this rank's share of them, are verified and complete.
         failed: Loads that did not arrive whole.
         released: Tickets of which no transfer touches a block any more.
     """
@@ -97,7 +97,7 @@ class StepOutput:
         num_padded_tokens: Token positions computed, padding included.
         device_s: Seconds from the start to the end of the step on the device.
         num_compilations: Programs that had to be compiled for the step; 0 after a complete warm-up.
-        connector_report: What the KV connector finished, or None.
+        connector_reports: What the KV connector's worker sides finished, by rank; of those only that have one.
     """
 
     token_ids: Int32Array
@@ -107,7 +107,7 @@ class StepOutput:
     num_padded_tokens: int = 0
     device_s: float = 0.0
     num_compilations: int = 0
-    connector_report: ConnectorReport | None = None
+    connector_reports: Mapping[int, ConnectorReport] = attrs.Factory(dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -251,4 +251,4 @@ class _InlineStep:
             raise
         except Exception as error:
             raise StepFailedError(f"{self._name}: {type(error).__name__}: {error}") from error
-        return output if report is None else attrs.evolve(output, connector_report=report)
+        return output if report is None else attrs.evolve(output, connector_reports={0: report})

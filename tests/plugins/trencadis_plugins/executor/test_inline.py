@@ -238,7 +238,7 @@ def test_connector_frames_each_step_and_its_report_travels_with_the_output(start
     output = executor.submit(batch(message=b"load 7")).wait()
     assert backend.calls[2:] == ["begin_step", "submit 0", "end_step", "poll"]
     assert worker.message == b"load 7"
-    assert output.connector_report == ConnectorReport(loaded=(7,))
+    assert output.connector_reports == {0: ConnectorReport(loaded=(7,))}
     executor.close()
     assert backend.calls[-2:] == ["connector close", "close"]
 
@@ -258,7 +258,7 @@ def test_connector_that_raises_costs_a_warning_and_no_step(started, call, caplog
     executor.allocate(plan(Worker(backend.calls, raises=(call,))))
     caplog.set_level(logging.WARNING, logger="trencadis.executor")
     output = executor.submit(batch()).wait()
-    assert (output.connector_report is None) == (call == "poll")
+    assert (not output.connector_reports) == (call == "poll")
     executor.close()
     assert backend.calls[-1] == "close"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -293,8 +293,8 @@ def test_connector_is_closed_behind_what_was_submitted_and_asked_no_more(started
     threading.Timer(0.05, backend.gate.set).start()
     executor.close_connector()
     assert backend.calls[2:] == ["begin_step", "submit 0", "end_step", "poll", "connector close"]
-    assert step.wait().connector_report == ConnectorReport(loaded=(7,))
-    assert executor.submit(batch(1)).wait().connector_report is None
+    assert step.wait().connector_reports == {0: ConnectorReport(loaded=(7,))}
+    assert executor.submit(batch(1)).wait().connector_reports == {}
     executor.close_connector()
     executor.close()
     assert backend.calls.count("connector close") == 1
@@ -305,13 +305,13 @@ def test_connector_whose_close_raises_is_gone_all_the_same(started, caplog):
     executor.allocate(plan(Worker(backend.calls, raises=("connector close",))))
     executor.close_connector()
     assert "worker side raised" in caplog.text
-    assert executor.submit(batch()).wait().connector_report is None
+    assert executor.submit(batch()).wait().connector_reports == {}
 
 
 def test_without_a_connector_there_is_no_report(started):
     executor, _ = started
     executor.allocate(plan())
-    assert executor.submit(batch()).wait().connector_report is None
+    assert executor.submit(batch()).wait().connector_reports == {}
 
 
 def test_text_is_that_of_the_backend(started):

@@ -1,0 +1,115 @@
+"""What several ranks report of KV transfers, made into one outcome: by the set of ranks that spoke, never by a count.
+
+Each rank has a worker side of its own, and a share of every block. A block is of use once all of it is there, and free once
+nobody touches any of it:
+
+    loaded by all ─▶ loaded      ended by all, failed by some ─▶ failed, at the least that arrived      released by all ─▶ released
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from trencadis.records import ConnectorReport, FailedLoad
+
+__all__ = ["RankQuorum"]
+
+logger = logging.getLogger("trencadis.engine")
+
+
+@attrs.frozen
+class _Ticket:
+    """What is known of one ticket.
+
+    Attributes:
+        ends: How the load ended, by rank; None is whole.
+        released: Ranks that touch its blocks no more.
+    """
+
+    ends: dict[int, FailedLoad | None] = attrs.Factory(dict)
+    released: set[int] = attrs.Factory(set)
+
+
+class RankQuorum:
+    """Merges what the ranks of one engine report. Knows of no block and no sequence; engine thread.
+
+    What a rank says for the second time, what comes from a rank that is not in the set, and what is said of a ticket that nobody
+    awaits changes nothing, and is counted.
+
+    Args:
+        num_ranks: The set is 0 .. num_ranks - 1.
+
+    Attributes:
+        num_ignored: Entries of reports that changed nothing.
+    """
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        self._ranks = frozenset(range(num_ranks))
+        self._known: dict[int, _Ticket] = {}
+        self.num_ignored = 0
+
+    def merge(
+        self,
+        reports: Mapping[int, ConnectorReport],
+        *,
+        is_awaited: Callable[[int], bool],
+        is_held: Callable[[int], bool],
+    ) -> ConnectorReport:
+        """Take the reports of a step, by rank; return what all ranks are through with since.
+
+        Args:
+            reports: Of any of the ranks, in any order.
+            is_awaited: Whether the end of a load, or a release, is awaited for a ticket.
+            is_held: Whether a release is awaited for it.
+        """
+        self._known = {ticket: known for ticket, known in self._known.items() if is_awaited(ticket)}
+        loaded: list[int] = []
+        failed: list[FailedLoad] = []
+        released: list[int] = []
+        for rank, report in sorted(reports.items()):
+            # A load that one report calls both whole and broken is broken.
+            ends = [*[(one.ticket, one) for one in report.failed], *[(ticket, None) for ticket in report.loaded]]
+            if rank not in self._ranks:
+                self._ignore(rank, "is none of this engine's", len(ends) + len(report.released))
+                continue
+            for ticket, end in ends:
+                if self._ended(rank, ticket, end, is_awaited=is_awaited(ticket)):
+                    worst = _worst(self._known[ticket].ends)
+                    loaded += [ticket] if worst is None else []
+                    failed += [] if worst is None else [worst]
+            released += [t for t in report.released if self._released(rank, t, is_held=is_held(t))]
+        return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
+
+    def _ended(self, rank: int, ticket: int, end: FailedLoad | None, *, is_awaited: bool) -> bool:
+        """Note how a rank's share of a load ended; True if it was the last one."""
+        known = self._known.get(ticket, _Ticket())
+        if not is_awaited or rank in known.ends or rank in known.released:
+            self._ignore(rank, f"reports an end of load {ticket} that is not awaited of it")
+            return False
+        known.ends[rank] = end
+        self._known[ticket] = known
+        return known.ends.keys() == self._ranks
+
+    def _released(self, rank: int, ticket: int, *, is_held: bool) -> bool:
+        """Note that a rank touches the blocks of a ticket no more; True if it was the last one."""
+        known = self._known.get(ticket, _Ticket())
+        if not is_held or rank in known.released:
+            self._ignore(rank, f"releases ticket {ticket}, which is not awaited of it")
+            return False
+        known.released.add(rank)
+        self._known[ticket] = known
+        return known.released == self._ranks
+
+    def _ignore(self, rank: int, what: str, num_entries: int = 1) -> None:
+        self.num_ignored += num_entries
+        if num_entries:
+            logger.warning("Rank %d of the KV connector %s; ignored.", rank, what)
+
+
+def _worst(ends: Mapping[int, FailedLoad | None]) -> FailedLoad | None:
+    """Return the failure with the least valid tokens, of the lowest rank if several have as few; None if all are whole. Pure."""
+    failures = [end for _, end in sorted(ends.items()) if end is not None]
+    return min(failures, key=lambda failed: failed.num_valid_tokens, default=None)
