@@ -77,6 +77,27 @@ class KVConnectorConformance(ConnectorSuite):
         tickets += [ticket for ticket in held if ticket is not None]
         assert len(set(tickets)) == len(tickets), f"a ticket was given twice: {tickets}"
 
+    def test_hit_that_is_not_used_is_found_again(self) -> None:
+        """There was no room for it: nothing moves, and the next look-up offers the same under another ticket."""
+        desk, hashes = self.desk(), hashes_of(range(3))
+        saved = desk.save([1, 2, 3], hashes)
+        found = self._found(desk, hashes)
+        if not found.num_tokens:
+            return
+        desk.pair.scheduler.on_unused(found.ticket)
+        reports = [desk.step() for _ in range(5)]
+        named = [t for r in reports for t in (*r.loaded, *r.released, *[one.ticket for one in r.failed])]
+        assert named == [], f"tickets {named} were reported, but nothing was to be loaded"
+        again = self._found(desk, hashes)
+        assert again.num_tokens == found.num_tokens, (
+            f"{found.num_tokens} tokens at first, {again.num_tokens} after that"
+        )
+        assert again.ticket != found.ticket, "a ticket was given twice"
+        targets = [9, 10, 11][: again.num_tokens // self.block_size]
+        cause = desk.load(again.ticket, targets, hashes[: len(targets)])
+        num_valid = len(targets) if not cause else desk.num_valid_tokens // self.block_size
+        assert desk.contents(targets[:num_valid]) == saved[:num_valid], "what was loaded is not what was saved"
+
     def test_message_is_taken_once(self) -> None:
         """What it asks for must not be done in the next step as well; nothing to do is an empty message."""
         desk = self.desk()

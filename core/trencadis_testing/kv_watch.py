@@ -28,11 +28,22 @@ class TicketBooks:
         self.causes: Counter[str] = Counter()
         self.num_loads = self.num_loaded = 0
         self._ends: dict[int, list[str]] = {}
+        self._offered: set[int] = set()
         self._held: Counter[int] = Counter()
         self._released: Counter[int] = Counter()
 
+    def offered(self, found: Lookup) -> None:
+        """Note an answer to a look-up."""
+        if found.num_tokens and not found.pending:
+            self._offered.add(found.ticket)
+
+    def unused(self, ticket: int) -> None:
+        """Note that nothing is loaded for a hit."""
+        self._offered.discard(ticket)
+
     def begun(self, ticket: int) -> None:
         """Note a load."""
+        self._offered.discard(ticket)
         self.num_loads += 1
         self._ends[ticket] = []
 
@@ -63,6 +74,7 @@ class TicketBooks:
             for ticket, ends in self._ends.items()
             if not ends and ticket not in self._held
         ]
+        faults += [f"hit {ticket} was neither loaded nor said to be of no use" for ticket in sorted(self._offered)]
         faults += [
             f"ticket {ticket} was released {self._released[ticket]} times, {self._held[ticket]} releases are owed"
             for ticket in self._released | self._held
@@ -83,11 +95,17 @@ class _Watched(KVSchedulerSide):
         self._books = books
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
-        return self._side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
+        found = self._side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
+        self._books.offered(found)
+        return found
 
     def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         self._books.begun(ticket)
         self._side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
+
+    def on_unused(self, ticket: int) -> None:
+        self._books.unused(ticket)
+        self._side.on_unused(ticket)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         self._side.on_computed(blocks=blocks, block_hashes=block_hashes)

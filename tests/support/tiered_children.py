@@ -120,6 +120,9 @@ class ScriptedScheduler(KVSchedulerSide):
             return Lookup(pending=True)
         return Lookup(num_tokens=self.num_tokens, ticket=next(self.tickets)) if self.num_tokens else Lookup()
 
+    def on_unused(self, ticket):
+        self.told.append(("on_unused", ticket))
+
     def on_allocated(self, ticket, *, blocks, block_hashes):
         self.told.append(("on_allocated", ticket, list(blocks)))
 

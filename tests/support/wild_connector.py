@@ -13,6 +13,9 @@ class WildConnector:
 
     Attributes:
         store: Content by block hash, as it was saved.
+        offers: Tickets of hits that the engine has said nothing of yet.
+        unused: Tickets of hits that it does not load.
+        claims: Tokens that every look-up finds, whatever is stored; None: what is stored.
         loads: Blocks and hashes by ticket, of loads that were asked for and neither ended nor cancelled.
         cancelled: The same, of those that were cancelled and not released.
         held: Tickets of finished sequences' blocks.
@@ -26,6 +29,9 @@ class WildConnector:
         self.answer = answer
         self.holds = False
         self.store: dict[bytes, list] = {}
+        self.offers: set[int] = set()
+        self.unused: list[int] = []
+        self.claims: int | None = None
         self.loads: dict[int, tuple[list[int], list[bytes]]] = {}
         self.cancelled: dict[int, tuple[list[int], list[bytes]]] = {}
         self.held: set[int] = set()
@@ -119,11 +125,19 @@ class _Scheduler(KVSchedulerSide):
         wild.asked.append(request.request_id)
         wild.called("lookup")
         num_blocks = sum(1 for _ in itertools.takewhile(wild.store.__contains__, block_hashes))
-        if num_blocks * wild.block_size <= num_local_tokens:
+        num_tokens = num_blocks * wild.block_size if wild.claims is None else wild.claims
+        if wild.claims is None and num_tokens <= num_local_tokens:
             return Lookup()
-        return Lookup(num_tokens=num_blocks * wild.block_size, ticket=next(wild.tickets), timeout_s=wild.timeout_s)
+        ticket = next(wild.tickets)
+        wild.offers.add(ticket)
+        return Lookup(num_tokens=num_tokens, ticket=ticket, timeout_s=wild.timeout_s)
+
+    def on_unused(self, ticket):
+        self._wild.offers.remove(ticket)
+        self._wild.unused.append(ticket)
 
     def on_allocated(self, ticket, *, blocks, block_hashes):
+        self._wild.offers.remove(ticket)
         self._wild.loads[ticket] = (list(blocks), list(block_hashes))
         self._wild.called("on_allocated")
 

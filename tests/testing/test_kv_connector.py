@@ -91,6 +91,11 @@ class AlwaysTheSameTicket(_LoopScheduler):
         return attrs.evolve(found, ticket=1) if found.num_tokens else found
 
 
+class DropsWhatWasNotUsed(_LoopScheduler):
+    def on_unused(self, ticket):
+        self._store.blocks.clear()
+
+
 class RepeatsItself(_LoopScheduler):
     last = b""
 
@@ -224,6 +229,10 @@ MUTANTS = {
     ),
     "ClaimsEverything": (mutant(scheduler=ClaimsEverything), "test_prompt_that_nobody_saved_is_a_miss"),
     "AlwaysTheSameTicket": (mutant(scheduler=AlwaysTheSameTicket), "test_tickets_are_unique"),
+    "DropsWhatWasNotUsed": (
+        mutant(scheduler=DropsWhatWasNotUsed),
+        "test_hit_that_is_not_used_is_found_again",
+    ),
     "RepeatsItself": (mutant(scheduler=RepeatsItself), "test_message_is_taken_once"),
     "NeedsAMessage": (mutant(worker=NeedsAMessage), "test_empty_messages_are_harmless"),
     "NeverReleases": (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trencadis.interfaces import ConnectorPair, KVSchedulerSide
+from trencadis.interfaces import ConnectorPair, KVSchedulerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Request
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.kv_watch import TicketBooks, watched
@@ -55,6 +55,18 @@ def test_a_ticket_that_is_given_up_is_owed_a_release():
     assert books.faults() == ["ticket 7 was released 0 times, 1 releases are owed"]
 
 
+def test_hit_of_which_the_engine_says_nothing_is_a_fault():
+    books = TicketBooks()
+    for ticket in (1, 2, 3):
+        books.offered(Lookup(num_tokens=4, ticket=ticket))
+    books.offered(Lookup())
+    books.offered(Lookup(pending=True))
+    books.begun(1)
+    books.reported(reported(loaded=(1,)))
+    books.unused(2)
+    assert books.faults() == ["hit 3 was neither loaded nor said to be of no use"]
+
+
 class Told(KVSchedulerSide):
     """Notes every call."""
 
@@ -63,6 +75,10 @@ class Told(KVSchedulerSide):
 
     def lookup(self, request, *, block_hashes, num_local_tokens):
         self.calls.append("lookup")
+        return Lookup()
+
+    def on_unused(self, ticket):
+        self.calls.append("on_unused")
 
     def on_allocated(self, ticket, *, blocks, block_hashes):
         self.calls.append("on_allocated")
@@ -139,6 +155,7 @@ def test_every_call_reaches_the_connector():
     side: Any = pair.scheduler
     side.lookup(request, block_hashes=(), num_local_tokens=0)
     side.on_allocated(1, blocks=(), block_hashes=())
+    side.on_unused(2)
     side.on_computed(blocks=(), block_hashes=())
     side.on_finished(request, blocks=())
     assert side.finished_params(request) == {"a": 1}

@@ -231,8 +231,10 @@ class Admission:
             return _Outcome.SKIPPED
         num_found = min(found.num_tokens // state.block_size, len(sequence.block_hashes))
         if num_found <= len(hit):
+            state.transfers.unused(found)
             return None
         if not self._fits(num_blocks - len(hit), hit):
+            state.transfers.unused(found)
             sequence.looked_up = False
             return _Outcome.FULL
         now_s = state.clock.now_s()

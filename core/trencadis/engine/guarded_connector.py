@@ -66,6 +66,10 @@ class GuardedConnector:
 
         return self._call("on_allocated", tell, False)
 
+    def on_unused(self, ticket: int) -> None:
+        """Tell of a hit that nothing is loaded for."""
+        self._call("on_unused", lambda: self._side.on_unused(ticket), None)
+
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Offer blocks for saving."""
         self._call("on_computed", lambda: self._side.on_computed(blocks=blocks, block_hashes=block_hashes), None)

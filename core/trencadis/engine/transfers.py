@@ -132,6 +132,11 @@ class Transfers:
         sequence.looked_up = not found.pending
         return found
 
+    def unused(self, found: Lookup) -> None:
+        """Tell the connector that nothing is loaded for its answer, if that was a hit."""
+        if self._connector is not None and found.num_tokens:
+            self._connector.on_unused(found.ticket)
+
     def park(
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
     ) -> None:

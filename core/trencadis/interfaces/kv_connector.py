@@ -7,6 +7,7 @@ hashed until the report says they are verified; a failed load is recomputed from
 
     lookup ─ Miss ▶ computed here
            ├ Pending ▶ asked again next step
+           ├ Hit(ticket, num_tokens) ▶ on_unused ▶ computed here, or lookup again
            └ Hit(ticket, num_tokens) ▶ on_allocated ▶ parked ─ loaded ▶ runs
                                                              └ failed ▶ on_failed ▶ runs, recomputes; or lookup again
     finish ─ on_finished ─ None ▶ blocks freed
@@ -36,7 +37,8 @@ class Lookup:
 
     Attributes:
         num_tokens: Leading tokens, a multiple of the block size, whose KV can be loaded; 0 is a miss.
-        ticket: Names the load in all later calls; unique for the life of the engine.
+        ticket: Names the load in all later calls, the next of which is ``on_allocated`` or ``on_unused``; unique for the life of the
+            engine.
         pending: Ask again at the next step; ``num_tokens`` means nothing yet.
         timeout_s: Longest that the load may take, seconds; it is given up then, or at ``cache.load_timeout_s`` if that is sooner.
         approximate: What is loaded is near to what computing would give, not equal: for requests that asked for it. The blocks
@@ -75,6 +77,14 @@ class KVSchedulerSide(ABC):
     @abstractmethod
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         """Return a ticket that holds the blocks of a finished sequence until it is released, or None to free them."""
+
+    def on_unused(self, ticket: int) -> None:
+        """Be told that nothing is loaded under the ticket of a hit: it has no more than the local one, or there is no room now.
+
+        What is kept under the ticket can be forgotten; no report names it. The request may be looked up again, and then gets a new
+        ticket; ``on_finished`` or ``on_abandoned`` says that it will not be.
+        """
+        return
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return what whoever asked for the request is to tell the engine that goes on with it; None for nothing.

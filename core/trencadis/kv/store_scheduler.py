@@ -108,6 +108,10 @@ class StoreScheduler(KVSchedulerSide):
         self._started[ticket] = _Started(len(blocks), self._parts.clock.now_s() + wait_s)
         self._orders.loads.append(LoadOrder(ticket, list(blocks), list(block_hashes)))
 
+    def on_unused(self, ticket: int) -> None:
+        """Forget how long its load might have taken."""
+        self._waits_s.pop(ticket, None)
+
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Order what the store is not known to have, as far as the policy admits it."""
         if self._objects is None or not self._parts.settings.saves:

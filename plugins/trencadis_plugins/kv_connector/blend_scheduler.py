@@ -107,6 +107,10 @@ class BlendScheduler(KVSchedulerSide):
         token_bytes = plan.token_ids.astype("<i4").tobytes()
         self._orders.fills.append(FillOrder(ticket, token_bytes, plan.num_exact, list(blocks), places, plan.ratio))
 
+    def on_unused(self, ticket: int) -> None:
+        """Forget the plan."""
+        self._plans.pop(ticket, None)
+
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Order what belongs to chunks that are wanted."""
         if self._wanted is not None:

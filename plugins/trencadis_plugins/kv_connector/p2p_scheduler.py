@@ -42,6 +42,7 @@ class P2PScheduler(KVSchedulerSide):
         self._tickets = itertools.count()
         self._hashes: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self._found: OrderedDict[int, tuple[RemotePrefix, str]] = OrderedDict()
+        self._unused: OrderedDict[str, None] = OrderedDict()
         self._offers: dict[str, dict[str, Any]] = {}
         self._work = Work(loads=[], cancels=[])
 
@@ -77,6 +78,7 @@ class P2PScheduler(KVSchedulerSide):
         if num_blocks * self._node.block_size <= num_local_tokens:
             node.metrics.looked_up("miss")
             self._delegation.forget(request_id)
+            self._unused.pop(request_id, None)
             node.errands.release(prefix)
             return Lookup()
         ticket = next(self._tickets)
@@ -90,6 +92,7 @@ class P2PScheduler(KVSchedulerSide):
         if not blocks:
             return
         prefix, request_id = self._found.pop(ticket)
+        self._unused.pop(request_id, None)
         self._delegation.loading(request_id)
         # Counted here: a hit that there is no room for is looked up again.
         self._node.metrics.looked_up("hit")
@@ -105,12 +108,21 @@ class P2PScheduler(KVSchedulerSide):
         )
         self._work.loads.append(order)
 
+    def on_unused(self, ticket: int) -> None:
+        """Forget it; who holds the prefix goes on doing so until the request is looked up again, or has ended without it."""
+        if ticket in self._found:
+            _, request_id = self._found.pop(ticket)
+            _remember(self._unused, request_id, None)
+
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Nothing is saved."""
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         """Hold the blocks of a prefill that another engine is to go on with."""
         self._delegation.forget(request.request_id)
+        if request.request_id in self._unused:
+            del self._unused[request.request_id]
+            self.on_rejected(request.transfer_params or {})
         hashes = self._hashes.pop(request.request_id, ())
         num_blocks = min(len(hashes), len(blocks))
         if not num_blocks or not wants_hold(request.transfer_params):
@@ -145,6 +157,7 @@ class P2PScheduler(KVSchedulerSide):
     def on_abandoned(self, request: Request) -> None:
         """Let whoever computes its prompt drop it."""
         self._delegation.forget(request.request_id)
+        self._unused.pop(request.request_id, None)
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         """Have another engine compute what one has computed in vain, once."""

@@ -92,6 +92,10 @@ class Child:
             self._counters.looked_up(self.name, "hit" if found.num_tokens > num_local_tokens else "miss")
         return found
 
+    def unused(self, ticket: int) -> None:
+        """Tell it that nothing is loaded under the ticket of its answer."""
+        self.call("on_unused", lambda side: side.on_unused(ticket), None)
+
     def timed_out(self) -> None:
         """Note that it did not answer in time."""
         self._breaker.failed(TransferCause.DEADLINE)

@@ -20,6 +20,7 @@ _MAX_OPEN = 4096
 
 @attrs.define
 class _Asked:
+    last_hash: bytes
     since_s: float
     children: tuple[int, ...]
     answers: dict[int, Lookup] = attrs.field(factory=dict)
@@ -38,7 +39,7 @@ class TierLookups:
         self._children = children
         self._clock = clock
         self._timeout_s = timeout_s
-        self._open: BoundedDict[tuple[str, bytes], _Asked] = BoundedDict(_MAX_OPEN)
+        self._open: BoundedDict[str, _Asked] = BoundedDict(_MAX_OPEN)
 
     def ask(
         self,
@@ -51,7 +52,7 @@ class TierLookups:
     ) -> list[tuple[int, Lookup]] | None:
         """Return children and what each has beyond the local hit, the nearest first; None while it is pending.
 
-        All are asked at once; a child that has everything is not waited beyond.
+        All are asked at once; a child that has everything is not waited beyond. One whose answer is not returned is told so.
 
         Args:
             request: Whose prompt.
@@ -60,8 +61,7 @@ class TierLookups:
             num_tokens: Of all full blocks.
             without: Children not to be asked.
         """
-        key = request.request_id, block_hashes[-1] if block_hashes else b""
-        asked = self._asked(key, without)
+        asked = self._asked(request.request_id, block_hashes[-1] if block_hashes else b"", without)
         is_overdue = self._clock.now_s() - asked.since_s >= self._timeout_s
         is_waiting = False
         for child in asked.children:
@@ -79,16 +79,31 @@ class TierLookups:
             if not is_waiting and num_tokens and asked.answers[child].num_tokens >= num_tokens:
                 break
         if is_waiting:
-            self._open[key] = asked
+            self._open[request.request_id] = asked
             return None
-        self._open.pop(key, None)
+        self._open.pop(request.request_id, None)
+        self._unused(asked, num_local_tokens=num_local_tokens)
         return [(child, found) for child, found in sorted(asked.answers.items()) if found.num_tokens > num_local_tokens]
 
-    def _asked(self, key: tuple[str, bytes], without: Collection[int]) -> _Asked:
+    def forget(self, request_id: str) -> None:
+        """Learn that a request is not asked about again."""
+        asked = self._open.pop(request_id, None)
+        if asked is not None:
+            self._unused(asked)
+
+    def _unused(self, asked: _Asked, *, num_local_tokens: int | None = None) -> None:
+        """Tell children that their hits are of no use: all, or those that bring no more than the local hit."""
+        for child, found in asked.answers.items():
+            if found.num_tokens and (num_local_tokens is None or found.num_tokens <= num_local_tokens):
+                self._children[child].unused(found.ticket)
+
+    def _asked(self, request_id: str, last_hash: bytes, without: Collection[int]) -> _Asked:
         """Return the question under way, or a new one: what is much too old was some other request's of this name."""
         now_s = self._clock.now_s()
-        asked = self._open.get(key)
-        if asked is not None and now_s - asked.since_s < 2 * self._timeout_s + 1:
+        asked = self._open.get(request_id)
+        is_recent = asked is not None and now_s - asked.since_s < 2 * self._timeout_s + 1
+        if asked is not None and is_recent and asked.last_hash == last_hash:
             return asked
+        self.forget(request_id)
         children = [i for i, child in enumerate(self._children) if i not in without and child.may_be_asked()]
-        return _Asked(since_s=now_s, children=tuple(children))
+        return _Asked(last_hash=last_hash, since_s=now_s, children=tuple(children))

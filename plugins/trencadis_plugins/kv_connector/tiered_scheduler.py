@@ -111,7 +111,10 @@ class TieredScheduler(KVSchedulerSide):
             return Lookup()
         chosen = self._choose(hits, num_local_tokens)
         child, found = hits[chosen]
-        rivals = [other.num_tokens - num_local_tokens for i, (_, other) in enumerate(hits) if i != chosen]
+        losers = [hit for i, hit in enumerate(hits) if i != chosen]
+        for loser, other in losers:
+            self._children[loser].unused(other.ticket)
+        rivals = [other.num_tokens - num_local_tokens for _, other in losers]
         ticket = self._names.outside(child, found.ticket)
         self._offers[ticket] = _Load(child=child, rival_tokens=max(rivals, default=0))
         return attrs.evolve(found, ticket=ticket)
@@ -126,6 +129,12 @@ class TieredScheduler(KVSchedulerSide):
         self._orders.loads.append(ticket)
         child, own = self._names.inside(ticket)
         self._later.append((child, "on_allocated", _allocated(own, blocks, block_hashes)))
+
+    def on_unused(self, ticket: int) -> None:
+        """Tell the child whose offer it was."""
+        if self._offers.pop(ticket, None) is not None:
+            child, own = self._names.inside(ticket)
+            self._children[child].unused(own)
 
     def on_cancelled(self, ticket: int) -> None:
         """Tell the child whose load it is, behind its begin."""
@@ -191,6 +200,7 @@ class TieredScheduler(KVSchedulerSide):
 
     def on_abandoned(self, request: Request) -> None:
         """Tell all."""
+        self._lookups.forget(request.request_id)
         for child in self._children:
             child.call("on_abandoned", lambda side: side.on_abandoned(request), None)
 

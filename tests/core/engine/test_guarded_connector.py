@@ -35,6 +35,9 @@ class Scripted(KVSchedulerSide):
     def on_allocated(self, ticket, *, blocks, block_hashes):
         self._called("on_allocated")
 
+    def on_unused(self, ticket):
+        self._called("on_unused")
+
     def on_computed(self, *, blocks, block_hashes):
         self._called("on_computed")
 
@@ -70,6 +73,7 @@ CALLS = {
         Lookup(),
     ),
     "on_allocated": (lambda guard: guard.on_allocated(1, blocks=[1], block_hashes=HASHES), True, False),
+    "on_unused": (lambda guard: guard.on_unused(1), None, None),
     "on_computed": (lambda guard: guard.on_computed(blocks=[1], block_hashes=HASHES), None, None),
     "on_finished": (lambda guard: guard.on_finished(REQUEST, blocks=[1]), 7, None),
     "on_cancelled": (lambda guard: guard.on_cancelled(1), None, None),

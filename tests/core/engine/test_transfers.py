@@ -370,6 +370,39 @@ def test_scheduler_side_is_closed_with_the_engine_and_its_metrics_are_shown(wild
     assert wild.is_closed[0]
 
 
+def test_hit_that_is_no_longer_than_the_local_one_is_said_to_be_unused() -> None:
+    wild = WildConnector()
+    engine, _ = engine_on(wild, prefix_caching=True)
+    wild.claims = 16
+    assert ends_well(next_one(engine)).num_cached_tokens == 16
+    assert (len(wild.unused), wild.loads, wild.offers) == (1, {}, set())
+
+
+def next_one(engine: Engine) -> Engine:
+    engine.add(request("r", tuple(range(1, 21))))
+    return engine
+
+
+def test_hit_that_there_is_no_room_for_is_said_to_be_unused_and_the_next_look_up_has_another_ticket() -> None:
+    """What a connector keeps for a ticket would otherwise be kept for good."""
+    wild = WildConnector()
+    engine, _ = engine_on(wild, num_blocks=12)
+    wild.asked.clear()
+    engine.add(request("runs", tuple(range(50, 79)), max_tokens=4))
+    engine.step()
+    engine.add(request("r", tuple(range(1, 21))))
+    engine.step()
+    assert engine.num_waiting == 1
+    assert len(wild.unused) >= 1
+    assert (wild.loads, wild.offers) == ({}, set())
+    while not wild.loads:
+        engine.step()
+    assert wild.asked.count("r") == len(wild.unused) + 1
+    assert not set(wild.loads) & set(wild.unused)
+    wild.arrive(max(wild.loads))
+    assert ends_well(engine).num_cached_tokens == 16
+
+
 class TwoRanks(FakeExecutor):
     """What rank 0 reports is the connector's; what rank 1 does, the test says. Both write to one cache: a share is a block."""
 
@@ -527,6 +560,7 @@ class TransferMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         assert broken_invariants(self.engine) == []
+        assert self.wild.offers == set(), "the engine says of every hit what becomes of it"
         num_loads, *ended = counts(self.engine)
         assert num_loads == sum(ended) + self.engine._state.transfers.num_parked
         for block_hash, block in self.engine._state.blocks._block_of.items():

@@ -346,6 +346,14 @@ def test_probe_that_hangs_is_interrupted(house):
     assert one.parts.breaker.state is BreakerState.OPEN
 
 
+def test_hit_that_is_not_used_leaves_nothing_behind(house):
+    one = house()
+    one.scheduler.on_unused(one.lookup("a").ticket)
+    assert not one.scheduler._waits_s
+    assert one.scheduler.take_message() == b""
+    assert one.lookup("a").num_tokens == 4 * BLOCK_SIZE
+
+
 def test_finished_request_leaves_nothing_behind(house):
     one = house(gated=True)
     one.ask("gone")

@@ -48,6 +48,15 @@ def test_fill_names_all_blocks_and_where_chunks_lie(hands):
     assert len(fill.token_ids) == 4 * found.num_tokens == 4 * 48
 
 
+def test_plan_that_is_not_used_is_forgotten(hands):
+    hands.learn(FIRST)
+    found = hands.lookup(PROMPT, ratio=0.2)
+    assert found.num_tokens
+    hands.pair.scheduler.on_unused(found.ticket)
+    assert not hands.pair.scheduler._plans
+    assert hands.lookup(PROMPT, ratio=0.2).num_tokens == found.num_tokens
+
+
 def test_prompt_with_little_of_it_found_is_computed(hands):
     hands.learn((*A, 9))
     assert hands.lookup((*document(8, 40), *A, 5), ratio=0.2).num_tokens == 0

@@ -101,6 +101,43 @@ def test_memory_of_requests_that_never_come_back_is_bounded(scheduler: P2PSchedu
     assert len(scheduler._found) <= 4096
 
 
+def test_hit_that_is_not_used_is_forgotten_and_given_back_when_its_request_ends(scheduler: P2PScheduler) -> None:
+    """It may be looked up again; who holds the prefix waits as long, and not for the end of its lease."""
+    released: list[RemotePrefix] = []
+    scheduler._node.errands.release = released.append  # type: ignore[method-assign]
+    params = offer(PREFIX, blocks=[])
+    _, first = lookup(scheduler, params)
+    scheduler.on_unused(first)
+    assert not scheduler._found
+    assert released == []
+    num_tokens, second = lookup(scheduler, params)
+    assert (num_tokens, second != first) == (16, True)
+    scheduler.on_unused(second)
+    scheduler.on_finished(request_of(params), blocks=[])
+    assert [(prefix.engine, prefix.ticket) for prefix in released] == [("e", "t")]
+    scheduler.on_finished(request_of(params), blocks=[])
+    assert len(released) == 1
+
+
+def test_hit_that_is_used_in_the_end_is_not_given_back_twice(scheduler: P2PScheduler) -> None:
+    released: list[RemotePrefix] = []
+    scheduler._node.errands.release = released.append  # type: ignore[method-assign]
+    params = offer(PREFIX, blocks=[])
+    scheduler.on_unused(lookup(scheduler, params)[1])
+    scheduler.on_allocated(lookup(scheduler, params)[1], blocks=[1, 2], block_hashes=HASHES[:2])
+    scheduler.on_finished(request_of(params), blocks=[1, 2])
+    assert released == [], "the pull does that"
+
+
+def test_memory_of_hits_that_were_not_used_is_bounded(scheduler: P2PScheduler) -> None:
+    for number in range(5000):
+        request = request_of(offer(PREFIX, blocks=[]), name=f"r {number}")
+        found = scheduler.lookup(request, block_hashes=HASHES, num_local_tokens=0)
+        scheduler.on_unused(found.ticket)
+    assert len(scheduler._unused) <= 4096
+    assert not scheduler._found
+
+
 def test_rejected_request_with_odd_parameters_harms_nobody(scheduler: P2PScheduler) -> None:
     for params in ({}, {"do_remote_prefill": True}, {**offer(PREFIX, blocks=[]), "remote_host": "192.0.2.1"}):
         scheduler.on_rejected(params)

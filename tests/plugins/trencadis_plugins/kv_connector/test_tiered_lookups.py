@@ -74,6 +74,16 @@ def test_an_answer_is_asked_for_once():
     assert (scene.num_asked(0), scene.num_asked(1)) == (1, 3)
 
 
+def test_answers_to_another_request_of_the_same_name_are_of_no_use():
+    """Requests come and go, and names come again."""
+    fast = ScriptedScheduler(num_tokens=4)
+    scene = Scene(fast, ScriptedScheduler(pending=True))
+    assert scene.ask() is None
+    assert scene.ask(last=b"4") is None
+    assert [call for call in fast.told if call[0] == "on_unused"] == [("on_unused", 0)]
+    assert scene.num_asked(0) == 2
+
+
 def test_one_that_never_answers_is_left_out_after_the_timeout():
     scene = Scene(ScriptedScheduler(pending=True), ScriptedScheduler(num_tokens=8))
     assert scene.ask() is None

@@ -64,6 +64,29 @@ def test_the_longest_prefix_wins_and_the_nearest_of_equals(tokens, chosen):
     ]
 
 
+def test_children_are_told_of_offers_that_nobody_takes():
+    """Of those that lost, of those that have no more than the local hit, and of the winner if the engine has no room."""
+    scene = Scene(*(scripted(num_tokens=n) for n in (4, 10, 8, 0)))
+    found = scene.lookup(num_local_tokens=4)
+    assert [scene.told(i, "on_unused") for i in range(4)] == [[("on_unused", 0)], [], [("on_unused", 0)], []]
+    scene.side.on_unused(found.ticket)
+    assert scene.told(1, "on_unused") == [("on_unused", 0)]
+    scene.side.on_unused(found.ticket)
+    assert len(scene.told(1, "on_unused")) == 1
+    scene.load()
+    assert len(scene.told(1, "on_unused")) == 1, "this one is taken"
+
+
+def test_children_are_told_of_answers_to_a_request_that_is_given_up_meanwhile():
+    scene = Scene(scripted(num_tokens=8), scripted(pending=True))
+    assert scene.lookup().pending
+    assert scene.told(0, "on_unused") == []
+    scene.side.on_abandoned(request())
+    assert scene.told(0, "on_unused") == [("on_unused", 0)]
+    scene.side.on_abandoned(request())
+    assert len(scene.told(0, "on_unused")) == 1
+
+
 def test_the_policy_chooses_among_what_is_beyond_the_local_hit():
     class Last(KVPolicy):
         def choose_source(self, sources):
