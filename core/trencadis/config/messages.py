@@ -15,7 +15,7 @@ from trencadis.errors import ConfigValueError
 
 __all__ = ["DEFAULT", "origin", "show", "spot", "value_error", "with_origin"]
 
-_SPOT = re.compile(r'\[([\w.-]+)\] (\w+) = ("(?:[^"\\]|\\.)*"|[^\s",:]+)(?! \()')
+_SPOT = re.compile(r'\[([\w.-]+)\] (\w+) = ("(?:[^"\\]|\\.)*"|[^\s",:]++)(?! \()')
 
 DEFAULT = "default"
 """The source of a value that nobody set."""
@@ -63,7 +63,7 @@ def with_origin(message: str, sources: Mapping[str, str]) -> str:
     """Return a message that starts with ``[table] key = value`` with the value's source behind it. Pure.
 
     A component knows its options, but not who set them. A message of another form, with a source, or about a value that
-    nobody set, is returned as it is.
+    nobody set, is returned as it is; where one value contradicts another, each gets its source, the default as well.
 
     Args:
         message: Of an error.
@@ -72,5 +72,10 @@ def with_origin(message: str, sources: Mapping[str, str]) -> str:
     match = _SPOT.match(message)
     if match is None:
         return message
-    source = sources.get(f"{match[1]}.{match[2]}", DEFAULT)
-    return message if source == DEFAULT else f"{match[0]}{origin(source)}{message[match.end() :]}"
+    is_alone = _SPOT.search(message, match.end()) is None
+
+    def with_its_own(found: re.Match[str]) -> str:
+        source = sources.get(f"{found[1]}.{found[2]}", "")
+        return found[0] + ("" if is_alone and source == DEFAULT else origin(source))
+
+    return _SPOT.sub(with_its_own, message)

@@ -66,6 +66,7 @@ def build_engine(
     context = ComponentContext(
         clock=clock,
         seed=config.engine.seed,
+        quarantine_s=config.cache.quarantine_s,
         vocabulary=vocabulary_reader(config),
         named_model=model_finder(config),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,6 +53,7 @@ class ComponentContext:
     Attributes:
         clock: The engine's clock; a component reads no other.
         seed: The engine's seed; a component derives its random numbers from it.
+        quarantine_s: ``cache.quarantine_s``: a KV connector that holds blocks for longer is closed; infinity: none is.
         limits: Shape limits, for components built after the KV cache was sized.
         model: The loaded model, for components built after it was loaded.
         make: ``make(noun, name)`` builds another component: one that this one's config names in a field with the metadata
@@ -63,6 +65,7 @@ class ComponentContext:
 
     clock: Clock
     seed: int
+    quarantine_s: float = math.inf
     limits: BucketLimits | None = None
     model: ModelFacts | None = None
     make: Callable[[str, str], Any] = _makes_nothing

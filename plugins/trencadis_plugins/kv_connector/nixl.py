@@ -9,6 +9,7 @@ from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.defaults import codec_of, policy_of
 from trencadis_plugins.kv_connector.nixl_config import NixlConfig
 from trencadis_plugins.kv_connector.nixl_transport import NixlTransport
+from trencadis_plugins.kv_connector.p2p_config import check_hold
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
 from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
@@ -25,7 +26,9 @@ def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
 
     Raises:
         ConfigError: The package nixl is missing.
+        ConfigValueError: Blocks would be held until the engine closes the connector.
     """
+    check_hold(config, context, name="nixl")
     model = "" if context.model is None else context.model.identity
     node = Node(config, clock=context.clock, model=model, transport=NixlTransport(config), codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.defaults import codec_of, policy_of
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
+from trencadis_plugins.kv_connector.p2p_config import P2PConfig, check_hold
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
 from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
@@ -23,7 +23,11 @@ def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
     Args:
         config: Its table.
         context: With the model's facts.
+
+    Raises:
+        ConfigValueError: Blocks would be held until the engine closes the connector.
     """
+    check_hold(config, context, name="p2p")
     model = "" if context.model is None else context.model.identity
     node = Node(config, clock=context.clock, model=model, codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

@@ -8,10 +8,12 @@ from typing import Any
 import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
+from trencadis.errors import ConfigValueError
+from trencadis.interfaces import ComponentContext
 from trencadis.kv.settings import setting
 from trencadis_plugins.kv_connector.p2p_params import address_of
 
-__all__ = ["P2PConfig"]
+__all__ = ["P2PConfig", "check_hold"]
 
 
 def _are_peers(_: object, attribute: attrs.Attribute[Any], peers: tuple[str, ...]) -> None:
@@ -58,7 +60,7 @@ class P2PConfig:
     )
     max_hold_s: float = setting(
         50.0,
-        "And never longer than this; must be below cache.quarantine_s.",
+        "And never longer than this; less than cache.quarantine_s.",
         unit="s",
         validator=and_(gt(0), le(3600)),
     )
@@ -137,3 +139,22 @@ class P2PConfig:
         unit="bytes",
         validator=ge(1),
     )
+
+
+def check_hold(config: P2PConfig, context: ComponentContext, *, name: str) -> None:
+    """Refuse to hold blocks for others until the engine loses patience: it would close the connector. Pure.
+
+    Args:
+        config: Of the connector.
+        context: Of the engine.
+        name: Of the connector's table.
+
+    Raises:
+        ConfigValueError: ``max_hold_s`` is not less than ``cache.quarantine_s``.
+    """
+    if config.max_hold_s >= context.quarantine_s:
+        raise ConfigValueError(
+            f"[kv_connector.{name}] max_hold_s = {config.max_hold_s}: blocks may be held for others until [cache] quarantine_s = "
+            f"{context.quarantine_s}, and a connector that holds them for so long is closed for good.",
+            hint=f"Set kv_connector.{name}.max_hold_s to less, or cache.quarantine_s to more.",
+        )

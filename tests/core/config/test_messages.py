@@ -56,10 +56,17 @@ def test_a_secret_is_never_shown():
         ("[engine] seed = -1, and more", "[engine] seed = -1 (from environment SEED), and more"),
         # said already, set by nobody, not known, and of another form
         ("[engine] seed = 1 (from serve.toml): no", "[engine] seed = 1 (from serve.toml): no"),
+        ("[engine] seed = 123 (from serve.toml): no", "[engine] seed = 123 (from serve.toml): no"),
         ("[engine] warmup = true: no", "[engine] warmup = true: no"),
         ("[engine] other = 1: no", "[engine] other = 1: no"),
         ("no: [engine] seed = 1: no", "no: [engine] seed = 1: no"),
         ("[engine] leaves nothing", "[engine] leaves nothing"),
+        # two values that contradict each other
+        (
+            "[engine] seed = 1: not above [engine] warmup = true, which is so",
+            "[engine] seed = 1 (from environment SEED): not above [engine] warmup = true (the default), which is so",
+        ),
+        ("[engine] other = 1: not [engine] another = 2, but", "[engine] other = 1: not [engine] another = 2, but"),
     ],
 )  # fmt: skip
 def test_source_is_put_behind_a_value_that_somebody_set(message, said):

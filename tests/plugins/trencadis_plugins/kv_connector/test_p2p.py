@@ -11,7 +11,10 @@ from faultproxy import FaultProxy
 from kv_pairs import PREFILL, Station, pause, prompt_of, true_text, with_port
 
 from trencadis.clock import SimulatedClock
+from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis_plugins.kv_connector.nixl import make_nixl
+from trencadis_plugins.kv_connector.nixl_config import NixlConfig
 from trencadis_plugins.kv_connector.p2p import make_p2p
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_testing import KVConnectorConformance
@@ -29,6 +32,13 @@ class TestP2P(KVConnectorConformance):
     def make(self) -> ConnectorPair:
         """Return an engine's connector that no other knows."""
         return make_p2p(P2PConfig(), ComponentContext(clock=SimulatedClock(), seed=0))
+
+
+@pytest.mark.parametrize(("name", "make", "config"), [("p2p", make_p2p, P2PConfig), ("nixl", make_nixl, NixlConfig)])
+def test_engine_that_would_close_it_refuses_to_start(name: str, make: Any, config: type[P2PConfig]) -> None:
+    context = ComponentContext(clock=SimulatedClock(), seed=0, quarantine_s=20.0)
+    with pytest.raises(ConfigValueError, match=rf"^\[kv_connector.{name}\] max_hold_s = 50.0: .*quarantine_s = 20.0,"):
+        make(config(), context)
 
 
 @pytest.fixture(params=[True, False], ids=["any thread", "one thread"])

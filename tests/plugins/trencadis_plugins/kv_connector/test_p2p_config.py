@@ -5,7 +5,10 @@ from typing import Any
 import attrs
 import pytest
 
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
+from trencadis.clock import SimulatedClock
+from trencadis.errors import ConfigValueError
+from trencadis.interfaces import ComponentContext
+from trencadis_plugins.kv_connector.p2p_config import P2PConfig, check_hold
 
 
 def test_nothing_is_reachable_from_elsewhere_by_default() -> None:
@@ -18,6 +21,20 @@ def test_blocks_are_given_back_before_the_core_loses_patience() -> None:
     from trencadis.config.schema import CacheConfig
 
     assert P2PConfig().lease_s <= P2PConfig().max_hold_s < CacheConfig().quarantine_s
+
+
+@pytest.mark.parametrize(("max_hold_s", "is_fine"), [(59.9, True), (60.0, False), (61.0, False)])
+def test_blocks_held_as_long_as_the_core_has_patience_are_an_error(max_hold_s: float, is_fine: bool) -> None:
+    """A hold that lasts that long closes the connector, and with it every other."""
+    context = ComponentContext(clock=SimulatedClock(), seed=0, quarantine_s=60.0)
+    config = P2PConfig(max_hold_s=max_hold_s)
+    if is_fine:
+        check_hold(config, context, name="p2p")
+        return
+    with pytest.raises(
+        ConfigValueError, match=rf"^\[kv_connector.other\] max_hold_s = {max_hold_s}: .*quarantine_s = 60.0,"
+    ):
+        check_hold(config, context, name="other")
 
 
 def test_secret_is_marked_as_one() -> None:
