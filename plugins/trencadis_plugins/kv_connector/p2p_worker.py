@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["LoadOrder", "P2PWorker", "Work"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
+
+_SLOW: Final = frozenset({TransferCause.DEADLINE, TransferCause.CANCELLED})
+"""Ends of pulls that might have gone on: who cuts a connection, or answers nonsense, says nothing of how quick the way is."""
 
 
 class LoadOrder(msgspec.Struct, array_like=True):
@@ -132,7 +135,8 @@ class _Pull:
         self._lock = threading.Lock()
         self._num_taken = 0
         self._error: TransferError | None = None
-        self._started_s = self._renewed_s = self._connected_s = time.monotonic()
+        self._started_s = self._renewed_s = self._since_s = self._taken_s = time.monotonic()
+        self._is_connected = False
         self._is_running = False
         self.is_cancelled = False
         self.is_done = False
@@ -186,7 +190,8 @@ class _Pull:
                 self._connection = connection
                 if self.is_cancelled:
                     raise _cancelled()
-            self._connected_s = time.monotonic()
+            self._since_s = self._taken_s = time.monotonic()
+            self._is_connected = True
             most_bytes = BATCH_BYTES if pool.any_thread else config.max_bytes_per_step
             num_rows = max(1, most_bytes // identity.block_bytes)
             landing = None if node.transport is None else node.transport.landing()
@@ -202,6 +207,7 @@ class _Pull:
                 if landing is not None:
                     landing.close()
             self._count()
+            node.metrics.ended(time.monotonic() - self._started_s)
             try:
                 connection.release(timeout_s=config.connect_timeout_s)
             except TransferError as error:
@@ -213,24 +219,40 @@ class _Pull:
         if self.is_cancelled or pool is None:
             raise _cancelled()
         pool.write(self.order.blocks[first : first + len(rows)], rows, timeout_s=self._node.config.pull_timeout_s)
-        self._num_taken = first + len(rows)
+        self._num_taken, self._taken_s = first + len(rows), time.monotonic()
 
     def _count(self) -> None:
-        metrics, pool = self._node.metrics, self._node.pool
-        assert pool is not None, "blocks were written to it"
+        """Note what came, and what it took: of a pull that broke off, that is what its blocks took."""
+        node, pool = self._node, self._node.pool
+        if pool is None or not self._num_taken:
+            return
         num_taken, layout = self._num_taken, pool.layout
-        metrics.moved(
+        node.metrics.moved(
             "load",
             num_tokens=num_taken * layout.block_size,
             num_bytes=num_taken * (layout.block_bytes + HEADER_BYTES),
         )
-        metrics.ended(time.monotonic() - self._started_s)
-        self._node.cost.loaded(num_bytes=num_taken * layout.block_bytes, seconds=time.monotonic() - self._connected_s)
+        node.cost.loaded(num_bytes=num_taken * layout.block_bytes, seconds=self._taken_s - self._since_s)
+
+    def _gave_up(self, cause: str) -> None:
+        """Note how long the rest of a pull was waited for in vain.
+
+        One that somebody else gave up says something only if it had lasted longer than computing would have: clients leave, too.
+        """
+        pool, cost = self._node.pool, self._node.cost
+        num_left = len(self.order.hashes) - self._num_taken
+        if pool is None or not self._is_connected or cause not in _SLOW or num_left <= 0:
+            return
+        waited_s = time.monotonic() - self._taken_s
+        if cause == TransferCause.DEADLINE or waited_s > cost.compute_s(num_left * pool.layout.block_size):
+            cost.gave_up(num_bytes=num_left * pool.layout.block_bytes, seconds=waited_s)
 
     def _failed(self, error: TransferError) -> None:
         if self.is_cancelled:
             error = _cancelled()
         self._error = error
+        self._count()
+        self._gave_up(error.cause)
         self._node.metrics.failed(error.cause)
         self._node.peers.failed(self._prefix, error)
         # Who holds the blocks need not wait for the end of the lease; one that cannot be reached finds out by itself.

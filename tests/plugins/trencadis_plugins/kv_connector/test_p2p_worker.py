@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,3 +169,50 @@ def test_pool_that_raises_fails_the_load_and_nothing_else(
 def test_empty_message_starts_nothing(consumer: Consumer) -> None:
     consumer.worker.begin_step(b"")
     assert consumer.worker.poll() == ConnectorReport()
+
+
+def load_s(consumer: Consumer) -> float:
+    """Return what pulling all blocks is predicted to take; nan: nobody knows."""
+    return consumer.node.cost.load_s(NUM_BLOCKS * 32, call_bytes=1 << 20)
+
+
+def test_pull_that_breaks_off_teaches_what_its_blocks_took(consumer: Consumer, producer: Producer) -> None:
+    """Else an engine whose pulls always break off is taken for one that nobody knows, again and again."""
+    assert math.isnan(load_s(consumer))
+    consumer.begin(order(producer, 5, [9, 2, 4], hashes=[*HASHES[:2], b"?" * 32]))
+    consumer.until(lambda report: report.failed)
+    assert 0 < load_s(consumer) < 2
+    assert consumer.node.metrics.value("tokens_total", direction="load") == 8
+
+
+def test_pull_that_is_given_up_teaches_that_it_takes_longer(producer: Producer) -> None:
+    consumer = Consumer(pull_timeout_s=0.2)
+    with FaultProxy(producer.node.server.port) as proxy:
+        proxy.to_client.set(stall_at=250)
+        consumer.begin(order(producer, 5, list(range(NUM_BLOCKS)), port=proxy.port))
+        (failed,) = consumer.until(lambda report: report.failed).failed
+    assert failed.cause.startswith("deadline: ")
+    assert load_s(consumer) > 0.2
+    consumer.worker.close()
+
+
+@pytest.mark.parametrize(("compute_s", "teaches"), [(1e-9, True), (1e9, False), (None, False)])
+def test_pull_that_is_cancelled_teaches_only_if_computing_would_have_been_quicker(
+    consumer: Consumer, producer: Producer, compute_s: float | None, teaches: bool
+) -> None:
+    """A client that leaves says nothing of the way; an engine that had enough does."""
+    if compute_s is not None:
+        consumer.node.cost.computed(num_tokens=NUM_BLOCKS * 4 * 100, seconds=compute_s * 100)
+    with FaultProxy(producer.node.server.port) as proxy:
+        proxy.to_client.set(stall_at=250)
+        consumer.begin(order(producer, 5, list(range(NUM_BLOCKS)), port=proxy.port))
+        assert proxy.to_client.happened.wait(5)
+        consumer.begin(cancels=(5,))
+        consumer.until(lambda report: report.released)
+    assert math.isnan(load_s(consumer)) is not teaches
+
+
+def test_engine_that_is_not_there_says_nothing_of_how_quick_the_way_is(consumer: Consumer, producer: Producer) -> None:
+    consumer.begin(order(producer, 5, [1], port=1))
+    consumer.until(lambda report: report.failed)
+    assert math.isnan(load_s(consumer))
