@@ -159,6 +159,9 @@ class _Watched(KVSchedulerSide):
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error)
 
+    def on_backlog(self, num_tokens: int) -> None:
+        self._side.on_backlog(num_tokens)
+
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         self._side.on_step(num_tokens=num_tokens, device_s=device_s)
 

@@ -138,6 +138,9 @@ class Told(KVSchedulerSide):
     def on_request_ended(self, request_id, *, transfer_params, error):
         self.calls.append("on_request_ended")
 
+    def on_backlog(self, num_tokens):
+        self.calls.append("on_backlog")
+
     def on_step(self, *, num_tokens, device_s):
         self.calls.append("on_step")
 
@@ -171,6 +174,7 @@ def test_every_call_reaches_the_connector():
     assert side.has_requests is True
     assert (side.take_requests(), side.take_withdrawn()) == (["request"], ["withdrawn"])
     side.on_request_ended("a", transfer_params=None, error="")
+    side.on_backlog(7)
     side.on_step(num_tokens=1, device_s=0.1)
     assert side.metrics() == "text"
     side.close()

@@ -139,7 +139,7 @@ class Engine:
             totals=self.totals,
             ended=self._ended,
         )
-        self._guests = Guests(state.transfers.connector, add=self.add, abort=self.abort)
+        self._guests = Guests(state.transfers.connector, add=self.add, abort=self.abort, backlog=state.backlog)
         self._closed = False
         self.is_paused = False
         self._on_close = on_close
@@ -154,13 +154,13 @@ class Engine:
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
-        state, has_own_weight = self._state, request.weight is not None
+        state, asked = self._state, request
         try:
             request = self._intake.admit(request)
         except StepFailedError as error:
             self._failures.everything_failed(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
-        slot = state.add(request, has_own_weight=has_own_weight).slot
+        slot = state.add(request, asked=asked).slot
         try:
             self._decisions.added(request, slot=slot, now_s=float(state.table.arrival_s[slot]))
             self._policy.on_added(slot=slot, request=request)

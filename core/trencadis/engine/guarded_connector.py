@@ -143,6 +143,10 @@ class GuardedConnector:
         """Pass a report on."""
         self._call("on_report", lambda: self._side.on_report(report), None, always=True)
 
+    def on_backlog(self, num_tokens: int) -> None:
+        """Tell how many tokens wait to be computed."""
+        self._call("on_backlog", lambda: self._side.on_backlog(num_tokens), None)
+
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Tell what a step computed."""
         self._call("on_step", lambda: self._side.on_step(num_tokens=num_tokens, device_s=device_s), None)

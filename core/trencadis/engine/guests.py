@@ -28,6 +28,7 @@ class Guests:
         connector: The scheduler side, or None: then everything here is a no-op.
         add: Adds a request to the engine; returns its slot.
         abort: Ends one, whatever its state.
+        backlog: Returns how many tokens wait to be computed, those of others included.
     """
 
     def __init__(
@@ -36,10 +37,13 @@ class Guests:
         *,
         add: Callable[[Request], int],
         abort: Callable[[str], FinishedSequence | None],
+        backlog: Callable[[], int],
     ) -> None:
         self._connector = connector
         self._add = add
         self._abort = abort
+        self._backlog = backlog
+        self._num_told = 0
         self._slot_of: dict[str, int] = {}
 
     @property
@@ -54,18 +58,18 @@ class Guests:
 
     def let_in(self) -> None:
         """Add the requests that came, and end those that are not wanted any more; before each step."""
-        if self._connector is None or not self._connector.has_requests:
+        if self._connector is None:
             return
-        for request in self._connector.take_requests():
-            self._admit(request, self._connector)
-        for request_id in self._connector.take_withdrawn():
-            if request_id in self._slot_of and self._abort(request_id) is not None:
-                del self._slot_of[request_id]
-                self._connector.on_request_ended(request_id, transfer_params=None, error="it was withdrawn")
+        if self._connector.has_requests:
+            self._let_in(self._connector)
+        self._tell_backlog(self._connector)
 
     def without(self, deltas: TokenDeltas) -> TokenDeltas:
         """Return what is left for clients, and tell the connector which of its requests have ended."""
-        if not self._slot_of or self._connector is None:
+        if self._connector is None:
+            return deltas
+        self._tell_backlog(self._connector)
+        if not self._slot_of:
             return deltas
         is_guest = np.isin(deltas.slots, np.fromiter(self._slot_of.values(), np.int32))
         others: list[FinishedSequence] = []
@@ -78,12 +82,27 @@ class Guests:
             deltas = attrs.evolve(deltas, finished=tuple(others))
         return _keep(deltas, ~is_guest) if is_guest.any() else deltas
 
+    def _let_in(self, connector: GuardedConnector) -> None:
+        for request in connector.take_requests():
+            self._admit(request, connector)
+        for request_id in connector.take_withdrawn():
+            if request_id in self._slot_of and self._abort(request_id) is not None:
+                del self._slot_of[request_id]
+                connector.on_request_ended(request_id, transfer_params=None, error="it was withdrawn")
+
     def _admit(self, request: Request, connector: GuardedConnector) -> None:
         try:
             self._slot_of[request.request_id] = self._add(request)
         except TrencadisError as error:
             logger.debug("A request of the KV connector was refused: %s", error)
             connector.on_request_ended(request.request_id, transfer_params=None, error=str(error))
+
+    def _tell_backlog(self, connector: GuardedConnector) -> None:
+        """Say how much there is to do; an engine where others' prompts wait behind its own is not the one to send more to."""
+        num_tokens = self._backlog()
+        if num_tokens != self._num_told:
+            self._num_told = num_tokens
+            connector.on_backlog(num_tokens)
 
     def _ended(self, finished: FinishedSequence, connector: GuardedConnector) -> None:
         params = finished.transfer_params

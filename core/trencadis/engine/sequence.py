@@ -34,6 +34,7 @@ class Sequence:
 
     Attributes:
         request: The request.
+        asked: The same as it came, without what its tenant's entry adds.
         slot: Its index in the table, for life.
         seed: Key of its random numbers.
         stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
@@ -55,6 +56,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "asked",
         "block_hashes",
         "first_scheduled_s",
         "first_token_s",
@@ -78,8 +80,17 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, *, slot: int, seed: int, stop_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        *,
+        slot: int,
+        seed: int,
+        stop_token_ids: tuple[int, ...],
+        asked: Request | None = None,
+    ) -> None:
         self.request = request
+        self.asked = asked or request
         self.slot = slot
         self.seed = seed
         self.stop_token_ids = stop_token_ids

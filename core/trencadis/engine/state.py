@@ -87,12 +87,12 @@ class EngineState:
 
     # ------------------------------------------------------------------------------------------ enter and leave
 
-    def add(self, request: Request, *, has_own_weight: bool = True) -> Sequence:
+    def add(self, request: Request, *, asked: Request | None = None) -> Sequence:
         """Make a waiting sequence of a request that was checked and completed.
 
         Args:
             request: Its weight is given.
-            has_own_weight: That was asked for, and is not its tenant's.
+            asked: The same as it came, before its tenant's entry completed it; None: it came like that.
         """
         table = self.table
         adapter = self.adapters.number(request.adapter)
@@ -100,7 +100,11 @@ class EngineState:
         params = request.params
         eos = () if params.ignore_eos else self.eos_token_ids
         sequence = Sequence(
-            request, slot=slot, seed=self._row_seed(request), stop_token_ids=tuple({*eos, *params.stop_token_ids})
+            request,
+            asked=asked,
+            slot=slot,
+            seed=self._row_seed(request),
+            stop_token_ids=tuple({*eos, *params.stop_token_ids}),
         )
         table.sequences[slot] = sequence
         length = len(request.prompt_token_ids)
@@ -117,7 +121,7 @@ class EngineState:
         table.checks_own_stops[slot] = bool(params.stop_token_ids)
         table.num_prompt_logprobs += params.prompt_logprobs is not None
         self.slot_of[request.request_id] = slot
-        self.tenants.enter(slot, request, has_own_weight=has_own_weight)
+        self.tenants.enter(slot, request, has_own_weight=(asked or request).weight is not None)
         self._wait(sequence, front=False)
         return sequence
 
@@ -260,6 +264,12 @@ class EngineState:
     def num_waiting_tokens(self) -> int:
         """Known tokens of all waiting sequences; O(1)."""
         return self.tenants.num_waiting_tokens
+
+    def backlog(self) -> int:
+        """Return how many tokens wait to be computed, those in flight left out. Pure."""
+        table, running = self.table, self.running
+        left = table.num_tokens[running] - table.num_computed_tokens[running]
+        return self.num_waiting_tokens + int(left.sum())
 
     def is_waiting(self, slot: int) -> bool:
         """Return whether the slot's sequence waits; False for a slot that is not in use."""

@@ -124,7 +124,7 @@ class Transfers:
         if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_parked:
             return Lookup()
         found = self._connector.lookup(
-            sequence.request,
+            sequence.asked,
             block_hashes=tuple(sequence.block_hashes),
             num_local_tokens=num_local_tokens,
             is_used=self._is_awaited,

@@ -61,7 +61,7 @@ class KVSchedulerSide(ABC):
         """Say what can be loaded beyond the local prefix hit.
 
         Args:
-            request: Whose prompt.
+            request: Whose prompt; as it came, so that another engine may add its own tenant's entry.
             block_hashes: Chained hashes of its full blocks, in order; the identity of their content.
             num_local_tokens: Tokens the local prefix cache has already.
         """
@@ -171,6 +171,14 @@ class KVSchedulerSide(ABC):
             request_id: Of the request.
             transfer_params: As ``finished_params`` returned them; None if it was not finished.
             error: Why it was not: refused, failed or withdrawn; empty if it was.
+        """
+        return
+
+    def on_backlog(self, num_tokens: int) -> None:
+        """Be told how much this engine has to do: tokens that wait to be computed, of everybody's requests.
+
+        When that changes; at most twice a step, before it is planned and after it. What runs is not counted any more, and neither are
+        requests that :meth:`take_requests` has not returned yet.
         """
         return
 

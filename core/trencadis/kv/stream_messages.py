@@ -137,7 +137,7 @@ class Status(_Body):
 
 
 class State(_Body):
-    """Whether prompts are taken; those taken and not yet computed, and their tokens; and the rate, 0 while nobody knows."""
+    """Whether prompts are taken; those taken and not yet computed; tokens that wait, of everybody; and the rate, 0 while nobody knows."""
 
     accepts: bool
     num_guests: int
@@ -146,13 +146,19 @@ class State(_Body):
 
 
 class Invite(_Body):
-    """Compute a prompt, and hold its blocks. ``tokens`` are int32, little endian; the rest is part of the blocks' identity."""
+    """Compute a prompt, and hold its blocks. ``tokens`` are int32, little endian.
+
+    ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
+    without a weight, that of the tenant counts. Older engines send neither, and do not read them.
+    """
 
     tokens: bytes
     tenant: str
     cache_salt: str
     adapter: str
     timeout_s: float
+    priority: int = 0
+    weight: float | None = None
 
 
 class Offer(_Body):

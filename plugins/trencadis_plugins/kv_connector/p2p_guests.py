@@ -59,6 +59,7 @@ class Guests:
 
     Attributes:
         accepts: False: nobody else is let in.
+        num_backlog_tokens: What the engine said last of the tokens that wait in it.
         wake: Wakes the engine.
     """
 
@@ -70,6 +71,7 @@ class Guests:
         self._new: list[Guest] = []
         self._withdrawn: list[str] = []
         self.accepts = True
+        self.num_backlog_tokens = 0
         self.wake: Callable[[], None] = lambda: None
 
     @property
@@ -79,9 +81,9 @@ class Guests:
 
     @property
     def num_tokens(self) -> int:
-        """Of them."""
+        """Tokens that wait here: of everybody in the engine, and of prompts that it has not seen yet."""
         with self._lock:
-            return sum(len(guest.request.prompt_token_ids) for guest in self._guests.values())
+            return self.num_backlog_tokens + sum(len(guest.request.prompt_token_ids) for guest in self._new)
 
     @property
     def have_news(self) -> bool:
@@ -165,6 +167,8 @@ def _request_of(invite: Invite) -> Request:
             tenant=invite.tenant,
             cache_salt=invite.cache_salt,
             adapter=invite.adapter,
+            priority=invite.priority,
+            weight=invite.weight,
             transfer_params={"do_remote_decode": True},
         )
     except TrencadisError as error:

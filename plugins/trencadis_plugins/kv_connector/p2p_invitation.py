@@ -114,4 +114,6 @@ class Invitation:
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             timeout_s=self._timeout_s,
+            priority=request.priority,
+            weight=request.weight,
         )

@@ -50,7 +50,7 @@ class PrefillEngine:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of prompts that it computes for others, as far as is known."""
+        """Of everybody who waits there, as far as is known."""
         state = self.state
         return self.num_sent_tokens + (0 if state is None else state.num_tokens)
 

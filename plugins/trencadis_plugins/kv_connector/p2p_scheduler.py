@@ -193,6 +193,10 @@ class P2PScheduler(KVSchedulerSide):
         """Let whoever wanted it know where its blocks are."""
         self._node.guests.ended(request_id, transfer_params, error)
 
+    def on_backlog(self, num_tokens: int) -> None:
+        """Let other engines know before they send more."""
+        self._node.guests.num_backlog_tokens = num_tokens
+
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Learn what computing takes."""
         self._node.cost.computed(num_tokens=num_tokens, seconds=device_s)

@@ -275,6 +275,11 @@ class TieredScheduler(KVSchedulerSide):
         for ticket in report.released:
             self._unreleased.pop(ticket, None)
 
+    def on_backlog(self, num_tokens: int) -> None:
+        """Tell all."""
+        for child in self._children:
+            child.call("on_backlog", lambda side: side.on_backlog(num_tokens), None)
+
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Learn what computing takes, and tell all."""
         self._cost.computed(num_tokens=num_tokens, seconds=device_s)

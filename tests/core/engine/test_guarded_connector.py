@@ -56,6 +56,9 @@ class Scripted(KVSchedulerSide):
     def on_report(self, report):
         self._called("on_report")
 
+    def on_backlog(self, num_tokens):
+        self._called("on_backlog")
+
     def on_step(self, *, num_tokens, device_s):
         self._called("on_step")
 
@@ -80,6 +83,7 @@ CALLS = {
     "on_failed": (lambda guard: guard.on_failed(REQUEST, FAILED), True, False),
     "take_message": (lambda guard: guard.take_message(), b"message", b""),
     "on_report": (lambda guard: guard.on_report(ConnectorReport()), None, None),
+    "on_backlog": (lambda guard: guard.on_backlog(5), None, None),
     "on_step": (lambda guard: guard.on_step(num_tokens=1, device_s=0.1), None, None),
 }
 TOLD_WHEN_OFF = {"on_cancelled", "take_message", "on_report"}

@@ -25,6 +25,7 @@ class Host(LoopConnector):
         self.withdrawn: list[str] = []
         self.ends: list[tuple[str, bool, str]] = []
         self.wakers: list[Any] = []
+        self.backlogs: list[int] = []
         side = self.scheduler
         host = self
 
@@ -51,6 +52,9 @@ class Host(LoopConnector):
 
             def on_waker(self, wake: Any) -> None:
                 host.wakers.append(wake)
+
+            def on_backlog(self, num_tokens: int) -> None:
+                host.backlogs.append(num_tokens)
 
         side.__class__ = Side
 
@@ -141,3 +145,21 @@ def test_log_probabilities_stay_with_their_sequence() -> None:
         for entry in deltas.logprobs:
             assert deltas.slots[entry.index] == slot
             assert entry.token_id == deltas.token_ids[entry.index]
+
+
+def test_connector_is_told_what_waits_of_everybody_and_when_nothing_does() -> None:
+    host = Host()
+    engine = engine_of(host.pair(), max_num_seqs=2, max_num_batched_tokens=16)
+    assert host.backlogs == []
+    engine.step()
+    assert host.backlogs == [], "nothing has changed"
+    for number in range(3):
+        engine.add(Request(request_id=str(number), prompt_token_ids=range(1, 21), params=SamplingParams(max_tokens=1)))
+    host.new = [Request(request_id="guest", prompt_token_ids=range(1, 11), params=SamplingParams(max_tokens=1))]
+    engine.step()
+    assert host.backlogs[0] == 3 * 20 + 10
+    while engine.has_work:
+        engine.step()
+    assert host.backlogs[-1] == 0
+    assert all(after != before for before, after in zip(host.backlogs, host.backlogs[1:], strict=False))
+    assert host.backlogs == sorted(host.backlogs, reverse=True), "nobody came, so it became less"

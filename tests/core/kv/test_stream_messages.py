@@ -22,6 +22,7 @@ def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_h
         Invite(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5),
         Offer(ticket="x", num_tokens=16, lease_s=30.0),
         State(accepts=True, num_guests=2, num_tokens=300, tokens_per_s=1e4),
+        Invite(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5, priority=-3, weight=0.5),
     ],
 )
 def test_later_minor_versions_may_append_fields(message: msgspec.Struct) -> None:
@@ -29,3 +30,19 @@ def test_later_minor_versions_may_append_fields(message: msgspec.Struct) -> None
     assert isinstance(fields, list), "names would cost bytes"
     longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(msgspec.msgpack.encode(message)), "later"])
     assert msgspec.msgpack.decode(longer, type=type(message)) == message
+
+
+def test_invitation_of_an_engine_that_knows_no_priorities_has_none_and_is_read_by_it() -> None:
+    fields = msgspec.msgpack.encode([b"\1\0\0\0", "t", "s", "a", 2.5])
+    invite = msgspec.msgpack.decode(fields, type=Invite)
+    assert (invite.adapter, invite.timeout_s, invite.priority, invite.weight) == ("a", 2.5, 0, None)
+
+    class OldInvite(msgspec.Struct, array_like=True):
+        tokens: bytes
+        tenant: str
+        cache_salt: str
+        adapter: str
+        timeout_s: float
+
+    new = msgspec.msgpack.encode(msgspec.structs.replace(invite, priority=5, weight=2.0))
+    assert msgspec.msgpack.decode(new, type=OldInvite).timeout_s == 2.5

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import attrs
 import pytest
 from faultproxy import FaultProxy
 from kv_pairs import Station, prompt_of, true_text
 
 from trencadis.errors import TransferError
 from trencadis.kv.stream_messages import State
-from trencadis.records import FinishedSequence, TransferCause
+from trencadis.records import FinishedSequence, Request, SamplingParams, TransferCause
 
 NAME = "127.0.0.1:{}"
 
@@ -203,6 +204,47 @@ def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
         assert [one.ends[name].token_ids.tolist() for name in names] == [true_text(prompt, 3) for prompt in prompts]
         assert most <= 2
         assert one.count("invites", result="declined") >= 1
+
+
+def test_own_requests_of_an_engine_count_when_others_choose(prefiller: Station) -> None:
+    """It computes nothing for others yet, and is no place to go all the same."""
+    with Station() as other, decoder(port_of(prefiller), port_of(other), heartbeat_s=0.01) as one:
+        busy, free = one.node.registry.engines
+        for number in range(4):
+            prefiller.add(prompt_of(number, 200), max_tokens=1)
+        prefiller.step()
+
+        def is_known() -> bool:
+            return busy.state is not None and free.state is not None and busy.state.num_tokens > 500
+
+        eventually(is_known)
+        assert (busy.state.num_guests, free.state.num_tokens) == (0, 0)
+        for number in range(3):  # with equal loads, prefixes would spread these
+            name = one.add(prompt_of(60 + number, 21), max_tokens=1)
+            one.step()
+            errand = one.pair.scheduler._delegation._errands[name]  # type: ignore[attr-defined]
+            assert errand.invitation.engine is free
+            one.engine.abort(name)
+        prefiller.until(lambda: not prefiller.engine.has_work)
+        eventually(lambda: busy.state is not None and busy.state.num_tokens == 0)
+
+
+def test_guest_runs_under_the_terms_that_its_request_came_with(prefiller: Station) -> None:
+    """Not under those that this engine's tenants add: the other one adds its own."""
+    tenants = {"gold": {"weight": 5.0, "priority": -10}}
+    with decoder(port_of(prefiller), engine={"tenants": tenants}) as one:
+        one.engine.add(attrs.evolve(request_of("plain"), tenant="gold/ann", priority=3))
+        one.engine.add(attrs.evolve(request_of("own"), tenant="gold/ann", priority=3, weight=0.5))
+        one.step()
+        eventually(lambda: prefiller.node.guests.num_guests == 2)
+        terms = [(r.tenant, r.priority, r.weight) for r in prefiller.node.guests.take_new()]
+        assert sorted(terms, key=str) == [("gold/ann", 3, 0.5), ("gold/ann", 3, None)]
+        for name in ("plain", "own"):
+            one.engine.abort(name)
+
+
+def request_of(name: str) -> Request:
+    return Request(request_id=name, prompt_token_ids=prompt_of(70, 21), params=SamplingParams(max_tokens=1))
 
 
 def test_load_decides_then_the_prefix(prefiller: Station) -> None:

@@ -33,6 +33,7 @@ def test_prompt_becomes_a_request_of_its_tenant_that_is_held_after_one_token() -
     (request,) = one.take_new()
     assert (request.prompt_token_ids, request.params.max_tokens) == ((5, 6, 2**31 - 1), 1)
     assert (request.tenant, request.cache_salt, request.adapter) == ("key/user", "s", "a")
+    assert (request.priority, request.weight) == (0, None)
     assert wants_hold(request.transfer_params)
     assert not one.have_news
     assert not guest.wait(0.0)
@@ -62,6 +63,29 @@ def test_more_than_may_be_here_and_all_where_none_are_taken_are_refused() -> Non
     one.accepts = False
     with pytest.raises(TransferError, match="no prompts of others"):
         one.enter(invite(4))
+
+
+def test_prompt_waits_its_turn_as_it_would_where_it_came_from() -> None:
+    one, _, _ = guests()
+    one.enter(invite(5, priority=-7, weight=2.5))
+    (request,) = one.take_new()
+    assert (request.priority, request.weight) == (-7, 2.5)
+
+
+@pytest.mark.parametrize("terms", [{"priority": 2**60}, {"weight": -1.0}, {"weight": float("nan")}], ids=str)
+def test_impossible_terms_are_refused(terms: dict[str, float]) -> None:
+    one, _, _ = guests()
+    with pytest.raises(TransferError, match="no prompt"):
+        one.enter(invite(5, **terms))
+
+
+def test_tokens_that_wait_are_those_of_the_engine_and_of_prompts_it_has_not_seen() -> None:
+    one, _, _ = guests()
+    one.num_backlog_tokens = 100
+    one.enter(invite(1, 2, 3))
+    assert one.num_tokens == 103
+    one.take_new()
+    assert one.num_tokens == 100, "from now on the engine counts them"
 
 
 @pytest.mark.parametrize("tokens", [b"", b"abc", b"\0" * 5])

@@ -11,7 +11,15 @@ from trencadis_plugins.kv_connector.p2p_invitation import Invitation
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix, offer
 from trencadis_plugins.kv_connector.p2p_registry import PrefillEngine
 
-REQUEST = Request(request_id="r", prompt_token_ids=range(1, 20), tenant="key/user", cache_salt="s", adapter="a")
+REQUEST = Request(
+    request_id="r",
+    prompt_token_ids=range(1, 20),
+    tenant="key/user",
+    cache_salt="s",
+    adapter="a",
+    priority=-2,
+    weight=3.0,
+)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -57,7 +65,7 @@ def test_offer_says_where_the_blocks_are_of_the_engine_that_was_asked() -> None:
         eventually(lambda: producer.node.guests.have_news)
         assert not sent.invitation.is_done
         (guest,) = producer.node.guests._guests.values()
-        for name in ("prompt_token_ids", "tenant", "cache_salt", "adapter"):
+        for name in ("prompt_token_ids", "tenant", "cache_salt", "adapter", "priority", "weight"):
             assert getattr(guest.request, name) == getattr(REQUEST, name)
         end(producer)
         assert sent.result() == producer.prefix
