@@ -314,7 +314,7 @@ class Engine:
             return self._departures.with_ended(_NOTHING, embedded)
         step = self._in_flight.popleft()
         plan = step.plan
-        self._progress.ran()
+        self._watch_progress(plan.num_tokens)
         try:
             output = step.pending.wait()
         except Exception as error:
@@ -388,9 +388,10 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------ failures
 
-    def _watch_progress(self) -> None:
+    def _watch_progress(self, num_tokens: int = 0) -> None:
         """Quarantine a policy that twice in a row schedules nothing although something could run."""
-        fault = self._progress.idled(excused=self.is_paused or bool(self._ended))
+        num_tokens += sum(step.plan.num_tokens for step in self._in_flight)
+        fault = self._progress.seen(num_tokens=num_tokens, excused=self.is_paused or bool(self._ended))
         if fault is None:
             return
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from trencadis.engine.admission import Admission
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError
@@ -24,19 +26,18 @@ class ProgressWatch:
         self._admission = admission
         self._num_idle = 0
 
-    def ran(self) -> None:
-        """Note that something ran."""
-        self._num_idle = 0
-
-    def idled(self, *, excused: bool) -> ContractError | None:
-        """Note that nothing ran; returns the policy's fault once it has gone on for too long.
+    def seen(self, *, num_tokens: int, excused: bool) -> ContractError | None:
+        """Note what runs; returns the policy's fault once nothing has for too long.
 
         Args:
+            num_tokens: Of the steps in flight; one that only carries the KV connector's message has none.
             excused: Something else happened, or nothing was meant to run.
         """
         state = self._state
-        could_admit = len(state.waiting) and not state.blocks.num_used and not self._admission.num_pending
-        could_run = state.running.size or could_admit
+        if num_tokens:
+            self._num_idle = 0
+            return None
+        could_run = state.running.size or self._could_admit()
         self._num_idle = self._num_idle + 1 if could_run and not excused else 0
         if self._num_idle < _MAX_IDLE:
             return None
@@ -45,3 +46,15 @@ class ProgressWatch:
             f"it scheduled nothing twice in a row with {len(state.running)} sequences running "
             f"and {len(state.waiting)} waiting"
         )
+
+    def _could_admit(self) -> bool:
+        """Whether whoever comes first could run: nothing is in use, or what is is held for others and leaves room for all that wait."""
+        state = self._state
+        if not len(state.waiting) or self._admission.num_pending or state.transfers.num_parked:
+            return False
+        num_held = state.transfers.num_held_blocks
+        if state.blocks.num_used > num_held:
+            return False
+        slots = state.waiting.slots
+        longest = int(slots[np.argmax(state.table.num_tokens[slots])])
+        return not num_held or self._admission.lacks(longest) == (0, 0)

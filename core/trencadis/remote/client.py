@@ -27,6 +27,7 @@ from trencadis.remote.messages import (
     ReadyMessage,
     RefusedMessage,
     StepMessage,
+    WorkMessage,
 )
 from trencadis.remote.tickets import Tickets
 
@@ -57,6 +58,7 @@ class RemoteEngineClient(EngineClient):
         self._steps: deque[StepMessage] = deque()
         self._refused: list[tuple[str, RequestError]] = []
         self._callbacks: deque[Callable[[str], None]] = deque()
+        self._has_other_work = False
         self._askers: deque[Callable[[dict[str, Any] | TrencadisError], None]] = deque()
 
     @property
@@ -178,8 +180,13 @@ class RemoteEngineClient(EngineClient):
         Raises:
             EngineEndedError: It hangs.
         """
-        if self.has_work:
+        if self.is_watched:
             self._link.check_silence()
+
+    @property
+    def is_watched(self) -> bool:
+        """True while the engine ought to say something: it has work, if only that of other engines."""
+        return self.has_work or self._has_other_work
 
     @property
     def patience_s(self) -> float:
@@ -198,7 +205,7 @@ class RemoteEngineClient(EngineClient):
 
     def rest(self, timeout_s: float | None = None) -> None:
         """Sleep in the socket."""
-        self._take(self._link.receive(timeout_s, has_work=False))
+        self._take(self._link.receive(timeout_s, has_work=self._has_other_work))
 
     def interrupt(self) -> None:
         """Wake the sleeper."""
@@ -216,7 +223,7 @@ class RemoteEngineClient(EngineClient):
             raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
 
     def _prepare(self) -> None:
-        if not self.has_work:
+        if not self.is_watched:
             self._link.work_begins()
 
     def _end(self, request_id: str, *, is_complete: bool) -> None:
@@ -238,6 +245,8 @@ class RemoteEngineClient(EngineClient):
                 case AnswerMessage(table=table, fault=fault):
                     self.plan_hash = table.get("plan_hash", self.plan_hash)
                     self._askers.popleft()(table if fault is None else error_of(fault))
+                case WorkMessage(has_work=has_work):
+                    self._has_other_work = has_work
                 case FailedMessage(fault=fault):
                     self._link.fail(f"the engine failed: {fault.message}")
                 case _:

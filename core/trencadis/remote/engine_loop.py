@@ -62,9 +62,8 @@ class EngineLoop:
     def is_alive(self) -> bool:
         """False once the engine was closed or has failed."""
         with self._lock:
-            # While no loop looks, whoever asks does.
-            if self._end is None and not self._is_served and select.select([self._engine.end_file], [], [], 0)[0]:
-                self._read_end()
+            if self._end is None and not self._is_served:
+                self._look()
             return self._end is None
 
     @property
@@ -207,6 +206,17 @@ class EngineLoop:
             except BaseException as error:
                 self._fail(error)
 
+    def _look(self) -> None:
+        """Look after the engine while no loop does; whoever asks for it has the lock."""
+        if select.select([self._engine.end_file], [], [], 0)[0]:
+            self._read_end()
+            return
+        try:
+            self._engine.take_in()
+            self._engine.check_silence()
+        except BaseException as error:
+            self._fail(error)
+
     def _read_end(self) -> None:
         """Take in the last words of a process that has ended, or learn that there are none."""
         with self._lock:
@@ -221,7 +231,7 @@ class EngineLoop:
 
     def _watch(self) -> None:
         """Let a timer run while the engine ought to say something."""
-        if self._engine.has_work:
+        if self._engine.is_watched:
             if self._watchdog is None and self._loop is not None:
                 self._watchdog = self._loop.call_later(self._engine.patience_s, self._check_silence)
         elif self._watchdog is not None:

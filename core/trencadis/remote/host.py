@@ -31,6 +31,7 @@ from trencadis.remote.messages import (
     HostMessage,
     MetricsMessage,
     RefusedMessage,
+    WorkMessage,
     decode_client_message,
     encode,
 )
@@ -68,6 +69,7 @@ class EngineHost:
         self._ticket_of_slot: Int32Array = np.full(256, -1, np.int32)
         self._ended: list[FinishedSequence] = []
         self._is_open = True
+        self._has_other_work = False
 
     @property
     def num_live(self) -> int:
@@ -98,8 +100,17 @@ class EngineHost:
         for data in self._channel.receive():
             self._obey(decode_client_message(data))
         if self._is_open and (self._ended or self._engine.has_work):
+            self._announce_work()
             self._step()
+        self._announce_work()
         return self._is_open
+
+    def _announce_work(self) -> None:
+        """Say if there is work that nobody over there asked for: should a step of it hang, that must be noticed, too."""
+        has_other_work = self._is_open and not self._ticket_of and self._engine.has_work
+        if has_other_work != self._has_other_work:
+            self._has_other_work = has_other_work
+            self._send(WorkMessage(has_work=has_other_work))
 
     def _obey(self, message: ClientMessage) -> None:
         match message:

@@ -34,6 +34,7 @@ __all__ = [
     "RefusedMessage",
     "StartMessage",
     "StepMessage",
+    "WorkMessage",
     "decode_client_message",
     "decode_host_message",
     "decode_start",
@@ -229,8 +230,21 @@ class AliveMessage(Message):
     """There is work and no news: the engine is slow, but it is not stuck."""
 
 
+class WorkMessage(Message):
+    """Whether there is work of which the client knows nothing, such as prompts of other engines; sent when that changes."""
+
+    has_work: bool
+
+
 HostMessage: TypeAlias = (
-    ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage | AliveMessage
+    ReadyMessage
+    | FailedMessage
+    | RefusedMessage
+    | StepMessage
+    | MetricsMessage
+    | AnswerMessage
+    | AliveMessage
+    | WorkMessage
 )
 
 

@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from guest_connector import Host
+
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import ConnectorPair
 from trencadis.records import Request, SamplingParams
-from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants
-
-
-class Host(LoopConnector):
-    """Brings requests, and remembers their ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.new: list[Request] = []
-        self.withdrawn: list[str] = []
-        self.ends: list[tuple[str, bool, str]] = []
-        self.wakers: list[Any] = []
-        self.backlogs: list[int] = []
-        side = self.scheduler
-        host = self
-
-        class Side(type(side)):  # type: ignore[misc]
-            @property
-            def has_requests(self) -> bool:
-                return bool(host.new or host.withdrawn)
-
-            def take_requests(self) -> list[Request]:
-                new, host.new = host.new, []
-                return new
-
-            def take_withdrawn(self) -> list[str]:
-                withdrawn, host.withdrawn = host.withdrawn, []
-                return withdrawn
-
-            def on_request_ended(
-                self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str
-            ) -> None:
-                host.ends.append((request_id, transfer_params is not None, error))
-
-            def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-                return {"of": request.request_id}
-
-            def on_waker(self, wake: Any) -> None:
-                host.wakers.append(wake)
-
-            def on_backlog(self, num_tokens: int) -> None:
-                host.backlogs.append(num_tokens)
-
-        side.__class__ = Side
 
 
 def engine_of(pair: ConnectorPair, **options: Any) -> Engine:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guest_connector import Host
 
 from trencadis.clock import SimulatedClock
 from trencadis.records import FinishReason, Request, SamplingParams, TokenDeltas
-from trencadis.remote.messages import AddMessage, AliveMessage, MetricsMessage, encode
+from trencadis.remote.messages import AddMessage, AliveMessage, MetricsMessage, WorkMessage, encode
 from trencadis_testing.fakes import fake_text
 
 PROMPT = (5, 6, 7)
@@ -85,3 +86,31 @@ def test_without_work_nothing_is_sent(open_line: Callable[..., Any]) -> None:
         clock.advance(5)
         line.host.turn()
     assert line.link.receive(0.01, has_work=False) == []
+
+
+def test_work_that_no_client_asked_for_is_announced_before_it_is_done(open_line: Callable[..., Any]) -> None:
+    """A step that hangs says nothing any more."""
+    host = Host()
+    line = open_line(connector=host.pair())
+    host.new = [request("guest", 3)]
+    seen: list[Any] = []
+    step = line.engine.step
+    line.engine.step = lambda: (seen.extend(line.link.receive(10, has_work=False)), step())[1]
+    line.host.turn()
+    line.engine.step = step
+    assert seen == [WorkMessage(has_work=True)]
+    while line.engine.has_work:
+        line.host.turn()
+    assert line.link.receive(10, has_work=False) == [WorkMessage(has_work=False)]
+    assert [name for name, _, _ in host.ends] == ["guest"]
+
+
+def test_work_of_the_client_is_not_announced(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    seen: list[Any] = []
+    receive = line.link.receive
+    line.link.receive = lambda *args, **more: (seen.extend(one := receive(*args, **more)), one)[1]
+    line.client.add(request("a"))
+    line.settle()
+    assert seen
+    assert not any(isinstance(message, WorkMessage) for message in seen)

@@ -1,0 +1,54 @@
+"""A connector over a dictionary that brings requests of its own, as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trencadis.records import Request
+from trencadis_testing.doubles import LoopConnector
+
+__all__ = ["Host"]
+
+
+class Host(LoopConnector):
+    """Brings requests, and remembers their ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[Request] = []
+        self.withdrawn: list[str] = []
+        self.ends: list[tuple[str, bool, str]] = []
+        self.wakers: list[Any] = []
+        self.backlogs: list[int] = []
+        side = self.scheduler
+        host = self
+
+        class Side(type(side)):  # type: ignore[misc]
+            @property
+            def has_requests(self) -> bool:
+                return bool(host.new or host.withdrawn)
+
+            def take_requests(self) -> list[Request]:
+                new, host.new = host.new, []
+                return new
+
+            def take_withdrawn(self) -> list[str]:
+                withdrawn, host.withdrawn = host.withdrawn, []
+                return withdrawn
+
+            def on_request_ended(
+                self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str
+            ) -> None:
+                host.ends.append((request_id, transfer_params is not None, error))
+
+            def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+                return {"of": request.request_id}
+
+            def on_waker(self, wake: Any) -> None:
+                host.wakers.append(wake)
+
+            def on_backlog(self, num_tokens: int) -> None:
+                host.backlogs.append(num_tokens)
+
+        side.__class__ = Side
