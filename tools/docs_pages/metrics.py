@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from docs_pages.markdown import heading_note, table
 from trencadis.clock import SimulatedClock
+from trencadis.engine.transfers import Transfers
 from trencadis.records import Bucket, FinishReason
 from trencadis.server.http_metrics import HttpMetrics
 from trencadis_gaudi.config import GaudiConfig
@@ -16,6 +17,7 @@ from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.runner import empty_pass
 from trencadis_gaudi.watch import Watch
 from trencadis_plugins.observer.prometheus import PrometheusObserver
+from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
 
 __all__ = ["metrics_page"]
@@ -37,6 +39,10 @@ _GAUDI = """`phase` is `prompt` or `decode`, of a unified pass `causal` or `not 
 """
 
 
+_TRANSFERS = """Of an engine with a KV connector. What the connector counts itself stands beside them; see [KV connectors](do/kv-connectors.md).
+"""
+
+
 def metrics_page() -> str:
     """Return the page."""
     engine = list(text_string_to_metric_families(_engine_text()))
@@ -45,6 +51,7 @@ def metrics_page() -> str:
     parts = [_HEAD, "## Engine\n", _rows(ours)]
     if theirs:
         parts += ["## Engine, by vLLM's names\n", _VLLM, _rows(theirs)]
+    parts += ["## KV transfers\n", _TRANSFERS, _rows(text_string_to_metric_families(_transfers_text()))]
     parts += ["## Backend gaudi\n", _GAUDI, _rows(text_string_to_metric_families(_gaudi_text()))]
     parts += ["## Server\n", _rows(text_string_to_metric_families(_server_text()))]
     return "\n".join(parts)
@@ -56,6 +63,11 @@ def _engine_text() -> str:
     observer.on_step(step_stats(num_scheduled_tokens=1, num_padded_tokens=1, policy="fcfs"))
     observer.on_request(finished_sequence(num_output_tokens=1, reason=FinishReason.STOP))
     return observer.metrics()
+
+
+def _transfers_text() -> str:
+    """Return what an engine counts beside a connector that counts nothing."""
+    return Transfers(LoopConnector().scheduler).metrics()
 
 
 def _gaudi_text() -> str:

@@ -52,6 +52,7 @@ class Transfers:
         num_loaded: Loads that arrived whole.
         num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.
         num_cancelled_loads: Loads that nobody wanted any more: of an aborted request, or of one whose blocks others needed.
+        num_unused: Hits that nothing was loaded for.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Transfers:
         self._approximate: set[int] = set()
         self._has_news = False
         self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = 0
+        self.num_unused = 0
 
     @property
     def connector(self) -> GuardedConnector | None:
@@ -119,6 +121,11 @@ class Transfers:
         """Blocks that only a transfer holds."""
         return sum(len(blocks) for blocks in self._held.values())
 
+    @property
+    def num_ignored(self) -> int:
+        """Entries of reports that changed nothing: repeated, or about tickets that nobody awaits."""
+        return self._quorum.num_ignored
+
     def lookup(self, sequence: Sequence, *, num_local_tokens: int) -> Lookup:
         """Ask the connector what it has of a prompt; asked again only while it answers ``pending``."""
         if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_parked:
@@ -135,6 +142,7 @@ class Transfers:
     def unused(self, found: Lookup) -> None:
         """Tell the connector that nothing is loaded for its answer, if that was a hit."""
         if self._connector is not None and found.num_tokens:
+            self.num_unused += 1
             self._connector.on_unused(found.ticket)
 
     def park(
@@ -229,8 +237,12 @@ class Transfers:
             self._connector.on_step(num_tokens=num_tokens, device_s=device_s)
 
     def metrics(self) -> str:
-        """Return what the connector counts, in Prometheus' text format."""
-        return "" if self._connector is None else self._connector.metrics()
+        """Return what is counted here and by the connector, in Prometheus' text format; empty without one."""
+        if self._connector is None:
+            return ""
+        from trencadis.engine.transfer_metrics import transfer_metrics  # its library is of use to those who scrape
+
+        return transfer_metrics(self) + self._connector.metrics()
 
     def close(self) -> None:
         """Close the scheduler side; may be called twice."""
