@@ -66,7 +66,8 @@ class GatedStore(DictStore):
     """A dictionary whose calls wait at a gate, until it opens or they are interrupted.
 
     Attributes:
-        is_waiting: Set while a call waits at the gate.
+        is_waiting: Set while any call waits at the gate.
+        num_waiting: Calls that do, one of each thread at most.
         calls: Names of the calls that came.
     """
 
@@ -75,6 +76,7 @@ class GatedStore(DictStore):
         self.gate = gate or threading.Event()
         self.is_waiting = threading.Event()
         self.calls = []
+        self.num_waiting = 0
         self._interrupted = False
         self._changed = threading.Condition()
 
@@ -109,9 +111,12 @@ class GatedStore(DictStore):
     def _pass(self, call):
         self.calls.append(call)
         with self._changed:
+            self.num_waiting += 1
             self.is_waiting.set()
             arrived = self._changed.wait_for(lambda: self.gate.is_set() or self._interrupted, 20.0)
-            self.is_waiting.clear()
+            self.num_waiting -= 1
+            if not self.num_waiting:  # while another one waits, it can be interrupted
+                self.is_waiting.clear()
             was_interrupted, self._interrupted = self._interrupted, False
         assert arrived, "nobody opened the gate"
         if was_interrupted:

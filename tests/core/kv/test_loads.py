@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -322,6 +323,20 @@ def test_closing_touches_no_block_afterwards(house):
     one.check({})
     one.start(3, blocks=[6], numbers=[2])
     assert one.loads.poll().failed[0].cause == "cancelled"
+
+
+def test_closing_interrupts_every_call_that_waits(house, caplog):
+    """Two threads may wait in one store: each is interrupted, whoever of them notices first."""
+    one = house(gated=True, num_load_threads=2)
+    one.start(1, blocks=[4], numbers=[0])
+    one.start(2, blocks=[5], numbers=[1])
+    until_s = time.monotonic() + 10.0
+    while one.store.num_waiting < 2:
+        assert time.monotonic() < until_s, "one of two threads does not come to the store"
+        threading.Event().wait(0.001)
+    one.loads.close(10.0)
+    assert one.store.num_waiting == 0
+    assert "does not end" not in caplog.text
 
 
 # --------------------------------------------------------------------------------- a device with a thread of its own
