@@ -9,7 +9,10 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ContractError, TrencadisError
-from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
+from trencadis.kv.defaults import AsTheyAre
+from trencadis.kv.settings import StoreSettings
+from trencadis.kv.store_connector import store_connector
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_plugins.kv_codec.zstd import Zstd
 from trencadis_plugins.kv_connector.config import HostOffloadConfig
@@ -22,6 +25,8 @@ from trencadis_plugins.kv_policy.always import Always
 from trencadis_testing import KVConnectorConformance
 from trencadis_testing.connector_desk import ConnectorDesk, hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
+from trencadis_testing.kv_fault_cases import KVFaultConformance
+from trencadis_testing.kv_faults import DictStore, Faults, FaultyStore
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
 
@@ -244,3 +249,33 @@ def test_children_that_make_no_sense_are_refused_in_words(load, children, said):
     with pytest.raises(TrencadisError, match=said) as error:
         load(f'[kv_connector]\nname = "tiered"\n[kv_connector.tiered]\nchildren = {children}\n')
     assert "children" in str(error.value)
+
+
+class TestFaultsOfBothTiers(KVFaultConformance):
+    """Two dictionaries that go wrong together: what one lacks, the other has not got either."""
+
+    def make(self):
+        return self.make_faulty(Faults())
+
+    def make_faulty(self, faults):
+        clock = self.clock
+        self.children = {name: dictionary(clock, faults) for name in ("near", "far")}
+        pair = tiers(self.children, clock=clock, policy=KVPolicy(), failure_limit=10**6)
+        self.__dict__.setdefault("_made", []).append(pair)
+        return pair
+
+    def settle(self, pair):
+        for child in self.children.values():
+            child.worker.wait_idle(0.02)
+
+    def rest(self, pair):
+        for child in self.children.values():
+            child.worker.wait_idle(10.0)
+
+
+def dictionary(clock, faults):
+    """Returns a connector over a dictionary of its own, which loads all it can and goes wrong as it is told."""
+    parts, kept = {"kv_policy": KVPolicy, "kv_codec": AsTheyAre}, {}
+    context = ComponentContext(clock=clock, seed=0, make=lambda noun, _: parts[noun]())
+    settings = StoreSettings(failure_limit=10**6, lookup_timeout_s=0.3)
+    return store_connector(lambda: FaultyStore(DictStore(kept), faults), settings, context, name="dictionary")
