@@ -78,6 +78,8 @@ class Question:
         found = 0
         keys = self._objects.keys(self._hashes)
         while found < len(keys) and self.is_wanted:
+            if not self._parts.breaker.allows:
+                raise TransferError("The store is left alone.", cause=TransferCause.CANCELLED)
             some = keys[found : found + _MAX_KEYS]
             number = client.call(lambda store, some=some: store.contains(some))  # type: ignore[misc]
             if not 0 <= number <= len(some):

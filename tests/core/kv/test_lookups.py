@@ -201,3 +201,15 @@ def test_closed_lookups_answer_nothing_and_wait_for_nothing(house):
     one.lookups.close()
     assert one.find("other", hashes=HASHES[:3]) == 0
     one.settle()
+
+
+def test_questions_that_wait_when_the_store_is_left_alone_are_not_asked(house):
+    one = house(gated=True)
+    one.find()
+    assert one.store.is_waiting.wait(60.0)
+    one.find("other", hashes=HASHES[:3])
+    one.parts.breaker.open()
+    one.store.open()
+    one.settle()
+    assert one.find("other", hashes=HASHES[:3]) == 0
+    assert one.asked == [6]
