@@ -27,6 +27,7 @@ from trencadis.interfaces import (
     Backend,
     BackendCapabilities,
     BlockCopies,
+    LayerGate,
     PendingStep,
     Sampler,
 )
@@ -85,6 +86,7 @@ class TorchBackend(Backend):
             default_block_size=BLOCK_SIZE,
             max_prefill_batch_size=config.max_prefill_batch_size if config.layout == "padded" else 0,
             swaps_blocks=True,
+            layerwise_kv=True,
             provides=frozenset({"backend.tree_attention"} if config.layout == "ragged" else ()),
         )
 
@@ -163,6 +165,7 @@ class TorchBackend(Backend):
             OutOfMemoryError: No room.
         """
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
+        self._connector, self._layer_wait_s = plan.connector, plan.layer_wait_s
         self._cache = PagedKVCache(
             self._layers, num_blocks=plan.num_blocks, block_size=plan.block_size, device=self._device
         )
@@ -199,16 +202,18 @@ class TorchBackend(Backend):
         with self._on_device():
             timer = StepTimer(self._device, self._clock)
             self._rows.apply(batch, self._sampler)
-            results = [self._run(one, batch) for one in batch.passes]
+            gate = LayerGate.of(self._connector, budget_s=self._layer_wait_s)
+            results = [self._run(one, batch, gate) for one in batch.passes]
             return TorchStep(
                 num_sequences=batch.num_sequences,
                 emitted=[result.emitted for result in results if result.emitted is not None],
                 prompts=[result.prompt for result in results if result.prompt is not None],
                 num_padded_tokens=sum(result.num_padded_tokens for result in results),
                 timer=timer,
+                missed_layers=gate is not None and not gate.is_whole,
             )
 
-    def _run(self, one: Pass, batch: Batch | None) -> Any:
+    def _run(self, one: Pass, batch: Batch | None, gate: LayerGate | None = None) -> Any:
         if self._runner is None:
             raise BackendError("backend torch: a batch came before allocate, or after close.")
         return self._runner.run(
@@ -216,6 +221,7 @@ class TorchBackend(Backend):
             drafts=None if batch is None else batch.drafts,
             sampler=self._sampler,
             acceptance=self._acceptance,
+            gate=gate,
         )
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:

@@ -69,6 +69,7 @@ class PagedKVCache(KVPool):
     """
 
     kernels = "torch"
+    layerwise = True
     make_blender: Callable[[PagedKVCache], KVBlender] | None = None
 
     def __init__(
@@ -124,8 +125,39 @@ class PagedKVCache(KVPool):
                 for part, size, columns in self._host_parts:
                     part[block * size : (block + 1) * size] = source[columns]
             return
+        self._put(self.parts, torch.tensor(blocks, dtype=torch.int64, device=self.device), data)
+
+    @torch.inference_mode()
+    def read_layer(self, layer: int, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """Copy the keys, then the values, of one layer of blocks to host memory."""
+        if self.device.type == "cpu":
+            for row, block in zip(out, map(int, blocks), strict=True):
+                target = row.data
+                for part, size, columns in self._host_layers[layer]:
+                    target[columns] = part[block * size : (block + 1) * size]
+            return
         index, start = torch.tensor(blocks, dtype=torch.int64, device=self.device), 0
-        for cache in self.parts:
+        for cache in self.layer(layer):
+            found = cache.flatten(1).view(torch.uint8).index_select(0, index)
+            out[:, start : start + found.shape[1]] = found.cpu().numpy()
+            start += found.shape[1]
+
+    @torch.inference_mode()
+    def write_layer(self, layer: int, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Copy the keys and values of one layer of blocks from host memory; returns when they are in place."""
+        if self.device.type == "cpu":
+            for row, block in zip(data, map(int, blocks), strict=True):
+                source = row.data
+                for part, size, columns in self._host_layers[layer]:
+                    part[block * size : (block + 1) * size] = source[columns]
+            return
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        self._put(self.layer(layer), index, data)
+
+    def _put(self, parts: Sequence[torch.Tensor], index: torch.Tensor, data: NDArray[np.uint8]) -> None:
+        """Copy what lies one behind the other in ``data`` to blocks of some parts."""
+        start = 0
+        for cache in parts:
             flat = cache.flatten(1).view(torch.uint8)
             # A copy, for the caller's memory may be read-only, which a tensor cannot be.
             new = torch.from_numpy(data[:, start : start + flat.shape[1]].copy())
@@ -170,6 +202,20 @@ class PagedKVCache(KVPool):
             found.append((rows.data.cast("B"), size, slice(start, start + size)))
             start += size
         return tuple(found)
+
+    @cached_property
+    def _host_layers(self) -> dict[int, list[tuple[memoryview, int, slice]]]:
+        """The same of each layer, with the place in the bytes of that layer."""
+        found: dict[int, list[tuple[memoryview, int, slice]]] = {}
+        for layer, *parts in zip(
+            self.layers, self._host_parts[: len(self.layers)], self._host_parts[len(self.layers) :], strict=True
+        ):
+            start, placed = 0, []
+            for part, size, _ in parts:
+                placed.append((part, size, slice(start, start + size)))
+                start += size
+            found[layer.index] = placed
+        return found
 
     def _empty(self, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
         # Zeros, not whatever is there: a masked slot still enters products, and 0 × NaN is NaN.

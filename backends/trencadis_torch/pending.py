@@ -74,6 +74,7 @@ class TorchStep:
         num_padded_tokens: Token positions computed.
         timer: Running; stopped here, behind the copies to the host.
         backend: Whose step it is, for errors.
+        missed_layers: As in ``StepOutput``.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class TorchStep:
         num_padded_tokens: int,
         timer: Timer,
         backend: str = "torch",
+        missed_layers: bool = False,
     ) -> None:
         self._num_sequences = num_sequences
         self._emitted = emitted
@@ -93,6 +95,7 @@ class TorchStep:
         self._on_host = [(_to_host(one.token_ids), _to_host(one.num_emitted)) for one in emitted]
         self._timer = timer
         self._backend = backend
+        self._missed_layers = missed_layers
         self.num_compilations = 0
         timer.stop()
 
@@ -121,6 +124,7 @@ class TorchStep:
             num_padded_tokens=self._num_padded_tokens,
             device_s=device_s,
             num_compilations=self.num_compilations,
+            missed_layers=self._missed_layers,
         )
 
     @staticmethod

@@ -11,10 +11,11 @@ import numpy.typing as npt
 import torch
 
 from trencadis.errors import BackendError
-from trencadis.interfaces import AcceptanceRule, Sampler
+from trencadis.interfaces import AcceptanceRule, LayerGate, Sampler
 from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.bridge import PASS_ARGUMENT
 from trencadis_torch.device import to_device
+from trencadis_torch.gated import GatedPass
 from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
@@ -60,7 +61,15 @@ class PassRunner:
         self._workspace = workspace
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def run(self, one: Pass, *, drafts: Drafts | None, sampler: Sampler, acceptance: AcceptanceRule) -> PassResult:
+    def run(
+        self,
+        one: Pass,
+        *,
+        drafts: Drafts | None,
+        sampler: Sampler,
+        acceptance: AcceptanceRule,
+        gate: LayerGate | None = None,
+    ) -> PassResult:
         """Run a pass and write what it emits behind the rows' tokens.
 
         Args:
@@ -68,9 +77,12 @@ class PassRunner:
             drafts: Of the whole plan.
             sampler: Chooses tokens.
             acceptance: Says how many drafts stand.
+            gate: That each layer waits at.
         """
         trees = DraftTrees.of(one, drafts)
         inputs = self.inputs(one, trees)
+        if gate is not None:
+            inputs = attrs.evolve(inputs, attention=GatedPass(inputs.attention, gate))
         samples = SamplePlan.of(one, inputs.firsts, self._rows.history, padded=self._padded, trees=trees)
         prompts = PromptPlan.of(one, inputs.firsts, self._rows)
         logits, sample_rows, prompt_rows = self._logits(one, inputs, samples, prompts)

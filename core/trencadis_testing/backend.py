@@ -23,6 +23,7 @@ from trencadis.records import (
     UnifiedBucket,
     UnifiedShape,
 )
+from trencadis_testing.backend_layers import LayerTests
 from trencadis_testing.backend_pool import PoolTests
 from trencadis_testing.backend_swaps import SwapTests
 from trencadis_testing.driver import Work
@@ -47,7 +48,7 @@ class ArgmaxSampler(Sampler):
         return Sampled(token_ids=logits.argmax(-1))
 
 
-class BackendConformance(SwapTests, PoolTests):
+class BackendConformance(SwapTests, PoolTests, LayerTests):
     """What every backend must do; inherit from it, set ``make`` and ``source``.
 
     Greedy tokens are the oracle: they depend on every token, position and KV entry of a sequence. Example::

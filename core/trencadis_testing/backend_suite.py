@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trencadis.interfaces import AllocationPlan, Backend, Sampler
+from trencadis.interfaces import AllocationPlan, Backend, KVWorkerSide, Sampler
 from trencadis.records import Bucket, ModelFacts, ModelSource, Shape
 from trencadis_testing.driver import BackendDriver, Work
 
@@ -42,7 +42,7 @@ class BackendSuite:
         self._facts = backend.load(self.source, sampler=self._sampler())
         return backend, [_prompt(length, self._facts.vocab_size) for length in (3, 13, 30)]
 
-    def _driver(self, backend: Backend, *, seed: int = 0) -> BackendDriver:
+    def _driver(self, backend: Backend, *, seed: int = 0, connector: KVWorkerSide | None = None) -> BackendDriver:
         plan = AllocationPlan(
             num_blocks=96,
             block_size=self.block_size,
@@ -50,6 +50,8 @@ class BackendSuite:
             max_model_len=96,
             max_num_batched_tokens=64,
             num_host_blocks=40 if backend.capabilities.swaps_blocks else 0,
+            connector=connector,
+            layer_wait_s=10.0,
         )
         backend.allocate(plan)
         bucket: Callable[[Shape], Bucket] | None = self.padding if backend.capabilities.layout != "ragged" else None

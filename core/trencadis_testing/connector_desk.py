@@ -43,6 +43,7 @@ class ConnectorDesk:
         pair: The connector.
         num_blocks: Of the cache.
         num_valid_tokens: Of the last load that failed.
+        as_waited: What each layer of the blocks of the last layer-wise load held when it had been waited for.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ConnectorDesk:
         self.pair = pair
         self.num_blocks = 16
         self.num_valid_tokens = 0
+        self.as_waited: dict[int, list[list[int]]] = {}
         self._block_size = block_size
         self._settle = settle
         self._patience_s = patience_s
@@ -145,6 +147,29 @@ class ConnectorDesk:
                     self.num_valid_tokens = failed.num_valid_tokens
                     return failed.cause or "failed"
         raise AssertionError(f"load {ticket} neither arrives nor fails in {_MAX_STEPS} steps")
+
+    def load_by_layer(
+        self, ticket: int, blocks: Sequence[int], hashes: Sequence[bytes], *, budget_s: float
+    ) -> tuple[list[int], ConnectorReport]:
+        """Load into blocks as a step does whose layers wait.
+
+        Returns:
+            The layers that did not come, and the report of the step.
+        """
+        worker, scheduler = self.pair.worker, self.pair.scheduler
+        scheduler.on_allocated(ticket, blocks=list(blocks), block_hashes=list(hashes))
+        scheduler.on_layerwise(ticket)
+        worker.begin_step(scheduler.take_message())
+        missed = [] if worker.wants_layers else list(range(len(self._arrays)))
+        for layer in range(len(self._arrays)) if worker.wants_layers else ():
+            self.as_waited[layer] = []
+            if not worker.wait_layer(layer, budget_s=budget_s):
+                missed.append(layer)
+            self.as_waited[layer] = [contents[layer] for contents in self.contents(blocks)]
+        worker.end_step()
+        report = worker.poll()
+        scheduler.on_report(report)
+        return missed, report
 
     def _tries(self) -> Iterator[int]:
         until_s = time.monotonic() + self._patience_s

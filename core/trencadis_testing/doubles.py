@@ -29,11 +29,14 @@ __all__ = ["AsManyAsMay", "LoopConnector", "Matching", "ScriptedSpeculator", "Sc
 class _LoopStore:
     """What both sides share: block contents by hash, and the faults to inject."""
 
-    def __init__(self, *, delay: int, fail: Callable[[int], int | None], pending: int, holds: bool) -> None:
+    def __init__(
+        self, *, delay: int, fail: Callable[[int], int | None], pending: int, holds: bool, by_layer: bool
+    ) -> None:
         self.delay = delay
         self.fail = fail
         self.pending = pending
         self.holds = holds
+        self.by_layer = by_layer
         self.blocks: dict[str, list[Any]] = {}
 
 
@@ -46,6 +49,7 @@ class LoopConnector:
         fail: Called with each ticket; a number fails the load with that many valid tokens.
         pending: How often a look-up answers ``pending`` before it answers.
         holds: Hold the blocks of finished sequences for ``delay`` steps.
+        by_layer: Loads come layer by layer, where the engine lets them; one that ``fail`` has a number for fails at the last layer.
     """
 
     def __init__(
@@ -56,8 +60,9 @@ class LoopConnector:
         fail: Callable[[int], int | None] = lambda _: None,
         pending: int = 0,
         holds: bool = False,
+        by_layer: bool = False,
     ) -> None:
-        self.store = _LoopStore(delay=delay, fail=fail, pending=pending, holds=holds)
+        self.store = _LoopStore(delay=delay, fail=fail, pending=pending, holds=holds, by_layer=by_layer)
         self.scheduler = _LoopScheduler(self.store, block_size)
         self.worker = _LoopWorker(self.store, block_size)
 
@@ -72,7 +77,7 @@ class _LoopScheduler(KVSchedulerSide):
         self._block_size = block_size
         self._tickets = itertools.count()
         self._asked: dict[str, int] = {}
-        self._message: dict[str, list[Any]] = {"load": [], "save": [], "cancel": [], "hold": []}
+        self._message: dict[str, list[Any]] = {"load": [], "save": [], "cancel": [], "hold": [], "layers": []}
         self.num_loaded = 0
 
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
@@ -82,11 +87,16 @@ class _LoopScheduler(KVSchedulerSide):
             return Lookup(pending=True)
         known = itertools.takewhile(lambda block_hash: block_hash.hex() in self._store.blocks, block_hashes)
         num_tokens = sum(1 for _ in known) * self._block_size
-        return Lookup(num_tokens=num_tokens, ticket=next(self._tickets)) if num_tokens else Lookup()
+        if not num_tokens:
+            return Lookup()
+        return Lookup(num_tokens=num_tokens, ticket=next(self._tickets), layerwise=self._store.by_layer)
 
     def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         first = 0 if not block_hashes else len(block_hashes)
         self._message["load"].append([ticket, list(blocks), [h.hex() for h in block_hashes], first])
+
+    def on_layerwise(self, ticket: int) -> None:
+        self._message["layers"].append(ticket)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         self._message["save"].extend([block, h.hex()] for block, h in zip(blocks, block_hashes, strict=True))
@@ -120,6 +130,8 @@ class _LoopWorker(KVWorkerSide):
         self._late: dict[int, list[Any]] = {}
         self._releases: dict[int, int] = {}
         self._saves: list[Any] = []
+        self._layered: dict[int, str] = {}  # loads of this step, and what went wrong with each
+        self._fails: set[int] = set()
 
     def register(self, kv_cache: Any) -> None:
         self._arrays = kv_cache
@@ -132,6 +144,8 @@ class _LoopWorker(KVWorkerSide):
             self._store.blocks.setdefault(block_hash, [array[part].copy() for array in self._arrays])
         for ticket, blocks, hashes, _ in orders.get("load", []):
             self._loads[ticket] = [self._store.delay, blocks, hashes]
+        self._layered = dict.fromkeys(orders.get("layers", []), "")
+        self._fails = {ticket for ticket in self._layered if self._store.fail(ticket) is not None}
         for ticket in orders.get("cancel", []):
             # As with most transports, what was begun cannot be stopped: it lands late, just before the release.
             self._late[ticket] = self._loads.pop(ticket, [0, [], []])
@@ -142,8 +156,34 @@ class _LoopWorker(KVWorkerSide):
     def end_step(self) -> None:
         pass
 
+    @property
+    def wants_layers(self) -> bool:
+        return bool(self._layered)
+
+    def wait_layer(self, layer: int, *, budget_s: float) -> bool:
+        array = self._arrays[layer]
+        is_last = layer == len(self._arrays) - 1
+        for ticket in self._layered:
+            _, blocks, hashes = self._loads[ticket]
+            if not all(block_hash in self._store.blocks for block_hash in hashes):
+                self._layered[ticket] = "no longer stored"
+            elif is_last and ticket in self._fails:
+                self._layered[ticket] = "injected"
+            else:
+                for block, block_hash in zip(blocks, hashes, strict=True):
+                    part = slice(block * self._block_size, (block + 1) * self._block_size)
+                    array[part] = self._store.blocks[block_hash][layer]
+        return not any(self._layered.values())
+
     def poll(self) -> ConnectorReport:
         loaded, failed = [], []
+        for ticket, cause in self._layered.items():
+            del self._loads[ticket]
+            if cause:
+                failed.append(FailedLoad(ticket=ticket, num_valid_tokens=0, cause=cause))
+            else:
+                loaded.append(ticket)
+        self._layered = {}
         for ticket, load in list(self._loads.items()):
             load[0] -= 1
             if load[0] > 0:

@@ -93,6 +93,7 @@ def make_engine(
     prefix_caching: bool = True,
     load_timeout_s: float = 30.0,
     quarantine_s: float = 60.0,
+    layer_wait_s: float = 0.2,
     max_parked: int = 256,
     swap_blocks: int = 1024,
     defragmenter: Mapping[str, Any] | None = None,
@@ -122,6 +123,7 @@ def make_engine(
         prefix_caching: Keep blocks for reuse.
         load_timeout_s: Of KV loads.
         quarantine_s: Of the table ``[cache]``.
+        layer_wait_s: The same.
         max_parked: The same.
         swap_blocks: Blocks that host memory has room for; used if ``preemption`` is ``swap``.
         defragmenter: Fields of the table ``[defragmenter]``.
@@ -150,6 +152,7 @@ def make_engine(
         prefix_caching=prefix_caching,
         load_timeout_s=load_timeout_s,
         quarantine_s=quarantine_s,
+        layer_wait_s=layer_wait_s,
         max_parked=max_parked,
         swap_bytes=swap_blocks * block_size * facts.kv_bytes_per_token,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["MULTIPLIER", "START", "chain", "fake_embedding", "fake_next_token", "fake_text", "start_of"]
+from trencadis.records import TokenLogprobs
+
+__all__ = ["MULTIPLIER", "START", "chain", "fake_embedding", "fake_logprob", "fake_next_token", "fake_text", "start_of"]
 
 _MASK = (1 << 64) - 1
 MULTIPLIER = 6364136223846793005
@@ -73,3 +75,17 @@ def fake_embedding(tokens: Sequence[int], size: int = 8) -> list[float]:
         vector.append((state >> 40) / (1 << 23) - 1)
     length = math.sqrt(sum(value * value for value in vector))
     return [value / length for value in vector]
+
+
+def fake_logprob(index: int, position: int, token: int, asked: int) -> TokenLogprobs:
+    """Return the log-probability of a token, which is always the same, with so many alternatives. Pure."""
+    top = tuple(range(asked))
+    return TokenLogprobs(
+        index=index,
+        position=position,
+        token_id=token,
+        logprob=-1.0,
+        rank=1,
+        top_token_ids=top,
+        top_logprobs=(-1.0,) * asked,
+    )

@@ -15,7 +15,7 @@ __all__ = ["FakeKVCache"]
 
 
 class FakeKVCache(KVPool):
-    """Arrays with one 8-byte entry per slot, such as states, tokens and positions; a sequence of them, too.
+    """Arrays with one 8-byte entry per slot, such as states, tokens and positions, each a layer; a sequence of them, too.
 
     Args:
         arrays: Each ``[num_blocks * block_size]``; shared, not copied.
@@ -23,13 +23,15 @@ class FakeKVCache(KVPool):
         numerics: As of :class:`KVLayout`.
     """
 
+    layerwise = True
+
     def __init__(self, arrays: Sequence[NDArray[Any]], *, block_size: int, numerics: str = "fake") -> None:
         self._arrays = tuple(arrays)
         self._bytes = [array.view(np.uint8).reshape(-1, block_size * array.itemsize) for array in self._arrays]
         self._layout = KVLayout(
             parts=tuple(
                 KVPart(
-                    layer=0,
+                    layer=i,
                     kind=f"array {i}",
                     num_heads=1,
                     head_dim=1,
@@ -58,6 +60,14 @@ class FakeKVCache(KVPool):
         for array in self._bytes:
             array[list(blocks)] = data[:, start : start + array.shape[1]]
             start += array.shape[1]
+
+    def read_layer(self, layer: int, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """Copy blocks of one array."""
+        out[:] = self._bytes[layer][list(blocks)]
+
+    def write_layer(self, layer: int, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Copy blocks of one array back."""
+        self._bytes[layer][list(blocks)] = data
 
     def __getitem__(self, index: int) -> NDArray[Any]:
         return self._arrays[index]

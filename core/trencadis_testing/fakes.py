@@ -18,6 +18,7 @@ from trencadis.interfaces import (
     Backend,
     BackendCapabilities,
     BlockCopies,
+    LayerGate,
     PendingStep,
     Sampler,
 )
@@ -35,8 +36,18 @@ from trencadis.records import (
     TokenLogprobs,
 )
 from trencadis_testing.fake_drafts import DraftTree, accepted_path
-from trencadis_testing.fake_model import MULTIPLIER, START, chain, fake_embedding, fake_next_token, fake_text, start_of
+from trencadis_testing.fake_model import (
+    MULTIPLIER,
+    START,
+    chain,
+    fake_embedding,
+    fake_logprob,
+    fake_next_token,
+    fake_text,
+    start_of,
+)
 from trencadis_testing.fake_pool import FakeKVCache
+from trencadis_testing.fake_step import FakeStep
 from trencadis_testing.shapes import why_too_small
 
 __all__ = ["FakeBackend", "fake_embedding", "fake_next_token", "fake_text"]
@@ -45,7 +56,8 @@ __all__ = ["FakeBackend", "fake_embedding", "fake_next_token", "fake_text"]
 class FakeBackend(Backend):
     """A backend without a device: milliseconds per run, text that proves the KV cache.
 
-    A batch is not run before its ``wait`` or that of a later one is called, so an engine that peeks is caught.
+    A batch is not run before its ``wait`` or that of a later one is called, so an engine that peeks is caught; only one whose layers wait
+    for KV loads is run at once. What is read then of a load that did not come is garbage, as on a device, and no error.
 
     Args:
         layout: ``ragged``, ``padded`` or ``unified``.
@@ -65,6 +77,7 @@ class FakeBackend(Backend):
         fails_to_embed: Called with the texts before they are embedded; what it raises fails the call.
         swaps_blocks: Whether it copies blocks to host memory.
         fails_to_swap: Called before blocks are swapped; what it raises fails the call.
+        layerwise_kv: Whether its steps wait for layer-wise KV loads; each array of its cache is a layer.
     """
 
     def __init__(
@@ -86,6 +99,7 @@ class FakeBackend(Backend):
         fails_to_embed: Callable[[Sequence[Int32Array]], None] | None = None,
         swaps_blocks: bool = True,
         fails_to_swap: Callable[[], None] | None = None,
+        layerwise_kv: bool = True,
     ) -> None:
         self._capabilities = BackendCapabilities(
             layout=layout,
@@ -94,6 +108,7 @@ class FakeBackend(Backend):
             contiguous=contiguous,
             merges_prefills=merges_prefills,
             swaps_blocks=swaps_blocks,
+            layerwise_kv=layerwise_kv,
             provides=frozenset({"backend.adapters"} | ({"backend.tree_attention"} if layout == "ragged" else set())),
         )
         self._vocab_size = vocab_size
@@ -106,7 +121,9 @@ class FakeBackend(Backend):
         self._generates = generates
         self._fails_to_embed = fails_to_embed
         self._fails_to_swap = fails_to_swap
-        self._queue: deque[_FakeStep] = deque()
+        self._queue: deque[FakeStep] = deque()
+        self._layer_gate: LayerGate | None = None
+        self._doubtful: set[int] = set()  # rows that read what did not come
         self.num_batches = 0
         self.prepared: list[Bucket] = []
         self.embedded: list[list[int]] = []
@@ -139,7 +156,7 @@ class FakeBackend(Backend):
     def allocate(self, plan: AllocationPlan) -> None:
         """Make the arrays."""
         size = plan.num_blocks * plan.block_size
-        self._block_size = plan.block_size
+        self._plan, self._block_size = plan, plan.block_size
         self._tokens: Int32Array = np.zeros((plan.num_rows, plan.max_model_len + 64), np.int32)
         self._tables: Int32Array = np.full(
             (plan.num_rows, -(-plan.max_model_len // plan.block_size) + 16), -1, np.int32
@@ -159,8 +176,12 @@ class FakeBackend(Backend):
     def submit(self, batch: Batch) -> PendingStep:
         """Queue the batch; it runs when somebody waits for it or for a later one."""
         self.num_batches += 1
-        step = _FakeStep(self, batch)
+        waits = self._capabilities.layerwise_kv
+        gate = LayerGate.of(self._plan.connector, budget_s=self._plan.layer_wait_s) if waits else None
+        step = FakeStep(batch, gate, self.run_queued)
         self._queue.append(step)
+        if gate is not None:
+            self.run_queued(step)
         return step
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
@@ -210,10 +231,11 @@ class FakeBackend(Backend):
 
     # ------------------------------------------------------------------------------------------------- innards
 
-    def run_queued(self, until: _FakeStep | None = None) -> None:
+    def run_queued(self, until: FakeStep | None = None) -> None:
         """Run queued batches in order, up to and with ``until``."""
         while self._queue:
             step = self._queue.popleft()
+            self._layer_gate = step.gate
             try:
                 step.output = self._run(step.batch)
             except Exception as error:
@@ -225,6 +247,7 @@ class FakeBackend(Backend):
         for start in batch.row_starts:
             self._tokens[start.row, : len(start.token_ids)] = start.token_ids
             self._tables[start.row] = -1
+            self._doubtful.discard(start.row)
             self._starts[start.row] = start_of(start.adapter) if start.adapter else START
             asked = start.params.logprobs
             self._logprobs[start.row] = -1 if asked is None else asked
@@ -238,6 +261,9 @@ class FakeBackend(Backend):
             if self._fails is not None:
                 self._fails(batch, one)
             self._check_bucket(one)
+            if self._layer_gate is not None:
+                for layer in range(3):
+                    self._layer_gate.wait(layer)
             num_padded += one.bucket.batch_size * one.bucket.query_len
             if self._capabilities.layout == "ragged":
                 num_padded += int(one.query_lens.sum()) - one.bucket.batch_size * one.bucket.query_len
@@ -255,6 +281,7 @@ class FakeBackend(Backend):
             logprobs=tuple(sorted(logprobs, key=lambda entry: (entry.index, entry.position))),
             prompt_logprobs=tuple(prompt_logprobs),
             num_padded_tokens=num_padded,
+            missed_layers=self._layer_gate is not None and not self._layer_gate.is_whole,
         )
 
     def _check_bucket(self, one: Pass) -> None:
@@ -299,7 +326,7 @@ class FakeBackend(Backend):
             following = self._forward(row, start, length, tree)
             for j in range(int(one.num_prompt_logits[i])):
                 token = int(self._tokens[row, start + j + 1])
-                prompt_logprobs.append(_logprob(index, start + j + 1, token, 0))
+                prompt_logprobs.append(fake_logprob(index, start + j + 1, token, 0))
             if not one.num_logits[i]:
                 continue
             sampled = following[length - int(one.num_logits[i]) :]
@@ -311,7 +338,7 @@ class FakeBackend(Backend):
             emitted[index] = run
             asked = self._logprobs[row]
             if asked >= 0:
-                logprobs.extend(_logprob(index, end + j, token, asked) for j, token in enumerate(run))
+                logprobs.extend(fake_logprob(index, end + j, token, asked) for j, token in enumerate(run))
 
     def _forward(self, row: int, start: int, length: int, tree: DraftTree) -> list[int]:
         """Write KV of ``length`` tokens from ``start``, the last ones drafts, and return the token that follows each."""
@@ -349,7 +376,9 @@ class FakeBackend(Backend):
         chained = (before ^ (tokens.astype(np.uint64) + np.uint64(1))) * np.uint64(MULTIPLIER)
         good = (self._kv_tokens[slots] == tokens) & (self._kv_positions[slots] == positions)
         good &= states == chained + positions.astype(np.uint64)
-        if not good.all():
+        if not good.all() and self._layer_gate is not None and not self._layer_gate.is_whole:
+            self._doubtful.add(row)
+        if not good.all() and row not in self._doubtful:
             raise StepFailedError(f"row {row}: the KV entry of position {int(np.argmin(good))} is not its own")
 
     def _close_up(self, row: int, root: int, path: list[int]) -> None:
@@ -357,35 +386,3 @@ class FakeBackend(Backend):
         slots = self._slots(row, root + 2 + max(path, default=-1))[root + 1 :]
         for array in (self._states, self._kv_tokens, self._kv_positions):
             array[slots[: len(path)]] = array[slots[path]]
-
-
-def _logprob(index: int, position: int, token: int, asked: int) -> TokenLogprobs:
-    top = tuple(range(asked))
-    return TokenLogprobs(
-        index=index,
-        position=position,
-        token_id=token,
-        logprob=-1.0,
-        rank=1,
-        top_token_ids=top,
-        top_logprobs=(-1.0,) * asked,
-    )
-
-
-class _FakeStep:
-    """A batch that runs when it is waited for."""
-
-    def __init__(self, backend: FakeBackend, batch: Batch) -> None:
-        self.batch = batch
-        self.output: StepOutput | None = None
-        self.error: Exception | None = None
-        self._backend = backend
-
-    def wait(self) -> StepOutput:
-        if self.output is None and self.error is None:
-            self._backend.run_queued(self)
-        if self.error is not None:
-            raise self.error
-        if self.output is None:
-            raise StepFailedError("the step was lost")
-        return self.output

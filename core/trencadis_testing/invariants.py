@@ -25,7 +25,7 @@ def broken_invariants(engine: Engine) -> list[str]:
     faults: list[str] = []
     live = set(state.slot_of.values())
     waiting, running = state.waiting.slots.tolist(), state.running.tolist()
-    parked = [sequence.slot for sequence in state.transfers._parked.values()]  # noqa: SLF001
+    parked = [load.sequence.slot for load in state.transfers._parked.values()]  # noqa: SLF001
     places = Counter([*waiting, *running, *parked])
     if set(places) != live or any(count > 1 for count in places.values()):
         faults.append(f"1, 2: live {sorted(live)}, but waiting {waiting}, running {running}, parked {parked}")
@@ -45,8 +45,14 @@ def broken_invariants(engine: Engine) -> list[str]:
         if sequence.loaded_blocks is not None:
             holders.update(sequence.loaded_blocks.tolist())
     transfers = state.transfers
-    for held in (*transfers._held.values(), *transfers._parked_blocks.values()):  # noqa: SLF001
+    for held in (*transfers._held.values(), *(load.blocks for load in transfers._parked.values())):  # noqa: SLF001
         holders.update(held.tolist())
+    for load in transfers.layered:
+        holders.update(load.blocks.tolist())
+        if load.sequence.slot not in running or load.sequence.ticket < 0:
+            faults.append(f"1, 2: slot {load.sequence.slot} does not run beside its load")
+        if any(block in blocks._hash_of for block in load.blocks.tolist()):  # noqa: SLF001
+            faults.append(f"9: blocks of slot {load.sequence.slot} can be found before they are loaded")
     faults += _block_faults(engine, holders) + _host_faults(state)
     rows = [int(table.row[slot]) for slot in running]
     if len(set(rows)) != len(rows) or len(rows) + state.rows.num_free != state.rows.tokens.shape[0]:
@@ -107,9 +113,8 @@ def transfer_blocks(state: EngineState) -> set[int]:
     """Return the blocks that KV transfers may write to or read from now: those of parked sequences and those held behind them."""
     transfers = state.transfers
     found: set[int] = set()
-    for ticket, blocks in transfers._parked_blocks.items():  # noqa: SLF001 - shadow accounting looks inside
-        first, last = transfers._spans[ticket]  # noqa: SLF001
-        found.update(blocks[first:last].tolist())
+    for load in transfers._parked.values():  # noqa: SLF001 - shadow accounting looks inside
+        found.update(load.blocks[load.first : load.last].tolist())
     for held in transfers._held.values():  # noqa: SLF001
         found.update(held.tolist())
     return found

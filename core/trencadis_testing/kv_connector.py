@@ -16,6 +16,8 @@ from trencadis_testing.workloads import Arrival, Served, arrivals, wrong_texts
 
 __all__ = ["KVConnectorConformance"]
 
+_LONG_WAIT_S = 30.0
+
 
 class KVConnectorConformance(ConnectorSuite):
     """What every KV connector must do; inherit from it, and set ``make``.
@@ -157,6 +159,37 @@ class KVConnectorConformance(ConnectorSuite):
         assert desk.contents(targets[:num_valid]) == saved[:num_valid], (
             "a load counts as valid, but its content is wrong"
         )
+
+    @pytest.mark.parametrize("is_lost", [False, True])
+    def test_layer_that_was_waited_for_is_there_or_its_load_is_not_loaded(self, *, is_lost: bool) -> None:
+        """If its look-ups say ``layerwise``. Attention reads a layer right after ``wait_layer``: what comes later comes too late."""
+        desk, hashes = self.desk(), hashes_of(range(3))
+        saved = desk.save([1, 2, 3], hashes)
+        found = self._found(desk, hashes)
+        if is_lost:
+            self.lose(desk.pair)
+        if not found.num_tokens or not found.layerwise:
+            return
+        targets = [9, 10, 11][: found.num_tokens // self.block_size]
+        missed, report = desk.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=_LONG_WAIT_S)
+        for layer, contents in desk.as_waited.items():
+            expected = [block[layer] for block in saved[: len(targets)]]
+            assert layer in missed or contents == expected, f"layer {layer} was vouched for, and is not there"
+        assert not missed or found.ticket not in report.loaded, "a load that missed a layer is reported as loaded"
+        if not missed:
+            assert found.ticket in report.loaded, "every layer came, and the report of that step does not say so"
+
+    def test_layers_that_may_not_be_waited_for_are_given_up(self) -> None:
+        """With no time at all a step does not wait; it is not told that a load came after all."""
+        desk, hashes = self.desk(), hashes_of(range(3))
+        desk.save([1, 2, 3], hashes)
+        found = self._found(desk, hashes)
+        if not found.num_tokens or not found.layerwise:
+            return
+        targets = [9, 10, 11][: found.num_tokens // self.block_size]
+        missed, report = desk.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=0.0)
+        reports = [report] if not missed else [report, *(desk.step() for _ in range(20))]
+        assert not missed or all(found.ticket not in one.loaded for one in reports), "it was given up, and then loaded"
 
     def test_closed_worker_touches_nothing(self) -> None:
         """Also with a load under way; close may be called twice."""

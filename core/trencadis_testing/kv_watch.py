@@ -107,6 +107,9 @@ class _Watched(KVSchedulerSide):
         self._books.unused(ticket)
         self._side.on_unused(ticket)
 
+    def on_layerwise(self, ticket: int) -> None:
+        self._side.on_layerwise(ticket)
+
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         self._side.on_computed(blocks=blocks, block_hashes=block_hashes)
 
@@ -182,6 +185,13 @@ class _WatchedWorker(KVWorkerSide):
 
     def begin_step(self, message: bytes) -> None:
         self._side.begin_step(message)
+
+    @property
+    def wants_layers(self) -> bool:
+        return self._side.wants_layers
+
+    def wait_layer(self, layer: int, *, budget_s: float) -> bool:
+        return self._side.wait_layer(layer, budget_s=budget_s)
 
     def end_step(self) -> None:
         self._side.end_step()

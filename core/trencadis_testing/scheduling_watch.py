@@ -75,7 +75,7 @@ class PlanWatch:
         adapters = {self._state.table.sequence(slot).request.adapter for slot in running} - {""}
         if len(adapters) > self._max_loras:
             self.faults.append(f"17: adapters {sorted(adapters)} run, {self._max_loras} may")
-        parked = {sequence.slot for sequence in self._state.transfers._parked.values()}  # noqa: SLF001
+        parked = {load.sequence.slot for load in self._state.transfers._parked.values()}  # noqa: SLF001
         if scheduled & parked:
             self.faults.append(f"34: {sorted(scheduled & parked)} wait for a transfer and are scheduled")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import attrs
 import numpy as np
 
 from trencadis.interfaces import BlendOrder, KVBlender
+from trencadis.records import KVLayout
 from trencadis_testing.fake_model import START, chain
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend
@@ -66,7 +68,14 @@ class FakeBlender(KVBlender):
 
 
 class BlendingCache(FakeKVCache):
-    """A fake cache that blends."""
+    """A fake cache that blends, of one layer: everything goes through the first."""
+
+    layerwise = False
+
+    @property
+    def layout(self) -> KVLayout:
+        whole = super().layout
+        return attrs.evolve(whole, parts=tuple(attrs.evolve(part, layer=0) for part in whole.parts))
 
     def blender(self) -> FakeBlender:
         if "made" not in self.__dict__:

@@ -20,6 +20,10 @@ class WildConnector:
         cancelled: The same, of those that were cancelled and not released.
         held: Tickets of finished sequences' blocks.
         raising: Names of scheduler-side methods that raise.
+        by_layer: Loads come layer by layer, if the engine lets them.
+        layered: Tickets of loads whose layers steps wait for.
+        fate: What becomes of such loads: ``comes``; ``fails``, ``stalls`` or ``raises`` at layer ``fate_layer``. One that stalls never
+            ends by itself; one that raises comes too late, and is reported as loaded.
         is_closed: Of each side.
     """
 
@@ -42,6 +46,10 @@ class WildConnector:
         self.tickets = itertools.count()
         self.arrays: tuple = ()
         self._to_save: list[tuple[int, bytes]] = []
+        self.by_layer = False
+        self.layered: set[int] = set()
+        self.fate, self.fate_layer = "comes", 0
+        self.waited: list[tuple[int, int]] = []
 
     def pair(self) -> ConnectorPair:
         return ConnectorPair(scheduler=_Scheduler(self), worker=_Worker(self))
@@ -76,6 +84,32 @@ class WildConnector:
         """Report everything of one ticket at once, whatever it is."""
         failed = FailedLoad(ticket=ticket, num_valid_tokens=0, cause="again")
         self._report(loaded=(ticket,), failed=(failed,))
+
+    # ------------------------------------------------------------------------------------------- layer by layer
+
+    def wait_layer(self, layer: int) -> bool:
+        """Let one layer of each layered load come, or not."""
+        came = True
+        for ticket in sorted(self.layered & self.loads.keys()):
+            self.waited.append((ticket, layer))
+            if self.fate == "comes" or layer < self.fate_layer:
+                blocks, hashes = self.loads[ticket]
+                for block, block_hash in zip(blocks, hashes, strict=True):
+                    self.content(block)[layer][:] = self.store[block_hash][layer]
+                continue
+            if self.fate == "raises":
+                raise RuntimeError("wait_layer raises")
+            came = False
+            self.layered.discard(ticket)
+            if self.fate == "fails":
+                self.fail(ticket)
+        return came
+
+    def end_layers(self) -> None:
+        """Report the layered loads that nobody gave up."""
+        for ticket in sorted(self.layered & self.loads.keys()):
+            self.arrive(ticket)
+        self.layered.clear()
 
     # -------------------------------------------------------------------------------------------------- innards
 
@@ -130,11 +164,15 @@ class _Scheduler(KVSchedulerSide):
             return Lookup()
         ticket = next(wild.tickets)
         wild.offers.add(ticket)
-        return Lookup(num_tokens=num_tokens, ticket=ticket, timeout_s=wild.timeout_s)
+        return Lookup(num_tokens=num_tokens, ticket=ticket, timeout_s=wild.timeout_s, layerwise=wild.by_layer)
 
     def on_unused(self, ticket):
         self._wild.offers.remove(ticket)
         self._wild.unused.append(ticket)
+
+    def on_layerwise(self, ticket):
+        self._wild.called("on_layerwise")
+        self._wild.layered.add(ticket)
 
     def on_allocated(self, ticket, *, blocks, block_hashes):
         self._wild.offers.remove(ticket)
@@ -185,10 +223,19 @@ class _Worker(KVWorkerSide):
     def begin_step(self, message):
         self._wild.save()
 
+    @property
+    def wants_layers(self):
+        return bool(self._wild.layered & self._wild.loads.keys())
+
+    def wait_layer(self, layer, *, budget_s):
+        assert budget_s <= 0.2, "no more than the setting"
+        return self._wild.wait_layer(layer)
+
     def end_step(self):
         pass
 
     def poll(self):
+        self._wild.end_layers()
         report, self._wild.next = self._wild.next, ConnectorReport()
         return report
 

@@ -45,6 +45,11 @@ class TestFakeThatCannotEmbed(BackendConformance):
         return FakeBackend(embedding_size=0)
 
 
+class TestFakeWhoseStepsDoNotWait(BackendConformance):
+    def make(self):
+        return FakeBackend(layerwise_kv=False)
+
+
 class TestFakeThatDoesNotSwap(BackendConformance):
     def make(self):
         return FakeBackend(swaps_blocks=False)
@@ -304,6 +309,31 @@ class EmbedsInTheCache(FakeBackend):
         return vectors
 
 
+class WaitsForNoLayer(FakeBackend):
+    def allocate(self, plan):
+        super().allocate(attrs.evolve(plan, connector=None))
+
+
+class WaitsInEveryStep(FakeBackend):
+    def submit(self, batch):
+        if self._plan.connector is not None:
+            self._plan.connector.wait_layer(0, budget_s=0.0)
+        return super().submit(batch)
+
+
+class HidesMissedLayers(FakeBackend):
+    def _run(self, batch):
+        return attrs.evolve(super()._run(batch), missed_layers=False)
+
+
+class MixesLayersUp(FakeBackend):
+    def kv_cache(self):
+        pool = super().kv_cache()
+        write = pool.write_layer
+        pool.write_layer = lambda layer, blocks, data: write((layer + 1) % 3, blocks, data)
+        return pool
+
+
 class HasNoLength(FakeBackend):
     def __init__(self):
         super().__init__(max_model_len=0)
@@ -345,6 +375,10 @@ class HasNoLength(FakeBackend):
         (EmbedsAlthoughItCannot, "test_text_has_one_vector_whatever_else_is_in_the_call"),
         (EmbedsInTheCache, "test_embedding_leaves_no_trace_in_running_sequences"),
         (ReportsMoreThanThereIs, "test_memory_report_adds_up"),
+        (WaitsForNoLayer, "test_layer_is_not_read_before_it_was_waited_for"),
+        (WaitsInEveryStep, "test_layer_is_not_read_before_it_was_waited_for"),
+        (HidesMissedLayers, "test_step_that_missed_a_layer_says_so"),
+        (MixesLayersUp, "test_layers_of_a_block_are_its_bytes"),
         (HasNoLength, "test_facts_are_plausible"),
     ],
 )

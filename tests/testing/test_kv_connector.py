@@ -39,6 +39,18 @@ class TestFailingLoopConnector(Suite):
         return LoopConnector(fail=lambda ticket: 4 if ticket % 2 and ticket > 5 else None).pair()
 
 
+class TestLoopConnectorByLayer(Suite):
+    """Steps wait for layers; some loads break off at the last one, and look-ups answer at the second call."""
+
+    @pytest.fixture(params=[False, True], autouse=True)
+    def breaks_off(self, request):
+        self.breaks = request.param
+
+    def make(self):
+        fails = (lambda ticket: 4 if ticket % 2 and ticket > 5 else None) if self.breaks else lambda _: None
+        return LoopConnector(by_layer=True, fail=fails, pending=1, delay=2).pair()
+
+
 def mutant(*, scheduler=_LoopScheduler, worker=_LoopWorker, **options):
     """Return a maker of pairs that differ from the double in one of its sides."""
 
@@ -212,6 +224,39 @@ class ReleasesTwice(_LoopWorker):
         return twice
 
 
+class VouchesTooEarly(_LoopWorker):
+    """Brings all layers when the step is over."""
+
+    def wait_layer(self, layer, *, budget_s):
+        return True
+
+    def poll(self):
+        if self._layered:
+            for layer in range(3):
+                super().wait_layer(layer, budget_s=0.0)
+        return super().poll()
+
+
+class VouchesForWhatIsLost(_LoopWorker):
+    def wait_layer(self, layer, *, budget_s):
+        super().wait_layer(layer, budget_s=budget_s)
+        self._layered = dict.fromkeys(self._layered, "")
+        return True
+
+
+class ForgetsToReportLayers(_LoopWorker):
+    def poll(self):
+        for ticket in self._layered:
+            del self._loads[ticket]
+        self._layered = {}
+        return super().poll()
+
+
+class LoadsAfterGivingUp(_LoopWorker):
+    def wait_layer(self, layer, *, budget_s):
+        return super().wait_layer(layer, budget_s=budget_s) and budget_s > 0.0
+
+
 MUTANTS = {
     "LoadsAnotherPromptsBlock": (mutant(worker=LoadsAnotherPromptsBlock), "test_what_was_saved_is_loaded_bit_for_bit"),
     "LoadsAnotherPromptsBlock in engines": (
@@ -258,6 +303,26 @@ MUTANTS = {
     "ForgetsAborted": (
         mutant(scheduler=ForgetsCancelledTickets, delay=3),
         "test_aborts_at_any_step_leave_nothing_behind",
+    ),
+    "VouchesTooEarly": (
+        mutant(worker=VouchesTooEarly, by_layer=True),
+        "test_layer_that_was_waited_for_is_there_or_its_load_is_not_loaded",
+    ),
+    "VouchesForWhatIsLost": (
+        mutant(worker=VouchesForWhatIsLost, by_layer=True),
+        "test_layer_that_was_waited_for_is_there_or_its_load_is_not_loaded",
+    ),
+    "ForgetsToReportLayers": (
+        mutant(worker=ForgetsToReportLayers, by_layer=True),
+        "test_layer_that_was_waited_for_is_there_or_its_load_is_not_loaded",
+    ),
+    "LoadsAfterGivingUp": (
+        mutant(worker=LoadsAfterGivingUp, by_layer=True),
+        "test_layers_that_may_not_be_waited_for_are_given_up",
+    ),
+    "VouchesInEngines": (
+        mutant(worker=VouchesTooEarly, by_layer=True),
+        "test_texts_are_those_without_a_connector",
     ),
     "LoadsNothing": (mutant(worker=LoadsNothing), "test_texts_are_those_without_a_connector"),
 }

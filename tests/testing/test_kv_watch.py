@@ -135,6 +135,9 @@ class Told(KVSchedulerSide):
         self.calls.append("take_withdrawn")
         return ["withdrawn"]
 
+    def on_layerwise(self, ticket):
+        self.calls.append("on_layerwise")
+
     def on_request_ended(self, request_id, *, transfer_params, error):
         self.calls.append("on_request_ended")
 
@@ -159,6 +162,7 @@ def test_every_call_reaches_the_connector():
     side.lookup(request, block_hashes=(), num_local_tokens=0)
     side.on_allocated(1, blocks=(), block_hashes=())
     side.on_unused(2)
+    side.on_layerwise(1)
     side.on_computed(blocks=(), block_hashes=())
     side.on_finished(request, blocks=())
     assert side.finished_params(request) == {"a": 1}

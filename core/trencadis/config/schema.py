@@ -145,6 +145,12 @@ class CacheConfig:
     load_timeout_s: float = setting(
         30.0, "A KV load that takes longer is given up; its tokens are computed.", unit="s", validator=gt(0)
     )
+    layer_wait_s: float = setting(
+        0.2,
+        "A step waits no longer for KV loads that come layer by layer; one that is slower is given up, and its tokens are computed.",
+        unit="s",
+        validator=gt(0),
+    )
     quarantine_s: float = setting(
         60.0,
         "A KV connector that holds blocks longer than this, after a load was given up or a sequence has ended, is closed.",

@@ -17,7 +17,7 @@ from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.kept_order import KeptOrder
 from trencadis.engine.sequence import Sequence
 from trencadis.engine.state import EngineState
-from trencadis.interfaces import SchedulerView
+from trencadis.interfaces import Lookup, SchedulerView
 from trencadis.records import Int32Array
 
 __all__ = ["Admission"]
@@ -177,16 +177,24 @@ class Admission:
             self.notes.skip(slot, "its last token is still in flight")
             return _Outcome.SKIPPED
         num_blocks = -(-num_tokens // state.block_size)
+        found: Lookup | None = None
         if sequence.loaded_blocks is not None:
             hit, num_computed = sequence.loaded_blocks.tolist(), sequence.num_loaded_tokens
         else:
             hit = state.local_hit(sequence)
             num_computed = len(hit) * state.block_size
-            outcome = None if sequence.host_blocks is not None else self._load(sequence, hit, num_computed, num_blocks)
-            if outcome is not None:
-                return outcome
+            if sequence.host_blocks is None:
+                found = self._look_up(sequence, len(hit))
+                if found is not None and found.pending:
+                    return _Outcome.SKIPPED
             if not self._fits(num_blocks - len(hit), hit):
+                self._put_back(sequence, found)
                 return _Outcome.FULL
+            if found is not None:
+                if not state.transfers.goes_by_layer(sequence, found):
+                    self._park(sequence, found, hit, num_blocks)
+                    return _Outcome.SKIPPED
+                num_computed = self._num_found(sequence, found) * state.block_size
             num_computed = max(num_computed, int(table.num_swapped_tokens[slot]))
         remaining = num_tokens - num_computed
         self._chunk = (
@@ -195,55 +203,79 @@ class Admission:
             else self._policy.chunk(view, slot=slot, num_remaining=remaining, token_budget=token_budget)
         )
         if not self._chunk:
+            self._put_back(sequence, found)
             self.notes.skip(slot, "the policy gave its first part no tokens")
             return _Outcome.SKIPPED
-        self._take(sequence, hit, num_blocks - len(hit), num_computed)
+        if not self._take(sequence, hit, num_blocks - len(hit), num_computed, found):
+            self.notes.skip(slot, "its KV load could not be begun")
+            return _Outcome.SKIPPED
         return _Outcome.ADMITTED
 
-    def _take(self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int) -> None:
+    def _take(
+        self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int, found: Lookup | None = None
+    ) -> bool:
+        """Admit a sequence; False if the load could not be begun that it was to run beside.
+
+        Args:
+            sequence: It waits.
+            hit: Blocks that hold its beginning: of the local cache, or loaded.
+            num_new: Blocks that it takes besides.
+            num_computed: First tokens that are in them, or will be when a layer is read.
+            found: What it runs beside, if anything.
+        """
         state = self._state
-        is_loaded = sequence.loaded_blocks is not None
-        if hit and not is_loaded:
+        has_all = sequence.loaded_blocks is not None or found is not None
+        if hit and sequence.loaded_blocks is None:
             state.blocks.acquire(hit, now_s=state.clock.now_s(), salt=sequence.request.cache_salt)
         sequence.loaded_blocks = None  # its references pass to the block table
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_new)])
+        if found is not None:
+            first, last = len(hit), self._num_found(sequence, found)
+            if not state.transfers.run_beside(sequence, found, blocks=blocks[first:last], first=first, state=state):
+                state.blocks.release(blocks, now_s=state.clock.now_s())
+                return False
         if sequence.num_cached_tokens < 0:
             self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
             self.num_cached_tokens += num_computed
         if sequence.host_blocks is not None:
             state.swapping.swap_in(sequence, blocks, num_found=len(hit))
-        num_cached = num_computed if is_loaded else len(hit) * state.block_size
+        num_cached = num_computed if has_all else len(hit) * state.block_size
         state.admit(sequence, blocks=blocks, num_computed=num_computed, num_cached=num_cached)
         self.admitted.append(sequence.slot)
+        return True
 
-    def _load(self, sequence: Sequence, hit: list[int], num_local_tokens: int, num_blocks: int) -> _Outcome | None:
-        """Park the sequence if the connector has more of it than the local cache; None if it has not.
-
-        A parked sequence holds blocks for all its tokens, so that it can run as soon as it is loaded.
-        """
-        state = self._state
+    def _look_up(self, sequence: Sequence, num_hit: int) -> Lookup | None:
+        """Return what the connector has beyond the local hit, or that it is still looking; None if that is nothing."""
         if not sequence.block_hashes:
             return None
-        found = state.transfers.lookup(sequence, num_local_tokens=num_local_tokens)
+        found = self._state.transfers.lookup(sequence, num_local_tokens=num_hit * self._state.block_size)
         if found.pending:
             self.num_pending += 1
             self.notes.skip(sequence.slot, "the KV connector is still looking for its prefix")
-            return _Outcome.SKIPPED
-        num_found = min(found.num_tokens // state.block_size, len(sequence.block_hashes))
-        if num_found <= len(hit):
-            state.transfers.unused(found)
-            return None
-        if not self._fits(num_blocks - len(hit), hit):
-            state.transfers.unused(found)
+            return found
+        if self._num_found(sequence, found) > num_hit:
+            return found
+        self._state.transfers.unused(found)
+        return None
+
+    def _put_back(self, sequence: Sequence, found: Lookup | None) -> None:
+        """Have a sequence looked up again when there is room."""
+        if found is not None:
+            self._state.transfers.unused(found)
             sequence.looked_up = False
-            return _Outcome.FULL
-        now_s = state.clock.now_s()
+
+    def _num_found(self, sequence: Sequence, found: Lookup) -> int:
+        return min(found.num_tokens // self._state.block_size, len(sequence.block_hashes))
+
+    def _park(self, sequence: Sequence, found: Lookup, hit: list[int], num_blocks: int) -> None:
+        """Set a sequence aside until it is loaded. It holds blocks for all its tokens, so that it can run at once then."""
+        state, now_s = self._state, self._state.clock.now_s()
         state.park(sequence)
         if hit:
             state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
-        state.transfers.park(sequence, found, blocks=blocks, span=(len(hit), num_found), now_s=now_s)
-        return _Outcome.SKIPPED
+        span = (len(hit), self._num_found(sequence, found))
+        state.transfers.park(sequence, found, blocks=blocks, span=span, now_s=now_s)
 
     def _fits(self, num_new: int, hit: list[int]) -> bool:
         state = self._state

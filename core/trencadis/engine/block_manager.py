@@ -102,6 +102,10 @@ class BlockManager:
         self._tell_use(blocks, salt=salt, now_s=now_s)
         self.ref_counts[np.asarray(blocks, np.int32)] += 1
 
+    def share(self, blocks: Int32Array) -> None:
+        """Reference used blocks once more, for a transfer that may outlast the sequence they are of."""
+        self.ref_counts[blocks] += 1
+
     def release(self, blocks: Int32Array, *, now_s: float) -> None:
         """Drop one reference of each block, given in table order; what nobody holds is freed or kept for reuse."""
         counts = self.ref_counts[blocks] - 1

@@ -42,10 +42,13 @@ class Committer:
         """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
         state, table = self._state, self._state.table
         self.num_accepted = _EMPTY
-        state.transfers.apply(output.connector_reports, state)
-        if state.transfers.has_connector:
+        has_waited = bool(state.transfers.layered)  # it took longer than computing takes
+        state.transfers.apply(output.connector_reports, state, missed_layers=output.missed_layers)
+        if state.transfers.has_connector and not has_waited:
             state.transfers.step_done(num_tokens=plan.num_tokens, device_s=output.device_s)
         resident = table.epoch[plan.slots] == plan.epochs
+        if state.transfers.layered and state.transfers.confirm(plan.slots[resident], state):
+            resident = table.epoch[plan.slots] == plan.epochs
         emits = resident & (output.num_emitted > 0)
         if plan.drafts is None and emits.all():
             slots, token_ids = plan.slots, output.token_ids
@@ -218,7 +221,7 @@ class Committer:
         state, table = self._state, self._state.table
         for slot, num_blocks in zip(slots.tolist(), full.tolist(), strict=True):
             sequence = table.sequence(slot)
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not SequenceState.RUNNING or sequence.ticket >= 0:
                 continue
             if sequence.is_approximate:
                 table.num_hashed_blocks[slot] = num_blocks  # looked at, and kept from everybody

@@ -135,7 +135,7 @@ def compose_engine(
     max_model_len, num_blocks = size_cache(config, with_drafter(parts.model, drafter), executor, block_size=block_size)
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
-    _allocate(executor, _allocation(limits, parts, num_hosted), parts.connector)
+    _allocate(executor, _allocation(config, limits, parts, num_hosted), parts.connector)
     swapping = Swapping(num_host_blocks=num_hosted, copy=lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins))
     state = _state(config, parts, clock, swapping, limits)
     passes, warmed = _warmed_passes(
@@ -241,7 +241,7 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
     )
 
 
-def _allocation(limits: BucketLimits, parts: Parts, num_hosted: int) -> AllocationPlan:
+def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: int) -> AllocationPlan:
     return AllocationPlan(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -252,6 +252,7 @@ def _allocation(limits: BucketLimits, parts: Parts, num_hosted: int) -> Allocati
         acceptance=parts.speculation.acceptance if parts.speculation else None,
         connector=parts.connector.worker if parts.connector else None,
         num_host_blocks=num_hosted,
+        layer_wait_s=config.cache.layer_wait_s,
     )
 
 
@@ -328,6 +329,7 @@ def _state(config: Config, parts: Parts, clock: Clock, swapping: Swapping, limit
             max_parked=config.cache.max_parked,
             close_worker=parts.executor.close_connector,
             num_ranks=parts.executor.num_ranks,
+            layerwise=parts.executor.capabilities.layerwise_kv,
         ),
         swapping=swapping,
         num_rows=limits.max_num_seqs,

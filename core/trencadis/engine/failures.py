@@ -75,5 +75,5 @@ class Failures:
             output = step.pending.wait()
         except Exception:  # the first failure is the one that is reported
             return step.plan
-        self._state.transfers.apply(output.connector_reports, self._state)
+        self._state.transfers.apply(output.connector_reports, self._state, missed_layers=output.missed_layers)
         return step.plan

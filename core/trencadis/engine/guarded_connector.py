@@ -70,6 +70,15 @@ class GuardedConnector:
         """Tell of a hit that nothing is loaded for."""
         self._call("on_unused", lambda: self._side.on_unused(ticket), None)
 
+    def on_layerwise(self, ticket: int) -> bool:
+        """Tell that steps wait for a load; False if it raised, so that none is to."""
+
+        def tell() -> bool:
+            self._side.on_layerwise(ticket)
+            return True
+
+        return self._call("on_layerwise", tell, False)
+
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Offer blocks for saving."""
         self._call("on_computed", lambda: self._side.on_computed(blocks=blocks, block_hashes=block_hashes), None)

@@ -45,7 +45,7 @@ class Sequence:
         host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
         is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
         num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
-        ticket: Of the load it is parked for, or -1.
+        ticket: Of the load it is parked for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
         park_deadline_s: When that load is given up.
         orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
         num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.

@@ -136,6 +136,9 @@ class EngineState:
         is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
         transfer_params = None
         if sequence.state is SequenceState.RUNNING:
+            if sequence.ticket >= 0:
+                self.transfers.cancel(sequence, self.blocks, now_s=now_s)
+                is_whole = False
             hands_over = is_whole and not sequence.is_approximate
             self._leave_row(sequence, finished=hands_over)
             transfer_params = self.transfers.finished_params(sequence.request) if hands_over else None
@@ -216,9 +219,15 @@ class EngineState:
 
         Args:
             sequence: It runs.
-            is_sound: Its blocks hold what they should; after a failed step they may not, and nothing of them is kept.
+            is_sound: Its blocks hold what they should; after a failed step they may not, and nothing of them is kept. Nor is what is
+                still in flight.
         """
         table, slot = self.table, sequence.slot
+        if sequence.ticket >= 0:  # it read what may not have come
+            self.transfers.cancel(sequence, self.blocks, now_s=self.clock.now_s())
+            is_sound = False
+        if not is_sound:
+            table.num_tokens[slot] = table.num_known_tokens[slot]
         sequence.tokens = self.known_tokens(sequence).copy()
         if table.num_tokens[slot] > table.num_known_tokens[slot]:
             sequence.orphan_epoch = int(table.epoch[slot])

@@ -8,6 +8,8 @@ nothing can touch a block, the held ones come back, and the engine goes on witho
                       ├─ failed ───────────────▶ runs; the rest is computed, or looked up again
                       └─ deadline, abort ─▶ held ─┬─ released ──────▶ free
                                                   └─ quarantine over ▶ connector closed ▶ free
+
+A load that comes layer by layer (:mod:`~trencadis.engine.layer_loads`) parks nobody.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trencadis.engine.guarded_connector import GuardedConnector
+from trencadis.engine.layer_loads import LayerLoads
+from trencadis.engine.parked_load import ParkedLoad
 from trencadis.engine.rank_quorum import RankQuorum
 from trencadis.engine.sequence import Sequence
 from trencadis.interfaces import KVSchedulerSide, Lookup
@@ -46,8 +48,10 @@ class Transfers:
         max_parked: Sequences that may wait for a load at once; others are computed.
         close_worker: Closes the worker sides; returns when none touches a block any more.
         num_ranks: Worker sides, each of which reports for itself.
+        layerwise: Steps can wait for their layers, one by one.
 
     Attributes:
+        layered: Loads beside which their sequences run.
         num_loads: Loads that were started.
         num_loaded: Loads that arrived whole.
         num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.
@@ -64,6 +68,7 @@ class Transfers:
         max_parked: int = 256,
         close_worker: Callable[[], None] = lambda: None,
         num_ranks: int = 1,
+        layerwise: bool = False,
     ) -> None:
         self._connector = None if connector is None else GuardedConnector(connector)
         self._load_timeout_s = load_timeout_s
@@ -71,12 +76,11 @@ class Transfers:
         self._max_parked = max_parked
         self._close_worker = close_worker
         self._quorum = RankQuorum(num_ranks)
-        self._parked: dict[int, Sequence] = {}
-        self._parked_blocks: dict[int, Int32Array] = {}
+        self._layerwise = layerwise
+        self.layered = LayerLoads()
+        self._parked: dict[int, ParkedLoad] = {}
         self._held: dict[int, Int32Array] = {}
         self._held_until_s: dict[int, float] = {}
-        self._spans: dict[int, tuple[int, int]] = {}
-        self._approximate: set[int] = set()
         self._has_news = False
         self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = 0
         self.num_unused = 0
@@ -114,7 +118,7 @@ class Transfers:
     @property
     def parked(self) -> tuple[int, ...]:
         """Slots that wait for a load."""
-        return tuple([sequence.slot for sequence in self._parked.values()])
+        return tuple([load.sequence.slot for load in self._parked.values()])
 
     @property
     def num_held_blocks(self) -> int:
@@ -145,23 +149,42 @@ class Transfers:
             self.num_unused += 1
             self._connector.on_unused(found.ticket)
 
+    def goes_by_layer(self, sequence: Sequence, found: Lookup) -> bool:
+        """Whether a sequence runs beside its load; one whose load failed waits for the next, so that others wait for it but once."""
+        return self._layerwise and found.layerwise and not found.approximate and not sequence.num_failed_loads
+
+    def run_beside(
+        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, first: int, state: EngineState
+    ) -> bool:
+        """Begin a load into ``blocks``, from place ``first`` of the sequence on, whose layers the sequence's next step waits for.
+
+        Returns:
+            False if it could not be begun: it may write to the blocks all the same, so they are nobody's now.
+        """
+        assert self._connector is not None, "only a connector's hit is loaded"
+        self.num_loads += 1
+        self.layered.begin(found.ticket, sequence, blocks, first=first, state=state)
+        hashes = sequence.block_hashes[first : first + len(blocks)]
+        if self._connector.on_allocated(
+            found.ticket, blocks=blocks.tolist(), block_hashes=hashes
+        ) and self._connector.on_layerwise(found.ticket):
+            return True
+        self._missed(sequence, state)
+        return False
+
     def park(
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
     ) -> None:
         """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those behind will be computed."""
         assert self._connector is not None, "only a connector's hit parks a sequence"
-        (first, last), ticket = span, found.ticket
+        ticket = found.ticket
         sequence.ticket, sequence.park_deadline_s = ticket, now_s + min(self._load_timeout_s, found.timeout_s)
-        self._parked[ticket] = sequence
-        self._parked_blocks[ticket] = blocks
-        self._spans[ticket] = span
+        load = self._parked[ticket] = ParkedLoad(
+            sequence=sequence, blocks=blocks, first=span[0], last=span[1], is_approximate=found.approximate
+        )
         self.num_loads += 1
-        told = slice(first, last)
-        if found.approximate:
-            self._approximate.add(ticket)
-            told = slice(0, last)
         if not self._connector.on_allocated(
-            ticket, blocks=blocks[told].tolist(), block_hashes=sequence.block_hashes[told]
+            ticket, blocks=blocks[load.told].tolist(), block_hashes=sequence.block_hashes[load.told]
         ):
             sequence.park_deadline_s = now_s
 
@@ -181,7 +204,7 @@ class Transfers:
         if self._connector is None:
             return False
         ticket = self._connector.on_finished(sequence.request, blocks=blocks.tolist())
-        if ticket is None or ticket in self._held or ticket in self._parked:
+        if ticket is None or self._is_awaited(ticket):
             return False
         self._hold(ticket, blocks, now_s)
         return True
@@ -211,8 +234,14 @@ class Transfers:
         self._has_news = False
         return b"" if self._connector is None else self._connector.take_message()
 
-    def apply(self, reports: Mapping[int, ConnectorReport], state: EngineState) -> None:
-        """Take the ranks' reports: unpark what loaded or failed, free what was released; then enforce deadlines."""
+    def apply(self, reports: Mapping[int, ConnectorReport], state: EngineState, *, missed_layers: bool = False) -> None:
+        """Take the ranks' reports: unpark what loaded or failed, free what was released; then enforce deadlines.
+
+        Args:
+            reports: Of a step, by rank.
+            state: Of the engine; changed.
+            missed_layers: The step read layers that were not there: none of its layer-wise loads came in time, whatever the report says.
+        """
         if self._connector is None:
             return
         if reports:
@@ -222,14 +251,31 @@ class Transfers:
             for ticket in report.loaded:
                 if ticket in self._parked:
                     self.num_loaded += 1
-                    self._unpark(ticket, state, num_valid_tokens=None)
+                    self._parked.pop(ticket).end(state)
+                elif ticket in self.layered:
+                    self.num_loaded += 1
+                    self.layered.came(ticket, state, too_late=missed_layers)
             for failed in report.failed:
-                if failed.ticket in self._parked:
+                if failed.ticket in self._parked or failed.ticket in self.layered:
                     self._failed(failed, state)
             for ticket in report.released:
                 if ticket in self._held:
                     self._free(ticket, state)
         self._enforce_deadlines(state)
+
+    def confirm(self, slots: Int32Array, state: EngineState) -> bool:
+        """Void the sequences of a committed plan whose loads its report did not call loaded; True if there were any.
+
+        Args:
+            slots: Of the plan, those that still hold their row.
+            state: Of the engine; changed.
+        """
+        missing = self.layered.of(slots.tolist())
+        for sequence in missing:
+            logger.warning("KV load %d did not come with its layers; its tokens are computed here.", sequence.ticket)
+            self._missed(sequence, state)
+            self.layered.void(sequence, state)
+        return bool(missing)
 
     def step_done(self, *, num_tokens: int, device_s: float) -> None:
         """Tell the connector what computing takes here."""
@@ -251,19 +297,26 @@ class Transfers:
 
     def youngest_parked(self) -> Sequence | None:
         """Return the sequence that was parked last, to be given up first under pressure."""
-        return next(reversed(self._parked.values()), None)
+        return next((load.sequence for load in reversed(self._parked.values())), None)
 
     def _is_awaited(self, ticket: int) -> bool:
-        """Whether a ticket names a load, or blocks that are held."""
-        return ticket in self._parked or ticket in self._held
+        """Return whether a ticket names a load, or blocks that are held."""
+        return ticket in self._parked or ticket in self.layered or ticket in self._held
 
     def _failed(self, failed: FailedLoad, state: EngineState) -> None:
         """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""
-        assert self._connector is not None, "only a connector's hit parks a sequence"
-        sequence = self._parked[failed.ticket]
-        sequence.num_failed_loads += 1
+        assert self._connector is not None, "only a connector's hit is loaded"
         self.num_failed_loads += 1
-        self._unpark(failed.ticket, state, num_valid_tokens=failed.num_valid_tokens)
+        if failed.ticket in self.layered:
+            load = self.layered.drop(failed.ticket)
+            sequence = load.sequence
+            state.blocks.release(load.blocks, now_s=state.clock.now_s())
+            self.layered.void(sequence, state)
+        else:
+            parked = self._parked.pop(failed.ticket)
+            sequence = parked.sequence
+            parked.end(state, num_valid_tokens=failed.num_valid_tokens)
+        sequence.num_failed_loads += 1
         again = self._connector.on_failed(sequence.request, failed) and sequence.num_failed_loads <= _MAX_RETRIES
         if again:
             state.drop_loaded(sequence)  # what arrived is in the prefix cache, where the next look-up finds it
@@ -275,44 +328,24 @@ class Transfers:
             "it is looked up again" if again else "its tokens are computed here",
         )
 
-    def _unpark(self, ticket: int, state: EngineState, *, num_valid_tokens: int | None) -> None:
-        sequence = self._parked.pop(ticket)
-        blocks = self._parked_blocks.pop(ticket)
-        first, last = self._spans.pop(ticket)
-        num_valid = last
-        if num_valid_tokens is not None:
-            num_valid = max(first, min(last, first + num_valid_tokens // state.block_size))
-        sequence.ticket = -1
-        if ticket in self._approximate:
-            self._approximate.remove(ticket)
-            sequence.is_approximate = num_valid > first
-            sequence.num_approximate_tokens = (num_valid - first) * state.block_size
-        else:
-            state.blocks.register_chain(
-                blocks[:num_valid].tolist(),
-                sequence.block_hashes,
-                start=0,
-                salt=sequence.request.cache_salt,
-                now_s=state.clock.now_s(),
-            )
-        sequence.loaded_blocks = blocks
-        sequence.num_loaded_tokens = num_valid * state.block_size
-        state.unpark(sequence)
+    def _missed(self, sequence: Sequence, state: EngineState) -> None:
+        sequence.num_failed_loads += 1
+        self.num_failed_loads += 1
+        self._give_up(sequence, state.blocks, now_s=state.clock.now_s())
 
     def _give_up(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
-        assert self._connector is not None, "only a connector's hit parks a sequence"
+        """Hold the blocks of a load until nobody writes to them."""
+        assert self._connector is not None, "only a connector's hit is loaded"
         ticket, sequence.ticket = sequence.ticket, -1
-        mine = self._parked_blocks.pop(ticket)
-        first, last = self._spans.pop(ticket)
-        self._approximate.discard(ticket)
-        del self._parked[ticket]
-        self._hold(ticket, mine[first:last], now_s)
-        blocks.release(np.concatenate([mine[:first], mine[last:]]), now_s=now_s)
+        if ticket in self.layered:
+            self._hold(ticket, self.layered.drop(ticket).blocks, now_s)
+        else:
+            self._hold(ticket, self._parked.pop(ticket).give_up(blocks, now_s=now_s), now_s)
         self._connector.on_cancelled(ticket)
 
     def _enforce_deadlines(self, state: EngineState) -> None:
         now_s = state.clock.now_s()
-        for sequence in [s for s in self._parked.values() if now_s >= s.park_deadline_s]:
+        for sequence in [load.sequence for load in self._parked.values() if now_s >= load.sequence.park_deadline_s]:
             self.num_failed_loads += 1
             logger.warning("KV load %d took too long; its tokens are computed here.", sequence.ticket)
             self._give_up(sequence, state.blocks, now_s=now_s)
@@ -333,10 +366,11 @@ class Transfers:
         self._connector.close()
         self._close_worker()
         now_s = state.clock.now_s()
-        for sequence in list(self._parked.values()):
+        for sequence in [load.sequence for load in self._parked.values()]:
             self.num_failed_loads += 1
             self._give_up(sequence, state.blocks, now_s=now_s)
             state.unpark(sequence)
+        self.confirm(state.running, state)
         for ticket in list(self._held):
             self._free(ticket, state)
 

@@ -25,6 +25,7 @@ from trencadis.interfaces.kv_policy import (
     SourceView,
 )
 from trencadis.interfaces.kv_pool import KVPool
+from trencadis.interfaces.layer_gate import LayerGate
 from trencadis.interfaces.observer import Observer
 from trencadis.interfaces.sampling import Laws, LogitsProcessor, Sampled, SampledLogprobs, Sampler, SamplingContext
 from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, TokenSplit
@@ -54,6 +55,7 @@ __all__ = [
     "KVPool",
     "KVSchedulerSide",
     "KVWorkerSide",
+    "LayerGate",
     "Laws",
     "LengthView",
     "LoadView",

@@ -47,6 +47,8 @@ class BackendCapabilities:
         merges_prefills: The prompts of a padded prefill pass, at most ``max_prefill_batch_size``, follow each other in one
             row: its shape is ``(1, all new tokens, all context blocks)``.
         swaps_blocks: It has ``swap_blocks``, so preempted sequences may wait in host memory.
+        layerwise_kv: Each layer of a step waits for the layer-wise loads of the KV connector (see ``LayerGate``), and the pool that
+            ``kv_cache`` shows can be read and written by layer, from any thread.
         provides: Names for capability negotiation, such as ``backend.tree_attention``.
     """
 
@@ -58,6 +60,7 @@ class BackendCapabilities:
     copy_sizes: tuple[int, ...] = ()
     merges_prefills: bool = False
     swaps_blocks: bool = False
+    layerwise_kv: bool = False
     provides: frozenset[str] = frozenset()
 
 
@@ -76,6 +79,7 @@ class AllocationPlan:
         connector: Worker side of the KV connector; None without one.
         num_host_blocks: Blocks in host memory that ``swap_blocks`` copies to and from, 0 .. num_host_blocks - 1; pinned where the
             device copies from pinned memory faster. 0 unless the backend says ``swaps_blocks``.
+        layer_wait_s: The longest that the layers of a step wait for layer-wise loads, all together, seconds.
     """
 
     num_blocks: int
@@ -87,6 +91,7 @@ class AllocationPlan:
     acceptance: AcceptanceRule | None = None
     connector: KVWorkerSide | None = None
     num_host_blocks: int = 0
+    layer_wait_s: float = 0.0
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -12,6 +12,12 @@ hashed until the report says they are verified; a failed load is recomputed from
                                                              └ failed ▶ on_failed ▶ runs, recomputes; or lookup again
     finish ─ on_finished ─ None ▶ blocks freed
                          └ ticket ▶ blocks held until released
+
+A layer-wise load parks nobody: its sequence runs at once, and each layer of that step waits until the load has brought it. What
+it computes counts if the report of that same step says ``loaded``; else it is void, and the sequence is computed anew.
+
+    Hit(ticket, layerwise) ▶ on_allocated ▶ on_layerwise ▶ runs: wait_layer(0) … wait_layer(n) ─ loaded ▶ goes on
+                                                                                               └ else ▶ void
 """
 
 from __future__ import annotations
@@ -44,6 +50,8 @@ class Lookup:
         approximate: What is loaded is near to what computing would give, not equal: for requests that asked for it. The blocks
             that ``on_allocated`` hands over then begin with the local hit, which is only read. While a sequence reads such
             blocks, nothing of it is shared, offered by ``on_computed`` or held by ``on_finished``; its answer says so.
+        layerwise: The load need not be waited for: the worker side brings it layer by layer, and ``wait_layer`` knows how far it is.
+            A wish: where backend or engine cannot, and for a sequence one of whose loads has failed, the sequence is parked.
     """
 
     num_tokens: int = 0
@@ -51,6 +59,7 @@ class Lookup:
     pending: bool = False
     timeout_s: float = math.inf
     approximate: bool = False
+    layerwise: bool = False
 
 
 class KVSchedulerSide(ABC):
@@ -69,6 +78,13 @@ class KVSchedulerSide(ABC):
     @abstractmethod
     def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Take the blocks to load into: those behind the local hit, in order, with their hashes."""
+
+    def on_layerwise(self, ticket: int) -> None:
+        """Be told, right after ``on_allocated``, that the sequence runs with the next step, whose layers wait for this load.
+
+        Told only of look-ups that said ``layerwise``. A load of which it is not told is an ordinary one: no step may wait for it.
+        """
+        return
 
     @abstractmethod
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
@@ -206,6 +222,26 @@ class KVWorkerSide(ABC):
     def begin_step(self, message: bytes) -> None:
         """Start what the scheduler side asked for; does not wait."""
 
+    @property
+    def wants_layers(self) -> bool:
+        """True if ``wait_layer`` is to be called in the step that was begun last; asked once a step."""
+        return False
+
+    def wait_layer(self, layer: int, *, budget_s: float) -> bool:
+        """Wait until a layer of the step's layer-wise loads is verified and written to their blocks.
+
+        Called before attention reads the layer, in every pass of the step. A load that has not brought it in time, or never will, is
+        given up: it is not reported as loaded, whatever comes later.
+
+        Args:
+            layer: As in ``KVPart.layer``.
+            budget_s: The longest wait, real time; what is left of that for the whole step.
+
+        Returns:
+            False if any load was given up for this layer.
+        """
+        return True
+
     @abstractmethod
     def end_step(self) -> None:
         """Secure blocks to be saved before the next step may overwrite them; does not wait for a network."""
@@ -216,6 +252,9 @@ class KVWorkerSide(ABC):
 
         The end of a load, and the release that follows ``on_cancelled`` or ``on_finished``, is reported once; what is reported again, or
         of a ticket that nobody awaits, is ignored and counted.
+
+        A layer-wise load all of whose layers ``wait_layer`` vouched for is ``loaded`` in the poll of that very step: one of which that
+        poll says nothing is cancelled.
         """
 
     @abstractmethod

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trencadis.errors import BackendError
 from trencadis.records import KVLayout
 
 if TYPE_CHECKING:
@@ -24,9 +25,11 @@ class KVPool(ABC):
 
     Attributes:
         any_thread: They may be called from any thread; else only from the backend's, where the worker side's methods run.
+        layerwise: It has ``read_layer`` and ``write_layer``, the other two ways.
     """
 
     any_thread: bool = True
+    layerwise: bool = False
 
     @property
     @abstractmethod
@@ -50,6 +53,32 @@ class KVPool(ABC):
             blocks: Ids, ``[n]``, none twice.
             data: ``[n, block_bytes]``, C order.
         """
+
+    def read_layer(self, layer: int, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """Copy one layer of blocks to host memory.
+
+        Args:
+            layer: As in ``KVPart.layer``.
+            blocks: Ids, ``[n]``.
+            out: ``[n, KVLayout.layer_bytes(layer)]``, C order.
+
+        Raises:
+            BackendError: The pool has no such way.
+        """
+        raise BackendError(f"{type(self).__name__} does not read blocks by layer.")
+
+    def write_layer(self, layer: int, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Copy one layer of blocks from host memory; the others stay as they are.
+
+        Args:
+            layer: As in ``KVPart.layer``.
+            blocks: Ids, ``[n]``, none twice.
+            data: ``[n, KVLayout.layer_bytes(layer)]``, C order.
+
+        Raises:
+            BackendError: The pool has no such way.
+        """
+        raise BackendError(f"{type(self).__name__} does not write blocks by layer.")
 
     def view_blocks(self, blocks: Sequence[int]) -> Sequence[Sequence[memoryview]] | None:
         """Return where blocks lie in host memory, for readers who can do without a copy, or None if they do not.

@@ -1,6 +1,6 @@
 """What a KV block looks like outside an engine: a header that proves what it is, and bytes.
 
-One object is one block of one rank: 128 bytes of header, then the payload, which a codec may have changed. Little endian::
+One object is one block of one rank, or one layer of it: 128 bytes of header, then the payload, which a codec may have changed. Little endian::
 
     0  magic "KVB1"          14  u16 group              28  u64 payload bytes
     4  u16 version           16  u16 first layer        36  compatibility id [16]
@@ -35,6 +35,7 @@ __all__ = [
     "ROTATED",
     "Header",
     "for_block",
+    "for_layer",
     "pack_header",
     "parse_header",
     "seal_header",
@@ -144,6 +145,11 @@ def for_block(draft: bytes, block_hash: bytes) -> bytes:
     return draft[:52] + block_hash + draft[_SIGNED:]
 
 
+def for_layer(draft: bytes, layer: int) -> bytes:
+    """Return a started header for one layer of the same block. Pure."""
+    return draft[:16] + struct.pack("<HH", layer, 1) + draft[20:]
+
+
 def seal_header(draft: bytes, payload: Buffer | Sequence[Buffer]) -> bytes:
     """Return a started header with length and checksum of its payload, 128 bytes. Pure.
 
@@ -193,7 +199,13 @@ def parse_header(header: Buffer) -> Header:
 
 
 def verify(
-    header: Buffer, payload: Buffer, *, compat: bytes, block_hash: bytes, codec_flags: int | None = None
+    header: Buffer,
+    payload: Buffer,
+    *,
+    compat: bytes,
+    block_hash: bytes,
+    codec_flags: int | None = None,
+    layer: int | None = None,
 ) -> Header:
     """Return what the header of an object says, if the object is the one that was asked for, and whole. Pure.
 
@@ -203,6 +215,7 @@ def verify(
         compat: That of this engine.
         block_hash: That was asked for.
         codec_flags: Of the codec that is to decode it; None to leave that to the caller.
+        layer: The one layer that it must be; None: another question.
 
     Raises:
         TransferError: ``incompatible``: of another version, model, layout or codec. ``corrupt``: anything else, also another block's
@@ -220,6 +233,8 @@ def verify(
         raise _corrupt(f"{num_bytes} bytes behind a header that says {found.payload_bytes}")
     if found.block_hash != block_hash:
         raise _corrupt(f"block {found.block_hash.hex()} under the key of {block_hash.hex()}")
+    if layer is not None and (found.first_layer, found.num_layers) != (layer, 1):
+        raise _corrupt(f"{found.num_layers} layers from {found.first_layer} in the place of layer {layer}")
     if _checksum(bytes(header)[:_SIGNED], (payload,)) != found.checksum:
         raise _corrupt("the checksum differs")
     if codec_flags is not None and found.flags & CODEC_FLAGS != codec_flags:

@@ -31,6 +31,7 @@ class PoolAccess:
     Attributes:
         layout: Of the pool.
         any_thread: Copies happen at once.
+        layerwise: Layers can be copied, too.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -40,6 +41,7 @@ class PoolAccess:
         self._is_closed = False
         self.layout = pool.layout
         self.any_thread = pool.any_thread
+        self.layerwise = pool.layerwise
 
     def read(self, blocks: Sequence[int], out: NDArray[np.uint8], *, timeout_s: float) -> None:
         """Copy blocks to host memory.
@@ -82,6 +84,14 @@ class PoolAccess:
             TransferError: ``deadline``, or ``cancelled`` because of :meth:`close`; no block is written to any more.
         """
         self._do(lambda: self._pool.write_blocks(blocks, data), data.nbytes, timeout_s)
+
+    def read_layer(self, layer: int, blocks: Sequence[int], out: NDArray[np.uint8], *, timeout_s: float) -> None:
+        """Copy one layer of blocks to host memory; as :meth:`read`, with ``out`` as of ``KVPool.read_layer``."""
+        self._do(lambda: self._pool.read_layer(layer, blocks, out), out.nbytes, timeout_s)
+
+    def write_layer(self, layer: int, blocks: Sequence[int], data: NDArray[np.uint8], *, timeout_s: float) -> None:
+        """Copy one layer of blocks from host memory; as :meth:`write`, with ``data`` as of ``KVPool.write_layer``."""
+        self._do(lambda: self._pool.write_layer(layer, blocks, data), data.nbytes, timeout_s)
 
     def serve(self, *, max_bytes: int) -> None:
         """Do what waits; at least one copy, and no further one that would be over ``max_bytes``. On the backend's thread."""

@@ -13,6 +13,8 @@ slowly, and closing the connection ends a transfer at once::
     PULL (ticket, hashes, via, target)   ─▶   the bytes go another way, if the producer has it, too
                                          ◀─ PLACED (piece, headers) …  COMMIT | ABORT
     TAKEN (piece)                        ─▶
+    PULL (ticket, hashes, by layer)      ─▶   the same bytes in another order, if the producer can
+                                         ◀─ LAYERS  BLOCK … BLOCK, one layer after the other  COMMIT | ABORT
     RENEW (ticket) | RELEASE (ticket)    ─▶
                                          ◀─ ACK (known)
     STATUS                               ─▶
@@ -84,7 +86,7 @@ __all__ = [
 MAJOR: Final = 1
 """Engines of different major versions refuse each other."""
 
-MINOR: Final = 2
+MINOR: Final = 3
 """A larger one may send kinds that a smaller one skips."""
 
 _HEAD: Final = struct.Struct("<IHH")

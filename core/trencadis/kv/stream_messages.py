@@ -16,6 +16,7 @@ __all__ = [
     "Hello",
     "Invite",
     "Kind",
+    "Layers",
     "Message",
     "Offer",
     "Placed",
@@ -51,6 +52,7 @@ class Kind(enum.IntEnum):
     OFFER = 15
     PLACED = 16
     TAKEN = 17
+    LAYERS = 18
 
 
 class _Body(msgspec.Struct, array_like=True, gc=False):
@@ -92,13 +94,15 @@ class Proof(_Body):
 class Pull(_Body):
     """Send the leading blocks of these hashes that a ticket holds.
 
-    ``via`` names another way for their bytes, which the producer may know too, and ``target`` is what that has to know.
+    ``via`` names another way for their bytes, which the producer may know too, and ``target`` is what that has to know. ``by_layer``
+    asks for the first layer of all blocks, then the second, and so on, all or nothing; a producer that can begins with ``LAYERS``.
     """
 
     ticket: str
     hashes: list[bytes]
     via: str = ""
     target: bytes = b""
+    by_layer: bool = False
 
 
 class Commit(_Body):
@@ -169,6 +173,10 @@ class Offer(_Body):
     lease_s: float
 
 
+class Layers(_Body):
+    """The blocks that follow are one layer each: those of the first layer in order, then those of the second."""
+
+
 class Placed(_Body):
     """The next blocks lie in a piece of the consumer's memory; these are their headers."""
 
@@ -196,6 +204,7 @@ Message: TypeAlias = (
     | Status
     | State
     | Invite
+    | Layers
     | Offer
     | Placed
     | Taken
@@ -218,5 +227,6 @@ BODIES: Final[dict[Kind, type[Any]]] = {
     Kind.OFFER: Offer,
     Kind.PLACED: Placed,
     Kind.TAKEN: Taken,
+    Kind.LAYERS: Layers,
 }
 KINDS: Final = {body: kind for kind, body in BODIES.items()}

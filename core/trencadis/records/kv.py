@@ -60,6 +60,15 @@ class KVLayout:
         """Of one block."""
         return self.block_size * sum(part.token_bytes for part in self.parts)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Whose parts these are, in the order of the first ones."""
+        return tuple(dict.fromkeys(part.layer for part in self.parts))
+
+    def layer_bytes(self, layer: int) -> int:
+        """Return the bytes of one layer of a block: its parts one behind the other, in their order. Pure."""
+        return self.block_size * sum(part.token_bytes for part in self.parts if part.layer == layer)
+
 
 class TransferCause(StrEnum):
     """Why a transfer did not do what was asked. The words are those of logs and metrics."""

@@ -98,6 +98,7 @@ class StepOutput:
         device_s: Seconds from the start to the end of the step on the device.
         num_compilations: Programs that had to be compiled for the step; 0 after a complete warm-up.
         connector_reports: What the KV connector's worker sides finished, by rank; of those only that have one.
+        missed_layers: A layer was computed before a layer-wise KV load had brought it: sequences with such loads are void.
     """
 
     token_ids: Int32Array
@@ -108,6 +109,7 @@ class StepOutput:
     device_s: float = 0.0
     num_compilations: int = 0
     connector_reports: Mapping[int, ConnectorReport] = attrs.Factory(dict)
+    missed_layers: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -73,6 +73,11 @@ class P2PConfig:
         unit="s",
         validator=and_(gt(0), le(600)),
     )
+    layerwise: bool = setting(
+        False,
+        "A request runs while its prefix is still being pulled, each layer as soon as it is there; else it waits for all of it. Needs a "
+        "backend whose steps wait, which ``torch`` is; others pull as ever.",
+    )
     connect_timeout_s: float = setting(
         1.0,
         "The longest that connecting and introducing takes.",

@@ -18,6 +18,7 @@ from trencadis.kv.stream_messages import (
     Ack,
     Commit,
     Invite,
+    Layers,
     Offer,
     Placed,
     Pull,
@@ -28,6 +29,7 @@ from trencadis.kv.stream_messages import (
     Taken,
 )
 from trencadis.records import TransferCause
+from trencadis_plugins.kv_connector.p2p_layers import LayerSink
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_transport import Landing
 
@@ -83,6 +85,7 @@ class PeerConnection:
         num_rows: int,
         timeout_s: float,
         landing: Landing | None = None,
+        by_layer: LayerSink | None = None,
     ) -> None:
         """Pull blocks, in order.
 
@@ -93,6 +96,7 @@ class PeerConnection:
             num_rows: Blocks that are taken at once.
             timeout_s: For all of them.
             landing: Where the producer may write them to, if it has that way, too.
+            by_layer: Where their layers go, if the producer can send them one after the other; ``take`` is not called then.
 
         Raises:
             TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
@@ -100,25 +104,32 @@ class PeerConnection:
         """
         self._stream.set_deadline(timeout_s)
         via, target = ("", b"") if landing is None else (landing.via, landing.target)
-        self._stream.send(Pull(ticket=self._prefix.ticket, hashes=list(hashes), via=via, target=target))
+        ask = Pull(
+            ticket=self._prefix.ticket, hashes=list(hashes), via=via, target=target, by_layer=by_layer is not None
+        )
+        self._stream.send(ask)
+        answer = self._stream.receive()
+        if by_layer is not None and isinstance(answer, Layers):
+            self._pull_layers(hashes, by_layer, num_bytes=num_rows * self._me.block_bytes)
+            return
         rows = np.empty((min(num_rows, max(1, len(hashes))), self._me.block_bytes), np.uint8)
         num_taken = num_pending = 0
         try:
             while True:
-                answer = self._stream.receive()
                 if landing is not None and isinstance(answer, Placed):
                     num_taken += self._take_placed(answer, landing, hashes[num_taken:], take, num_taken)
-                    continue
-                if not isinstance(answer, int):
+                elif isinstance(answer, int):
+                    index = num_taken + num_pending
+                    if index >= len(hashes):
+                        raise TransferError("More blocks came than were asked for.", cause=TransferCause.CORRUPT)
+                    self._receive_block(answer, rows[num_pending], hashes[index])
+                    num_pending += 1
+                    if num_pending == len(rows):
+                        take(num_taken, rows)
+                        num_taken, num_pending = num_taken + num_pending, 0
+                else:
                     break
-                index = num_taken + num_pending
-                if index >= len(hashes):
-                    raise TransferError("More blocks came than were asked for.", cause=TransferCause.CORRUPT)
-                self._receive_block(answer, rows[num_pending], hashes[index])
-                num_pending += 1
-                if num_pending == len(rows):
-                    take(num_taken, rows)
-                    num_taken, num_pending = num_taken + num_pending, 0
+                answer = self._stream.receive()
         finally:
             # What is verified is good, also if the next one is not.
             if num_pending:
@@ -189,6 +200,22 @@ class PeerConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _pull_layers(self, hashes: Sequence[bytes], sink: LayerSink, *, num_bytes: int) -> None:
+        """Take one layer of all blocks after the other, so many bytes at once."""
+        for layer in sink.layout.layers:
+            size = sink.layout.layer_bytes(layer)
+            rows = np.empty((max(1, min(len(hashes), num_bytes // size)), size), np.uint8)
+            for first in range(0, len(hashes), len(rows)):
+                part = hashes[first : first + len(rows)]
+                for row, block_hash in zip(rows, part, strict=False):
+                    answer = self._stream.receive()
+                    if not isinstance(answer, int):
+                        self._check_end(answer, num_sent=0, num_wanted=len(hashes))
+                        return
+                    self._receive_block(answer, row, block_hash, layer)
+                sink.take(layer, first, rows[: len(part)])
+        self._check_end(self._stream.receive(), num_sent=len(hashes), num_wanted=len(hashes))
+
     def _take_placed(
         self,
         placed: Placed,
@@ -213,7 +240,9 @@ class PeerConnection:
         self._stream.send(Taken(index=placed.index))
         return num_good
 
-    def _receive_block(self, num_bytes: int, row: NDArray[np.uint8], block_hash: bytes) -> None:
+    def _receive_block(
+        self, num_bytes: int, row: NDArray[np.uint8], block_hash: bytes, layer: int | None = None
+    ) -> None:
         header, codec = self._header, self._me.codec
         if codec.flags:
             payload = memoryview(bytearray(row.nbytes + codec.max_growth_bytes))[: max(0, num_bytes - HEADER_BYTES)]
@@ -222,7 +251,7 @@ class PeerConnection:
         if num_bytes != HEADER_BYTES + payload.nbytes:
             raise TransferError(f"A block of {num_bytes} bytes came.", cause=TransferCause.CORRUPT)
         self._stream.receive_block(memoryview(header), payload)
-        verify(header, payload, compat=self._me.compat, block_hash=block_hash, codec_flags=codec.flags)
+        verify(header, payload, compat=self._me.compat, block_hash=block_hash, codec_flags=codec.flags, layer=layer)
         if codec.flags:
             codec.decode(payload, unsealed(bytes(header)), row.data)
 

@@ -84,7 +84,10 @@ class P2PScheduler(KVSchedulerSide):
         ticket = next(self._tickets)
         _remember(self._found, ticket, (prefix, request_id))
         return Lookup(
-            num_tokens=num_blocks * self._node.block_size, ticket=ticket, timeout_s=node.config.pull_timeout_s + 1.0
+            num_tokens=num_blocks * self._node.block_size,
+            ticket=ticket,
+            timeout_s=node.config.pull_timeout_s + 1.0,
+            layerwise=node.config.layerwise,
         )
 
     def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
@@ -113,6 +116,11 @@ class P2PScheduler(KVSchedulerSide):
         if ticket in self._found:
             _, request_id = self._found.pop(ticket)
             _remember(self._unused, request_id, None)
+
+    def on_layerwise(self, ticket: int) -> None:
+        """Have the blocks pulled layer by layer."""
+        for order in self._work.loads[-1:]:
+            order.by_layer = order.ticket == ticket
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Nothing is saved."""

@@ -39,6 +39,7 @@ from trencadis.records import TransferCause
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_guests import Guest, Guests
 from trencadis_plugins.kv_connector.p2p_holds import Hold, Holds
+from trencadis_plugins.kv_connector.p2p_layers import send_layers
 from trencadis_plugins.kv_connector.p2p_metrics import P2PMetrics
 from trencadis_plugins.kv_connector.p2p_transport import Flight, Transport
 
@@ -239,8 +240,15 @@ class BlockServer:
                 stream.send(Abort(cause=TransferCause.LOST, reason="this engine has no KV cache yet"))
                 return
             hashes = list(takewhile(hold.index.__contains__, pull.hashes))
-            flight = self._flight(pull)
-            if flight is None:
+            by_layer = pull.by_layer and pool.layerwise and pool.any_thread
+            flight = None if by_layer else self._flight(pull)
+            if by_layer:
+                if len(hashes) < len(pull.hashes):
+                    reason = f"{len(hashes)} of {len(pull.hashes)} blocks are held"
+                    stream.send(Abort(cause=TransferCause.LOST, reason=reason))
+                    return
+                self._send_layers(stream, pool, hold, hashes)
+            elif flight is None:
                 self._send_blocks(stream, pool, hold, hashes)
             else:
                 with flight:
@@ -278,6 +286,12 @@ class BlockServer:
             self._metrics.moved("send", num_tokens=len(part) * layout.block_size, num_bytes=num_bytes)
         for _ in range(flight.num_pieces - len(free)):
             _taken(stream.receive())
+
+    def _send_layers(self, stream: FrameStream, pool: PoolAccess, hold: Hold, hashes: list[bytes]) -> None:
+        assert self._identity is not None, "it listens"
+        timeout_s = self._config.pull_timeout_s
+        num_bytes = send_layers(stream, pool, self._identity, hold.index, hashes, timeout_s=timeout_s)
+        self._metrics.moved("send", num_tokens=len(hashes) * pool.layout.block_size, num_bytes=num_bytes)
 
     def _send_blocks(self, stream: FrameStream, pool: PoolAccess, hold: Hold, hashes: list[bytes]) -> None:
         assert self._identity is not None, "it listens"

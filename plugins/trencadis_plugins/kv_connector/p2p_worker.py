@@ -15,6 +15,7 @@ from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.kv.format import HEADER_BYTES
 from trencadis.kv.pool_access import PoolAccess
 from trencadis.records import ConnectorReport, FailedLoad, TransferCause
+from trencadis_plugins.kv_connector.p2p_layers import Arrivals, LayerSink
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
@@ -43,6 +44,7 @@ class LoadOrder(msgspec.Struct, array_like=True):
     lease_s: float
     blocks: list[int]
     hashes: list[bytes]
+    by_layer: bool = False
 
 
 class Work(msgspec.Struct, array_like=True):
@@ -65,6 +67,7 @@ class P2PWorker(KVWorkerSide):
         self._decoder = msgspec.msgpack.Decoder(Work)
         self._pulls: dict[int, _Pull] = {}
         self._unknown: list[int] = []
+        self._waited: list[_Pull] = []
         self._is_closed = False
 
     def register(self, kv_cache: KVPool) -> None:
@@ -78,6 +81,8 @@ class P2PWorker(KVWorkerSide):
         work = self._decoder.decode(message)
         for order in work.loads:
             pull = self._pulls[order.ticket] = _Pull(order, self._node)
+            if pull.arrivals is not None:
+                self._waited.append(pull)
             self._threads.submit(pull.run)
         for ticket in work.cancels:
             if ticket in self._pulls:
@@ -85,8 +90,23 @@ class P2PWorker(KVWorkerSide):
             else:
                 self._unknown.append(ticket)  # it has ended, and the report of that is on its way
 
+    @property
+    def wants_layers(self) -> bool:
+        """Whether pulls began with this step that come layer by layer."""
+        return bool(self._waited)
+
+    def wait_layer(self, layer: int, *, budget_s: float) -> bool:
+        """Wait until these pulls have brought a layer; those that have not are given up."""
+        until_s = time.monotonic() + budget_s
+        late = [pull for pull in self._waited if not pull.has_layer(layer, until_s=until_s)]
+        for pull in late:
+            pull.give_up()
+            self._waited.remove(pull)
+        return not late
+
     def end_step(self) -> None:
         """Nothing is saved."""
+        self._waited.clear()
 
     def poll(self) -> ConnectorReport:
         """Return which pulls ended and which holds are over; copy blocks where only this thread may."""
@@ -131,6 +151,8 @@ class _Pull:
             num_tokens=0,
             lease_s=order.lease_s,
         )
+        pool = node.pool
+        self.arrivals = Arrivals(pool.layout.layers) if order.by_layer and pool is not None else None
         self._connection: PeerConnection | None = None
         self._lock = threading.Lock()
         self._num_taken = 0
@@ -138,18 +160,24 @@ class _Pull:
         self._started_s = self._renewed_s = self._since_s = self._taken_s = time.monotonic()
         self._is_connected = False
         self._is_running = False
+        self._is_given_up = False
         self.is_cancelled = False
-        self.is_done = False
+        self._has_ended = False
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is written to its blocks any more."""
+        return self._has_ended or (self.arrivals is not None and self.arrivals.are_all_there)
 
     @property
     def is_whole(self) -> bool:
-        return self._error is None
+        return self._error is None if self.arrivals is None else self.arrivals.are_all_there
 
     def failure(self) -> FailedLoad:
-        assert self._error is not None, "it is not whole"
+        error = self._error or _late()  # the last layer came when nobody waited any more
         pool = self._node.pool
         block_size = 0 if pool is None else pool.layout.block_size
-        cause = f"{self._error.cause}: {self._error}"
+        cause = f"{error.cause}: {error}"
         return FailedLoad(ticket=self.order.ticket, num_valid_tokens=self._num_taken * block_size, cause=cause)
 
     def keep_alive(self) -> None:
@@ -165,6 +193,16 @@ class _Pull:
             if self._connection is not None:
                 self._connection.cut()
 
+    def has_layer(self, layer: int, *, until_s: float) -> bool:
+        return self.arrivals is None or self.arrivals.wait(layer, until_s=until_s)
+
+    def give_up(self) -> None:
+        """Cut a pull that a step cannot wait for any longer."""
+        with self._lock:
+            self._is_given_up = True
+            if self._connection is not None:
+                self._connection.cut()
+
     def run(self) -> None:
         """Pull; on a thread of its own. Whatever happens, :attr:`is_done` says so, and nothing is touched from then on."""
         self._is_running = True
@@ -176,7 +214,9 @@ class _Pull:
             logger.warning("A pull failed unexpectedly.", exc_info=error)
             self._failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED))
         finally:
-            self.is_done = True
+            if self.arrivals is not None:
+                self.arrivals.end(is_whole=self._error is None)
+            self._has_ended = True
 
     def _pull(self) -> None:
         node, pool = self._node, self._node.pool
@@ -188,13 +228,14 @@ class _Pull:
         with PeerConnection(self._prefix, identity, connect_timeout_s=config.connect_timeout_s) as connection:
             with self._lock:
                 self._connection = connection
-                if self.is_cancelled:
+                if self.is_cancelled or self._is_given_up:
                     raise _cancelled()
             self._since_s = self._taken_s = time.monotonic()
             self._is_connected = True
             most_bytes = BATCH_BYTES if pool.any_thread else config.max_bytes_per_step
             num_rows = max(1, most_bytes // identity.block_bytes)
-            landing = None if node.transport is None else node.transport.landing()
+            sink = None if self.arrivals is None else LayerSink(layout=pool.layout, take=self._take_layer)
+            landing = None if node.transport is None or sink is not None else node.transport.landing()
             try:
                 connection.pull(
                     self.order.hashes,
@@ -202,6 +243,7 @@ class _Pull:
                     num_rows=num_rows,
                     timeout_s=config.pull_timeout_s,
                     landing=landing,
+                    by_layer=sink,
                 )
             finally:
                 if landing is not None:
@@ -220,6 +262,17 @@ class _Pull:
             raise _cancelled()
         pool.write(self.order.blocks[first : first + len(rows)], rows, timeout_s=self._node.config.pull_timeout_s)
         self._num_taken, self._taken_s = first + len(rows), time.monotonic()
+
+    def _take_layer(self, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
+        pool, arrivals = self._node.pool, self.arrivals
+        if self.is_cancelled or self._is_given_up or pool is None or arrivals is None:
+            raise _cancelled()
+        end = first + len(rows)
+        blocks, timeout_s = self.order.blocks[first:end], self._node.config.pull_timeout_s
+        pool.write_layer(layer, blocks, rows, timeout_s=timeout_s)
+        if end == len(self.order.blocks):
+            self._num_taken = end if layer == pool.layout.layers[-1] else 0
+            arrivals.came(layer)
 
     def _count(self) -> None:
         """Note what came, and what it took: of a pull that broke off, that is what its blocks took."""
@@ -250,14 +303,21 @@ class _Pull:
     def _failed(self, error: TransferError) -> None:
         if self.is_cancelled:
             error = _cancelled()
+        elif self._is_given_up:
+            error = _late()
         self._error = error
         self._count()
         self._gave_up(error.cause)
         self._node.metrics.failed(error.cause)
-        self._node.peers.failed(self._prefix, error)
+        if not self._is_given_up:  # too slow to wait for is not out of reach
+            self._node.peers.failed(self._prefix, error)
         # Who holds the blocks need not wait for the end of the lease; one that cannot be reached finds out by itself.
         self._node.errands.release(self._prefix)
 
 
 def _cancelled() -> TransferError:
     return TransferError("The load is not wanted any more.", cause=TransferCause.CANCELLED)
+
+
+def _late() -> TransferError:
+    return TransferError("A step could not wait longer for a layer.", cause=TransferCause.DEADLINE)

@@ -12,6 +12,7 @@ from trencadis.kv.format import (
     HEADER_BYTES,
     ROTATED,
     for_block,
+    for_layer,
     pack_header,
     parse_header,
     seal_header,
@@ -144,3 +145,14 @@ def test_field_of_a_wrong_size_is_refused_when_writing(wrong) -> None:
 def test_header_for_another_block_is_as_if_it_had_been_started_for_it() -> None:
     draft = start_header(LAYOUT, compat=COMPAT, block_hash=bytes(32))
     assert for_block(draft, HASH) == start_header(LAYOUT, compat=COMPAT, block_hash=HASH)
+
+
+def test_layer_is_an_object_of_its_own_and_none_is_taken_for_another() -> None:
+    draft = for_layer(for_block(start_header(LAYOUT, compat=COMPAT, block_hash=bytes(32)), HASH), 4)
+    header = seal_header(draft, PAYLOAD)
+    found = verify(header, PAYLOAD, compat=COMPAT, block_hash=HASH, layer=4)
+    assert (found.first_layer, found.num_layers) == (4, 1)
+    with pytest.raises(TransferError, match="1 layers from 4 in the place of layer 3"):
+        verify(header, PAYLOAD, compat=COMPAT, block_hash=HASH, layer=3)
+    with pytest.raises(TransferError, match="2 layers from 3 in the place of layer 3"):
+        verify(header_of(), PAYLOAD, compat=COMPAT, block_hash=HASH, layer=3)

@@ -10,10 +10,11 @@ def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_h
     assert set(BODIES) == set(Kind) - {Kind.BLOCK}
     assert {KINDS[body]: body for body in KINDS} == BODIES
     names = (
-        "HELLO WELCOME REFUSE PROOF PULL BLOCK COMMIT ABORT RENEW RELEASE ACK STATUS STATE INVITE OFFER PLACED TAKEN"
+        "HELLO WELCOME REFUSE PROOF PULL BLOCK COMMIT ABORT RENEW RELEASE ACK STATUS STATE INVITE OFFER PLACED TAKEN "
+        "LAYERS"
     )
     assert [kind.name for kind in sorted(Kind)] == names.split()
-    assert sorted(Kind) == list(range(1, 18))
+    assert sorted(Kind) == list(range(1, 19))
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,9 @@ class Soak:
         ends = self._one.engine.step().finished
         self.step_s.append(time.perf_counter() - start_s)
         transfers = self._one.engine._state.transfers
-        late = [seq.slot for seq in transfers._parked.values() if seq.park_deadline_s < self._before_s]
+        late = [
+            load.sequence.slot for load in transfers._parked.values() if load.sequence.park_deadline_s < self._before_s
+        ]
         assert late == [], "they wait for a load longer than a step beyond its deadline"
         self._before_s = self._one.clock.now_s()
         assert broken_invariants(self._one.engine) == []

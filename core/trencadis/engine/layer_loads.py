@@ -1,0 +1,117 @@
+"""Loads beside which their sequences run: the step waits for each layer, and counts only if the load came.
+
+    lookup ─▶ runs ─┬─ loaded, with the report of the same step ─▶ goes on; its blocks can be found
+                    └─ failed, or no word ─▶ void: preempted, computed anew; blocks held as of any load that was given up
+
+Until then the sequence's blocks are nobody else's: neither hashed nor offered for saving. The load has a reference of its own on those
+that it writes to, so that they stay when the sequence leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trencadis.engine.sequence import Sequence
+from trencadis.records import Int32Array
+
+if TYPE_CHECKING:
+    from trencadis.engine.state import EngineState
+
+__all__ = ["LayerLoad", "LayerLoads"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LayerLoad:
+    """One load.
+
+    Attributes:
+        sequence: That runs beside it.
+        blocks: That it writes to, int32 ``[n]``.
+        first: Place of the first of them in the sequence; before it is a local hit.
+        num_cached_tokens: What the sequence's answer says of the cache if the load does not come.
+    """
+
+    sequence: Sequence
+    blocks: Int32Array
+    first: int
+    num_cached_tokens: int
+
+
+class LayerLoads:
+    """The loads of one engine, by ticket; few, and each for a step or two.
+
+    Attributes:
+        num_voided: Sequences whose work was for nothing because their load did not come.
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[int, LayerLoad] = {}
+        self.num_voided = 0
+
+    def __contains__(self, ticket: int) -> bool:
+        return ticket in self._loads
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def __iter__(self) -> Iterator[LayerLoad]:
+        return iter(self._loads.values())
+
+    def begin(self, ticket: int, sequence: Sequence, blocks: Int32Array, *, first: int, state: EngineState) -> None:
+        """Note a load whose sequence is about to be admitted."""
+        state.blocks.share(blocks)
+        sequence.ticket = ticket
+        before = sequence.num_cached_tokens
+        self._loads[ticket] = LayerLoad(
+            sequence=sequence,
+            blocks=blocks,
+            first=first,
+            num_cached_tokens=before if before >= 0 else first * state.block_size,
+        )
+
+    def came(self, ticket: int, state: EngineState, *, too_late: bool) -> None:
+        """Let a load's blocks be found.
+
+        Args:
+            ticket: Of the load.
+            state: Of the engine; changed.
+            too_late: The step did not wait for them: what it computed is void.
+        """
+        load = self._loads.pop(ticket)
+        sequence, now_s = load.sequence, state.clock.now_s()
+        sequence.ticket = -1
+        if state.prefix_caching:
+            state.blocks.register_chain(
+                load.blocks.tolist(),
+                sequence.block_hashes,
+                start=load.first,
+                salt=sequence.request.cache_salt,
+                now_s=now_s,
+            )
+        state.blocks.release(load.blocks, now_s=now_s)
+        if too_late:
+            sequence.num_cached_tokens = load.num_cached_tokens
+            self.void(sequence, state)
+
+    def drop(self, ticket: int) -> LayerLoad:
+        """Forget a load that did not come; its reference on the blocks is the caller's now."""
+        load = self._loads.pop(ticket)
+        load.sequence.ticket = -1
+        if load.sequence.num_cached_tokens >= 0:
+            load.sequence.num_cached_tokens = load.num_cached_tokens
+        return load
+
+    def void(self, sequence: Sequence, state: EngineState) -> None:
+        """Have a sequence computed anew, from what it knew before."""
+        self.num_voided += 1
+        state.preempt(sequence, is_sound=False)
+
+    def of(self, slots: Iterable[int]) -> list[Sequence]:
+        """Return the sequences among these slots that run beside a load. Pure."""
+        if not self._loads:
+            return []
+        asked = set(slots)
+        return [load.sequence for load in self._loads.values() if load.sequence.slot in asked]

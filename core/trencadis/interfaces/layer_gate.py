@@ -1,0 +1,57 @@
+"""What a backend asks a KV connector in a step some of whose loads come layer by layer."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from trencadis.interfaces.kv_connector import KVWorkerSide
+
+__all__ = ["LayerGate"]
+
+logger = logging.getLogger("trencadis.kv")
+
+
+class LayerGate:
+    """Holds a step up until its layers are there, and no longer than it may be held up. On the backend's thread.
+
+    Made for each step by :meth:`of`; a connector that raises has not brought the layer.
+
+    Args:
+        connector: The worker side.
+        budget_s: For all layers together, real time.
+
+    Attributes:
+        is_whole: Everything that was waited for came so far.
+    """
+
+    def __init__(self, connector: KVWorkerSide, *, budget_s: float) -> None:
+        self._connector = connector
+        self._until_s = time.monotonic() + budget_s
+        self.is_whole = True
+
+    @classmethod
+    def of(cls, connector: KVWorkerSide | None, *, budget_s: float) -> LayerGate | None:
+        """Return the gate of the step that begins now, or None if no layer of it needs one: nothing is to be called then."""
+        if connector is None:
+            return None
+        try:
+            wants = connector.wants_layers
+        except Exception:
+            logger.warning("The KV connector's wants_layers raised; no layer waits.", exc_info=True)
+            return None
+        return cls(connector, budget_s=budget_s) if wants else None
+
+    def wait(self, layer: int) -> None:
+        """Wait until attention may read a layer, or the load that was to bring it is given up: its sequence is void then.
+
+        Args:
+            layer: As in ``KVPart.layer``.
+        """
+        left_s = max(0.0, self._until_s - time.monotonic())
+        try:
+            came = self._connector.wait_layer(layer, budget_s=left_s)
+        except Exception:
+            logger.warning("The KV connector's wait_layer() raised; the layer counts as missing.", exc_info=True)
+            came = False
+        self.is_whole &= came
