@@ -7,6 +7,8 @@ nothing of another tenant's chunks, so that nobody learns what others have asked
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import attrs
@@ -14,9 +16,11 @@ import numpy as np
 
 from trencadis.kv.bounded import BoundedDict
 from trencadis.records import Int32Array, Int64Array, Request
+from trencadis_plugins.kv_connector.blend_messages import ChunkPlace
+from trencadis_plugins.kv_connector.blend_prompt import PIECE_TOKENS, FoundChunks
 from trencadis_plugins.kv_connector.blend_windows import WindowHash
 
-__all__ = ["ChunkIndex", "ChunkMatch", "Tenant", "chunk_key", "tenant_of"]
+__all__ = ["ChunkIndex", "Tenant", "chunk_key", "tenant_of"]
 
 Tenant: TypeAlias = tuple[str, str]
 """Cache salt and adapter: who differs in either shares nothing."""
@@ -24,6 +28,10 @@ Tenant: TypeAlias = tuple[str, str]
 _MAX_ALIKE = 8
 """Chunks that begin alike and are compared: those of a template may be thousands."""
 _FILTER_BITS = 1 << 16
+_PLACE_WORK = 3
+"""What a place takes at which a chunk may begin."""
+_COMPARED_WORK = 256
+"""What comparing a text takes, besides its tokens."""
 
 
 def tenant_of(request: Request) -> Tenant:
@@ -45,25 +53,6 @@ class _Chunk:
     key: bytes
     token_ids: Int32Array
     first: int
-
-
-@attrs.frozen(kw_only=True)
-class ChunkMatch:
-    """Tokens of a chunk in a prompt.
-
-    Attributes:
-        key: Of the chunk.
-        chunk_tokens: All that the chunk has.
-        skip: Tokens of the chunk in front of those meant.
-        position: Of the first one meant, in the prompt.
-        num_tokens: How many are meant.
-    """
-
-    key: bytes
-    chunk_tokens: int
-    skip: int
-    position: int
-    num_tokens: int
 
 
 class ChunkIndex:
@@ -106,40 +95,45 @@ class ChunkIndex:
         if not table.chunks:
             del self._tables[tenant]
 
-    def find(self, tenant: Tenant, token_ids: Int32Array, *, first: int = 0) -> list[ChunkMatch]:
-        """Return chunks of a tenant in a prompt, from left to right, none over another, the longest where several begin.
+    def search(self, tenant: Tenant, token_ids: Int32Array, found: FoundChunks) -> Iterator[int]:
+        """Find chunks of a tenant in a prompt, from left to right, none over another, the longest where several begin.
+
+        Yields the tokens that were hashed and compared for each part of it.
 
         Args:
             tenant: Whose.
             token_ids: The prompt, ``[T]``.
-            first: Tokens in front that are not wanted: a chunk that begins in them counts from there on.
+            found: Takes them.
         """
-        table = self._tables.get(tenant)
-        if table is None:
-            return []
-        hashes = self._windows.of(token_ids)
-        matches: list[ChunkMatch] = []
-        end = 0
-        for place in table.candidates(hashes).tolist():
-            if place < end:
+        window, end = self._windows.window, 0
+        step = max(PIECE_TOKENS, window)
+        for first in range(0, len(token_ids) - window + 1, step):
+            table = self._tables.get(tenant)
+            if table is None:
+                return
+            if end >= first + step:
                 continue
-            chunk, length = table.longest(int(hashes[place]), token_ids[place:], least=self._windows.window)
-            if chunk is None:
-                continue
-            end = place + length
-            self._chunks.move_to_end((tenant, chunk.key))
-            skip = max(0, first - place)
-            if length > skip:
-                matches.append(
-                    ChunkMatch(
-                        key=chunk.key,
-                        chunk_tokens=len(chunk.token_ids),
-                        skip=skip,
-                        position=place + skip,
-                        num_tokens=length - skip,
-                    )
-                )
-        return matches
+            hashes = self._windows.of(token_ids[first : first + step + window - 1])
+            begins, num_tried = table.begins(hashes)
+            yield len(hashes) + window + num_tried * _PLACE_WORK
+            for offset, window_hash in begins:
+                if first + offset < end:
+                    continue
+                place, work = self._at(tenant, table, window_hash, token_ids, first + offset)
+                if place is not None:
+                    found.add(place)
+                    end = place.position + place.num_tokens
+                yield work
+
+    def _at(
+        self, tenant: Tenant, table: _Table, window_hash: int, token_ids: Int32Array, position: int
+    ) -> tuple[ChunkPlace | None, int]:
+        """Return the chunk that begins at a position, if one does, and the tokens that were compared."""
+        chunk, length, work = table.longest(window_hash, token_ids[position:], least=self._windows.window)
+        if chunk is None:
+            return None, work
+        self._chunks.move_to_end((tenant, chunk.key))
+        return ChunkPlace(chunk.key, len(chunk.token_ids), 0, position, length), work
 
 
 class _Table:
@@ -147,32 +141,39 @@ class _Table:
 
     def __init__(self) -> None:
         self.chunks: dict[bytes, _Chunk] = {}
-        self._by_first: dict[int, list[_Chunk]] = {}
+        self._by_first: dict[int, dict[bytes, _Chunk]] = {}
         self._filter = np.zeros(_FILTER_BITS, np.bool_)
 
     def add(self, chunk: _Chunk) -> None:
         self.chunks[chunk.key] = chunk
-        self._by_first.setdefault(chunk.first, []).append(chunk)
+        self._by_first.setdefault(chunk.first, {})[chunk.key] = chunk
         self._filter[chunk.first % _FILTER_BITS] = True
 
     def remove(self, key: bytes) -> None:
         chunk = self.chunks.pop(key)
         alike = self._by_first[chunk.first]
-        alike.remove(chunk)
+        del alike[key]
         if not alike:
             del self._by_first[chunk.first]  # the filter keeps its bit: it may say yes in vain
 
-    def candidates(self, hashes: Int64Array) -> Int64Array:
-        """Return where a chunk may begin."""
-        return np.flatnonzero(self._filter[hashes % _FILTER_BITS])
+    def begins(self, hashes: Int64Array) -> tuple[list[tuple[int, int]], int]:
+        """Return where a chunk's first tokens may stand, with their hashes, and how many places had to be tried."""
+        places = np.flatnonzero(self._filter[hashes % _FILTER_BITS])
+        tried = zip(places.tolist(), hashes[places].tolist(), strict=True)
+        return [(place, found) for place, found in tried if found in self._by_first], len(places)
 
-    def longest(self, first: int, token_ids: Int32Array, *, least: int) -> tuple[_Chunk | None, int]:
-        """Return the chunk that agrees with a text for longest, and for how many tokens; None for none of ``least``."""
-        best, most = None, least - 1
-        for chunk in self._by_first.get(first, [])[-_MAX_ALIKE:]:
+    def longest(self, first: int, token_ids: Int32Array, *, least: int) -> tuple[_Chunk | None, int, int]:
+        """Return the chunk that agrees with a text for longest, and for how many tokens; None for none of ``least``.
+
+        Last comes how many tokens were compared, and what else it took.
+        """
+        best, most, work = None, least - 1, 0
+        newest = itertools.islice(reversed(self._by_first.get(first, {}).values()), _MAX_ALIKE)
+        for chunk in reversed(list(newest)):
             length = min(len(chunk.token_ids), len(token_ids))
             differs = np.flatnonzero(chunk.token_ids[:length] != token_ids[:length])
             agrees = int(differs[0]) if differs.size else length
+            work += length + _COMPARED_WORK
             if agrees > most:
                 best, most = chunk, agrees
-        return best, most if best is not None else 0
+        return best, most if best is not None else 0, work

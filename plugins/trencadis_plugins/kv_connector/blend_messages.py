@@ -35,7 +35,15 @@ class KeepOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk, or a part of one, in the prompt to be filled; fields as of ``ChunkMatch``."""
+    """A chunk, or a part of one, in a prompt.
+
+    Attributes:
+        key: Of the chunk.
+        chunk_tokens: All that the chunk has.
+        skip: Tokens of the chunk in front of those meant.
+        position: Of the first one meant, in the prompt.
+        num_tokens: How many are meant.
+    """
 
     key: bytes
     chunk_tokens: int

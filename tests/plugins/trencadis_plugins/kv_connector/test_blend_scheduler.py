@@ -9,6 +9,7 @@ from blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands, C, document
 
 from trencadis.interfaces import KVPolicy
 from trencadis.records import ConnectorReport, FailedLoad
+from trencadis_plugins.kv_connector import blend_scheduler
 from trencadis_plugins.kv_connector.blend_config import BlendConfig
 from trencadis_plugins.kv_connector.blend_messages import decode_orders
 
@@ -18,6 +19,9 @@ class Careful(KVPolicy):
 
     def admits_load(self, view):
         return view.timeout_s if not view.load_s >= view.compute_s else 0.0
+
+
+LONG = tuple(i % 96 + 1 for i in range(20_000))
 
 
 @pytest.fixture
@@ -55,6 +59,105 @@ def test_plan_that_is_not_used_is_forgotten(hands):
     hands.pair.scheduler.on_unused(found.ticket)
     assert not hands.pair.scheduler._plans
     assert hands.lookup(PROMPT, ratio=0.2).num_tokens == found.num_tokens
+
+
+def test_long_prompt_is_pending_until_it_was_worked_through(hands):
+    """With the answer that a short one gets at once; the local hit that counts is the one at the end."""
+    hands.learn(FIRST)
+    prompt = (*PROMPT[:48], *LONG)
+    answers = [hands.lookup(prompt, ratio=0.2, params=None)]
+    while answers[-1].pending:
+        answers.append(hands.lookup(prompt, ratio=0.2, local=16))
+    assert len(answers) > 3
+    assert answers[-1].num_tokens == 48
+    plan = hands.pair.scheduler._plans[answers[-1].ticket]
+    assert (plan.num_exact, [place.position for place in plan.part.places]) == (16, [16, 32])
+    assert hands.desk.counters.value("lookups_total", result="hit") == 1
+
+
+def test_request_that_is_aborted_while_its_lookup_is_pending_leaves_nothing(hands):
+    scheduler = hands.pair.scheduler
+    for told in (scheduler.on_abandoned, lambda request: scheduler.on_finished(request, blocks=[])):
+        assert hands.lookup(LONG, ratio=0.2).pending
+        assert len(scheduler._lookups) == 1
+        told(hands.request(LONG))
+        assert len(scheduler._lookups) == 0
+    assert not scheduler._plans
+    assert not scheduler._filling
+
+
+def test_hit_that_was_of_no_use_is_kept_until_the_request_is_gone(hands):
+    hands.learn(FIRST)
+    found = hands.lookup(PROMPT, ratio=0.2)
+    hands.pair.scheduler.on_unused(found.ticket)
+    assert len(hands.pair.scheduler._lookups) == 1
+    hands.pair.scheduler.on_abandoned(hands.request(PROMPT))
+    assert len(hands.pair.scheduler._lookups) == 0
+
+
+def test_request_that_does_not_ask_is_not_held_up_and_learnt_from_meanwhile(hands):
+    prompt = document(4, 20_000)
+    assert not hands.lookup(prompt).pending
+    wanted, counts = hands.pair.scheduler._wanted, []
+    while len(hands.pair.scheduler._lookups):
+        counts.append(len(wanted))
+        hands.pair.scheduler.take_message()
+        counts.append(len(wanted))
+        hands.pair.scheduler.on_step(num_tokens=2048, device_s=1.0)
+    assert counts == sorted(set(counts)), "each call notes more"
+    assert len(wanted) == 20_000 // 16
+
+
+def test_fills_that_are_too_many_for_a_message_go_with_the_next(hands, monkeypatch):
+    monkeypatch.setattr(blend_scheduler, "_MESSAGE_PARTS", 30)
+    hands.learn(FIRST)
+    tickets = []
+    for name in "abcde":
+        found = hands.lookup(PROMPT, ratio=0.2, name=name)
+        tickets.append(found.ticket)
+        hands.pair.scheduler.on_allocated(found.ticket, blocks=list(range(12)), block_hashes=[])
+    hands.pair.scheduler.on_cancelled(tickets[3])
+    messages = [decode_orders(hands.pair.scheduler.take_message()) for _ in range(4)]
+    assert [[fill.ticket for fill in message.fills] for message in messages] == [
+        tickets[:2],
+        [tickets[2], tickets[4]],
+        [],
+        [],
+    ]
+    assert messages[0].cancels == [tickets[3]]
+    monkeypatch.setattr(blend_scheduler, "_MESSAGE_PARTS", 1)
+    found = hands.lookup(PROMPT, ratio=0.2)
+    hands.pair.scheduler.on_allocated(found.ticket, blocks=list(range(12)), block_hashes=[])
+    assert len(decode_orders(hands.pair.scheduler.take_message()).fills) == 1, "one that has more goes alone"
+
+
+def test_news_are_taken_a_part_at_a_call(hands, monkeypatch):
+    monkeypatch.setattr(blend_scheduler, "_MAX_NEWS", 2 * (blend_scheduler._CHUNK_NEWS + 4))
+    scheduler = hands.pair.scheduler
+    hands.lookup(document(5, 96 + 1))
+    numbers = list(scheduler._wanted._by_number)
+    hands.desk.kept.extend(numbers[:3])
+    hands.desk.lost.extend(numbers[3:])
+    left = []
+    while len(scheduler._wanted):
+        scheduler.on_report(ConnectorReport())
+        left.append(len(scheduler._wanted))
+    assert left == [4, 2, 0]
+    assert len(scheduler._index) == 3
+
+
+def test_chunks_are_forgotten_a_part_at_a_call(hands, monkeypatch):
+    monkeypatch.setattr(blend_scheduler, "_MAX_FORGOTTEN", 2)
+    hands.learn(FIRST)
+    found = hands.lookup(PROMPT, ratio=0.2)
+    scheduler = hands.pair.scheduler
+    scheduler.on_allocated(found.ticket, blocks=list(range(12)), block_hashes=[])
+    failed = FailedLoad(ticket=found.ticket, num_valid_tokens=0, cause="evicted")
+    scheduler.on_report(ConnectorReport(failed=(failed,)))
+    assert len(scheduler._index) == 1
+    scheduler.on_report(ConnectorReport())
+    assert len(scheduler._index) == 0
+    assert not scheduler._doomed
 
 
 def test_prompt_with_little_of_it_found_is_computed(hands):
