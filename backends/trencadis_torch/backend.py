@@ -41,8 +41,9 @@ from trencadis_torch.encoder import is_encoder, load_encoder
 from trencadis_torch.fingerprint import fingerprint
 from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.inspection import attention_layers, model_facts
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.loader import ModelFiles, find_model, load_decoder
+from trencadis_torch.native_attention import NativeAttention, choose_kernel
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.recipe import read_recipe
@@ -79,6 +80,7 @@ class TorchBackend(Backend):
         self._device = choose_device(config.device)
         self._model: Any = None
         self._layers: tuple[AttentionLayer, ...] = ()
+        self._kernel: NativeAttention | None = None
         self._runner: PassRunner | None = None
         self._embedder: Embedder | None = None
         self._capabilities = BackendCapabilities(
@@ -123,13 +125,18 @@ class TorchBackend(Backend):
         bridge.register()
         recipe = read_recipe(files, default_pooling="last", device=self._device)
         model = self._model = load_decoder(files, self._device)
-        self._layers = attention_layers(model)
+        layers = attention_layers(model)
+        self._layers = stored_layers(layers, self._config.kv_dtype)
+        self._kernel = choose_kernel(
+            self._config.attention, device=self._device, layout=self._config.layout, layers=layers
+        )
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         self._set_threads()
         if self._config.check_model:
-            check_model(model, self._layers, layout=self._config.layout)
+            # In the model's own dtype: what a narrower cache rounds off is no error.
+            check_model(model, layers, layout=self._config.layout, kernel=self._kernel)
         bridge.switch(model, bridge.PAGED)
-        embedder = DecoderEmbedder(model.base_model, recipe, self._layers)
+        embedder = DecoderEmbedder(model.base_model, recipe, layers)
         if model.base_model is not model:
             self._embedder = embedder
             self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
@@ -156,6 +163,7 @@ class TorchBackend(Backend):
                 layout=self._config.layout,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_num_seqs=max_num_seqs,
+                kernel=self._kernel,
             )
 
     def allocate(self, plan: AllocationPlan) -> None:
@@ -167,7 +175,11 @@ class TorchBackend(Backend):
         self._acceptance: AcceptanceRule = plan.acceptance or MatchingPrefix()
         self._connector, self._layer_wait_s = plan.connector, plan.layer_wait_s
         self._cache = PagedKVCache(
-            self._layers, num_blocks=plan.num_blocks, block_size=plan.block_size, device=self._device
+            self._layers,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            device=self._device,
+            kernel=self._kernel,
         )
         self._cache.make_blender = functools.partial(make_blender, self._model)
         self._host_blocks = HostBlocks(self._cache, num_blocks=plan.num_host_blocks)

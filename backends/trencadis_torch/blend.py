@@ -21,11 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trencadis.errors import BackendError
 from trencadis.interfaces import BlendOrder, KVBlender
 from trencadis_torch.attention import attend
 from trencadis_torch.blend_check import check_layers, pairs_of_layers
 from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.kv_storage import decode
 from trencadis_torch.layer_walk import LayerWalk
 from trencadis_torch.packed_tokens import PackedTokens
 from trencadis_torch.reposition import Angles, Pairs, Rotary, rotate
@@ -44,8 +46,12 @@ def make_blender(model: Any, cache: PagedKVCache) -> Blender:
     """Return a blender for a model whose paged attention is switched on; costs a few forwards of some tokens.
 
     Raises:
-        BackendError: The model is not made as blending needs it; the message says how.
+        BackendError: The model is not made as blending needs it, or its KV is held as int8; the message says how.
     """
+    if any(layer.dtype is torch.int8 for layer in cache.layers):
+        raise BackendError(
+            "Keys held as int8 cannot be moved to other positions.", hint="Choose another [backend.torch] kv_dtype."
+        )
     walk = LayerWalk(model)
     check_layers(model, walk, cache.layers)
     rotary = Rotary(model)
@@ -156,7 +162,8 @@ class _Blend:
             share: Of those that need not, so many go on.
         """
         slots = self._slots(self.positions)
-        old = [cache.flatten(0, 1).index_select(0, slots) for cache in self._cache.layer(layer_index)]
+        stored = (cache.flatten(0, 1).index_select(0, slots) for cache in self._cache.layer(layer_index))
+        old = [decode(part, keys.dtype) for part in stored]
         change = _change(keys, old[0]) + _change(values, old[1])
         change = torch.where(self._forced, math.inf, change)
         self._cache.write(layer_index, slots, keys, values)
@@ -178,7 +185,8 @@ class _Blend:
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs over all that lies before; as any pass."""
         self._cache.write(layer_index, self._slots(self.positions), keys, values)
-        seen = [cache.index_select(0, self._blocks).flatten(0, 1) for cache in self._cache.layer(layer_index)]
+        stored = (cache.index_select(0, self._blocks).flatten(0, 1) for cache in self._cache.layer(layer_index))
+        seen = [decode(part, query.dtype) for part in stored]
         output = query.new_empty(*query.shape[:2], values.shape[-1])
         for start in range(0, len(query), MAX_PIECE):
             piece = slice(start, start + MAX_PIECE)

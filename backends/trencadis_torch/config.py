@@ -7,10 +7,15 @@ from typing import Any
 import attrs
 from attrs.validators import ge, in_, matches_re
 
-__all__ = ["LAYOUTS", "TorchConfig"]
+__all__ = ["ATTENTIONS", "KV_DTYPES", "LAYOUTS", "TorchConfig"]
 
 LAYOUTS = ("ragged", "padded")
 """``ragged``: flat tokens, nothing padded. ``padded``: static shapes, one per bucket."""
+
+ATTENTIONS = ("auto", "native", "sdpa")
+"""``native``: the CPU's own kernel over the paged cache. ``sdpa``: blocks are gathered for PyTorch's. ``auto``: what there is."""
+
+KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 
 
 def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None) -> Any:  # noqa: A002
@@ -24,6 +29,8 @@ class TorchConfig:
     Attributes:
         device: ``auto`` (the first CUDA device, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``.
         layout: ``ragged`` or ``padded``.
+        attention: ``auto``, ``native`` or ``sdpa``; ``native`` needs a CPU, the ragged layout and a C++ compiler.
+        kv_dtype: How keys and values are held in the cache; ``auto`` is the model's dtype.
         max_prefill_batch_size: Most sequences in one padded prefill pass.
         num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.
         check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
@@ -36,6 +43,16 @@ class TorchConfig:
         validator=matches_re(r"auto|cpu|cuda(:\d+)?"),
     )
     layout: str = _setting("ragged", "ragged: nothing padded; padded: static shapes.", validator=in_(LAYOUTS))
+    attention: str = _setting(
+        "auto",
+        "native: the CPU's own kernel, compiled when first needed; sdpa: gathered blocks; auto: native if it can be had.",
+        validator=in_(ATTENTIONS),
+    )
+    kv_dtype: str = _setting(
+        "auto",
+        "Of keys and values in the cache: auto (the model's), float32, float16, bfloat16 or int8.",
+        validator=in_(KV_DTYPES),
+    )
     max_prefill_batch_size: int = _setting(
         1, "Most sequences in one padded prefill pass.", unit="sequences", validator=ge(1)
     )

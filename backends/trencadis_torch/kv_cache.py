@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -18,8 +19,12 @@ from numpy.typing import NDArray
 from trencadis.errors import OutOfMemoryError
 from trencadis.interfaces import KVBlender, KVPool
 from trencadis.records import KVLayout, KVPart
+from trencadis_torch.kv_storage import STORED_DTYPES, encode, stored_dim
 
-__all__ = ["AttentionLayer", "PagedKVCache"]
+if TYPE_CHECKING:
+    from trencadis_torch.native_attention import NativeAttention
+
+__all__ = ["AttentionLayer", "PagedKVCache", "stored_layers"]
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +37,7 @@ class AttentionLayer:
         key_dim: Of one head.
         value_dim: Of one head; differs from ``key_dim`` in latent attention.
         window: A query sees this many tokens, itself included; 0 sees all.
-        dtype: Of keys and values.
+        dtype: Of keys and values in the cache.
     """
 
     index: int
@@ -45,7 +50,20 @@ class AttentionLayer:
     @property
     def bytes_per_token(self) -> int:
         """KV cache of one token, bytes."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        dims = stored_dim(self.key_dim, self.dtype) + stored_dim(self.value_dim, self.dtype)
+        return self.num_kv_heads * dims * self.dtype.itemsize
+
+
+def stored_layers(layers: tuple[AttentionLayer, ...], kv_dtype: str) -> tuple[AttentionLayer, ...]:
+    """Return the layers with the dtype that the cache shall have. Pure.
+
+    Args:
+        layers: As the model computes them.
+        kv_dtype: ``auto``, which changes nothing, or a name of ``STORED_DTYPES``.
+    """
+    if kv_dtype == "auto":
+        return layers
+    return tuple(attrs.evolve(layer, dtype=STORED_DTYPES[kv_dtype]) for layer in layers)
 
 
 class PagedKVCache(KVPool):
@@ -53,12 +71,14 @@ class PagedKVCache(KVPool):
 
     Worker sides of KV connectors get this object, most as a :class:`KVPool`. ``keys`` and ``values`` are tuples over layers of
     tensors ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``; a block's bytes are one contiguous range of each.
+    Heads of int8 have a few elements more; see ``kv_storage.py``.
 
     Args:
         layers: The attention layers.
         num_blocks: Usable blocks; block ``num_blocks`` is the padding block.
         block_size: Tokens per block.
         device: Where.
+        kernel: Attends over the cache where it lies; None: blocks are gathered.
 
     Raises:
         OutOfMemoryError: No room.
@@ -73,16 +93,23 @@ class PagedKVCache(KVPool):
     make_blender: Callable[[PagedKVCache], KVBlender] | None = None
 
     def __init__(
-        self, layers: tuple[AttentionLayer, ...], *, num_blocks: int, block_size: int, device: torch.device
+        self,
+        layers: tuple[AttentionLayer, ...],
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        kernel: NativeAttention | None = None,
     ) -> None:
         self.layers = layers
+        self.kernel = kernel
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device
         self._at = {layer.index: i for i, layer in enumerate(layers)}
         try:
-            self.keys = tuple(self._empty(layer, layer.key_dim) for layer in layers)
-            self.values = tuple(self._empty(layer, layer.value_dim) for layer in layers)
+            self.keys = tuple(self._empty(layer, stored_dim(layer.key_dim, layer.dtype)) for layer in layers)
+            self.values = tuple(self._empty(layer, stored_dim(layer.value_dim, layer.dtype)) for layer in layers)
         except (RuntimeError, MemoryError) as error:
             size = (num_blocks + 1) * block_size * sum(layer.bytes_per_token for layer in layers)
             raise OutOfMemoryError(
@@ -241,7 +268,7 @@ class PagedKVCache(KVPool):
             values: ``[T, num_kv_heads, value_dim]``.
         """
         for cache, new in zip(self.layer(layer_index), (keys, values), strict=True):
-            cache.flatten(0, 1).index_copy_(0, slots, new)
+            cache.flatten(0, 1).index_copy_(0, slots, encode(new, cache.dtype))
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy tokens in place, all layers; every source is read before any target is written.
@@ -288,7 +315,7 @@ def _part(layer: AttentionLayer, kind: str) -> KVPart:
         layer=layer.index,
         kind=kind,
         num_heads=layer.num_kv_heads,
-        head_dim=layer.key_dim if kind == "key" else layer.value_dim,
+        head_dim=stored_dim(layer.key_dim if kind == "key" else layer.value_dim, layer.dtype),
         dtype=str(layer.dtype).removeprefix("torch."),
         item_bytes=layer.dtype.itemsize,
     )

@@ -18,6 +18,7 @@ from trencadis.records import Bucket, Int32Array
 from trencadis_torch.attention import attend
 from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.kv_storage import decode
 
 __all__ = ["PaddedDecode", "PaddedPrefill", "flat_block_lists", "flat_paged_attention"]
 
@@ -79,7 +80,7 @@ class PaddedPrefill:
         batch_size = self._shape[0]
         seen = []
         for cached, new in zip(self._cache.layer(layer_index), (keys, values), strict=True):
-            context = cached.index_select(0, self._blocks).view(batch_size, -1, *cached.shape[2:])
+            context = decode(cached.index_select(0, self._blocks), new.dtype).view(batch_size, -1, *new.shape[1:])
             seen.append(torch.cat([context, torch.unflatten(new, 0, self._shape)], dim=1).transpose(1, 2))
         output = attend(
             torch.unflatten(query, 0, self._shape).transpose(1, 2),
@@ -172,8 +173,8 @@ class PaddedDecode:
         cached_keys, cached_values = self._cache.layer(layer_index)
         output = flat_paged_attention(
             torch.unflatten(query, 0, self._shape),
-            cached_keys.index_select(0, self._blocks),
-            cached_values.index_select(0, self._blocks),
+            decode(cached_keys.index_select(0, self._blocks), keys.dtype),
+            decode(cached_values.index_select(0, self._blocks), values.dtype),
             mapping=self._mapping,
             mask=self._masks[self._windows[layer_index]],
             scale=query.shape[-1] ** -0.5 if scale is None else scale,

@@ -1,5 +1,7 @@
 """Attention of a ragged pass: flat tokens, sequences of any length, nothing padded but a few keys inside a group.
 
+    with a kernel for this device (``PagedKVCache.kernel``) it does all of it, but for drafts that branch; else, and for those:
+
     new keys and values ─▶ cache slots
     whole prompts         attend to their own new keys: causal, nothing gathered
     everything else       is cut into pieces; alike pieces form a group: gather blocks ─▶ one fused attention
@@ -15,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trencadis.records import Int32Array
+from trencadis.records import BoolArray, Int32Array
 from trencadis_torch.attention import attend
 from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.kv_storage import decode
+from trencadis_torch.native_attention import NativePass
 from trencadis_torch.trees import DraftTrees
 
 __all__ = ["RaggedPass", "Workspace"]
@@ -106,10 +110,30 @@ class RaggedPass:
         self._slots = slots
         self._workspace = workspace
         self._windows = {layer.index: layer.window for layer in cache.layers}
+        left = np.ones(len(rows), np.bool_)
+        if cache.kernel is not None:
+            left &= False if trees is None else trees.branches
+        self._native = self._begin(tables, rows, starts, query_lens, ~left)
         self._groups = {
-            window: _plan(cache.block_size, tables, rows, starts, query_lens, window, trees)
+            window: _plan(cache.block_size, tables, rows, starts, query_lens, window, trees, left)
             for window in set(self._windows.values())
         }
+
+    def _begin(
+        self, tables: torch.Tensor, rows: Int32Array, starts: Int32Array, query_lens: Int32Array, mine: BoolArray
+    ) -> NativePass | None:
+        if self._cache.kernel is None or not mine.any():
+            return None
+        firsts = np.cumsum(query_lens) - query_lens
+        return self._cache.kernel.begin(
+            self._cache,
+            tables=tables,
+            slots=self._slots,
+            rows=rows[mine],
+            starts=starts[mine],
+            query_lens=query_lens[mine],
+            firsts=firsts[mine],
+        )
 
     def attend(
         self,
@@ -133,8 +157,13 @@ class RaggedPass:
             softcap: The same.
             sinks: The same.
         """
-        self._cache.write(layer_index, self._slots, keys, values)
         output = query.new_empty(*query.shape[:2], values.shape[-1])
+        if self._native is None:
+            self._cache.write(layer_index, self._slots, keys, values)
+        else:
+            self._native.attend(
+                layer_index, query, keys, values, output=output, scale=scale, softcap=softcap, sinks=sinks
+            )
         for group in self._groups[self._windows[layer_index]]:
             seen_keys, seen_values = self._seen(layer_index, group, keys, values)
             part = torch.unflatten(query[group.tokens], 0, (-1, group.query_len)).transpose(1, 2)
@@ -153,7 +182,8 @@ class RaggedPass:
             self._workspace.gather("values", cached_values, group.blocks),
         )
         first, second = (
-            part.view(group.num_pieces, -1, *part.shape[2:])[:, : group.num_keys].transpose(1, 2) for part in gathered
+            decode(part, new.dtype).view(group.num_pieces, -1, *new.shape[1:])[:, : group.num_keys].transpose(1, 2)
+            for part, new in zip(gathered, (keys, values), strict=True)
         )
         return first, second
 
@@ -166,10 +196,11 @@ def _plan(
     query_lens: Int32Array,
     window: int,
     trees: DraftTrees | None,
+    left: BoolArray,
 ) -> tuple[_Group, ...]:
-    """Split a pass into groups for layers of one window. Pure."""
+    """Split the sequences of a pass that are left into groups for layers of one window. Pure."""
     firsts = np.cumsum(query_lens) - query_lens
-    whole = (starts == 0) & (query_lens > 1)
+    whole = left & (starts == 0) & (query_lens > 1)
     if window:
         whole &= query_lens <= window
     if trees is not None:
@@ -178,7 +209,7 @@ def _plan(
         _Group(tokens=slice(first, first + size), query_len=size)
         for first, size in zip(firsts[whole].tolist(), query_lens[whole].tolist(), strict=True)
     ]
-    rest = ~whole
+    rest = left & ~whole
     if rest.any():
         pieces = _Pieces(block_size, rows, starts, query_lens, np.flatnonzero(rest), window, trees)
         groups.extend(pieces.group(tables, chosen) for chosen in pieces.alike())

@@ -17,6 +17,7 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.bridge import PAGED, switch
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
@@ -32,10 +33,18 @@ EXACT, ROUNDED = 5e-3, 0.15
 
 
 @torch.inference_mode()
-def check_model(model: Any, layers: tuple[AttentionLayer, ...], *, layout: str) -> None:
+def check_model(
+    model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: NativeAttention | None = None
+) -> None:
     """Compare the paged forward with the model's own; the paged attention is switched on afterwards.
 
     Costs two forwards of about 40 tokens, of about 20 for more than 1e9 parameters.
+
+    Args:
+        model: Of transformers.
+        layers: Its attention layers.
+        layout: ``ragged`` or ``padded``.
+        kernel: That attends over the cache, if not PyTorch's.
 
     Raises:
         ModelLoadError: They differ.
@@ -47,7 +56,7 @@ def check_model(model: Any, layers: tuple[AttentionLayer, ...], *, layout: str) 
     expected = [_whole(model, tokens) for tokens in sequences]
     if not switch(model, PAGED):
         raise ModelLoadError(f"{type(model).__name__} does not take another attention implementation.")
-    found = _paged(model, layers, sequences, layout)
+    found = _paged(model, layers, sequences, layout, kernel)
     errors = torch.cat([_errors(a, b) for a, b in zip(expected, found, strict=True)])
     exact = model.dtype == torch.float32
     error = float(errors.max() if exact else errors.median())
@@ -70,7 +79,11 @@ def _whole(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _paged(
-    model: Any, layers: tuple[AttentionLayer, ...], sequences: list[torch.Tensor], layout: str
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    sequences: list[torch.Tensor],
+    layout: str,
+    kernel: NativeAttention | None,
 ) -> list[torch.Tensor]:
     """Return the logits of every position: a chunk, the rest but one token together with the other sequence, one token."""
     longest = len(sequences[0])
@@ -87,7 +100,7 @@ def _paged(
         rows.tokens[row, : len(tokens)] = tokens.int()
         # Backwards, so that nothing works by lying in order.
         rows.tables[row, :num_blocks] = torch.arange(num_blocks).flip(0).int() * 2 + row
-    cache = PagedKVCache(layers, num_blocks=2 * num_blocks, block_size=BLOCK_SIZE, device=model.device)
+    cache = PagedKVCache(layers, num_blocks=2 * num_blocks, block_size=BLOCK_SIZE, device=model.device, kernel=kernel)
     runner = PassRunner(model, rows=rows, cache=cache, layout=layout, workspace=Workspace())
     chunk = longest // 2 - 1
     first, second = (len(tokens) - 1 for tokens in sequences)

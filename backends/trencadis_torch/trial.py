@@ -13,6 +13,7 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, MemoryReport, ModelFacts, Pass
 from trencadis_torch.device import host_memory
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
@@ -38,6 +39,7 @@ def measure_memory(
     layout: str,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    kernel: NativeAttention | None = None,
 ) -> MemoryReport:
     """Run the largest step with a cache just large enough, and report memory.
 
@@ -48,6 +50,7 @@ def measure_memory(
         layout: ``ragged`` or ``padded``.
         max_num_batched_tokens: Tokens of the step.
         max_num_seqs: Logits rows of the step.
+        kernel: That attends over the cache, if not PyTorch's.
     """
     device: torch.device = model.device
     num_tokens = max_num_batched_tokens
@@ -55,7 +58,7 @@ def measure_memory(
         affordable = int(MAX_CPU_OPERATIONS / (2 * max(1, facts.num_parameters)))
         num_tokens = min(num_tokens, MAX_CPU_TOKENS, max(16, affordable))
     peak = _CudaPeak(device) if device.type == "cuda" else _HostPeak()
-    tried = _run(model, layers, layout, num_tokens=num_tokens, facts=facts, num_logits=max_num_seqs)
+    tried = _run(model, layers, layout, num_tokens=num_tokens, facts=facts, num_logits=max_num_seqs, kernel=kernel)
     activation = int(peak.bytes_since_start() * max_num_batched_tokens / tried)
     activation += SAMPLING_COPIES * 4 * max_num_seqs * facts.vocab_size
     if device.type == "cuda":
@@ -68,7 +71,14 @@ def measure_memory(
 
 
 def _run(
-    model: Any, layers: tuple[AttentionLayer, ...], layout: str, *, num_tokens: int, facts: ModelFacts, num_logits: int
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    layout: str,
+    *,
+    num_tokens: int,
+    facts: ModelFacts,
+    num_logits: int,
+    kernel: NativeAttention | None,
 ) -> int:
     """Run one prefill pass of whole prompts; return its tokens."""
     length = min(num_tokens, facts.max_model_len)
@@ -86,7 +96,7 @@ def _run(
     rows = Rows(plan, model.device)
     blocks = torch.arange(count * per_row, dtype=torch.int32, device=model.device)
     rows.tables[:, :per_row] = blocks.view(count, per_row)
-    cache = PagedKVCache(layers, num_blocks=plan.num_blocks, block_size=block_size, device=model.device)
+    cache = PagedKVCache(layers, num_blocks=plan.num_blocks, block_size=block_size, device=model.device, kernel=kernel)
     runner = PassRunner(model, rows=rows, cache=cache, layout=layout, workspace=Workspace())
     order, zeros = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
     one = Pass(

@@ -12,7 +12,7 @@ from trencadis_torch import bridge
 from trencadis_torch.blend import Blender, make_blender
 from trencadis_torch.bridge import PASS_ARGUMENT
 from trencadis_torch.inspection import attention_layers
-from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.kv_cache import PagedKVCache, stored_layers
 from trencadis_torch.whole_texts import WholeTexts
 
 BLOCK_SIZE = 4
@@ -37,11 +37,14 @@ class BlendScene:
         model: Of transformers.
         num_blocks: Of the cache.
         block_size: Tokens per block.
+        kv_dtype: Of the cache.
     """
 
-    def __init__(self, model: Any, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE) -> None:
+    def __init__(
+        self, model: Any, *, num_blocks: int = 64, block_size: int = BLOCK_SIZE, kv_dtype: str = "auto"
+    ) -> None:
         self.model = model
-        layers = attention_layers(model)
+        layers = stored_layers(attention_layers(model), kv_dtype)
         bridge.register()
         bridge.switch(model, bridge.PAGED)
         self.cache = PagedKVCache(layers, num_blocks=num_blocks, block_size=block_size, device=model.device)

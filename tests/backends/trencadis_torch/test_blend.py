@@ -49,6 +49,20 @@ def test_everything_computed_anew_is_the_models_own_kv(scene):
     assert error(found, expected) < 1e-5
 
 
+def test_cache_of_16_bits_is_blended_within_its_rounding():
+    """Chunks at their own places, and a few tokens computed anew over them."""
+    scene = BlendScene(tiny_models.make_model("llama"), kv_dtype="float16")
+    tokens = tokens_of(1, 40)
+    scene.blend(tokens, BLOCKS, [(0, scene.packed(tokens))], ratio=0.2)
+    assert error(scene.held(BLOCKS), scene.exact(tokens)) < 5e-3
+
+
+def test_cache_of_int8_is_not_blended():
+    with pytest.raises(BackendError, match="int8") as caught:
+        BlendScene(tiny_models.make_model("llama"), kv_dtype="int8")
+    assert "kv_dtype" in caught.value.hint
+
+
 def test_without_chunks_everything_is_computed_anew_whatever_the_ratio(scene):
     tokens = tokens_of(5, 40)
     scene.blend(tokens, BLOCKS, [], ratio=0.0)

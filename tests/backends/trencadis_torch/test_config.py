@@ -13,7 +13,15 @@ def test_known_devices_are_accepted(device):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"device": "hpu"}, {"device": "cuda:"}, {"layout": "flat"}, {"num_threads": -1}, {"max_prefill_batch_size": 0}],
+    [
+        {"device": "hpu"},
+        {"device": "cuda:"},
+        {"layout": "flat"},
+        {"attention": "flash"},
+        {"kv_dtype": "fp8"},
+        {"num_threads": -1},
+        {"max_prefill_batch_size": 0},
+    ],
 )
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from trencadis.errors import OutOfMemoryError
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis.kv.identity import compat_id
+from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
+from trencadis_torch.kv_storage import decode
 
 CPU = torch.device("cpu")
 
@@ -155,3 +157,49 @@ def test_pool_of_a_cpu_may_be_used_from_any_thread():
         thread.submit(cache.write_blocks, [2], content).result()
         assert (thread.submit(read, cache, [2]).result() == content).all()
     assert cache.any_thread
+
+
+# -------------------------------------------------------------------------------------------------- how it is held
+
+KV_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_bytes_of_a_token_are_those_of_the_tensors(kv_dtype):
+    layers = stored_layers((layer(0), layer(5, heads=1)), kv_dtype)
+    cache = PagedKVCache(layers, num_blocks=3, block_size=2, device=CPU)
+    scales = 2 * 4 if kv_dtype == "int8" else 0
+    expected = (2 + 1) * ((4 + 3) * KV_DTYPES[kv_dtype] + scales)
+    assert sum(one.bytes_per_token for one in layers) == expected
+    assert sum(part[0].numel() * part.element_size() for part in cache.parts) == 2 * expected
+    assert cache.layout.block_bytes == 2 * expected
+
+
+def test_auto_leaves_the_models_dtype():
+    layers = (attrs.evolve(layer(0), dtype=torch.bfloat16),)
+    assert stored_layers(layers, "auto") == layers
+
+
+def test_stores_never_take_blocks_held_otherwise_for_the_same():
+    ids = {
+        compat_id(
+            PagedKVCache(stored_layers((layer(0),), name), num_blocks=1, block_size=2, device=CPU).layout,
+            identity="model",
+            exact_numerics=exact,
+        )
+        for name in KV_DTYPES
+        for exact in (True, False)
+    }
+    assert len(ids) == 2 * len(KV_DTYPES)
+
+
+def test_blocks_of_int8_move_with_their_scales():
+    cache = PagedKVCache(stored_layers((layer(0),), "int8"), num_blocks=4, block_size=2, device=CPU)
+    keys, values = torch.randn(2, 2, 4), torch.randn(2, 2, 3)
+    cache.write(0, torch.tensor([2, 3]), keys, values)
+    cache.write_blocks([3], read(cache, [1]))
+    cache.copy_blocks(torch.tensor([3]), torch.tensor([0]))
+    cache.move(torch.tensor([1]), torch.tensor([4]))
+    stored = cache.keys[0].flatten(0, 1)
+    for slot, token in ((2, 0), (3, 1), (6, 0), (7, 1), (0, 0), (4, 1)):
+        assert float((decode(stored[slot], torch.float32) - keys[token]).abs().max()) < 0.02

@@ -1,0 +1,224 @@
+"""Calls of the CPU's own attention kernel, ``paged_attention.cpp``: from tensors to addresses and strides.
+
+The kernel gets one structure per layer. It writes new keys and values to their slots and attends to the cache block by block: nothing is
+gathered, nothing large is allocated. ctypes lets go of the interpreter's lock meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trencadis.errors import BackendError, OutOfMemoryError
+from trencadis.records import Int32Array
+from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.native_build import load_library
+
+__all__ = ["NativeAttention", "NativePass", "choose_kernel"]
+
+logger = logging.getLogger("trencadis.torch")
+
+SOURCE = Path(__file__).with_name("paged_attention.cpp")
+
+MAX_HEAD_DIM = 1024
+"""Elements of one head that the kernel has room for."""
+
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+
+_POINTERS = (
+    *("query", "new_keys", "new_values", "output", "keys", "values", "sinks", "tables", "slots"),
+    *("rows", "starts", "query_lens", "firsts"),
+)
+_COUNTS = (
+    *("num_sequences", "num_tokens", "num_heads", "num_kv_heads", "key_dim", "value_dim", "block_size", "table_stride"),
+    *("query_token", "query_head", "key_token", "key_head", "value_token", "value_head"),
+    *("window", "num_threads", "dtype", "cache_dtype"),
+)
+
+
+class _Call(ctypes.Structure):
+    """Mirrors ``Call`` of the source."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _COUNTS),
+        ("scale", ctypes.c_double),
+        ("softcap", ctypes.c_double),
+    )
+
+
+class NativeAttention:
+    """The compiled kernel.
+
+    Args:
+        library: Of ``paged_attention.cpp``.
+
+    Raises:
+        BackendError: It is another one.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.trencadis_call_bytes.restype = ctypes.c_int64
+        library.trencadis_attend.restype = ctypes.c_int64
+        library.trencadis_attend.argtypes = [ctypes.c_void_p]
+        size = library.trencadis_call_bytes()
+        if size != ctypes.sizeof(_Call):
+            raise BackendError(f"{SOURCE.name} takes {size} bytes, {ctypes.sizeof(_Call)} are given: remove its cache.")
+        self._attend = library.trencadis_attend
+
+    def begin(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: Int32Array,
+        starts: Int32Array,
+        query_lens: Int32Array,
+        firsts: Int32Array,
+    ) -> NativePass:
+        """Return the calls of one pass.
+
+        Args:
+            cache: Read and written.
+            tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+            slots: Where new keys go, of all tokens of the pass, int64 ``[T]``.
+            rows: Row of each sequence that attends.
+            starts: First query position of each.
+            query_lens: Queries of each.
+            firsts: Token of the pass with each one's first query.
+        """
+        return NativePass(self._attend, cache, tables, slots.contiguous(), (rows, starts, query_lens, firsts))
+
+
+class NativePass:
+    """One pass over one cache; made by :meth:`NativeAttention.begin`."""
+
+    def __init__(
+        self,
+        attend: Any,
+        cache: PagedKVCache,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        sequences: tuple[Int32Array, Int32Array, Int32Array, Int32Array],
+    ) -> None:
+        self._attend = attend
+        self._cache = cache
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        arrays = [np.ascontiguousarray(array, np.int32) for array in sequences]
+        self._held = (tables, slots, arrays)  # the kernel has their addresses
+        self._call = call = _Call(
+            tables=tables.data_ptr(),
+            table_stride=tables.stride(0),
+            slots=slots.data_ptr(),
+            num_sequences=len(arrays[0]),
+            num_tokens=len(slots),
+            block_size=cache.block_size,
+            num_threads=torch.get_num_threads(),
+        )
+        call.rows, call.starts, call.query_lens, call.firsts = (array.ctypes.data for array in arrays)
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        output: torch.Tensor,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Store new keys and values of all tokens, and write attention outputs of the sequences that attend.
+
+        Args:
+            layer_index: The module's ``layer_idx``.
+            query: ``[T, H, D]``.
+            keys: ``[T, KV, D]``.
+            values: ``[T, KV, Dv]``.
+            output: Written to, ``[T, H, Dv]``, contiguous, the dtype of ``query``.
+            scale: As in :func:`~trencadis_torch.attention.attend`.
+            softcap: The same.
+            sinks: The same.
+
+        Raises:
+            OutOfMemoryError: No room for the kernel's own buffers.
+        """
+        call, (query, keys, values) = self._call, (_dense(one) for one in (query, keys, values))
+        cached_keys, cached_values = self._cache.layer(layer_index)
+        sinks = None if sinks is None else sinks.float().contiguous()
+        call.query, call.new_keys, call.new_values = query.data_ptr(), keys.data_ptr(), values.data_ptr()
+        call.output, call.keys, call.values = output.data_ptr(), cached_keys.data_ptr(), cached_values.data_ptr()
+        call.sinks = None if sinks is None else sinks.data_ptr()
+        call.num_heads, call.num_kv_heads = query.shape[1], keys.shape[1]
+        call.key_dim, call.value_dim = keys.shape[2], values.shape[2]
+        call.query_token, call.query_head, _ = query.stride()
+        call.key_token, call.key_head, _ = keys.stride()
+        call.value_token, call.value_head, _ = values.stride()
+        call.window = self._windows[layer_index]
+        call.dtype, call.cache_dtype = _DTYPES[query.dtype], _DTYPES[cached_keys.dtype]
+        call.scale = query.shape[2] ** -0.5 if scale is None else scale
+        call.softcap = softcap or 0.0
+        if self._attend(ctypes.addressof(call)):
+            raise OutOfMemoryError(
+                "The attention kernel has no room for its buffers.", hint="Lower engine.max_num_seqs."
+            )
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def choose_kernel(
+    asked: str, *, device: torch.device, layout: str, layers: tuple[AttentionLayer, ...]
+) -> NativeAttention | None:
+    """Return the kernel, compiled if need be, or None for attention through gathering.
+
+    Args:
+        asked: ``auto``, ``native`` or ``sdpa``.
+        device: Of the model.
+        layout: ``ragged`` or ``padded``.
+        layers: The attention layers.
+
+    Raises:
+        BackendError: ``native`` was asked for and cannot be had.
+    """
+    if asked == "sdpa":
+        return None
+    reason = _obstacle(device, layout, layers)
+    try:
+        if reason is None:
+            return _compiled()
+    except BackendError as error:
+        if asked == "native":
+            raise
+        logger.warning("Attention gathers blocks, which is slower: %s %s", error, error.hint)
+        return None
+    if asked == "native":
+        raise BackendError(f'[backend.torch] attention = "native": {reason}.', hint='Choose "auto" or "sdpa".')
+    return None
+
+
+def _obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, ...]) -> str | None:
+    if device.type != "cpu":
+        return f"the kernel runs on the CPU, not on {device}"
+    if layout != "ragged":
+        return f'layout = "{layout}" attends with static shapes'
+    for layer in layers:
+        if max(layer.key_dim, layer.value_dim) > MAX_HEAD_DIM:
+            return f"layer {layer.index} has heads of more than {MAX_HEAD_DIM} elements"
+        if layer.dtype not in _DTYPES:
+            return f"layer {layer.index} computes in {layer.dtype}"
+    return None
+
+
+@functools.cache
+def _compiled() -> NativeAttention:
+    return NativeAttention(load_library(SOURCE))

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from paged_attention_scene import Sequence, Shape, attend
+
+from trencadis.errors import BackendError
+from trencadis_torch import native_attention, native_build
+from trencadis_torch.native_attention import NativeAttention, choose_kernel
+from trencadis_torch.native_build import cache_directory, find_compiler, load_library, openmp_runtime
+
+TEXT = '#include <cstdint>\nextern "C" int64_t answer() { return 42; }\n'
+LAYERS: tuple = ()
+CPU = torch.device("cpu")
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "one.cpp"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def without_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+
+@pytest.fixture
+def fresh_kernel(monkeypatch, tmp_path):
+    """Nothing is compiled yet, in this process or in the cache."""
+    native_attention._compiled.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    native_attention._compiled.cache_clear()
+
+
+def compiler_that(path: Path, does: str) -> str:
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@needs_compiler
+def test_source_is_compiled_once(source, kept, monkeypatch):
+    assert load_library(source, directory=kept).answer() == 42
+    (built,) = kept.iterdir()
+    monkeypatch.setattr(native_build, "_build", lambda *_: pytest.fail("built again"))
+    assert load_library(source, directory=kept).answer() == 42
+    assert list(kept.iterdir()) == [built]
+
+
+@needs_compiler
+def test_changed_source_is_another_library(source, kept):
+    load_library(source, directory=kept)
+    source.write_text(TEXT.replace("42", "43"))
+    assert load_library(source, directory=kept).answer() == 43
+    assert len(list(kept.iterdir())) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
+def test_damaged_library_is_built_again(source, kept, damage):
+    load_library(source, directory=kept)
+    (built,) = kept.iterdir()
+    content = built.read_bytes()
+    middle = len(content) // 2
+    broken = {
+        "cut": content[:middle],
+        "flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "empty": b"",
+        "text": b"no library",
+    }
+    # Another file in its place: what this process has mapped stays as it is.
+    built.unlink()
+    built.write_bytes(broken[damage])
+    assert load_library(source, directory=kept).answer() == 42
+    assert len(built.read_bytes()) == len(content)
+    assert list(kept.iterdir()) == [built]
+
+
+@needs_compiler
+def test_processes_may_build_at_the_same_time(source, kept):
+    program = (
+        "import sys; from pathlib import Path; from trencadis_torch.native_build import load_library; "
+        "print(load_library(Path(sys.argv[1]), directory=Path(sys.argv[2])).answer())"
+    )
+    command = [sys.executable, "-c", program, str(source), str(kept)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [one.communicate()[0].strip() for one in running] == ["42", "42"]
+    assert [path.suffix for path in kept.iterdir()] == [".so"]
+
+
+@needs_compiler
+def test_directory_that_cannot_be_made_does_not_matter(source, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert load_library(source, directory=tmp_path / "file" / "kept").answer() == 42
+
+
+@needs_compiler
+def test_broken_source_is_an_error_with_the_compilers_words(source, kept):
+    source.write_text("no C++ at all")
+    with pytest.raises(BackendError, match=r"ended with \d+:[\s\S]*error") as caught:
+        load_library(source, directory=kept)
+    assert "apt install g++" in caught.value.hint
+    assert list(kept.iterdir()) == []
+
+
+def test_without_a_compiler_the_error_says_what_to_install(source, kept, without_compiler):
+    assert find_compiler() is None
+    with pytest.raises(BackendError, match="no C\\+\\+ compiler in PATH") as caught:
+        load_library(source, directory=kept)
+    assert "apt install g++" in caught.value.hint
+
+
+def test_named_compiler_comes_first(monkeypatch, tmp_path):
+    named = compiler_that(tmp_path / "mine", "exit 0")
+    monkeypatch.setenv("CXX", f"{named} -m64")
+    assert find_compiler() == named
+
+
+def test_compiler_that_fails_leaves_auto_with_gathering_and_stops_native(monkeypatch, tmp_path, fresh_kernel, caplog):
+    monkeypatch.setenv("CXX", compiler_that(tmp_path / "broken", "echo out of order >&2; exit 3"))
+    options = {"device": CPU, "layout": "ragged", "layers": LAYERS}
+    assert choose_kernel("auto", **options) is None
+    assert "out of order" in caplog.text
+    assert "apt install g++" in caplog.text
+    with pytest.raises(BackendError, match=r"ended with 3:\nout of order"):
+        choose_kernel("native", **options)
+
+
+def test_no_compiler_leaves_auto_with_gathering_and_stops_native(without_compiler, fresh_kernel, caplog):
+    options = {"device": CPU, "layout": "ragged", "layers": LAYERS}
+    assert choose_kernel("auto", **options) is None
+    assert caplog.text.count("no C++ compiler") == 1
+    with pytest.raises(BackendError, match="no C\\+\\+ compiler"):
+        choose_kernel("native", **options)
+
+
+def test_cache_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "trencadis" / "native"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "trencadis" / "native"
+
+
+@needs_compiler
+@pytest.mark.skipif(not openmp_runtime(), reason="torch without OpenMP")
+def test_library_brings_no_second_pool_of_threads(source, kept):
+    before = openmp_runtime()
+    source.write_text(
+        '#include <cstdint>\nextern "C" int64_t answer() {\n  int64_t n = 0;\n'
+        "#pragma omp parallel for reduction(+ : n)\n  for (int i = 0; i < 1000; i++) n += 1;\n  return n;\n}\n"
+    )
+    library = load_library(source, directory=kept)
+    library.answer.restype = ctypes.c_int64
+    assert library.answer() == 1000
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    runtimes = {os.path.realpath(line.split()[-1]) for line in mapped if native_build._RUNTIME.search(line)}
+    assert runtimes == {os.path.realpath(before)}
+
+
+@needs_compiler
+def test_older_instructions_give_the_same_outputs(kept, monkeypatch):
+    """Vectors of 4 and no conversions in hardware, as on a CPU without AVX; -O1 because it compiles in a third of the time."""
+    monkeypatch.setattr(native_build, "_NATIVE", "-O1")
+    kernel = NativeAttention(load_library(native_attention.SOURCE, directory=kept))
+    for cache_dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int8):
+        shape = Shape(key_dim=24, value_dim=20, window=600, cache_dtype=cache_dtype)
+        sequences = [Sequence(shape, context=700, length=3, seed=1), Sequence(shape, context=0, length=70, seed=2)]
+        found, _ = attend(shape, sequences, native=kernel, softcap=2.0)
+        expected, _ = attend(shape, sequences, native=True, softcap=2.0)
+        # Another instruction may round a level of int8 the other way.
+        torch.testing.assert_close(found, expected, atol=2e-3 if cache_dtype is torch.int8 else 1e-5, rtol=1e-5)
