@@ -3,11 +3,12 @@
 //     write    new keys and values go to their slots
 //     rows     the queries of one sequence that share a KV head: query i, head g of the group are row i * groups + g
 //     item     up to ROWS rows × some KV heads × some spans of keys; threads take items as they come
-//     tile     TILE keys: transposed once for all rows ▶ scores ▶ online softmax ▶ weighted values
+//     tile     TILE keys: scores ▶ online softmax ▶ weighted values. Keys are transposed once for all rows, but not for few rows:
+//              there memory is the limit, and is read in its own order
 //     span     SPAN keys have a softmax of their own; spans are merged in the order of their keys
 //
-// Tiles and spans lie at fixed positions, and every sum runs over keys or over elements one after the other. So a row has the same
-// bits whatever shares its batch, however a prompt is cut, and however many threads there are.
+// Tiles and spans lie at fixed positions, and the order of every sum follows from the sequence alone. So a row has the same bits
+// whatever shares its batch, and however many threads there are.
 //
 // Vectors are those of GCC 12 and Clang: the same source for AVX-512, AVX2 and anything else. No allocation once buffers have grown.
 //
@@ -38,6 +39,7 @@ constexpr int TILE = 64, SPAN = 512, ROWS = 64;
 constexpr int64_t ITEMS_PER_THREAD = 4;
 
 
+constexpr int64_t FETCH_BYTES = 12288;  // so far ahead memory is asked for; measured
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
@@ -240,6 +242,15 @@ inline void transpose(Vec *v) {  // LANES vectors; each of log2 stages interleav
   }
 }
 
+inline Vec sum_lanes(const float *from) {  // of LANES vectors, the sum of each
+  Vec v[LANES];
+  for (int i = 0; i < LANES; i++) v[i] = load(from + i * LANES);
+  transpose(v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) v[i] += v[i + width];
+  return v[0];
+}
+
 // ----------------------------------------------------------------------------------------------------------- kernels
 
 struct Ahead {  // rows of the next head, or of the next tile
@@ -325,6 +336,30 @@ void weigh_rows(float *sums, int64_t stride, const float *shrink, const float *w
   for (; at + BLOCK_VECS * LANES <= dim; at += BLOCK_VECS * LANES)
     weigh_values<R, BLOCK_VECS>(sums, stride, shrink, weights, values, at, count);
   for (; at < dim; at += LANES) weigh_values<R, 1>(sums, stride, shrink, weights, values, at, count);
+}
+
+// Dot products of R rows with one key, not yet summed over their lanes: out[r × stride].
+template <class Cache, int R> inline void multiply_key(const float *query, int64_t query_stride, const char *key, int64_t dim, float *out, int64_t stride) {
+  Vec sums[R] = {};
+  for (int64_t d = 0; d < dim; d += LANES) {
+    Vec x = element_vector<Cache>(key, d, dim);
+    for (int r = 0; r < R; r++) sums[r] += x * load(query + r * query_stride + d);
+  }
+  for (int r = 0; r < R; r++) store(out + r * stride, sums[r]);
+}
+
+// sums[r] += weights[r] · values, for R rows and K keys of one head.
+template <class Cache, int R, int K>
+inline void add_values(float *sums, int64_t stride, const float (*weights)[R], const char *const *values, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += LANES) {
+    Vec held[R];
+    for (int r = 0; r < R; r++) held[r] = load(sums + r * stride + d);
+    for (int k = 0; k < K; k++) {
+      Vec x = element_vector<Cache>(values[k], d, dim);
+      for (int r = 0; r < R; r++) held[r] += x * weights[k][r];
+    }
+    for (int r = 0; r < R; r++) store(sums + r * stride + d, held[r]);
+  }
 }
 
 // A row's state: its weighted values, then its largest score and the sum of its weights.
@@ -452,7 +487,8 @@ template <class Cache> class Attention {
   }
   int64_t state_floats(const Item &item) const { return item.num_heads * item.num_rows * (padded + LANES); }
   int64_t scratch_floats() const {
-    return (c.key_dim + BLOCK_VECS) * TILE + TILE * padded + ROWS * (TILE + 1) + ROWS * (query_stride + 2 * (padded + LANES)) + 64;
+    return (c.key_dim + BLOCK_VECS) * TILE + TILE * padded + ROWS * (TILE + 1) + ROWS * (query_stride + 2 * (padded + LANES)) +
+           ROWS * LANES * (LANES + 1) + 64;
   }
 
   bool is_small() const {  // waiting for another thread costs more than a few microseconds of work
@@ -552,6 +588,7 @@ template <class Cache> class Attention {
         int64_t row = item.row + r, token = c.firsts[item.sequence] + row / groups;
         int64_t at = token * c.query_token + ((item.head + head) * groups + row % groups) * c.query_head;
         read_floats(c.dtype, c.query, at, c.key_dim, float(c.scale), queries);
+        for (int64_t d = c.key_dim; d < query_stride; d++) queries[d] = 0;
       }
   }
 
@@ -561,6 +598,12 @@ template <class Cache> class Attention {
     const int32_t *table = c.tables + c.rows[item.sequence] * c.table_stride;
     if (first < span * SPAN) first = span * SPAN;
     if (last > (span + 1) * SPAN) last = (span + 1) * SPAN;
+    switch (item.num_rows <= BLOCK_ROWS ? item.num_rows : 0) {
+      case 1: return attend_few<1>(item, table, first, last, queries, states, rest);
+      case 2: return attend_few<2>(item, table, first, last, queries, states, rest);
+      case 3: return attend_few<3>(item, table, first, last, queries, states, rest);
+      case 4: return attend_few<4>(item, table, first, last, queries, states, rest);
+    }
     int64_t slots[TILE], next[TILE];
     find_slots(table, first / TILE * TILE, last, next);
     for (int64_t tile = first / TILE * TILE; tile < last; tile += TILE) {
@@ -586,6 +629,59 @@ template <class Cache> class Attention {
         if (!in_place) unpack_values<Cache>(rows, count, c.value_dim, padded, values);
         attend_tile(item, tile, count, head, queries, states, keys, ready, scores);
       }
+    }
+  }
+
+  // Few rows a head, as in a decode: memory is read in its own order, key by key with all heads, and nothing is transposed but sums.
+  template <int R>
+  void attend_few(const Item &item, const int32_t *table, int64_t first, int64_t last, const float *queries, States states, float *rest) const {
+    float *products = rest, *scores = products + ROWS * LANES * LANES, *scales = scores + ROWS * TILE;
+    int64_t slots[TILE];
+    int ahead = int(FETCH_BYTES / (item.num_heads * key_bytes) + 1);  // keys
+    for (int64_t tile = first / TILE * TILE; tile < last; tile += TILE) {
+      int count = int(last - tile < TILE ? last - tile : TILE);
+      find_slots(table, tile, last, slots);
+      for (int k = 0; k < count; k += LANES) {
+        for (int j = 0; j < LANES; j++)
+          for (int64_t head = 0; head < item.num_heads; head++) {
+            const char *key = key_row(slots[k + j], item.head + head);
+            fetch(key_row(slots[k + j + ahead < TILE ? k + j + ahead : TILE - 1], item.head + head), key_bytes);
+            multiply_key<Cache, R>(queries + head * R * query_stride, query_stride, key, c.key_dim,
+                                   products + head * R * LANES * LANES + j * LANES, LANES * LANES);
+            if (Cache::SCALED) scales[head * LANES + j] = Cache::scale(key, c.key_dim);
+          }
+        for (int64_t row = 0; row < item.num_heads * R; row++) {
+          Vec found = sum_lanes(products + row * LANES * LANES);
+          store(scores + row * TILE + k, Cache::SCALED ? found * load(scales + row / R * LANES) : found);
+        }
+      }
+      int seen = 0;
+      for (int64_t row = 0; row < item.num_heads * R; row++) {
+        int64_t position = c.starts[item.sequence] + (item.row + row % R) / groups;
+        int64_t end = position + 1 - tile, begin = c.window ? end - c.window : 0;
+        int stop = int(end < count ? end : count), start = int(begin < 0 ? 0 : begin < TILE ? begin : TILE);
+        float shrink = soften(scores + row * TILE, start, stop, count, float(c.softcap), states.most(row), states.total(row));
+        float *sums = states.sums(row);
+        for (int64_t d = 0; d < padded; d += LANES) store(sums + d, load(sums + d) * shrink);
+        seen = stop > seen ? stop : seen;
+      }
+      int k = 0;
+      for (; k + 4 <= seen; k += 4) add_keys<R, 4>(item, slots + k, scores + k, states, k + 4 + ahead <= TILE ? ahead : 0);
+      for (; k < seen; k++) add_keys<R, 1>(item, slots + k, scores + k, states, 0);
+    }
+  }
+
+  template <int R, int K> void add_keys(const Item &item, const int64_t *slots, const float *scores, States states, int ahead) const {
+    for (int64_t head = 0; head < item.num_heads; head++) {
+      const char *values[K];
+      float weights[K][R];
+      for (int k = 0; k < K; k++) {
+        values[k] = value_row(slots[k], item.head + head);
+        if (ahead) fetch(value_row(slots[k + ahead], item.head + head), value_bytes);
+        float scale = Cache::scale(values[k], c.value_dim);
+        for (int r = 0; r < R; r++) weights[k][r] = scores[(head * R + r) * TILE + k] * scale;
+      }
+      add_values<Cache, R, K>(states.sums(head * R), states.stride(), weights, values, c.value_dim);
     }
   }
 

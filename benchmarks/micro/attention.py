@@ -1,116 +1,227 @@
-"""Decode attention over a paged cache: grouped gathering against one sequence at a time and against repeated heads.
+"""Attention over a paged cache on a CPU: the kernel against gathering, and against what reading or multiplying alone would take.
 
-    python benchmarks/micro/attention.py --repeats 30 > attention.json
+    python benchmarks/micro/attention.py --quick
+    python benchmarks/micro/attention.py --output benchmarks/results/attention.json
 
-Variants run one after the other within each repeat, so that a noisy machine disturbs all alike; ``grouped_again`` is the same code as
-``grouped``: the ratio of the two is the noise floor.
+Everything runs in turns within a round, so that a noisy machine disturbs all alike. CPU time is compared, in pairs; ``again`` is the
+kernel a second time, whose ratio is the noise floor. The limit of a decode is a sum over as many bytes as its keys and values have,
+that of a prompt a product of matrices with as many operations. One layer, 12 query heads of 64 elements.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.kv_storage import STORED_DTYPES
+from trencadis_torch.native_attention import NativeAttention, choose_kernel
+from trencadis_torch.native_build import find_compiler
 from trencadis_torch.ragged import RaggedPass, Workspace
 
 BLOCK_SIZE = 16
+NUM_HEADS, HEAD_DIM = 12, 64
+CPU = torch.device("cpu")
+Variant = Callable[[], object]
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """Sequences alike, each with ``context`` tokens in the cache and ``query_len`` new ones."""
+
+    name: str
+    batch_size: int
+    context: int
+    query_len: int = 1
+    kv_dtype: str = "float32"
+    num_kv_heads: int = NUM_HEADS
+
+    @property
+    def layer(self) -> AttentionLayer:
+        return AttentionLayer(
+            index=0,
+            num_kv_heads=self.num_kv_heads,
+            key_dim=HEAD_DIM,
+            value_dim=HEAD_DIM,
+            window=0,
+            dtype=STORED_DTYPES[self.kv_dtype],
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Keys and values that are read."""
+        return self.batch_size * (self.context + self.query_len) * self.layer.bytes_per_token
+
+    @property
+    def num_operations(self) -> float:
+        """Multiplications and additions of scores and values that queries see."""
+        seen = self.query_len * self.context + self.query_len * (self.query_len + 1) / 2
+        return 4.0 * NUM_HEADS * HEAD_DIM * self.batch_size * seen
+
+
+CASES = (
+    *(
+        Case(name=f"decode, {batch_size} × {context}", batch_size=batch_size, context=context)
+        for context in (192, 2048)
+        for batch_size in (1, 8, 32)
+    ),
+    Case(name="decode, 32 × 2048, 4 KV heads", batch_size=32, context=2048, num_kv_heads=4),
+    *(
+        Case(name=f"decode, 32 × 2048, {kv_dtype}", batch_size=32, context=2048, kv_dtype=kv_dtype)
+        for kv_dtype in ("float16", "bfloat16", "int8")
+    ),
+    Case(name="chunk of 512 on 2048", batch_size=1, context=2048, query_len=512),
+    Case(name="prompt of 512", batch_size=1, context=0, query_len=512),
+)
 
 
 class Scene:
-    """Sequences in mid-decode with random contexts."""
+    """A case with random contents; blocks lie in random order."""
 
-    def __init__(self, *, batch_size: int, context: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        generator = np.random.default_rng(0)
-        self.starts = generator.integers(context // 2, context * 3 // 2, batch_size).astype(np.int32)
-        per_row = int(self.starts.max()) // BLOCK_SIZE + 1
-        spec = AttentionLayer(
-            index=0, num_kv_heads=num_kv_heads, key_dim=head_dim, value_dim=head_dim, window=0, dtype=torch.float32
-        )
-        num_blocks = batch_size * per_row
-        self.cache = PagedKVCache((spec,), num_blocks=num_blocks, block_size=BLOCK_SIZE, device=torch.device("cpu"))
-        for tensor in (*self.cache.keys, *self.cache.values):
-            tensor.normal_()
-        self.tables = torch.from_numpy(generator.permutation(num_blocks).reshape(batch_size, per_row).astype(np.int32))
-        self.query = torch.randn(batch_size, num_heads, head_dim)
-        self.new = torch.randn(2, batch_size, num_kv_heads, head_dim)
-        rows = np.arange(batch_size, dtype=np.int32)
-        positions = torch.from_numpy(self.starts).long()
-        self.slots = self.tables[torch.arange(batch_size), positions // BLOCK_SIZE].long() * BLOCK_SIZE
-        self.slots += positions % BLOCK_SIZE
-        self.one = RaggedPass(
-            self.cache,
+    def __init__(self, case: Case, kernel: NativeAttention) -> None:
+        generator = torch.Generator().manual_seed(0)
+        width = -(-(case.context + case.query_len) // BLOCK_SIZE)
+        num_blocks = case.batch_size * width
+        self.tables = torch.randperm(num_blocks, generator=generator).view(case.batch_size, width).int()
+        self._case = case
+        count = case.batch_size * case.query_len
+        self._new = [
+            torch.randn(count, heads, HEAD_DIM, generator=generator)
+            for heads in (NUM_HEADS, case.num_kv_heads, case.num_kv_heads)
+        ]
+        self._cache = PagedKVCache((case.layer,), num_blocks=num_blocks, block_size=BLOCK_SIZE, device=CPU)
+        for row in range(case.batch_size):  # as a model would: what is stored narrowly has its scales
+            keys, values = (
+                torch.randn(width * BLOCK_SIZE, case.num_kv_heads, HEAD_DIM, generator=generator) for _ in "kv"
+            )
+            self._cache.write(0, self._slots(row, 0, width * BLOCK_SIZE), keys, values)
+        self.native, self.gathered = (self._variant(chosen) for chosen in (kernel, None))
+
+    def _slots(self, row: int, first: int, last: int) -> torch.Tensor:
+        positions = torch.arange(first, last)
+        return self.tables[row, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+
+    def _variant(self, kernel: NativeAttention | None) -> Variant:
+        case, rows = self._case, range(self._case.batch_size)
+        self._cache.kernel = kernel
+        one = RaggedPass(
+            self._cache,
             tables=self.tables,
-            slots=self.slots,
-            rows=rows,
-            starts=self.starts,
-            query_lens=np.ones(batch_size, np.int32),
+            slots=torch.cat([self._slots(row, case.context, case.context + case.query_len) for row in rows]),
+            rows=np.arange(case.batch_size, dtype=np.int32),
+            starts=np.full(case.batch_size, case.context, np.int32),
+            query_lens=np.full(case.batch_size, case.query_len, np.int32),
             workspace=Workspace(),
         )
+        return lambda: one.attend(0, *self._new, scale=None, softcap=None, sinks=None)
 
-    def grouped(self) -> torch.Tensor:
-        """The backend's own."""
-        return self.one.attend(0, self.query, *self.new, scale=None, softcap=None, sinks=None)
-
-    def alone(self, *, repeat: bool = False) -> torch.Tensor:
-        """One sequence at a time; with ``repeat``, key-value heads repeated to the number of query heads."""
-        self.cache.write(0, self.slots, *self.new)
-        cached = self.cache.layer(0)
-        groups = self.query.shape[1] // cached[0].shape[2]
-        outputs = []
-        for row, start in enumerate(self.starts.tolist()):
-            blocks = self.tables[row, : start // BLOCK_SIZE + 1].long()
-            keys, values = (part[blocks].flatten(0, 1)[: start + 1].transpose(0, 1)[None] for part in cached)
-            if repeat:
-                keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-            query = self.query[row : row + 1, :, None]
-            outputs.append(scaled_dot_product_attention(query, keys, values, enable_gqa=not repeat)[0, :, 0])
-        return torch.stack(outputs)
+    def check(self) -> float:
+        """Return the largest difference between the two."""
+        found, expected = self.native(), self.gathered()
+        assert isinstance(found, torch.Tensor)
+        assert isinstance(expected, torch.Tensor)
+        error = float((found - expected).abs().max())
+        if error > (1e-5 if self._case.kv_dtype == "float32" else 1e-3):
+            raise SystemExit(f"{self._case.name}: the kernel differs by {error:.2g}")
+        return error
 
 
-def measure(variants: dict[str, Callable[[], torch.Tensor]], repeats: int) -> dict[str, dict[str, float]]:
-    """Return median and best of each variant, µs, measured in turns."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repeats + 2):
+def limits(case: Case) -> Iterator[tuple[str, Variant]]:
+    """Yield what alone takes as long as the case at best."""
+    if case.query_len == 1:
+        # Huge pages, as the cache has them; torch's own memory does not.
+        source = torch.from_numpy(np.zeros(case.num_bytes // 4, np.float32)).fill_(1.0)
+        yield "limit", source.sum
+        return
+    side = round((case.num_operations / 2) ** (1 / 3))
+    first, second = torch.randn(2, side, side)
+    yield "limit", lambda: first @ second
+
+
+def measure(variants: dict[str, Variant], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return CPU and wall time of each call, milliseconds, in turns; the first two rounds are left out."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    for _ in range(rounds + 2):
         for name, variant in variants.items():
-            start_s = time.perf_counter()
+            cpu, wall = time.process_time(), time.perf_counter()
             variant()
-            times[name].append((time.perf_counter() - start_s) * 1e6)
+            times[name].append(((time.process_time() - cpu) * 1e3, (time.perf_counter() - wall) * 1e3))
+    return {name: values[2:] for name, values in times.items()}
+
+
+def summary(case: Case, times: dict[str, list[tuple[float, float]]], error: float) -> dict[str, Any]:
+    def ratio(over: str, under: str) -> list[float]:
+        pairs = zip(times[over], times[under], strict=True)
+        return [round(part, 3) for part in statistics.quantiles([one[0] / other[0] for one, other in pairs], n=4)]
+
     return {
-        name: {"median_us": round(statistics.median(values[2:]), 1), "best_us": round(min(values[2:]), 1)}
-        for name, values in times.items()
+        "case": case.name,
+        "largest_difference": error,
+        "cpu_ms": {name: round(statistics.median(cpu for cpu, _ in values), 3) for name, values in times.items()},
+        "best_cpu_ms": {name: round(min(cpu for cpu, _ in values), 3) for name, values in times.items()},
+        "best_wall_ms": {name: round(min(wall for _, wall in values), 3) for name, values in times.items()},
+        "gathered_by_native": ratio("gathered", "native"),
+        "limit_by_native": ratio("limit", "native"),
+        "again_by_native": ratio("again", "native"),
+        "mib": round(case.num_bytes / 2**20, 2),
+        "gigaops": round(case.num_operations / 1e9, 3),
+    }
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    flags = torch.backends.cpu.get_cpu_capability()
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "simd": flags,
+        "torch": torch.__version__,
+        "compiler": find_compiler(),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few rounds, a minute at most")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="file for the results; else they are printed")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    kernel = choose_kernel("native", device=CPU, layout="ragged", layers=(CASES[0].layer,))
+    assert kernel is not None
     results = []
     with torch.inference_mode():
-        for batch_size, context in ((1, 256), (8, 256), (32, 256), (32, 1024)):
-            scene = Scene(batch_size=batch_size, context=context, num_heads=8, num_kv_heads=4, head_dim=64)
-            torch.testing.assert_close(scene.grouped(), scene.alone(), atol=1e-4, rtol=1e-4)
-            variants: dict[str, Callable[[], torch.Tensor]] = {
-                "grouped": scene.grouped,
-                "alone": scene.alone,
-                "alone_repeated_heads": lambda scene=scene: scene.alone(repeat=True),  # type: ignore[misc]
-                "grouped_again": scene.grouped,
-            }
-            times = measure(variants, options.repeats)
-            results.append({"batch_size": batch_size, "context": context, "times": times})
-    machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
-    print(json.dumps({"machine": machine, "threads": options.threads, "results": results}, indent=1))
+        for case in CASES:
+            scene = Scene(case, kernel)
+            error = scene.check()
+            variants = {"native": scene.native, "gathered": scene.gathered, **dict(limits(case)), "again": scene.native}
+            large = case.num_bytes > 1 << 26 or case.query_len > 1
+            rounds = math.ceil((5 if options.quick else options.rounds) * (1 if large else 3))
+            results.append(summary(case, measure(variants, rounds), error))
+    text = json.dumps(
+        {"machine": machine(), "threads": options.threads, "results": results}, indent=1, ensure_ascii=False
+    )
+    if options.output is None:
+        print(text)
+    else:
+        options.output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def with_sinks(shape, options):
     return {"sinks": torch.linspace(-2.0, 3.0, shape.num_kv_heads * shape.groups)}
 
 
-@settings(max_examples=30, phases=[Phase.explicit, Phase.generate], deadline=None)
+@settings(max_examples=20, phases=[Phase.explicit, Phase.generate], deadline=None)
 @given(
     shape=SHAPES,
     places=st.lists(PLACES, min_size=1, max_size=4),
@@ -124,7 +124,7 @@ def threads():
 
 @pytest.mark.parametrize("window", [0, 100])
 def test_bits_of_a_sequence_depend_on_nothing_but_itself(threads, window):
-    """Not on its neighbours, not on threads, not on where its blocks lie, not on how its prompt is cut."""
+    """Not on its neighbours, not on threads, not on where its blocks lie."""
     shape = Shape(key_dim=24, value_dim=20, num_kv_heads=3, groups=5, window=window)
     places = [(1500, 1), (600, 70), (0, 40), (30, 4)]
     together, _ = attend(shape, batch(shape, places), native=True)
@@ -136,19 +136,6 @@ def test_bits_of_a_sequence_depend_on_nothing_but_itself(threads, window):
             found, _ = attend(shape, [alone], native=True, seed=count)
             assert torch.equal(found, together[first : first + length])
         first += length
-
-
-def test_bits_of_a_row_are_the_same_in_a_prompt_a_chunk_and_a_decode(threads):
-    threads(1)
-    shape = Shape(key_dim=16, value_dim=16)
-    whole = Sequence(shape, context=0, length=600, seed=4)
-    expected, _ = attend(shape, [whole], native=True)
-    for context, length in ((599, 1), (520, 80), (64, 536), (595, 5)):
-        part = Sequence(shape, context=0, length=600, seed=4)
-        part.context, part.length, part.query = context, length, whole.query[context : context + length]
-        part.keys, part.values = whole.keys[: context + length], whole.values[: context + length]
-        found, _ = attend(shape, [part], native=True)
-        assert torch.equal(found, expected[context : context + length])
 
 
 def test_extreme_scores_stay_numbers():
