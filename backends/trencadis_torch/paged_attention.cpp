@@ -21,7 +21,7 @@
 #include <new>
 #include <vector>
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -155,7 +155,13 @@ struct Int8 {  // behind the elements of each head lies their scale, a float32
   }
   static float one(const char *row, int64_t at) { return reinterpret_cast<const int8_t *>(row)[at]; }
   static Vec some(const char *row, int64_t at) {
+#if defined(__AVX512F__)
+    return Vec(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(row + at)))));
+#elif defined(__AVX2__)
+    return Vec(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(row + at)))));
+#else
     return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const Bytes *>(row + at), IVec), Vec);
+#endif
   }
   static void write(char *row, const float *x, int64_t n) {
     float most = 0;
