@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trencadis.clock import Clock
-from trencadis.errors import BackendError, OutOfMemoryError
+from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import (
     AcceptanceRule,
     AllocationPlan,
@@ -38,18 +38,20 @@ from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.encoder import is_encoder, load_encoder
-from trencadis_torch.fingerprint import fingerprint
+from trencadis_torch.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.inspection import attention_layers, model_facts
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.loader import ModelFiles, find_model, load_decoder
 from trencadis_torch.native_attention import NativeAttention, choose_kernel
+from trencadis_torch.native_linear import native
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.recipe import read_recipe
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
-from trencadis_torch.self_check import check_model
+from trencadis_torch.self_check import ModelCheck
+from trencadis_torch.surgery import Operation, operate
 from trencadis_torch.trial import measure_memory
 from trencadis_torch.walk import MatchingPrefix
 
@@ -81,6 +83,7 @@ class TorchBackend(Backend):
         self._model: Any = None
         self._layers: tuple[AttentionLayer, ...] = ()
         self._kernel: NativeAttention | None = None
+        self._operation: Operation | None = None
         self._runner: PassRunner | None = None
         self._embedder: Embedder | None = None
         self._capabilities = BackendCapabilities(
@@ -107,6 +110,7 @@ class TorchBackend(Backend):
         self._sampler = sampler
         with self._on_device():
             files = find_model(source)
+            self._check_quantization(source)
             if is_encoder(files.config):
                 self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
                 self._set_threads()
@@ -125,6 +129,8 @@ class TorchBackend(Backend):
         bridge.register()
         recipe = read_recipe(files, default_pooling="last", device=self._device)
         model = self._model = load_decoder(files, self._device)
+        if self._quantises:
+            model.float()
         layers = attention_layers(model)
         self._layers = stored_layers(layers, self._config.kv_dtype)
         self._kernel = choose_kernel(
@@ -132,14 +138,63 @@ class TorchBackend(Backend):
         )
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         self._set_threads()
+        check = None
         if self._config.check_model:
             # In the model's own dtype: what a narrower cache rounds off is no error.
-            check_model(model, layers, layout=self._config.layout, kernel=self._kernel)
+            check = ModelCheck(model, layers, layout=self._config.layout, kernel=self._kernel)
+            if self._quantises:
+                check.compare(model)  # afterwards, errors of rounding would hide others
+        self._operate(model)
+        if check is not None:
+            check.compare(model, quantised=self._quantises, operated=self._operation is not None)
         bridge.switch(model, bridge.PAGED)
         embedder = DecoderEmbedder(model.base_model, recipe, layers)
         if model.base_model is not model:
             self._embedder = embedder
             self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
+
+    @property
+    def _quantises(self) -> bool:
+        return self._config.quantization == "int8"
+
+    def _check_quantization(self, source: ModelSource) -> None:
+        """Refuse int8 where nothing computes it.
+
+        Raises:
+            BackendError: Another device than the CPU, or no compiler.
+            ModelLoadError: A dtype was asked for that int8 layers do not take.
+        """
+        if not self._quantises:
+            return
+        where = '[backend.torch] quantization = "int8"'
+        if self._device.type != "cpu":
+            raise BackendError(
+                f"{where}: only on the CPU, and the device is {self._device}.",
+                hint='Set quantization = "none", or device = "cpu".',
+            )
+        if source.dtype not in ("auto", "float32"):
+            raise ModelLoadError(
+                f'{where}: activations between its layers are float32, and [model] dtype = "{source.dtype}".',
+                hint='Set dtype = "auto".',
+            )
+        if native() is None:
+            raise BackendError(
+                f"{where}: its kernels are compiled on this machine, and there is no working C++ compiler.",
+                hint='Install g++ or clang++, or set quantization = "none".',
+            )
+
+    def _operate(self, model: Any) -> None:
+        """Pack what can be packed; facts follow."""
+        packs = self._config.pack == "auto" and model.dtype == torch.float32 and self._device.type == "cpu"
+        if not packs and not self._quantises:
+            return
+        self._operation = operate(model, quantised=self._quantises, native=native())
+        self._facts = attrs.evolve(self._facts, weights_bytes=self._operation.weights_bytes)
+        if self._quantises:
+            # Both, for where files cannot be read there is no fingerprint.
+            self._facts = attrs.evolve(
+                self._facts, dtype="int8", fingerprint=quantised_fingerprint(self._facts.fingerprint, "int8")
+            )
 
     def _set_threads(self) -> None:
         """Choose the threads of one operation: a small model's are over before a second thread has begun."""
@@ -181,6 +236,8 @@ class TorchBackend(Backend):
             device=self._device,
             kernel=self._kernel,
         )
+        if self._operation is not None:
+            self._cache.kernels = f"{self._cache.kernels}+{self._operation.kernels}"
         self._cache.make_blender = functools.partial(make_blender, self._model)
         self._host_blocks = HostBlocks(self._cache, num_blocks=plan.num_host_blocks)
         with self._on_device(), _named_memory_errors("the rows' state"):

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from attrs.validators import ge, in_, matches_re
 
-__all__ = ["ATTENTIONS", "KV_DTYPES", "LAYOUTS", "TorchConfig"]
+__all__ = ["ATTENTIONS", "KV_DTYPES", "LAYOUTS", "PACKS", "QUANTIZATIONS", "TorchConfig"]
 
 LAYOUTS = ("ragged", "padded")
 """``ragged``: flat tokens, nothing padded. ``padded``: static shapes, one per bucket."""
@@ -16,6 +16,12 @@ ATTENTIONS = ("auto", "native", "sdpa")
 """``native``: the CPU's own kernel over the paged cache. ``sdpa``: blocks are gathered for PyTorch's. ``auto``: what there is."""
 
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+
+PACKS = ("auto", "off")
+"""``auto``: linear layers of a float32 model on the CPU are packed and fused. ``off``: the model computes as transformers made it."""
+
+QUANTIZATIONS = ("none", "int8")
+"""``int8``: weights with one scale per output, activations with one per row; on the CPU."""
 
 
 def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None) -> Any:  # noqa: A002
@@ -35,6 +41,8 @@ class TorchConfig:
         num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.
         check_model: Compare the paged forward with the model's own after loading, and refuse the model if they differ; of an
             encoder, compare padded texts with bare ones.
+        pack: ``auto`` or ``off``.
+        quantization: ``none`` or ``int8``.
     """
 
     device: str = _setting(
@@ -63,3 +71,13 @@ class TorchConfig:
         validator=ge(0),
     )
     check_model: bool = _setting(True, "Compare the paged forward with the model's own after loading.")
+    pack: str = _setting(
+        "auto",
+        "auto: pack linear layers of a float32 model on the CPU once, and fuse what is around them; off: compute as transformers.",
+        validator=in_(PACKS),
+    )
+    quantization: str = _setting(
+        "none",
+        "int8: hold weights in 8 bits with a scale per output, and round activations to 8 bits row by row; on the CPU.",
+        validator=in_(QUANTIZATIONS),
+    )

@@ -18,7 +18,7 @@ from trencadis_torch.loader import ModelFiles
 if TYPE_CHECKING:
     from hashlib import blake2b
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "quantised_fingerprint"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -50,6 +50,18 @@ def fingerprint(files: ModelFiles) -> str:
         logger.warning("%s has no fingerprint: %s. KV blocks are shared by its path only.", files.name, error)
         return ""
     return digest.hexdigest()
+
+
+def quantised_fingerprint(plain: str, quantization: str) -> str:
+    """Return the digest of a model whose weights were rounded after loading; empty where there is none. Pure.
+
+    Args:
+        plain: Of its files.
+        quantization: How.
+    """
+    if not plain:
+        return ""
+    return hashlib.blake2b(f"{plain}\0{quantization}".encode(), digest_size=16, person=b"kv1-rounded").hexdigest()
 
 
 def _paths(files: ModelFiles) -> list[Path]:

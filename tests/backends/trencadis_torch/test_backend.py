@@ -9,15 +9,17 @@ import tiny_models
 import torch
 
 from trencadis.clock import SystemClock
-from trencadis.errors import BackendError, OutOfMemoryError
+from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Batch, Bucket, ModelSource, Phase, TableWrites
 from trencadis_testing.backend import ArgmaxSampler, BackendConformance
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
+from trencadis_torch.native_linear import native
 
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
+needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 PROMPTS = {0: tiny_models.prompt(19), 1: tiny_models.prompt(5, seed=1), 3: tiny_models.prompt(33, seed=2)}
 
 
@@ -96,6 +98,68 @@ def test_model_runs_in_sixteen_bits(model_path, dtype):
     assert facts.dtype == dtype
     assert all(keys.dtype == getattr(torch, dtype) for keys in backend.kv_cache().keys)
     assert len(BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 4)[0]) == 4
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_int8_tokens_depend_neither_on_chunks_nor_on_who_shares_the_batch(model_path, kind):
+    backend = loaded(model_path(kind), quantization="int8")
+    alone = {}
+    for row, tokens in PROMPTS.items():
+        alone[row] = BackendDriver(backend, PLAN).generate({row: tokens}, 8)[row]
+    for chunk in (0, 7):
+        assert BackendDriver(backend, PLAN, seed=chunk).generate(PROMPTS, 8, chunk=chunk) == alone
+
+
+@needs_native
+def test_each_kind_of_weights_has_facts_and_kv_of_its_own(model_path):
+    facts, numerics = {}, set()
+    for name, options in {"off": {"pack": "off"}, "auto": {}, "int8": {"quantization": "int8"}}.items():
+        backend = make(**options)
+        facts[name] = backend.load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
+        backend.allocate(PLAN)
+        numerics.add(backend.kv_cache().layout.numerics)
+    assert len(numerics) == 3
+    assert facts["off"].identity == facts["auto"].identity != facts["int8"].identity
+    assert (facts["auto"].dtype, facts["int8"].dtype) == ("float32", "int8")
+    assert {one.num_parameters for one in facts.values()} == {facts["off"].num_parameters}
+    assert facts["off"].weights_bytes == 4 * facts["off"].num_parameters
+    assert facts["int8"].weights_bytes < facts["auto"].weights_bytes / 2
+
+
+def test_nothing_of_a_model_is_replaced_where_packing_is_off(model_path):
+    backend = loaded(model_path("llama"), pack="off")
+    assert {type(part).__module__.split(".")[0] for part in backend._model.modules()} == {"torch", "transformers"}
+    assert backend.kv_cache().kernels == "torch"
+
+
+def test_sixteen_bits_are_not_packed(model_path):
+    backend = make()
+    backend.load(ModelSource(path=str(model_path("llama")), dtype="bfloat16"), sampler=ArgmaxSampler())
+    assert type(backend._model.lm_head) is torch.nn.Linear
+
+
+def test_int8_is_refused_with_activations_of_sixteen_bits(model_path):
+    source = ModelSource(path=str(model_path("llama")), dtype="bfloat16")
+    with pytest.raises(ModelLoadError, match=r'quantization = "int8": activations .* dtype = "bfloat16"'):
+        make(quantization="int8").load(source, sampler=ArgmaxSampler())
+
+
+def test_int8_is_refused_without_a_compiler_and_packing_goes_on(model_path, monkeypatch):
+    monkeypatch.setattr("trencadis_torch.backend.native", lambda: None)
+    source = ModelSource(path=str(model_path("llama")))
+    with pytest.raises(BackendError, match="no working C"):
+        make(quantization="int8").load(source, sampler=ArgmaxSampler())
+    backend = loaded(model_path("llama"))
+    assert backend.kv_cache().kernels == "torch+onednn"
+    expected = tiny_models.greedy_reference(model_path("llama"), PROMPTS[0], 8)
+    assert BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 8)[0] == expected
+
+
+def test_int8_is_refused_on_another_device(model_path, monkeypatch):
+    monkeypatch.setattr("trencadis_torch.backend.choose_device", lambda name: torch.device("meta"))
+    with pytest.raises(BackendError, match="only on the CPU, and the device is meta"):
+        make(quantization="int8").load(ModelSource(path=str(model_path("llama"))), sampler=ArgmaxSampler())
 
 
 def test_gguf_file_is_served(tmp_path, model_path):

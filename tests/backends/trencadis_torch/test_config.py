@@ -21,6 +21,8 @@ def test_known_devices_are_accepted(device):
         {"kv_dtype": "fp8"},
         {"num_threads": -1},
         {"max_prefill_batch_size": 0},
+        {"pack": "always"},
+        {"quantization": "int4"},
     ],
 )
 def test_impossible_values_are_refused(wrong):

@@ -15,7 +15,7 @@ from trencadis.clock import SystemClock
 from trencadis.records import ModelSource
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.fingerprint import fingerprint
+from trencadis_torch.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loader import find_model
 
 
@@ -158,3 +158,10 @@ def test_backend_tells_the_fingerprint(model, tmp_path):
 
     assert facts(model).fingerprint == of(model)
     assert facts(other).fingerprint not in {"", of(model)}
+
+
+def test_rounded_weights_have_a_digest_of_their_own():
+    digests = {"ab" * 16, quantised_fingerprint("ab" * 16, "int8"), quantised_fingerprint("cd" * 16, "int8")}
+    assert [len(digest) for digest in digests] == [32, 32, 32]
+    assert quantised_fingerprint("ab" * 16, "int8") in digests
+    assert quantised_fingerprint("", "int8") == ""

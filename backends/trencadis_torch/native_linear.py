@@ -1,0 +1,253 @@
+"""``linear.cpp`` from Python: tensors in, tensors out. float32 on the CPU; every call runs in the threads that torch would use."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from trencadis_torch.linear_build import build
+
+__all__ = ["ACTIVATIONS", "Native", "native"]
+
+ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1}
+"""Names in transformers' configurations, and their numbers in the library."""
+
+SMALL: Final = 1 << 18
+"""Multiplications below which one thread is quicker than waking others."""
+
+_INT, _AT, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "pack_float": (_AT, _INT, _INT, _AT),
+    "pack_int8": (_AT, _INT, _INT, _AT, _AT),
+    "linear_float": (_AT, _INT, _INT, _AT, _AT, _INT, _INT, _AT, _INT, _INT),
+    "linear_int8": (_AT, _INT, _INT, _AT, _AT, _AT, _AT, _INT, _INT, _AT, _INT, _INT),
+    "rows_float": (_AT, _INT, _AT, _INT, _INT, _FLOAT, _AT),
+    "rows_int8": (_AT, _AT, _INT, _AT, _INT, _INT, _FLOAT, _AT),
+    "rms_norm": (_AT, _INT, _INT, _AT, _FLOAT, _AT, _INT),
+    "gate": (_AT, _INT, _INT, _INT, _AT, _INT),
+    "rotate": (_AT, _INT, _INT, _INT, _INT, _INT, _AT, _AT, _FLOAT, _AT, _AT, _INT, _INT),
+}
+
+
+class Native:
+    """The library, loaded.
+
+    Args:
+        path: Of the compiled library.
+
+    Attributes:
+        panel: Outputs that are stored together.
+        has_vnni: Whether int8 products use the processor's own instruction for them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, f"trencadis_{name}")
+            function.argtypes, function.restype = arguments, _INT if name.startswith("rows") else None
+        self.panel = int(library.trencadis_panel())
+        self.has_vnni = bool(library.trencadis_has_vnni())
+
+    def pack_float(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return weights ``[N, K]`` as panels, float32, one-dimensional."""
+        num_outputs, num_inputs = weight.shape
+        plain = weight.detach().float().contiguous()
+        packed = torch.empty(self._whole(num_outputs) * num_inputs)
+        self._library.trencadis_pack_float(plain.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
+        return packed
+
+    def pack_int8(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return int8 weights ``[N, K]`` as panels, and 128 times the sum of each output's, int32, padded to whole panels."""
+        num_outputs, num_inputs = weight.shape
+        whole = self._whole(num_outputs)
+        packed = torch.empty(whole * (-(-num_inputs // 4) * 4), dtype=torch.int8)
+        sums = torch.empty(whole, dtype=torch.int32)
+        plain = weight.contiguous()
+        self._library.trencadis_pack_int8(plain.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), sums.data_ptr())
+        return packed, sums
+
+    def linear_float(
+        self, x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
+    ) -> torch.Tensor:
+        """Return ``x @ weight.T + bias``, ``[..., N]``.
+
+        Args:
+            x: float32 ``[..., K]``.
+            weights: Packed.
+            bias: float32 ``[N]``, or None.
+            num_outputs: N.
+        """
+        x, num_inputs = x.contiguous(), x.shape[-1]
+        num_rows = x.numel() // num_inputs
+        out = x.new_empty(*x.shape[:-1], num_outputs)
+        self._library.trencadis_linear_float(
+            x.data_ptr(),
+            num_rows,
+            num_inputs,
+            weights.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            num_outputs,
+            num_inputs,
+            out.data_ptr(),
+            num_outputs,
+            _threads(num_rows * num_inputs * num_outputs),
+        )
+        return out
+
+    def linear_int8(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        scales: torch.Tensor,
+        sums: torch.Tensor,
+        bias: torch.Tensor | None,
+        num_outputs: int,
+    ) -> torch.Tensor:
+        """Return the same with int8 weights; each row of ``x`` is quantised by its own largest magnitude.
+
+        Args:
+            x: float32 ``[..., K]``.
+            weights: Packed.
+            scales: Of each output's weights, float32, padded to whole panels.
+            sums: From :meth:`pack_int8`.
+            bias: float32 ``[N]``, or None.
+            num_outputs: N.
+        """
+        x, num_inputs = x.contiguous(), x.shape[-1]
+        num_rows = x.numel() // num_inputs
+        out = x.new_empty(*x.shape[:-1], num_outputs)
+        self._library.trencadis_linear_int8(
+            x.data_ptr(),
+            num_rows,
+            num_inputs,
+            weights.data_ptr(),
+            scales.data_ptr(),
+            sums.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            num_outputs,
+            num_inputs,
+            out.data_ptr(),
+            num_outputs,
+            _threads(num_rows * num_inputs * num_outputs),
+        )
+        return out
+
+    def rows_float(
+        self, ids: torch.Tensor, weights: torch.Tensor, shape: tuple[int, int], scale: float
+    ) -> torch.Tensor:
+        """Return rows of packed weights, times a scale, ``[..., K]``.
+
+        Args:
+            ids: int64 ``[...]``.
+            weights: Packed.
+            shape: N and K.
+            scale: Of the result.
+
+        Raises:
+            IndexError: There is no such row.
+        """
+        ids, out = ids.contiguous(), torch.empty(*ids.shape, shape[1])
+        _check_rows(
+            self._library.trencadis_rows_float(
+                weights.data_ptr(), shape[0], ids.data_ptr(), ids.numel(), shape[1], scale, out.data_ptr()
+            ),
+            shape[0],
+        )
+        return out
+
+    def rows_int8(
+        self, ids: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int], scale: float
+    ) -> torch.Tensor:
+        """Return the same of int8 weights, with the scale of each output."""
+        ids, out = ids.contiguous(), torch.empty(*ids.shape, shape[1])
+        at = (weights.data_ptr(), scales.data_ptr())
+        _check_rows(
+            self._library.trencadis_rows_int8(
+                *at, shape[0], ids.data_ptr(), ids.numel(), shape[1], scale, out.data_ptr()
+            ),
+            shape[0],
+        )
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return ``x / sqrt(mean(x²) + eps) * weight``, over the last axis."""
+        x, size = x.contiguous(), x.shape[-1]
+        out = torch.empty_like(x)
+        num_rows = x.numel() // size
+        self._library.trencadis_rms_norm(
+            x.data_ptr(), num_rows, size, weight.data_ptr(), eps, out.data_ptr(), _threads(8 * x.numel())
+        )
+        return out
+
+    def gate(self, x: torch.Tensor, activation: int) -> torch.Tensor:
+        """Return ``activation(gates) * values`` from both side by side, ``[..., 2 N]`` to ``[..., N]``."""
+        size = x.shape[-1] // 2
+        out = x.new_empty(*x.shape[:-1], size)
+        num_rows = x.numel() // (2 * size)
+        self._library.trencadis_gate(x.data_ptr(), num_rows, size, activation, out.data_ptr(), _threads(8 * x.numel()))
+        return out
+
+    def rotate(
+        self,
+        x: torch.Tensor,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor | None, torch.Tensor | None],
+        eps: float,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+    ) -> None:
+        """Norm, where weights are given, and turn query and key heads in place.
+
+        Args:
+            x: Queries, keys and values side by side, float32 ``[..., T, (H + 2 KV) D]``, contiguous.
+            num_heads: H.
+            num_kv_heads: KV.
+            head_dim: D.
+            norms: Weights of the queries' and the keys' norm, ``[D]`` each, or None.
+            eps: Of the norms.
+            cosines: ``[..., T, R]``, R at most D: the pairs are (i, i + R / 2).
+            sines: The same.
+        """
+        cosines, sines, stride = cosines.contiguous(), sines.contiguous(), x.shape[-1]
+        first, second = (None if norm is None else norm.data_ptr() for norm in norms)
+        self._library.trencadis_rotate(
+            x.data_ptr(),
+            x.numel() // stride,
+            stride,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            first,
+            second,
+            eps,
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            cosines.shape[-1],
+            _threads(8 * x.numel()),
+        )
+
+    def _whole(self, num_outputs: int) -> int:
+        return -(-num_outputs // self.panel) * self.panel
+
+
+def _check_rows(wrong: int, num_rows: int) -> None:
+    if wrong >= 0:
+        raise IndexError(f"index {wrong} of the ids is outside the {num_rows} rows of the weights")
+
+
+def _threads(num_multiplications: int) -> int:
+    return 1 if num_multiplications < SMALL else torch.get_num_threads()
+
+
+@functools.cache
+def native() -> Native | None:
+    """Return the library, compiled at the first call; None where there is no compiler."""
+    path = build()
+    return None if path is None else Native(path)
