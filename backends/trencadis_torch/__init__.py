@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 
 from trencadis.hookspecs import hookimpl
@@ -24,6 +26,9 @@ def trencadis_backends() -> Iterable[Component]:
 
 
 def _make_torch(config: TorchConfig, context: ComponentContext) -> Backend:
+    from trencadis_torch.environment import set_environment
+
+    set_environment(os.environ, sys.modules)
     from trencadis_torch.backend import TorchBackend
 
     return TorchBackend(config, clock=context.clock)
