@@ -1,0 +1,91 @@
+"""The engines: where each runs, what speaks for it, which files it reads, which precisions it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+__all__ = ["AGAIN", "ENGINES", "OURS", "REFERENCE", "WAIT_PASSIVELY", "Engine"]
+
+OURS = "ours"
+AGAIN = "ours_again"
+REFERENCE = "transformers"
+"""Whose greedy tokens are those the others are held against."""
+
+WAIT_PASSIVELY = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+"""For OpenMP: a thread that waits sleeps, so that CPU seconds are work."""
+
+
+@attrs.frozen(kw_only=True)
+class Engine:
+    """One column of the comparison.
+
+    Attributes:
+        name: On the command line and in results.
+        label: In the table.
+        home: The environment it runs in; empty: that of the benchmark itself.
+        driver: Its module in ``peers.drivers``, or a file for Node.
+        files: What it reads, by precision; see ``models.py``.
+        env: What it needs in its environment.
+        lacks: By precision, why it is not measured.
+    """
+
+    name: str
+    label: str
+    driver: str
+    home: str = ""
+    files: Mapping[str, str]
+    env: Mapping[str, str] = attrs.field(factory=dict)
+    lacks: Mapping[str, str] = attrs.field(factory=dict)
+
+
+BOTH = {"fp32": "hf", "int8": "hf"}
+FP32_ONLY = {"fp32": "hf"}
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(name=OURS, label="Trencadís", driver="ours", files=BOTH),
+        Engine(name=AGAIN, label="Trencadís again (A/A)", driver="ours", files=BOTH),
+        Engine(
+            name=REFERENCE,
+            label="transformers, static batch",
+            home="transformers",
+            driver="transformers_static",
+            files=FP32_ONLY,
+            lacks={"int8": "transformers has no int8 matrix product for CPUs of its own"},
+        ),
+        Engine(
+            name="transformers_continuous",
+            label="transformers, continuous batching",
+            home="transformers",
+            driver="transformers_continuous",
+            files=FP32_ONLY,
+            lacks={"int8": "transformers has no int8 matrix product for CPUs of its own"},
+        ),
+        Engine(
+            name="vllm",
+            label="vLLM, CPU build",
+            home="vllm",
+            driver="vllm_cpu",
+            files=FP32_ONLY,
+            env={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"},
+            lacks={"int8": "vLLM reads int8 from checkpoints that were quantised before; none is made here"},
+        ),
+        Engine(
+            name="llama_cpp",
+            label="llama.cpp (node-llama-cpp)",
+            home="llama_cpp",
+            driver="llama_cpp.mjs",
+            files={"fp32": "gguf", "int8": "gguf"},
+        ),
+        Engine(
+            name="openvino",
+            label="OpenVINO GenAI",
+            home="openvino",
+            driver="openvino_genai",
+            files={"fp32": "openvino", "int8": "openvino"},
+        ),
+    )
+}

@@ -1,0 +1,253 @@
+"""Our engine and others on the same machine, the same work in turn: JSON, and a table made from it.
+
+Peers are prepared once, from package registries, each in an environment of its own (about 6 GB in all); what cannot be prepared or
+does not run is a row with its reason. Models have random weights: prompts are token ids, and every engine makes the same number of
+tokens. Method and reading of the table: benchmarks/README.md.
+
+    python benchmarks/peers/run.py --prepare              # environments and models
+    python benchmarks/peers/run.py --quick                # under 15 minutes
+    python benchmarks/peers/run.py --model llama-110m --rounds 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from peers import environments, machine
+from peers.catalogue import AGAIN, ENGINES, OURS, Engine
+from peers.goals import judge
+from peers.models import ModelError, files_of
+from peers.rounds import Findings, Phase, Settings, measure_group
+from peers.shapes import SHAPES, Shape
+from peers.summary import rows_of, starts_of
+from peers.table import render
+from peers.workloads import WORKLOADS
+
+__all__ = ["groups_of", "main", "options_of", "summarised"]
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+CACHE = Path("~/.cache/trencadis/peers")
+QUICK_S = 13 * 60.0
+QUICK_WORKLOADS = ("single", "prefill1024", "streams8", "batch32")
+SLOW = ("transformers_continuous",)
+MEMORY_SHARE = 0.7  # of what is available; the rest is left to others and to error
+ENGINE_BYTES = 1.2 * 2**30  # of one engine, besides twice its weights
+PRECISIONS = ("fp32", "int8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    start_s = time.monotonic()
+    cache = args.cache.expanduser().resolve()
+    engines = [ENGINES[name] for name in args.engines or ENGINES if args.engines or not (args.quick and name in SLOW)]
+    shapes = [SHAPES[name] for name in args.model]
+    if args.prepare:
+        return _prepare(engines, shapes, args.precisions, cache, args.pip_option)
+    for engine in engines:
+        if engine.home and (reason := environments.find(engine.home, cache).reason):
+            _say(f"{engine.label} will not be measured: {reason}")
+    ticks, facts = machine.cpu_ticks(), machine.describe()
+    findings = Findings()
+    _measure(args, engines, shapes, cache, start_s, findings)
+    results = {
+        "machine": {**facts, "steal_ratio": machine.steal_ratio(ticks, machine.cpu_ticks())},
+        "settings": {**{name: value for name, value in vars(args).items() if name != "option"}, "options": args.option},
+        "finished": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **attrs.asdict(findings),
+    }
+    results = summarised(results)
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(results, indent=1, default=str) + "\n")
+    page = render(results)
+    args.table.parent.mkdir(parents=True, exist_ok=True)
+    args.table.write_text(page)
+    print(page)
+    _say(f"{args.json} and {args.table} written after {time.monotonic() - start_s:.0f} s")
+    return 0 if findings.runs else 1
+
+
+def summarised(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results with what follows from their records: rows of the table, and the goals of each model."""
+    rows, starts = rows_of(results), starts_of(results)
+    models = dict.fromkeys(row["model"] for row in rows)
+    return {
+        **results,
+        "rows": rows,
+        "start_rows": starts,
+        "goals": {model: judge(model, rows, starts) for model in models},
+    }
+
+
+def groups_of(engines: Sequence[Engine], shape: Shape, available: int) -> list[list[Engine]]:
+    """Return engines in groups that fit the memory together, ours in every one of them.
+
+    Args:
+        engines: All that are to be measured.
+        shape: Of the model.
+        available: Memory that can be had, bytes.
+    """
+    own = [engine for engine in engines if engine.name in (OURS, AGAIN)]
+    peers = [engine for engine in engines if engine not in own]
+    each = ENGINE_BYTES + 2 * 4 * shape.num_weights
+    room = max(1, int(available * MEMORY_SHARE / each) - len(own))
+    return [own + peers[start : start + room] for start in range(0, len(peers), room)] or [own]
+
+
+def options_of(text: str) -> tuple[str, str, Any]:
+    """Return engine, name and value of ``ENGINE.NAME=VALUE``; the value is JSON, or else text.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not of that form, or names no engine.
+    """
+    path, equals, value = text.partition("=")
+    engine, dot, name = path.partition(".")
+    if not (equals and dot and name):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected ENGINE.NAME=VALUE, as in ours.engine.max_num_seqs=16")
+    if engine not in ENGINES:
+        raise argparse.ArgumentTypeError(f"{engine!r} is no engine; choose from {', '.join(ENGINES)}")
+    try:
+        return engine, name, json.loads(value)
+    except json.JSONDecodeError:
+        return engine, name, value
+
+
+def _measure(
+    args: argparse.Namespace,
+    engines: Sequence[Engine],
+    shapes: Sequence[Shape],
+    cache: Path,
+    start_s: float,
+    findings: Findings,
+) -> None:
+    """Run all phases; each has an equal part of the time that is left."""
+    until_s = start_s + (args.max_s or (QUICK_S if args.quick else float("inf")))
+    names = args.only or (QUICK_WORKLOADS if args.quick else tuple(WORKLOADS))
+    options: dict[str, dict[str, Any]] = {}
+    for engine, name, value in args.option:
+        options.setdefault(engine, {})[name] = value
+    plan: list[tuple[Phase, list[Engine]]] = []
+    for shape in shapes:
+        for precision in args.precisions:
+            able = _able(engines, shape, precision, findings)
+            for group, members in enumerate(groups_of(able, shape, machine.available_bytes())):
+                workloads = [WORKLOADS[name] for name in names]
+                plan.append((Phase(shape=shape, precision=precision, group=group, workloads=workloads), members))
+    weights = [len(members) * (2 if phase.precision == "fp32" else 1) for phase, members in plan]
+    for number, (phase, members) in enumerate(plan):
+        now_s = time.monotonic()
+        share = weights[number] / (sum(weights[number:]) or 1)
+        settings = Settings(
+            cache=cache,
+            threads=args.threads,
+            rounds=args.rounds,
+            until_s=now_s + (until_s - now_s) * share,
+            options=options,
+            say=_say,
+        )
+        measure_group(phase, members, settings, findings)
+
+
+def _able(engines: Sequence[Engine], shape: Shape, precision: str, findings: Findings) -> list[Engine]:
+    """Return the engines that have a precision; the others are recorded."""
+    able = [engine for engine in engines if precision in engine.files]
+    findings.unavailable += [
+        {"model": shape.name, "precision": precision, "engine": engine.name, "reason": engine.lacks[precision]}
+        for engine in engines
+        if engine not in able
+    ]
+    return able
+
+
+def _prepare(
+    engines: Sequence[Engine],
+    shapes: Sequence[Shape],
+    precisions: Sequence[str],
+    cache: Path,
+    pip_options: Sequence[str],
+) -> int:
+    """Make environments and models; returns 1 if one of them could not be made."""
+    homes = dict.fromkeys(engine.home for engine in engines if engine.home)
+    kinds = dict.fromkeys(engine.files[one] for engine in engines for one in precisions if one in engine.files)
+    if "gguf" in kinds:
+        homes["gguf"] = None
+    if "openvino" in kinds:
+        homes["openvino_export"] = None
+    failed = False
+    for home in homes:
+        _say(f"preparing {home}")
+        reason = environments.prepare(home, cache, pip_options).reason
+        failed |= bool(reason)
+        _say(f"{home}: {reason or 'ready'}")
+    for shape in shapes:
+        for kind in kinds:
+            for precision in precisions if kind != "hf" else ("fp32",):
+                try:
+                    _say(f"model {files_of(shape, kind, precision, cache)}")
+                except ModelError as error:
+                    failed = True
+                    _say(str(error))
+    return int(failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="run.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--prepare", action="store_true", help="make environments and models that are not there, and end")
+    add(
+        "--quick",
+        action="store_true",
+        help="under 15 minutes: without the largest prefill and the slowest peer, as many rounds as fit",
+    )
+    add("--model", nargs="+", choices=SHAPES, default=["llama-110m"], help="random weights of these shapes")
+    add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"only these: {', '.join(ENGINES)}")
+    add("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD", help=f"only these: {', '.join(WORKLOADS)}")
+    add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    add("--rounds", type=_positive, default=5, help="in which all engines take turns, at most")
+    add("--max-s", type=_positive, help="start no round that would not be over by then, seconds from the start")
+    add("--threads", type=_positive, default=2, help="of each engine")
+    add(
+        "--option",
+        type=options_of,
+        action="append",
+        default=[],
+        metavar="ENGINE.NAME=VALUE",
+        help="a setting of one engine, as ours.backend.torch.layout=padded",
+    )
+    add(
+        "--pip-option",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="for pip when environments are made, as --pip-option=--find-links=DIR",
+    )
+    add("--cache", type=Path, default=CACHE, help=f"of environments and models; {CACHE}")
+    add("--json", type=Path, default=BENCHMARKS / "results" / "peers.json", metavar="FILE")
+    add("--table", type=Path, default=BENCHMARKS / "peers" / "RESULTS.md", metavar="FILE")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the drivers, which may be stopped, are ended
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What the machine can do: bytes read and operations of a matrix product, per second and per CPU second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from peers.drivers.protocol import serve, versions_of
+
+READ_BYTES = 512 * 2**20
+MATMUL_SIZE = 2048
+REPEATS = 5
+
+_loaded: dict[str, Any] = {}
+
+
+def load(threads: int) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(threads)
+    size = MATMUL_SIZE
+    _loaded["buffer"] = torch.ones(READ_BYTES // 4096 // 4, 4096)  # far above any cache
+    _loaded["vector"] = torch.ones(4096)
+    _loaded["a"], _loaded["b"] = torch.rand(size, size), torch.rand(size, size)
+    _loaded["a8"] = torch.randint(0, 127, (size, size), dtype=torch.int8)
+    _loaded["b8"] = torch.randint(-127, 127, (size, size), dtype=torch.int8)
+    return {"versions": versions_of("torch")}
+
+
+def measure() -> dict[str, Any]:
+    import torch
+
+    buffer, vector = _loaded["buffer"], _loaded["vector"]
+    operations = 2 * MATMUL_SIZE**3
+    found = {
+        "read": max(
+            (_rates(buffer.sum, READ_BYTES), _rates(lambda: buffer @ vector, READ_BYTES)),
+            key=lambda rate: rate["per_s"],
+        ),
+        "fp32": _rates(lambda: _loaded["a"] @ _loaded["b"], operations),
+    }
+    try:
+        found["int8"] = _rates(lambda: torch._int_mm(_loaded["a8"], _loaded["b8"]), operations)
+    except (AttributeError, RuntimeError) as error:
+        return {"ceilings": found, "note": f"no int8 product: {error}"}
+    return {"ceilings": found}
+
+
+def _rates(work: Callable[[], Any], amount: float) -> dict[str, float]:
+    """Return the median rate of some repetitions: of wall time and of CPU time."""
+    work()
+    walls, cpus = [], []
+    for _ in range(REPEATS):
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        work()
+        walls.append(time.perf_counter() - start_s)
+        cpus.append(time.process_time() - start_cpu_s)
+    return {"per_s": amount / statistics.median(walls), "per_cpu_s": amount / statistics.median(cpus)}
+
+
+if __name__ == "__main__":
+    serve(load=load, measure=measure)

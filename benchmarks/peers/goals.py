@@ -1,0 +1,155 @@
+"""What is aimed at, and whether the measurements reach it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from peers.catalogue import AGAIN, ENGINES, OURS, REFERENCE
+
+__all__ = ["GOALS", "Goal", "judge"]
+
+Row = Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Goal:
+    """One aim.
+
+    Attributes:
+        text: What is aimed at.
+        aim: The least value that meets it.
+        precision: Of which runs.
+        workload: Of which runs; empty for start-up.
+        kind: ``best`` (ours by the best peer's tokens per CPU second), ``against`` (by one peer's), ``start`` (one peer's start-up time by
+            ours), ``share`` (of the limit, CPU time).
+        peer: For ``against`` and ``start``.
+    """
+
+    text: str
+    aim: float
+    precision: str
+    workload: str = ""
+    kind: str
+    peer: str = ""
+
+
+GOALS = (
+    Goal(text="batch of 32 against the best peer, fp32", aim=1.5, precision="fp32", workload="batch32", kind="best"),
+    Goal(text="single stream against the best peer, fp32", aim=1.3, precision="fp32", workload="single", kind="best"),
+    Goal(
+        text="prefill 1 × 1024 by the share of the matmul limit that transformers reaches",
+        aim=0.95,
+        precision="fp32",
+        workload="prefill1024",
+        kind="against",
+        peer=REFERENCE,
+    ),
+    Goal(
+        text="prefill 8 × 512 by the share of the matmul limit that transformers reaches",
+        aim=0.95,
+        precision="fp32",
+        workload="prefill8x512",
+        kind="against",
+        peer=REFERENCE,
+    ),
+    Goal(
+        text="single stream, int8 against Q8_0 of llama.cpp",
+        aim=1.0,
+        precision="int8",
+        workload="single",
+        kind="against",
+        peer="llama_cpp",
+    ),
+    Goal(
+        text="8 streams, int8 against Q8_0 of llama.cpp",
+        aim=1.5,
+        precision="int8",
+        workload="streams8",
+        kind="against",
+        peer="llama_cpp",
+    ),
+    Goal(text="start-up of vLLM by ours", aim=10.0, precision="fp32", kind="start", peer="vllm"),
+    Goal(text="decode, batch 1, share of the limit", aim=0.7, precision="fp32", workload="single", kind="share"),
+    Goal(text="decode, batch 8, share of the limit", aim=0.7, precision="fp32", workload="streams8", kind="share"),
+    Goal(text="decode, batch 32, share of the limit", aim=0.7, precision="fp32", workload="batch32", kind="share"),
+)
+
+
+def judge(model: str, rows: Sequence[Row], starts: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return, for each goal, what was measured on a model.
+
+    Returns:
+        ``goal``, ``aim``, ``measured`` (None if it was not), ``met`` (likewise), ``by`` (how far above the aim, as a ratio; negative: below) and
+        ``note``: against whom, within which noise, or why there is no measurement.
+    """
+    found = []
+    for goal in GOALS:
+        mine = [row for row in (starts if goal.kind == "start" else rows) if row["model"] == model]
+        mine = [row for row in mine if row["precision"] == goal.precision and row.get("workload", "") == goal.workload]
+        measured, note = _KINDS[goal.kind](goal, {row["engine"]: row for row in mine})
+        found.append(
+            {
+                "goal": goal.text,
+                "aim": goal.aim,
+                "measured": measured,
+                "met": None if measured is None else measured >= goal.aim,
+                "by": None if measured is None else measured / goal.aim - 1,
+                "note": note,
+            }
+        )
+    return found
+
+
+def _best(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
+    ratios = {name: row["ratio"]["median"] for name, row in rows.items() if name not in (OURS, AGAIN) and row["ratio"]}
+    if not ratios:
+        return None, "not measured: no peer was measured beside ours"
+    best = min(ratios, key=lambda name: ratios[name])
+    return ratios[best], f"the best is {ENGINES[best].label}; {_noise(rows)}"
+
+
+def _against(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
+    row = rows.get(goal.peer)
+    if row is None or not row["ratio"]:
+        return None, f"not measured: {ENGINES[goal.peer].label if row is None else 'ours'} was not"
+    return row["ratio"]["median"], _noise(rows)
+
+
+def _start(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
+    missing = [ENGINES[name].label for name in (OURS, goal.peer) if name not in rows]
+    if missing:
+        return None, f"not measured: {' and '.join(missing)} did not start"
+    ours, theirs = rows[OURS], rows[goal.peer]
+    return theirs["wall_s"] / ours["wall_s"], f"wall time; of CPU time {theirs['cpu_s'] / ours['cpu_s']:.1f}"
+
+
+def _share(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
+    row = rows.get(OURS)
+    if row is None or not row["share"]:
+        return None, "not measured: ours was not"
+    shares = {
+        name: other["share"]["median"] for name, other in rows.items() if name not in (OURS, AGAIN) and other["share"]
+    }
+    note = f"of wall time {row['wall_share']['median']:.2f}" if row["wall_share"] else "CPU time"
+    if shares:
+        best = max(shares, key=lambda name: shares[name])
+        note += f"; the best peer, {ENGINES[best].label}, reaches {shares[best]:.2f}"
+    return row["share"]["median"], note
+
+
+def _noise(rows: Mapping[str, Row]) -> str:
+    again = rows.get(AGAIN)
+    if again is None or not again["ratio"]:
+        return "no A/A pair"
+    return f"A/A {again['ratio']['median']:.2f} ({again['ratio']['low']:.2f} to {again['ratio']['high']:.2f})"
+
+
+_KINDS: dict[str, Callable[[Goal, Mapping[str, Row]], tuple[float | None, str]]] = {
+    "best": _best,
+    "against": _against,
+    "start": _start,
+    "share": _share,
+}

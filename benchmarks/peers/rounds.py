@@ -1,0 +1,308 @@
+"""Engines of a group are started, warmed, and take turns at every workload; all but the one that is measured stand still."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from peers import environments
+from peers.catalogue import OURS, REFERENCE, WAIT_PASSIVELY, Engine
+from peers.models import ModelError, files_of
+from peers.process import DriverError, DriverProcess
+from peers.shapes import Shape
+from peers.workloads import Workload
+
+__all__ = ["Findings", "Phase", "Settings", "measure_group", "same_tokens"]
+
+CEILINGS = "ceilings"
+FIRST_TOKENS = 8
+LOAD_TIMEOUT_S = 900.0
+RUN_TIMEOUT_S = 600.0
+BLOCK = 128  # room for a sequence is made in such steps, tokens
+DRIVERS = Path(__file__).parent / "drivers"
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What holds for all engines.
+
+    Attributes:
+        cache: Where environments and models are.
+        threads: Of each engine.
+        rounds: At most.
+        until_s: No round starts that would not be over by then (``time.monotonic``).
+        options: By engine, settings of its own.
+        say: Tells the user what goes on.
+    """
+
+    cache: Path
+    threads: int
+    rounds: int
+    until_s: float
+    options: Mapping[str, Mapping[str, Any]]
+    say: Callable[[str], None]
+
+
+@attrs.frozen(kw_only=True)
+class Phase:
+    """What the engines of one group are run on.
+
+    Attributes:
+        shape: The model.
+        precision: ``fp32`` or ``int8``.
+        group: Which of the groups that fit the memory, from 0; ratios stay within one.
+        workloads: In the order in which they are run.
+    """
+
+    shape: Shape
+    precision: str
+    group: int
+    workloads: Sequence[Workload]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What every record of this phase says of it."""
+        return {"model": self.shape.name, "precision": self.precision, "group": self.group}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What engines must have room for."""
+        return {
+            "max_num_seqs": max(one.num_requests for one in self.workloads),
+            "max_model_len": max(_room(one) for one in self.workloads),
+            "max_num_tokens": max(one.num_requests * _room(one) for one in self.workloads),
+        }
+
+
+@attrs.define
+class Findings:
+    """Plain records, as they go into the JSON."""
+
+    starts: list[dict[str, Any]] = attrs.field(factory=list)
+    runs: list[dict[str, Any]] = attrs.field(factory=list)
+    ceilings: list[dict[str, Any]] = attrs.field(factory=list)
+    unavailable: list[dict[str, Any]] = attrs.field(factory=list)
+
+
+def same_tokens(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return how far the tokens of requests are those of a reference.
+
+    Returns:
+        The share of requests whose first tokens (eight, or as many as there are) are equal; the share of all tokens that come before
+        the first difference.
+    """
+    leading = [
+        sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(row, other, strict=True)))
+        for row, other in zip(tokens, reference, strict=True)
+    ]
+    length = len(reference[0])
+    return {
+        "first_ratio": sum(count >= min(FIRST_TOKENS, length) for count in leading) / len(leading),
+        "leading_ratio": sum(leading) / (length * len(leading)),
+    }
+
+
+def measure_group(phase: Phase, engines: Sequence[Engine], settings: Settings, findings: Findings) -> None:
+    """Run all rounds of some engines that fit the memory together; adds to ``findings``."""
+    with _processes() as processes:
+        ceilings = processes[CEILINGS] = _ceilings(settings)
+        ceilings.pause()
+        for engine in engines:
+            settings.say(f"starting {engine.label}, {phase.shape.name}, {phase.precision}")
+            _start(engine, phase, settings, findings, processes)
+        last_s = 0.0
+        if len(processes) == 1:
+            return
+        for number in range(settings.rounds):
+            start_s = time.monotonic()
+            if number and start_s + last_s > settings.until_s:
+                settings.say(f"no time for round {number + 1} of {settings.rounds}")
+                break
+            settings.say(f"round {number + 1}: {', '.join(name for name in processes if name != CEILINGS)}")
+            ceilings.resume()
+            rates = ceilings.ask("measure", timeout_s=RUN_TIMEOUT_S)["ceilings"]
+            ceilings.pause()
+            findings.ceilings.append({**phase.about, "round": number, **rates})
+            for workload in phase.workloads:
+                if time.monotonic() > settings.until_s:
+                    settings.say(f"no time for {workload.title}")
+                    continue
+                _turns(workload, phase, number, processes, findings, settings)
+            last_s = time.monotonic() - start_s
+
+
+@contextmanager
+def _processes() -> Iterator[dict[str, DriverProcess]]:
+    found: dict[str, DriverProcess] = {}
+    try:
+        yield found
+    finally:
+        for process in found.values():
+            process.close()
+
+
+def _start(
+    engine: Engine, phase: Phase, settings: Settings, findings: Findings, processes: dict[str, DriverProcess]
+) -> None:
+    """Start an engine up to its first token, and stop it there; one that cannot start is recorded."""
+    process = None
+    try:
+        model = files_of(phase.shape, engine.files[phase.precision], phase.precision, settings.cache)
+        start_s = time.monotonic()
+        process = open_driver(engine, settings)
+        options = dict(settings.options.get(engine.name, settings.options.get(engine.driver, {})))
+        loaded = process.ask(
+            "load",
+            timeout_s=LOAD_TIMEOUT_S,
+            model=str(model),
+            precision=phase.precision,
+            threads=settings.threads,
+            options=options,
+            **phase.sizes,
+        )
+        first = Workload(name="first", title="", num_requests=1, prompt_len=16, output_len=1)
+        _ask_run(process, first, first, phase.shape, seed=0)
+        memory = process.memory_bytes()
+    except (DriverError, ModelError, OSError) as error:
+        findings.unavailable.append({**phase.about, "engine": engine.name, "reason": str(error)})
+        settings.say(f"{engine.label} is not available: {error}")
+        if process is not None:
+            process.close()
+        return
+    findings.starts.append(
+        {
+            **phase.about,
+            "engine": engine.name,
+            "wall_s": time.monotonic() - start_s,
+            "cpu_s": process.cpu_s(),
+            "rss": memory["rss"],
+            "versions": loaded["versions"],
+        }
+    )
+    process.pause()
+    processes[engine.name] = process
+
+
+def open_driver(engine: Engine, settings: Settings) -> DriverProcess:
+    """Start the process of an engine, with threads that sleep when they wait.
+
+    Raises:
+        DriverError: Its environment is not there.
+    """
+    threads = str(settings.threads)
+    env = {
+        **os.environ,
+        **WAIT_PASSIVELY,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(settings.cache / "vllm"),
+        **engine.env,
+    }
+    home, program = DRIVERS.parents[1], sys.executable
+    if engine.home:
+        prepared = environments.find(engine.home, settings.cache)
+        if prepared.reason:
+            raise DriverError(prepared.reason)
+        home, program = prepared.directory, str(prepared.python)
+        env.pop("PYTHONPATH", None)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DRIVERS.parents[1]), env.get("PYTHONPATH", "")]))
+    command = [program, "-m", f"peers.drivers.{engine.driver}"]
+    if engine.driver.endswith(".mjs"):
+        command = ["node", str(DRIVERS / engine.driver)]
+    logs = settings.cache / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{engine.name}.log"
+    log.unlink(missing_ok=True)
+    return DriverProcess(command, env=env, log=log, directory=home)
+
+
+def _ceilings(settings: Settings) -> DriverProcess:
+    process = open_driver(Engine(name=CEILINGS, label="", driver=CEILINGS, files={}), settings)
+    try:
+        process.ask("load", timeout_s=LOAD_TIMEOUT_S, threads=settings.threads)
+    except BaseException:
+        process.close()
+        raise
+    return process
+
+
+def _turns(
+    workload: Workload,
+    phase: Phase,
+    number: int,
+    processes: dict[str, DriverProcess],
+    findings: Findings,
+    settings: Settings,
+) -> None:
+    """Let every engine do one workload, in an order that moves on from round to round; one that fails is out from then on."""
+    about = {**phase.about, "round": number}
+    names = [name for name in processes if name != CEILINGS]
+    turn = number % len(names) if names else 0
+    tokens: dict[str, list[list[int]]] = {}
+    made: list[dict[str, Any]] = []
+    for name in names[turn:] + names[:turn]:
+        process = processes[name]
+        process.resume()
+        try:
+            record, tokens[name] = _measure(process, workload, phase.shape, seed=number + 1)
+            made.append({**about, "workload": workload.name, "engine": name, **record})
+        except DriverError as error:
+            reason = f"{workload.title}: {error}"
+            findings.unavailable.append({**about, "engine": name, "reason": reason})
+            settings.say(f"{name} is out: {reason}")
+            processes.pop(name).close()
+        else:
+            process.pause()
+    reference = tokens.get(REFERENCE, tokens.get(OURS))
+    for record in made:
+        same = {} if reference is None else same_tokens(tokens[record["engine"]], reference)
+        findings.runs.append({**record, **same})
+
+
+def _measure(
+    process: DriverProcess, workload: Workload, shape: Shape, *, seed: int
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """Run a workload up to its first tokens, then with other prompts to its end."""
+    first = None
+    if not workload.is_prefill:
+        first = _ask_run(process, attrs.evolve(workload, output_len=1), workload, shape, seed=-seed)
+    run = _ask_run(process, workload, workload, shape, seed=seed)
+    first = first or run
+    record = {
+        "wall_s": run["wall_s"],
+        "cpu_s": run["cpu_s"],
+        "first_wall_s": first["wall_s"],
+        "first_cpu_s": first["cpu_s"],
+        "peak_rss": process.memory_bytes()["peak_rss"],
+    }
+    return record, run["tokens"]
+
+
+def _ask_run(process: DriverProcess, asked: Workload, room: Workload, shape: Shape, *, seed: int) -> dict[str, Any]:
+    """Ask for a run, and see that it has all the tokens that were asked for.
+
+    Raises:
+        DriverError: It has not.
+    """
+    process.ask("ready", timeout_s=RUN_TIMEOUT_S, num_requests=room.num_requests, num_tokens=_room(room))
+    prompts = asked.prompts(seed=seed, vocab_size=shape.vocab_size)
+    run = process.ask("run", timeout_s=RUN_TIMEOUT_S, prompts=prompts, output_len=asked.output_len)
+    lengths = [len(row) for row in run["tokens"]]
+    if lengths != [asked.output_len] * asked.num_requests:
+        raise DriverError(
+            f"{sum(lengths)} tokens for {len(lengths)} requests, not {asked.output_len} for each of {asked.num_requests}"
+        )
+    return run
+
+
+def _room(workload: Workload) -> int:
+    return -(-(workload.prompt_len + workload.output_len) // BLOCK) * BLOCK

@@ -1,0 +1,117 @@
+"""Medians, ratios and shares of the limit, from the records of all runs. Pure.
+
+Two engines are compared in the same round of the same group only. Ratios are of tokens per CPU second unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from peers.catalogue import OURS
+from peers.shapes import SHAPES, Ceilings, decode_limit_s, prefill_limit_s
+from peers.workloads import WORKLOADS, Workload
+
+__all__ = ["rows_of", "spread", "starts_of"]
+
+WEIGHT_BYTES = {"fp32": 4, "int8": 1}
+
+Record = Mapping[str, Any]
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Return median and quartiles (inclusive, so that two values have their own between them), and how many there were.
+
+    Raises:
+        statistics.StatisticsError: No value.
+    """
+    found = sorted(values)
+    if len(found) == 1:
+        return {"median": found[0], "low": found[0], "high": found[0], "num": 1}
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
+    return {"median": middle, "low": low, "high": high, "num": len(found)}
+
+
+def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one row for each model, precision, workload and engine that has runs, in the order in which they were measured."""
+    runs: Sequence[Record] = results["runs"]
+    kinds = dict.fromkeys((run["model"], run["precision"], run["workload"], run["engine"]) for run in runs)
+    return [_row(kind, results) for kind in kinds]
+
+
+def _row(kind: tuple[str, str, str, str], results: Mapping[str, Any]) -> dict[str, Any]:
+    model, precision, workload_name, engine = kind
+    workload = WORKLOADS[workload_name]
+    same = [run for run in results["runs"] if (run["model"], run["precision"], run["workload"]) == kind[:3]]
+    mine = [run for run in same if run["engine"] == engine]
+    ours = {_round(run): run for run in same if run["engine"] == OURS}
+    pairs = [(run, ours[_round(run)]) for run in mine if _round(run) in ours]
+    num_tokens = workload.num_counted_tokens
+    row: dict[str, Any] = {
+        "model": model,
+        "precision": precision,
+        "workload": workload_name,
+        "engine": engine,
+        "tokens_per_s": spread(num_tokens / run["wall_s"] for run in mine),
+        "tokens_per_cpu_s": spread(num_tokens / run["cpu_s"] for run in mine),
+        "cpu_s_per_token": spread(run["cpu_s"] / num_tokens for run in mine),
+        "peak_rss": max(run["peak_rss"] for run in mine),
+        # Ours by theirs: above 1, ours does more in the same time.
+        "ratio": spread(run["cpu_s"] / other["cpu_s"] for run, other in pairs) if pairs else None,
+        "wall_ratio": spread(run["wall_s"] / other["wall_s"] for run, other in pairs) if pairs else None,
+        "share": _share(mine, workload, results["ceilings"], "cpu_s", "per_cpu_s"),
+        "wall_share": _share(mine, workload, results["ceilings"], "wall_s", "per_s"),
+    }
+    if all("first_ratio" in run for run in mine):
+        row |= {name: statistics.fmean(run[name] for run in mine) for name in ("first_ratio", "leading_ratio")}
+    return row
+
+
+def _round(record: Record) -> tuple[Any, ...]:
+    return tuple(record[name] for name in ("model", "precision", "group", "round"))
+
+
+def _share(
+    runs: Sequence[Record], workload: Workload, ceilings: Sequence[Record], time: str, rate: str
+) -> dict[str, float] | None:
+    """Return the limit by the time taken: of prefill, or of the decode steps after the first token."""
+    rates = {_round(record): record for record in ceilings}
+    shares = []
+    for run in runs:
+        found = rates.get(_round(run))
+        if found is None or run["precision"] not in found:
+            continue
+        machine = Ceilings(read=found["read"][rate], multiply=found[run["precision"]][rate])
+        shape, size = SHAPES[run["model"]], WEIGHT_BYTES[run["precision"]]
+        if workload.is_prefill:
+            limit_s = prefill_limit_s(
+                shape, machine, weight_bytes=size, num_sequences=workload.num_requests, prompt_len=workload.prompt_len
+            )
+            taken_s = run[time]
+        else:
+            limit_s = decode_limit_s(
+                shape,
+                machine,
+                weight_bytes=size,
+                num_sequences=workload.num_requests,
+                context_len=workload.prompt_len + 1,
+                num_steps=workload.output_len - 1,
+            )
+            taken_s = run[time] - run[f"first_{time}"]
+        if taken_s > 0:  # noise can make the first tokens alone take longer than all
+            shares.append(limit_s / taken_s)
+    return spread(shares) if shares else None
+
+
+def starts_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, by model, precision and engine, medians of the times from nothing to the first token, and memory then."""
+    starts: Sequence[Record] = results["starts"]
+    kinds = dict.fromkeys((start["model"], start["precision"], start["engine"]) for start in starts)
+    rows = []
+    for kind in kinds:
+        mine = [start for start in starts if (start["model"], start["precision"], start["engine"]) == kind]
+        names = ("wall_s", "cpu_s", "rss")
+        medians = {name: statistics.median(start[name] for start in mine) for name in names}
+        rows.append({"model": kind[0], "precision": kind[1], "engine": kind[2], **medians})
+    return rows

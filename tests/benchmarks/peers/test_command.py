@@ -1,0 +1,127 @@
+"""The whole benchmark on a tiny model: ours and transformers in this environment; and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from peers import command, rounds
+from peers.catalogue import ENGINES
+from peers.models import ModelError, files_of
+from peers.shapes import SHAPES
+from peers.workloads import WORKLOADS, Workload
+
+TINY = SHAPES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("cache")
+    files_of(TINY, "hf", "fp32", cache)
+    return cache
+
+
+def test_the_model_has_the_weights_that_its_shape_counts(cache: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(files_of(TINY, "hf", "fp32", cache) / "model.safetensors", framework="np") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no mapping
+    assert sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2) == TINY.num_weights
+
+
+def test_ours_and_transformers_do_the_same_work(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = attrs.evolve(ENGINES["transformers"], home="")
+    monkeypatch.setitem(ENGINES, "transformers", here)
+    short = Workload(name="batch32", title="3 × (9 + 12)", num_requests=3, prompt_len=9, output_len=12)
+    monkeypatch.setitem(WORKLOADS, "batch32", short)
+    paths = ["--cache", str(cache), "--json", str(tmp_path / "r.json"), "--table", str(tmp_path / "r.md")]
+    asked = ["--engines", "ours", "transformers", "openvino", "--only", "batch32", "--precisions", "fp32"]
+    assert command.main([*paths, *asked, "--model", "tiny", "--rounds", "2", "--threads", "1"]) == 0
+    results = json.loads((tmp_path / "r.json").read_text())
+    runs = results["runs"]
+    assert [(run["engine"], run["round"]) for run in runs] == [
+        ("ours", 0),
+        ("transformers", 0),
+        ("transformers", 1),
+        ("ours", 1),
+    ]
+    assert all(run["leading_ratio"] == run["first_ratio"] == 1.0 for run in runs)
+    assert all(run["cpu_s"] > 0 and run["wall_s"] > 0 for run in runs)
+    assert [one["engine"] for one in results["unavailable"]] == ["openvino"]
+    assert results["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert "OpenVINO GenAI will not be measured: not prepared" in capsys.readouterr().err
+    page = (tmp_path / "r.md").read_text()
+    assert "transformers, static batch" in page
+    assert "### tiny, fp32, 3 × (9 + 12)" in page
+
+
+def test_an_engine_that_makes_too_few_tokens_is_out() -> None:
+    class Lazy:
+        def ask(self, do: str, **question: object) -> dict[str, object]:
+            return {"tokens": [[1, 2]], "wall_s": 1.0, "cpu_s": 1.0}
+
+    asked = Workload(name="batch32", title="", num_requests=1, prompt_len=4, output_len=3)
+    with pytest.raises(rounds.DriverError, match="2 tokens for 1 requests, not 3 for each of 1"):
+        rounds._ask_run(Lazy(), asked, asked, TINY, seed=0)
+
+
+def test_prompts_are_the_same_for_all_and_new_in_each_round() -> None:
+    workload = WORKLOADS["streams8"]
+    prompts = workload.prompts(seed=1, vocab_size=4096)
+    assert prompts == workload.prompts(seed=1, vocab_size=4096) != workload.prompts(seed=2, vocab_size=4096)
+    assert [len(prompt) for prompt in prompts] == [128] * 8
+    assert all(5 <= token < 4096 for prompt in prompts for token in prompt)
+
+
+def test_engines_that_do_not_fit_together_are_measured_in_groups_with_ours_in_each() -> None:
+    engines = list(ENGINES.values())
+    assert [len(group) for group in command.groups_of(engines, SHAPES["llama-110m"], 64 * 2**30)] == [len(engines)]
+    groups = command.groups_of(engines, SHAPES["qwen3-0.5b"], 30 * 2**30)
+    assert all(group[:2] == engines[:2] for group in groups)
+    assert [engine for group in groups for engine in group[2:]] == engines[2:]
+    assert len(groups) > 1
+    assert command.groups_of(engines[:2], TINY, 0) == [engines[:2]]
+
+
+def test_options_name_engine_setting_and_value() -> None:
+    assert command.options_of("ours.engine.max_num_seqs=16") == ("ours", "engine.max_num_seqs", 16)
+    assert command.options_of("vllm.load_format=dummy") == ("vllm", "load_format", "dummy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--option", "ours.x"], "expected ENGINE.NAME=VALUE"),
+        (["--option", "theirs.x=1"], "'theirs' is no engine; choose from ours"),
+        (["--rounds", "0"], "'0' is not a whole number above 0"),
+        (["--engines", "tgi"], "invalid choice: 'tgi'"),
+        (["--model", "gpt"], "invalid choice: 'gpt'"),
+    ],
+)
+def test_bad_input_is_refused_with_what_is_possible(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        command.main(arguments)
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_whose_maker_is_not_prepared_says_which(cache: Path) -> None:
+    with pytest.raises(ModelError, match="the environment gguf that makes gguf files: not prepared"):
+        files_of(TINY, "gguf", "int8", cache)
+
+
+def test_half_a_model_is_not_taken_for_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="hf could not be made"):
+        files_of(attrs.evolve(TINY, architecture="unheard"), "hf", "fp32", tmp_path)
+    assert not list(tmp_path.glob("models/*/hf"))

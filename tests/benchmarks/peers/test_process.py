@@ -1,0 +1,134 @@
+"""The protocol, against a driver that answers, fails, dies, hangs and chatters as it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from peers.process import DriverError, DriverProcess  # noqa: E402  (a folder of scripts)
+
+DRIVER = """
+import os, subprocess, sys, time
+from peers.drivers.protocol import serve, timed
+
+def load(chatter=False):
+    if chatter:
+        print("a library says hello")
+        os.write(1, b"and a native one\\n")
+    return {"pid": os.getpid()}
+
+def fail():
+    raise ValueError("nothing fits")
+
+def die():
+    print("last words", file=sys.stderr, flush=True)
+    os._exit(3)
+
+def burn(seconds, child=False):
+    code = f"import time\\nwhile time.process_time() < {seconds}: pass"
+    if child:
+        worker = subprocess.Popen([sys.executable, "-c", code + "\\ninput()"], stdin=subprocess.PIPE)
+        while cpu(worker.pid) < seconds:
+            os.sched_yield()
+        return {"worker": worker.pid}
+    exec(f"import time\\nuntil = time.process_time() + {seconds}\\nwhile time.process_time() < until: pass")
+    return {}
+
+def cpu(pid):
+    return time.clock_gettime((~pid << 3) | 2)
+
+def hang():
+    time.sleep(1000)
+
+serve(load=load, fail=fail, die=die, burn=burn, hang=hang, run=timed(lambda prompts, n: [[len(p)] * n for p in prompts]))
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[DriverProcess]:
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    process = DriverProcess([sys.executable, "-c", DRIVER], env=env, log=tmp_path / "log", directory=tmp_path)
+    yield process
+    process.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_run_gives_tokens_and_its_times(driver: DriverProcess) -> None:
+    reply = driver.ask("run", timeout_s=60, prompts=[[1, 2, 3], [4]], output_len=2)
+    assert reply["tokens"] == [[3, 3], [1, 1]]
+    assert reply["wall_s"] >= 0
+    assert reply["cpu_s"] >= 0
+
+
+def test_what_libraries_print_does_not_get_between_the_lines(driver: DriverProcess, tmp_path: Path) -> None:
+    driver.ask("load", timeout_s=60, chatter=True)
+    driver.ask("ready", timeout_s=60, num_requests=1)
+    assert "and a native one" in (tmp_path / "log").read_text()
+
+
+def test_a_failure_is_told_in_its_own_words_and_the_driver_goes_on(driver: DriverProcess) -> None:
+    with pytest.raises(DriverError, match="ValueError: nothing fits"):
+        driver.ask("fail", timeout_s=60)
+    assert driver.ask("load", timeout_s=60)["reply"] == "load"
+
+
+def test_an_unknown_command_is_a_failure(driver: DriverProcess) -> None:
+    with pytest.raises(DriverError, match="KeyError: 'nonsense'"):
+        driver.ask("nonsense", timeout_s=60)
+
+
+def test_a_driver_that_dies_is_told_with_status_and_last_words(driver: DriverProcess) -> None:
+    with pytest.raises(DriverError, match="status 3: last words"):
+        driver.ask("die", timeout_s=60)
+    with pytest.raises(DriverError, match="status 3"):
+        driver.ask("load", timeout_s=60)
+
+
+def test_a_driver_that_hangs_is_ended(driver: DriverProcess) -> None:
+    pid = driver.ask("load", timeout_s=60)["pid"]
+    with pytest.raises(DriverError, match=r"hang took more than 0\.2 s"):
+        driver.ask("hang", timeout_s=0.2)
+    assert not alive(pid)
+
+
+def test_cpu_time_counts_the_driver_and_its_workers(driver: DriverProcess) -> None:
+    driver.ask("load", timeout_s=60)
+    assert 0.2 <= driver.ask("burn", timeout_s=60, seconds=0.2)["cpu_s"] < 5
+    reply = driver.ask("burn", timeout_s=60, seconds=0.3, child=True)
+    assert reply["cpu_s"] >= 0.3
+    driver.close()
+    assert not alive(reply["worker"])
+
+
+def test_a_driver_that_is_paused_does_nothing_until_it_may_go_on(driver: DriverProcess) -> None:
+    driver.ask("load", timeout_s=60)
+    driver.pause()
+    before_s = driver.cpu_s()
+    assert driver.cpu_s() == before_s
+    driver.resume()
+    driver.ask("burn", timeout_s=60, seconds=0.05)
+    assert driver.cpu_s() >= before_s + 0.05
+
+
+def test_memory_is_resident_and_not_above_its_highest(driver: DriverProcess) -> None:
+    driver.ask("load", timeout_s=60)
+    memory = driver.memory_bytes()
+    assert 2**20 < memory["rss"] <= memory["peak_rss"]
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DriverError, match="no-such-program cannot be run"):
+        DriverProcess(["no-such-program"], env={}, log=tmp_path / "log", directory=tmp_path)

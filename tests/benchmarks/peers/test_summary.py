@@ -1,0 +1,157 @@
+"""Ratios, shares and goals from records whose numbers can be followed by hand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from peers.command import summarised
+from peers.goals import GOALS, judge
+from peers.rounds import same_tokens
+from peers.shapes import SHAPES, Ceilings, decode_limit_s
+from peers.summary import rows_of, spread, starts_of
+from peers.table import render
+
+MODEL = "llama-110m"
+RATE = {"per_s": 20e9, "per_cpu_s": 10e9}
+OPERATIONS = {"per_s": 200e9, "per_cpu_s": 100e9}
+
+
+def run_of(engine: str, cpu_s: float, *, number: int = 0, workload: str = "batch32", **more: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "precision": "fp32",
+        "group": 0,
+        "round": number,
+        "workload": workload,
+        "engine": engine,
+        "wall_s": cpu_s / 2,
+        "cpu_s": cpu_s,
+        "first_wall_s": cpu_s / 8,
+        "first_cpu_s": cpu_s / 4,
+        "peak_rss": 2**30,
+        "first_ratio": 1.0,
+        "leading_ratio": 0.5,
+        **more,
+    }
+
+
+def start_of(engine: str, wall_s: float) -> dict[str, Any]:
+    about = {"model": MODEL, "precision": "fp32", "group": 0, "engine": engine, "versions": {"python": "3.11"}}
+    return {**about, "wall_s": wall_s, "cpu_s": wall_s / 4, "rss": 2**20}
+
+
+def results_of(*runs: dict[str, Any], starts: tuple[dict[str, Any], ...] = (), **more: Any) -> dict[str, Any]:
+    rounds = dict.fromkeys((run["precision"], run["group"], run["round"]) for run in runs)
+    ceilings = [
+        {"model": MODEL, "precision": one, "group": two, "round": three, "read": RATE, "fp32": OPERATIONS}
+        for one, two, three in rounds
+    ]
+    return {"runs": list(runs), "starts": list(starts), "ceilings": ceilings, "unavailable": [], **more}
+
+
+def row_of(results: dict[str, Any], engine: str) -> dict[str, Any]:
+    (row,) = [row for row in rows_of(results) if row["engine"] == engine]
+    return row
+
+
+def goal_of(results: dict[str, Any], text: str) -> dict[str, Any]:
+    (goal,) = [goal for goal in judge(MODEL, rows_of(results), starts_of(results)) if goal["goal"].startswith(text)]
+    return goal
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    assert spread([4.0, 1.0, 3.0, 2.0, 5.0]) == {"median": 3.0, "low": 2.0, "high": 4.0, "num": 5}
+    assert spread([7.0]) == {"median": 7.0, "low": 7.0, "high": 7.0, "num": 1}
+
+
+def test_rates_are_of_output_tokens_and_of_prompt_tokens_where_there_is_one_output() -> None:
+    results = results_of(run_of("ours", 4.0), run_of("openvino", 8.0, workload="prefill8x512"))
+    assert row_of(results, "ours")["tokens_per_cpu_s"]["median"] == 32 * 64 / 4.0
+    assert row_of(results, "ours")["tokens_per_s"]["median"] == 32 * 64 / 2.0
+    assert row_of(results, "openvino")["tokens_per_cpu_s"]["median"] == 8 * 512 / 8.0
+
+
+def test_a_ratio_pairs_rounds_before_it_takes_the_median() -> None:
+    ours = [run_of("ours", cpu_s, number=number) for number, cpu_s in enumerate((1.0, 10.0, 100.0))]
+    peer = [run_of("vllm", cpu_s, number=number) for number, cpu_s in enumerate((3.0, 20.0, 100.0))]
+    assert row_of(results_of(*ours, *peer), "vllm")["ratio"] == {"median": 2.0, "low": 1.5, "high": 2.5, "num": 3}
+
+
+def test_runs_of_other_groups_are_not_paired() -> None:
+    results = results_of(run_of("ours", 1.0), run_of("vllm", 3.0, group=1))
+    assert row_of(results, "vllm")["ratio"] is None
+
+
+def test_a_share_leaves_out_the_time_to_the_first_tokens() -> None:
+    row = row_of(results_of(run_of("ours", 40.0)), "ours")
+    machine = Ceilings(read=10e9, multiply=100e9)
+    limit_s = decode_limit_s(SHAPES[MODEL], machine, weight_bytes=4, num_sequences=32, context_len=129, num_steps=63)
+    assert row["share"]["median"] == pytest.approx(limit_s / (40.0 - 10.0))
+    assert row["wall_share"]["median"] == pytest.approx(limit_s / 2 / (20.0 - 5.0))
+
+
+def test_there_is_no_share_where_the_ceiling_was_not_measured() -> None:
+    assert row_of(results_of(run_of("ours", 40.0, precision="int8")), "ours")["share"] is None
+
+
+def test_the_best_peer_is_who_comes_closest_to_ours_and_never_ours_again() -> None:
+    runs = [run_of("ours", 1.0), run_of("ours_again", 0.5), run_of("vllm", 3.0), run_of("openvino", 1.8)]
+    goal = goal_of(results_of(*runs), "batch of 32 against")
+    assert goal["measured"] == 1.8
+    assert goal["met"] is True
+    assert goal["by"] == pytest.approx(0.2)
+    assert "OpenVINO" in goal["note"]
+    assert "A/A 0.50" in goal["note"]
+
+
+def test_a_missed_goal_says_by_how_much() -> None:
+    goal = goal_of(results_of(run_of("ours", 1.0), run_of("vllm", 0.75)), "batch of 32 against")
+    assert (goal["met"], goal["by"]) == (False, pytest.approx(-0.5))
+
+
+def test_a_goal_without_measurement_is_neither_met_nor_missed() -> None:
+    goals = judge(MODEL, rows_of(results_of(run_of("ours", 1.0))), [])
+    missing = [goal for goal in goals if goal["goal"] != "decode, batch 32, share of the limit"]
+    assert len(goals) == len(GOALS)
+    assert all(goal["met"] is None and goal["note"].startswith("not measured") for goal in missing)
+
+
+def test_start_up_is_theirs_by_ours() -> None:
+    starts = (start_of("ours", 8.0), start_of("vllm", 100.0))
+    goal = goal_of(results_of(run_of("ours", 1.0), starts=starts), "start-up")
+    assert goal["measured"] == 12.5
+    assert goal["met"] is True
+
+
+def test_equal_tokens_are_counted_up_to_the_first_difference() -> None:
+    same = same_tokens([[1, 2, 3, 4], [1, 9, 3, 4]], [[1, 2, 3, 4], [1, 2, 3, 4]])
+    assert same == {"first_ratio": 0.5, "leading_ratio": 5 / 8}
+
+
+def test_only_the_first_eight_tokens_count_as_the_first() -> None:
+    reference = list(range(20))
+    assert same_tokens([[*range(8), *[0] * 12]], [reference])["first_ratio"] == 1.0
+    assert same_tokens([[*range(7), *[0] * 13]], [reference])["first_ratio"] == 0.0
+
+
+def test_the_page_shows_ratios_goals_reasons_and_versions() -> None:
+    machine = {"processor": "P", "cores": 2, "memory_bytes": 2**34, "system": "S", "load": 0.5, "steal_ratio": 0.25}
+    runs = [run_of("ours", 1.0), run_of("ours", 2.0, number=1), run_of("vllm", 3.0), run_of("vllm", 4.0, number=1)]
+    results = results_of(*runs, starts=(start_of("ours", 8.0), start_of("vllm", 100.0)))
+    results |= {"machine": machine, "settings": {"threads": 2}, "finished": "then"}
+    results["unavailable"] = [{"model": MODEL, "precision": "int8", "engine": "vllm", "reason": "no | int8\nhere"}]
+    page = render(summarised(results))
+    assert "| vLLM, CPU build |" in page
+    assert "2.50 (2.25 to 2.75)" in page
+    assert "| met by 67% | the best is vLLM, CPU build; no A/A pair |" in page
+    assert "| met by 25% | wall time; of CPU time 12.5 |" in page
+    assert "no / int8 here" in page
+    assert "took 25% of the CPU time" in page
+    widths = [{line.count("|") for line in block.splitlines()} for block in page.split("\n\n") if block.startswith("|")]
+    assert all(len(one) == 1 for one in widths)
