@@ -43,6 +43,7 @@ SLOW = ("transformers_continuous",)
 MEMORY_SHARE = 0.7  # of what is available; the rest is left to others and to error
 ENGINE_BYTES = 1.2 * 2**30  # of one engine, besides twice its weights
 PRECISIONS = ("fp32", "int8")
+NOT_TOLD = ("cache", "json", "table", "pip_option", "prepare")  # of the settings: where files are
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _measure(args, engines, shapes, cache, start_s, findings)
     results = {
         "machine": {**facts, "steal_ratio": machine.steal_ratio(ticks, machine.cpu_ticks())},
-        "settings": {**{name: value for name, value in vars(args).items() if name != "option"}, "options": args.option},
+        "settings": {name: value for name, value in vars(args).items() if name not in NOT_TOLD},
         "finished": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **attrs.asdict(findings),
     }
     results = summarised(results)
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(results, indent=1, default=str) + "\n")
+    args.json.write_text(json.dumps(results, indent=1) + "\n")
     page = render(results)
     args.table.parent.mkdir(parents=True, exist_ok=True)
     args.table.write_text(page)

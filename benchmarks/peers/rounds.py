@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from peers import environments
-from peers.catalogue import OURS, REFERENCE, WAIT_PASSIVELY, Engine
+from peers.catalogue import REFERENCE, WAIT_PASSIVELY, Engine
 from peers.models import ModelError, files_of
 from peers.process import DriverError, DriverProcess
 from peers.shapes import Shape
@@ -27,6 +27,12 @@ FIRST_TOKENS = 8
 LOAD_TIMEOUT_S = 900.0
 RUN_TIMEOUT_S = 600.0
 BLOCK = 128  # room for a sequence is made in such steps, tokens
+FIRST = Workload(name="first", title="first token", num_requests=1, prompt_len=16, output_len=1)
+WARM_UP = (
+    Workload(name="warm", title="warm-up", num_requests=1, prompt_len=32, output_len=8),
+    Workload(name="warm", title="warm-up", num_requests=4, prompt_len=64, output_len=8),
+)
+"""What is done once before anything is measured: memory is touched, code imported or compiled."""
 DRIVERS = Path(__file__).parent / "drivers"
 
 
@@ -76,9 +82,9 @@ class Phase:
     def sizes(self) -> dict[str, int]:
         """What engines must have room for."""
         return {
-            "max_num_seqs": max(one.num_requests for one in self.workloads),
-            "max_model_len": max(_room(one) for one in self.workloads),
-            "max_num_tokens": max(one.num_requests * _room(one) for one in self.workloads),
+            "max_num_seqs": max(one.num_requests for one in (*self.workloads, *WARM_UP)),
+            "max_model_len": max(_room(one) for one in (*self.workloads, *WARM_UP)),
+            "max_num_tokens": max(one.num_requests * _room(one) for one in (*self.workloads, *WARM_UP)),
         }
 
 
@@ -131,8 +137,8 @@ def measure_group(phase: Phase, engines: Sequence[Engine], settings: Settings, f
             rates = ceilings.ask("measure", timeout_s=RUN_TIMEOUT_S)["ceilings"]
             ceilings.pause()
             findings.ceilings.append({**phase.about, "round": number, **rates})
-            for workload in phase.workloads:
-                if time.monotonic() > settings.until_s:
+            for place, workload in enumerate(phase.workloads):
+                if (number or place) and time.monotonic() > settings.until_s:
                     settings.say(f"no time for {workload.title}")
                     continue
                 _turns(workload, phase, number, processes, findings, settings)
@@ -168,8 +174,7 @@ def _start(
             options=options,
             **phase.sizes,
         )
-        first = Workload(name="first", title="", num_requests=1, prompt_len=16, output_len=1)
-        _ask_run(process, first, first, phase.shape, seed=0)
+        _ask_run(process, FIRST, FIRST, phase.shape, seed=0)
         memory = process.memory_bytes()
     except (DriverError, ModelError, OSError) as error:
         findings.unavailable.append({**phase.about, "engine": engine.name, "reason": str(error)})
@@ -187,8 +192,15 @@ def _start(
             "versions": loaded["versions"],
         }
     )
-    process.pause()
     processes[engine.name] = process
+    try:
+        for warm in WARM_UP:
+            _ask_run(process, warm, warm, phase.shape, seed=0)
+    except DriverError as error:
+        findings.unavailable.append({**phase.about, "engine": engine.name, "reason": f"warm-up: {error}"})
+        processes.pop(engine.name).close()
+    else:
+        process.pause()
 
 
 def open_driver(engine: Engine, settings: Settings) -> DriverProcess:
@@ -262,7 +274,7 @@ def _turns(
             processes.pop(name).close()
         else:
             process.pause()
-    reference = tokens.get(REFERENCE, tokens.get(OURS))
+    reference = tokens.get(REFERENCE)
     for record in made:
         same = {} if reference is None else same_tokens(tokens[record["engine"]], reference)
         findings.runs.append({**record, **same})

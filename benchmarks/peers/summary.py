@@ -63,8 +63,8 @@ def _row(kind: tuple[str, str, str, str], results: Mapping[str, Any]) -> dict[st
         "share": _share(mine, workload, results["ceilings"], "cpu_s", "per_cpu_s"),
         "wall_share": _share(mine, workload, results["ceilings"], "wall_s", "per_s"),
     }
-    if all("first_ratio" in run for run in mine):
-        row |= {name: statistics.fmean(run[name] for run in mine) for name in ("first_ratio", "leading_ratio")}
+    if held := [run for run in mine if "first_ratio" in run]:  # none in a group without transformers
+        row |= {name: statistics.fmean(run[name] for run in held) for name in ("first_ratio", "leading_ratio")}
     return row
 
 

@@ -28,7 +28,8 @@ def render(results: Mapping[str, Any]) -> str:
         "## Measured",
         "A ratio is our tokens per CPU second by theirs, the median of rounds with its quartiles: above 1, ours does more. "
         "A share is the limit by memory and multipliers, by the time taken; of decoding, without the time to the first tokens. "
-        "Equal tokens are those before the first difference to transformers.",
+        "Equal are the share of requests whose first eight tokens are those of transformers, and the share of tokens before the first "
+        "difference.",
     ]
     kinds = dict.fromkeys((row["model"], row["precision"], row["workload"]) for row in results["rows"])
     for model, precision, workload in kinds:
@@ -108,7 +109,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['wall_ratio']['median']:.2f}" if row["wall_ratio"] else "",
             _spread(row["share"]),
             f"{row['wall_share']['median']:.2f}" if row["wall_share"] else "",
-            f"{row['leading_ratio']:.0%}" if "leading_ratio" in row else "",
+            f"{row['first_ratio']:.0%}, {row['leading_ratio']:.0%}" if "leading_ratio" in row else "",
         ]
         for row in rows
     ]
@@ -121,7 +122,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
         "of wall time",
         "share of the limit",
         "of wall time",
-        "equal tokens",
+        "equal: first, all",
     ]
     return _table(head, lines)
 

@@ -134,6 +134,12 @@ def test_equal_tokens_are_counted_up_to_the_first_difference() -> None:
     assert same == {"first_ratio": 0.5, "leading_ratio": 5 / 8}
 
 
+def test_runs_without_transformers_beside_them_do_not_count_for_equality() -> None:
+    alone = {name: value for name, value in run_of("ours", 1.0, group=1).items() if not name.endswith("_ratio")}
+    row = row_of(results_of(run_of("ours", 1.0), alone), "ours")
+    assert (row["first_ratio"], row["leading_ratio"]) == (1.0, 0.5)
+
+
 def test_only_the_first_eight_tokens_count_as_the_first() -> None:
     reference = list(range(20))
     assert same_tokens([[*range(8), *[0] * 12]], [reference])["first_ratio"] == 1.0
