@@ -14,7 +14,7 @@ let sequences = [];
 
 async function load(question) {
     const {getLlama, LlamaLogLevel} = await import(entry);
-    settings = question;
+    settings = {...question, threads: question.options.threads ?? question.threads};
     llama = await getLlama({
         gpu: false, build: "never", maxThreads: settings.threads, logLevel: LlamaLogLevel.error, progressLogs: false
     });
