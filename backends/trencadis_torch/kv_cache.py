@@ -88,7 +88,7 @@ class PagedKVCache(KVPool):
         make_blender: Makes what :meth:`blender` returns; None where nothing blends.
     """
 
-    kernels = "torch"
+    kernels: str = "torch"
     layerwise = True
     make_blender: Callable[[PagedKVCache], KVBlender] | None = None
 
@@ -103,6 +103,8 @@ class PagedKVCache(KVPool):
     ) -> None:
         self.layers = layers
         self.kernel = kernel
+        if kernel is not None:
+            self.kernels = "native"
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device

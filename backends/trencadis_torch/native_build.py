@@ -31,7 +31,9 @@ INSTALL_HINT = (
 )
 
 _COMPILERS = ("g++", "c++", "clang++")
-_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC")
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+"""None that lets a compiler reorder sums: rows must not depend on the rows beside them."""
+
 _NATIVE = "-march=native"
 _TIMEOUT_S = 300.0
 _DIGEST_BYTES = 32
@@ -60,7 +62,9 @@ def load_library(source: Path, *, directory: Path | None = None) -> ctypes.CDLL:
         _build(source, file, compiler, runtime)
         library = _load(file)
     if library is None:
-        raise BackendError(f"{file} was just built and cannot be loaded.", hint='[backend.torch] attention = "sdpa".')
+        raise BackendError(
+            f"{file} was just built and cannot be loaded.", hint='[backend.torch] attention = "sdpa" and pack = "off".'
+        )
     return library
 
 

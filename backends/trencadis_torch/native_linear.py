@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from trencadis_torch.linear_build import build
+from trencadis.errors import BackendError
+from trencadis_torch.native_build import load_library
 
-__all__ = ["ACTIVATIONS", "Native", "native"]
+__all__ = ["ACTIVATIONS", "SOURCE", "Native", "native"]
+
+logger = logging.getLogger("trencadis.torch")
+
+SOURCE: Final = Path(__file__).with_name("linear.cpp")
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_pytorch_tanh": 1}
 """Names in transformers' configurations, and their numbers in the library."""
@@ -37,15 +43,15 @@ class Native:
     """The library, loaded.
 
     Args:
-        path: Of the compiled library.
+        library: ``linear.cpp``, compiled.
 
     Attributes:
         panel: Outputs that are stored together.
         has_vnni: Whether int8 products use the processor's own instruction for them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._library = library = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, f"trencadis_{name}")
             function.argtypes, function.restype = arguments, _INT if name.startswith("rows") else None
@@ -248,6 +254,9 @@ def _threads(num_multiplications: int) -> int:
 
 @functools.cache
 def native() -> Native | None:
-    """Return the library, compiled at the first call; None where there is no compiler."""
-    path = build()
-    return None if path is None else Native(path)
+    """Return the library, compiled at the first call; None, with a line in the log, where it cannot be."""
+    try:
+        return Native(load_library(SOURCE))
+    except BackendError as error:
+        logger.info("Linear layers run in PyTorch's own kernels: %s", error)
+        return None

@@ -130,7 +130,7 @@ def test_each_kind_of_weights_has_facts_and_kv_of_its_own(model_path):
 def test_nothing_of_a_model_is_replaced_where_packing_is_off(model_path):
     backend = loaded(model_path("llama"), pack="off")
     assert {type(part).__module__.split(".")[0] for part in backend._model.modules()} == {"torch", "transformers"}
-    assert backend.kv_cache().kernels == "torch"
+    assert backend.kv_cache().kernels in ("torch", "native")
 
 
 def test_sixteen_bits_are_not_packed(model_path):
@@ -151,7 +151,7 @@ def test_int8_is_refused_without_a_compiler_and_packing_goes_on(model_path, monk
     with pytest.raises(BackendError, match="no working C"):
         make(quantization="int8").load(source, sampler=ArgmaxSampler())
     backend = loaded(model_path("llama"))
-    assert backend.kv_cache().kernels == "torch+onednn"
+    assert backend.kv_cache().kernels.endswith("+onednn")
     expected = tiny_models.greedy_reference(model_path("llama"), PROMPTS[0], 8)
     assert BackendDriver(backend, PLAN).generate({0: PROMPTS[0]}, 8)[0] == expected
 

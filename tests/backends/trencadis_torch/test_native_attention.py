@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 
 from trencadis.errors import BackendError
+from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_attention import MAX_HEAD_DIM, choose_kernel
 
 SHAPES = st.builds(
@@ -179,3 +180,13 @@ def test_where_the_kernel_cannot_run_auto_does_without_and_native_says_why(chang
     assert choose_kernel("auto", **options) is None
     with pytest.raises(BackendError, match=f"native.*{reason}"):
         choose_kernel("native", **options)
+
+
+def test_blocks_of_both_ways_to_attend_are_told_apart() -> None:
+    """They differ in low bits: a store must not hand out one for the other."""
+    layer = AttentionLayer(index=0, num_kv_heads=1, key_dim=8, value_dim=8, window=0, dtype=torch.float32)
+    kernel = choose_kernel("auto", device=CPU, layout="ragged", layers=(layer,))
+    if kernel is None:
+        pytest.skip("there is no C++ compiler on this machine")
+    caches = [PagedKVCache((layer,), num_blocks=1, block_size=4, device=CPU, kernel=one) for one in (None, kernel)]
+    assert [cache.layout.numerics for cache in caches] == ["torch-cpu", "native-cpu"]

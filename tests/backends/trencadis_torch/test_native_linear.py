@@ -165,3 +165,11 @@ def test_only_the_turned_elements_of_queries_and_keys_change(lib):
     expected = pairs * torch.exp(1j * angles[:, None, :3].double())
     torch.testing.assert_close(after[:, :5, :3].double(), expected.real, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(after[:, :5, 3:6].double(), expected.imag, atol=1e-6, rtol=1e-6)
+
+
+def test_without_a_compiler_there_is_a_line_in_the_log_and_no_library(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with caplog.at_level("INFO", logger="trencadis.torch"):
+        assert native.__wrapped__() is None
+    assert "PyTorch's own kernels: linear.cpp: no C++ compiler" in caplog.text
