@@ -131,7 +131,7 @@ def _paged(
     layers: tuple[AttentionLayer, ...],
     sequences: list[torch.Tensor],
     layout: str,
-    kernel: NativeAttention | None,
+    kernel: NativeAttention | None = None,
 ) -> list[torch.Tensor]:
     """Return the logits of every position: a chunk, the rest but one token together with the other sequence, one token."""
     longest = len(sequences[0])

@@ -17,6 +17,7 @@ from trencadis.engine.intake import Intake
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
 from trencadis.engine.swapping import Swapping
+from trencadis.engine.parked_load import ParkedLoad
 from trencadis.engine.transfers import Transfers
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis_testing.engines import ServeInOrder
@@ -191,7 +192,7 @@ def idles_now_and_then(monkeypatch) -> None:
         return None if self._calls % 9 > 4 else plan(self, *args)
 
     monkeypatch.setattr(Scheduler, "plan", lazy)
-    monkeypatch.setattr(Engine, "_watch_progress", lambda self: None)
+    monkeypatch.setattr(Engine, "_watch_progress", lambda self, *args, **options: None)
 
 
 def plans_in_a_pause(monkeypatch) -> None:
@@ -246,12 +247,8 @@ def host_blocks_of_the_ended_stay_taken(monkeypatch) -> None:
 
 
 def failed_loads_count_as_loaded(monkeypatch) -> None:
-    unpark = Transfers._unpark
-    monkeypatch.setattr(
-        Transfers,
-        "_unpark",
-        lambda self, ticket, state, *, num_valid_tokens: unpark(self, ticket, state, num_valid_tokens=None),
-    )
+    end = ParkedLoad.end
+    monkeypatch.setattr(ParkedLoad, "end", lambda self, state, *, num_valid_tokens=None: end(self, state))
 
 
 def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:
@@ -278,7 +275,7 @@ def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
     def unparks(self, *args):
         for ticket in self._state.transfers._hasty:
             if ticket in self._state.transfers._parked:
-                self._state.transfers._unpark(ticket, self._state, num_valid_tokens=None)
+                self._state.transfers._parked.pop(ticket).end(self._state)
         self._state.transfers._hasty.clear()
         begin(self, *args)
 

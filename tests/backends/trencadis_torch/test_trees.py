@@ -149,7 +149,7 @@ def test_every_node_gets_the_logits_of_its_path_run_alone(kind, data):
         for node, path in paths(parents).items():
             run = [newest, *(tokens[before] for before in path[1:])]
             expected = world.linear(row, contexts[row], run)[-1]
-            torch.testing.assert_close(found[row][node + 1], expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+            torch.testing.assert_close(found[row][node + 1], expected, atol=5e-5 * float(expected.abs().max()), rtol=0)
 
 
 def _branches(tree):
