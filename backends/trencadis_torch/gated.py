@@ -1,4 +1,4 @@
-"""A pass whose layers wait for what a KV connector brings layer by layer."""
+"""A pass whose layers wait for what a KV connector brings, or takes away, layer by layer."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class GatedPass:
     def attend(
         self, layer_index: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
     ) -> torch.Tensor:
-        """Wait until the layer may be read, then attend; as in ``RaggedPass``."""
+        """Wait until the layer may be written to and read, then attend; as in ``RaggedPass``."""
         self._gate.wait(layer_index)
         return self._inner.attend(layer_index, query, keys, values, **options)

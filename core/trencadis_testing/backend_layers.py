@@ -19,7 +19,7 @@ __all__ = ["LayerTests"]
 
 
 class LayerTests(BackendSuite):
-    """No layer is read before it is there, and a step that read one too early says so."""
+    """No layer is touched before its turn, and a step that read one too early says so."""
 
     def test_layer_is_not_read_before_it_was_waited_for(self) -> None:
         """What a sequence read comes back layer by layer, each at the last moment; who shares the batch does not notice."""
@@ -37,6 +37,20 @@ class LayerTests(BackendSuite):
         assert not output.missed_layers, "every layer was there"
         worker.wants = False
         self._finish(driver, prompts)
+
+    def test_layer_is_not_written_before_it_was_waited_for(self) -> None:
+        """Blocks that another sequence had until now may still be copied out until then."""
+        backend, prompts = self._loaded()
+        if not backend.capabilities.layerwise_kv:
+            return
+        worker = _Looking()
+        driver, pool = self._begun(backend, worker, prompts)
+        worker.look_at(pool, [block for row in range(3) for block in driver.blocks(row)])
+        driver.step([Work(row) for row in range(3)])
+        assert worker.written == [], f"layers {worker.written} were written before they were waited for"
+        assert worker.changed == list(pool.layout.layers), (
+            f"of layers {pool.layout.layers} only {worker.changed} changed"
+        )
 
     def test_step_that_missed_a_layer_says_so(self) -> None:
         """It ends as ever, since the others' tokens count."""
@@ -128,6 +142,31 @@ class _Late(KVWorkerSide):
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+class _Looking(_Late):
+    """Compares each layer of some blocks with what it was before the step, the first time that it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[int] = []
+
+    def look_at(self, pool: KVPool, blocks: list[int]) -> None:
+        self._pool, self._blocks, self.wants = pool, blocks, True
+        self._layers = {layer: _layer(pool, layer, blocks) for layer in pool.layout.layers}
+
+    @property
+    def changed(self) -> list[int]:
+        return [layer for layer in self._layers if self._is_changed(layer)]
+
+    def wait_layer(self, layer: int, *, budget_s: float) -> bool:
+        if layer not in self.waited and self._is_changed(layer):
+            self.written.append(layer)
+        self.waited.append(layer)
+        return True
+
+    def _is_changed(self, layer: int) -> bool:
+        return self._pool is not None and bool((_layer(self._pool, layer, self._blocks) != self._layers[layer]).any())
 
 
 def _layer(pool: KVPool, layer: int, blocks: list[int]) -> NDArray[np.uint8]:

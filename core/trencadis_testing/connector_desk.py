@@ -104,6 +104,22 @@ class ConnectorDesk:
         self.step()
         return contents
 
+    def save_by_layer(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[list[list[int]]]:
+        """Do the same to a worker side that may copy while a step is computed: each layer is overwritten as soon as it may be."""
+        worker, scheduler, contents = self.pair.worker, self.pair.scheduler, self.contents(blocks)
+        scheduler.on_computed(blocks=list(blocks), block_hashes=list(hashes))
+        worker.expect_layers()
+        worker.begin_step(scheduler.take_message())
+        for layer, array in enumerate(self._arrays if worker.wants_layers else ()):
+            worker.wait_layer(layer, budget_s=0.0)
+            array[:] = self._noise.integers(0, 2**60, len(array)).astype(array.dtype)
+        self.scribble()
+        worker.end_step()
+        self._settle()
+        scheduler.on_report(worker.poll())
+        self.step()
+        return contents
+
     def lookup(self, hashes: Sequence[bytes], *, num_blocks: int = 0) -> Lookup:
         """Ask for a prompt until the answer is not ``pending``.
 

@@ -22,6 +22,7 @@ from trencadis_testing.executor_fakes import (
     CLOSED,
     POISON,
     BlockedBackends,
+    ExpectingWorker,
     FramingWorker,
     Gate,
     RaisingWorker,
@@ -268,6 +269,24 @@ class ExecutorConformance:
             assert report.loaded == (0, 42, 41), (
                 f"the worker side saw {report.loaded[1:]}: 42 came first, 41 back from the host"
             )
+
+    def test_connector_expects_layers_only_where_passes_are_the_first_to_write(self) -> None:
+        """Blocks that come in, and a step without passes, touch blocks or do not, layers or no layers: all is copied out before."""
+        with _Running(self.make(), starts=True) as executor:
+            executor.allocate(plan_of(ExpectingWorker()))
+            report = _report(executor.submit(no_tokens()))
+            assert report is not None
+            assert report.loaded == (0,), "told of a step without passes"
+            executor.submit(one_token(41)).wait()
+            if _refuses_to_swap(executor):
+                return
+            block = BlockCopies(sources=np.zeros(1, np.int32), targets=np.zeros(1, np.int32))
+            executor.swap_blocks(outs=block, ins=BlockCopies.none())
+            executor.submit(one_token(42)).wait()
+            executor.swap_blocks(outs=BlockCopies.none(), ins=block)
+            report = _report(executor.submit(one_token(43)))
+            assert report is not None
+            assert report.loaded == (0,), "told of a step before whose passes blocks come in"
 
     def test_a_connector_that_raises_costs_no_token(self) -> None:
         """The engine gives its loads up after a time; the step goes on."""

@@ -279,6 +279,25 @@ class FramingWorker(QuietWorker):
         return ConnectorReport(loaded=tuple(seen))
 
 
+class ExpectingWorker(QuietWorker):
+    """Reports, in place of tickets: how often it was told to expect layers before the step began."""
+
+    def __init__(self) -> None:
+        self._num_told = self._num_before = 0
+
+    def expect_layers(self) -> None:
+        """Count."""
+        self._num_told += 1
+
+    def begin_step(self, message: bytes) -> None:
+        """Begin to count anew."""
+        self._num_before, self._num_told = self._num_told, 0
+
+    def poll(self) -> ConnectorReport:
+        """Return the count."""
+        return ConnectorReport(loaded=(self._num_before,))
+
+
 class RaisingWorker(QuietWorker):
     """A worker side whose store is gone."""
 

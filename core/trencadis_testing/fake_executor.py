@@ -130,8 +130,10 @@ class _ConnectedStep:
     def __init__(self, executor: FakeExecutor, batch: Batch) -> None:
         connector = executor._connector  # noqa: SLF001 - one module, two halves
         assert connector is not None, "made only with a connector"
-        connector.begin_step(batch.connector_message)
         ins, executor._ins = executor._ins, BlockCopies.none()  # noqa: SLF001
+        if batch.passes and not len(ins) and executor.capabilities.layerwise_kv:
+            connector.expect_layers()
+        connector.begin_step(batch.connector_message)
         self._error: Exception | None = None
         try:
             if len(ins):

@@ -191,6 +191,15 @@ class KVConnectorConformance(ConnectorSuite):
         reports = [report] if not missed else [report, *(desk.step() for _ in range(20))]
         assert not missed or all(found.ticket not in one.loaded for one in reports), "it was given up, and then loaded"
 
+    def test_layer_of_a_save_is_copied_before_it_is_overwritten(self) -> None:
+        """A worker side that is told to expect layers may copy late, but not too late; one that does not care copies at once."""
+        desk, hashes = self.desk(), hashes_of(range(3))
+        saved = desk.save_by_layer([1, 2, 3], hashes)
+        found = self._found(desk, hashes)
+        targets = [9, 10, 11][: found.num_tokens // self.block_size]
+        if targets and not desk.load(found.ticket, targets, hashes[: len(targets)]):
+            assert desk.contents(targets) == saved[: len(targets)], "what was saved is what the next step wrote"
+
     def test_closed_worker_touches_nothing(self) -> None:
         """Also with a load under way; close may be called twice."""
         desk, hashes = self.desk(), hashes_of(range(3))

@@ -183,6 +183,9 @@ class _WatchedWorker(KVWorkerSide):
     def register(self, kv_cache: KVPool) -> None:
         self._side.register(kv_cache)
 
+    def expect_layers(self) -> None:
+        self._side.expect_layers()
+
     def begin_step(self, message: bytes) -> None:
         self._side.begin_step(message)
 

@@ -321,6 +321,15 @@ class WaitsInEveryStep(FakeBackend):
         return super().submit(batch)
 
 
+class WaitsWhenItHasWritten(FakeBackend):
+    def _run(self, batch):
+        gate, self._layer_gate = self._layer_gate, None
+        output = super()._run(batch)
+        for layer in range(3) if gate is not None else ():
+            gate.wait(layer)
+        return output
+
+
 class HidesMissedLayers(FakeBackend):
     def _run(self, batch):
         return attrs.evolve(super()._run(batch), missed_layers=False)
@@ -377,6 +386,7 @@ class HasNoLength(FakeBackend):
         (ReportsMoreThanThereIs, "test_memory_report_adds_up"),
         (WaitsForNoLayer, "test_layer_is_not_read_before_it_was_waited_for"),
         (WaitsInEveryStep, "test_layer_is_not_read_before_it_was_waited_for"),
+        (WaitsWhenItHasWritten, "test_layer_is_not_written_before_it_was_waited_for"),
         (HidesMissedLayers, "test_step_that_missed_a_layer_says_so"),
         (MixesLayersUp, "test_layers_of_a_block_are_its_bytes"),
         (HasNoLength, "test_facts_are_plausible"),

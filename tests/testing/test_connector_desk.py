@@ -33,6 +33,14 @@ def test_content_that_was_saved_is_loaded_into_other_blocks():
     assert desk.contents([7, 8]) == saved
 
 
+def test_saving_by_layer_overwrites_the_cache_as_well():
+    desk, hashes = desk_of(), hashes_of(range(2))
+    saved = desk.save_by_layer([3, 4], hashes)
+    assert all(now != then for now, then in zip(desk.contents([3, 4]), saved, strict=True))
+    assert desk.load(desk.lookup(hashes).ticket, [7, 8], hashes) == ""
+    assert desk.contents([7, 8]) == saved
+
+
 def test_failed_load_tells_its_cause_and_its_valid_tokens():
     desk, hashes = desk_of(fail=lambda ticket: 4), hashes_of(range(2))
     desk.save([3, 4], hashes)

@@ -280,6 +280,13 @@ class ReportsBeforeThePasses(OneThread):
         return self.backend.submit(batch), report
 
 
+class AlwaysPromisesLayers(OneThread):
+    def run(self, batch):
+        if self.connector is not None:
+            self.contained(self.connector.expect_layers)
+        return super().run(batch)
+
+
 class HearsOneOfTwoRanks(OneThread):
     num_ranks = 2
 
@@ -342,6 +349,7 @@ MUTANTS = {
     HearsOneOfTwoRanks: "test_reports_come_by_rank_from_every_rank_that_there_is",
     NeverRegisters: "test_connectors_calls_frame_the_passes_and_its_report_comes_with_the_tokens",
     SwapsBeforeTheConnectorSaves: "test_blocks_come_in_behind_the_connectors_begin_step",
+    AlwaysPromisesLayers: "test_connector_expects_layers_only_where_passes_are_the_first_to_write",
     TrustsTheConnector: "test_a_connector_that_raises_costs_no_token",
     InventsALayout: "test_layout_is_that_of_the_backends_cache",
     LeavesTheConnectorOpen: "test_closed_connector_is_called_no_more_and_steps_go_on",
@@ -371,6 +379,7 @@ def test_fake_executor_has_the_same_order_of_swaps_and_connector():
         make = FakeExecutor
 
     Suite().test_blocks_come_in_behind_the_connectors_begin_step()
+    Suite().test_connector_expects_layers_only_where_passes_are_the_first_to_write()
     Suite().test_blocks_are_swapped_in_order_with_batches()
 
 

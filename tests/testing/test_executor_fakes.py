@@ -11,6 +11,7 @@ from trencadis_testing.executor_fakes import (
     CLOSED,
     POISON,
     BlockedBackends,
+    ExpectingWorker,
     FramingWorker,
     Gate,
     QuietWorker,
@@ -71,6 +72,14 @@ def test_framing_worker_sees_what_a_batch_changes():
     worker.end_step()
     assert worker.poll().loaded == (5, -1, 9)
     assert worker.poll().loaded == ()
+
+
+def test_expecting_worker_counts_what_it_was_told_before_a_step():
+    worker = ExpectingWorker()
+    worker.expect_layers()
+    for expected in ((1,), (0,)):
+        worker.begin_step(b"")
+        assert worker.poll().loaded == expected
 
 
 def test_gate_holds_a_backend_until_it_is_opened(tmp_path):

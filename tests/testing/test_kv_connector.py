@@ -257,7 +257,25 @@ class LoadsAfterGivingUp(_LoopWorker):
         return super().wait_layer(layer, budget_s=budget_s) and budget_s > 0.0
 
 
+class CopiesLayersWhenTheStepIsOver(_LoopWorker):
+    def expect_layers(self):
+        self.expects = True
+
+    def begin_step(self, message):
+        orders = json.loads(message or b"{}")
+        self.late = orders.pop("save", []) if getattr(self, "expects", False) else []
+        super().begin_step(json.dumps(orders).encode())
+
+    def end_step(self):
+        super().end_step()
+        super().begin_step(json.dumps({"save": self.late}).encode())
+
+
 MUTANTS = {
+    "CopiesLayersWhenTheStepIsOver": (
+        mutant(worker=CopiesLayersWhenTheStepIsOver),
+        "test_layer_of_a_save_is_copied_before_it_is_overwritten",
+    ),
     "LoadsAnotherPromptsBlock": (mutant(worker=LoadsAnotherPromptsBlock), "test_what_was_saved_is_loaded_bit_for_bit"),
     "LoadsAnotherPromptsBlock in engines": (
         mutant(worker=LoadsAnotherPromptsBlock),

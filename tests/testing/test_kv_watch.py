@@ -8,6 +8,7 @@ import pytest
 from trencadis.interfaces import ConnectorPair, KVSchedulerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Request
 from trencadis_testing.doubles import LoopConnector
+from trencadis_testing.executor_fakes import QuietWorker
 from trencadis_testing.kv_watch import TicketBooks, watched
 
 
@@ -153,6 +154,31 @@ class Told(KVSchedulerSide):
 
     def close(self):
         self.calls.append("close")
+
+
+class ToldWorker(QuietWorker):
+    """Every call of a worker side that has a default is noted."""
+
+    wants_layers = True
+
+    def __init__(self):
+        self.calls = []
+
+    def expect_layers(self):
+        self.calls.append("expect_layers")
+
+    def wait_layer(self, layer, *, budget_s):
+        self.calls.append(("wait_layer", layer, budget_s))
+        return False
+
+
+def test_layers_of_the_worker_side_reach_it():
+    told = ToldWorker()
+    worker = watched(ConnectorPair(scheduler=Told(), worker=told))[0].worker
+    worker.expect_layers()
+    assert worker.wants_layers is True
+    assert worker.wait_layer(2, budget_s=0.5) is False
+    assert told.calls == ["expect_layers", ("wait_layer", 2, 0.5)]
 
 
 def test_every_call_reaches_the_connector():

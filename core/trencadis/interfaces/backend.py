@@ -47,8 +47,8 @@ class BackendCapabilities:
         merges_prefills: The prompts of a padded prefill pass, at most ``max_prefill_batch_size``, follow each other in one
             row: its shape is ``(1, all new tokens, all context blocks)``.
         swaps_blocks: It has ``swap_blocks``, so preempted sequences may wait in host memory.
-        layerwise_kv: Each layer of a step waits for the layer-wise loads of the KV connector (see ``LayerGate``), and the pool that
-            ``kv_cache`` shows can be read and written by layer, from any thread.
+        layerwise_kv: Each layer of a step waits for the layer-wise loads and saves of the KV connector before it is written to (see
+            ``LayerGate``), and the pool that ``kv_cache`` shows can be read and written by layer, from any thread.
         provides: Names for capability negotiation, such as ``backend.tree_attention``.
     """
 

@@ -218,6 +218,15 @@ class KVWorkerSide(ABC):
     def register(self, kv_cache: KVPool) -> None:
         """Take the device's KV cache; a backend's own object may show more, as its documentation describes."""
 
+    def expect_layers(self) -> None:
+        """Be told, right before ``begin_step``, that blocks to be saved may be copied out while the step is computed.
+
+        If :attr:`wants_layers` says so then, ``wait_layer`` is called before each layer is written to, and nobody else writes to blocks
+        before. Of a step of which it is not told, blocks are copied out in ``begin_step``. A step that fails may not come to every layer:
+        a layer that was not asked for may be that of another sequence by ``end_step``, and is not to be saved.
+        """
+        return
+
     @abstractmethod
     def begin_step(self, message: bytes) -> None:
         """Start what the scheduler side asked for; does not wait."""
@@ -228,14 +237,14 @@ class KVWorkerSide(ABC):
         return False
 
     def wait_layer(self, layer: int, *, budget_s: float) -> bool:
-        """Wait until a layer of the step's layer-wise loads is verified and written to their blocks.
+        """Wait until a layer of the step's layer-wise loads is verified and in their blocks, and that of blocks to be saved is copied.
 
-        Called before attention reads the layer, in every pass of the step. A load that has not brought it in time, or never will, is
+        Called before the layer is written to and attention reads it, in every pass of the step. A load that has not brought it in time, or never will, is
         given up: it is not reported as loaded, whatever comes later.
 
         Args:
             layer: As in ``KVPart.layer``.
-            budget_s: The longest wait, real time; what is left of that for the whole step.
+            budget_s: The longest wait for loads, real time; what is left of that for the whole step.
 
         Returns:
             False if any load was given up for this layer.

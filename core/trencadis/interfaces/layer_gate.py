@@ -1,4 +1,4 @@
-"""What a backend asks a KV connector in a step some of whose loads come layer by layer."""
+"""What a backend asks a KV connector in a step some of whose loads come, or saves go, layer by layer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LayerGate:
         return cls(connector, budget_s=budget_s) if wants else None
 
     def wait(self, layer: int) -> None:
-        """Wait until attention may read a layer, or the load that was to bring it is given up: its sequence is void then.
+        """Wait until a layer may be written to and read, or the load that was to bring it is given up: its sequence is void then.
 
         Args:
             layer: As in ``KVPart.layer``.

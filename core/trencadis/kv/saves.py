@@ -1,4 +1,9 @@
-"""Saves on threads: a step copies blocks to bounded memory of our own, threads write them; what finds no room is dropped."""
+"""Saves on threads: a step copies blocks to bounded memory of our own, threads write them; what finds no room is dropped.
+
+stage ─┬─ whole ────▶ read_blocks ─────────────────────────────────▶ queue ─▶ thread: pack ▶ put
+       └─ by layer ─▶ queue ─▶ thread: read_layer 0, 1, … ─┐
+                      step: copy_layer(n) before it writes ┴ finish ▶ queue ─▶ thread: pack ▶ put
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Sequence
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool
 from trencadis.kv.client import StoreClient
+from trencadis.kv.layer_copy import LayerCopy, layer_places
 from trencadis.kv.messages import SaveOrder
 from trencadis.kv.objects import BlockObjects
 from trencadis.kv.parts import CHUNK_BYTES, StoreParts
@@ -43,9 +49,9 @@ class Batch:
         try:
             self._saves.write(client, self)
         except TransferError as error:
-            self._failed(error)
+            self.failed(error)
         except Exception as error:
-            self._failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED))
+            self.failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED))
         finally:
             self.end()
 
@@ -53,7 +59,8 @@ class Batch:
         """Give the memory back."""
         self._saves.staging.give_back(self.slots)
 
-    def _failed(self, error: TransferError) -> None:
+    def failed(self, error: TransferError) -> None:
+        """Count that it is not saved."""
         parts = self._saves.parts
         parts.recent.discard(self.hashes)
         parts.failed(error, "save")
@@ -79,32 +86,77 @@ class Saves:
         self.staging = staging
         self._pool = pool
         self._objects = objects
+        self._places = layer_places(pool.layout)
+        self._under_way: list[tuple[Batch, LayerCopy]] = []
+        self._waited: set[int] = set()
         # A batch is dropped whole: none is so large that it takes the place of all others.
         staging.open(objects.block_bytes)
         self._chunk = max(1, min(CHUNK_BYTES // objects.block_bytes, staging.num_slots // 4))
-        self._threads: StoreThreads[Batch] = StoreThreads(
+        self._threads: StoreThreads[Batch | LayerCopy] = StoreThreads(
             "trencadis-kv-save", parts.settings.num_save_threads, make_client=parts.client, activity=parts.activity
         )
 
-    def stage(self, order: SaveOrder) -> None:
-        """Copy blocks out, and queue them; a store that is too slow loses the oldest."""
+    @property
+    def by_layer(self) -> bool:
+        """True if blocks can be copied out layer by layer."""
+        return self._pool.layerwise and self._pool.any_thread
+
+    @property
+    def is_copying(self) -> bool:
+        """True if layers of some blocks are still to be copied."""
+        return bool(self._under_way)
+
+    def stage(self, order: SaveOrder, *, by_layer: bool = False) -> None:
+        """Copy blocks out, and queue them; a store that is too slow loses the oldest.
+
+        Args:
+            order: What to save.
+            by_layer: Copy them until :meth:`finish`, each layer until :meth:`copy_layer` returns at the latest.
+        """
         for start in range(0, len(order.blocks), self._chunk):
             blocks, hashes = order.blocks[start : start + self._chunk], order.hashes[start : start + self._chunk]
             slots = self._make_room(len(blocks))
             if not slots:
                 self._drop(hashes, "staging")
                 continue
+            rows = [(index, self.staging.rows(first, last)) for index, first, last in runs(slots)]
             batch = Batch(hashes, slots, self)
-            try:
-                for index, first, last in runs(slots):
-                    self._pool.read_blocks(blocks[index : index + last - first], self.staging.rows(first, last))
-            except Exception as error:
-                batch.end()
-                self.parts.failed(TransferError(str(error), cause=TransferCause.RAISED), "save")
-                self._drop(hashes, TransferCause.RAISED)
+            if by_layer:
+                copy = LayerCopy(self._pool, blocks, rows, self._places)
+                self._under_way.append((batch, copy))
+                self._threads.put(copy)
                 continue
-            if not self._threads.put(batch):
+            try:
+                for index, row in rows:
+                    self._pool.read_blocks(blocks[index : index + len(row)], row)
+            except Exception as error:
+                self._raised(batch, error)
+                continue
+            self._put(batch)
+
+    def copy_layer(self, layer: int) -> None:
+        """Return when the layer of everything that is staged is copied, so that the step may write to it; does not raise."""
+        self._waited.add(layer)
+        for _, copy in self._under_way:
+            copy.copy(layer)
+
+    def finish(self) -> None:
+        """Have what is copied written, at the end of a step.
+
+        What the step did not ask for it may have overwritten before it was copied: blocks with such a layer are dropped.
+        """
+        was_waited, self._waited = self._waited.issuperset(self._places), set()
+        under_way, self._under_way = self._under_way, []
+        for batch, copy in under_way:
+            self._threads.take_back(copy)
+            copy.give_up()
+            if copy.error is not None:
+                self._raised(batch, copy.error)
+            elif not was_waited:
+                self._drop(batch.hashes, "unasked")
                 batch.end()
+            else:
+                self._put(batch)
 
     def write(self, client: StoreClient, batch: Batch) -> None:
         """Write blocks that the store has not got. From a thread of ours.
@@ -137,9 +189,10 @@ class Saves:
         Args:
             timeout_s: Seconds of real time, for either.
         """
+        self.finish()
         if self.parts.breaker.allows:
             self._threads.drain(timeout_s)
-        while (batch := self._threads.take_oldest()) is not None:
+        while (batch := self._take_oldest()) is not None:
             self._drop(batch.hashes, "closed")
             batch.end()
         self._threads.close(timeout_s)
@@ -147,12 +200,26 @@ class Saves:
     def _make_room(self, number: int) -> list[int]:
         """Return slots, at the cost of batches that wait; none if what is being written has them."""
         while not (slots := self.staging.take(number)):
-            oldest = self._threads.take_oldest()
+            oldest = self._take_oldest()
             if oldest is None:
                 return []
             self._drop(oldest.hashes, "staging")
             oldest.end()
         return slots
+
+    def _take_oldest(self) -> Batch | None:
+        """Take the oldest batch off the queue; what would be copied ahead on the way to it the step copies by itself."""
+        while isinstance(task := self._threads.take_oldest(), LayerCopy):
+            pass
+        return task
+
+    def _put(self, batch: Batch) -> None:
+        if not self._threads.put(batch):
+            batch.end()
+
+    def _raised(self, batch: Batch, error: Exception) -> None:
+        batch.failed(TransferError(str(error), cause=TransferCause.RAISED))
+        batch.end()
 
     def _drop(self, hashes: Sequence[bytes], reason: str, *, num_blocks: int | None = None) -> None:
         self.parts.recent.discard(hashes)

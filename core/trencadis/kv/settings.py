@@ -58,6 +58,11 @@ class StoreSettings:
     required: bool = setting(False, "Refuse to start if the store cannot be used; else serving goes on without it.")
     loads: bool = setting(True, "Load what the store has.")
     saves: bool = setting(True, "Save what is computed here.")
+    layerwise_saves: bool = setting(
+        False,
+        "Copy blocks out while the next step is computed, each layer before it is written, not before the step begins. "
+        "Needs a backend whose steps wait, which ``torch`` is; others, and tiers, copy as ever.",
+    )
     lookup_timeout_s: float = setting(
         0.25, "A look-up that takes longer is a miss.", unit="s", validator=and_(gt(0), le(60))
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from kv_parts import BLOCK_BYTES, GatedStore, OnlyBackendThread, hashes_of, make_parts, make_pool, read
 
@@ -217,3 +218,122 @@ def test_closed_saves_stage_nothing(house):
     one.saves.close(1.0)
     one.stage([1])
     assert one.staging.num_bytes == 0
+
+
+# -------------------------------------------------------------------------------------------------- by layer
+
+
+def by_layer(one, blocks):
+    hashes = hashes_of(*blocks)
+    one.parts.recent.add(hashes)
+    one.saves.stage(SaveOrder(list(blocks), hashes), by_layer=True)
+
+
+def occupy(one):
+    """Have the only thread at work, so that the step copies by itself; needs a gated store."""
+    one.stage([15])
+    assert one.store.is_waiting.wait(60.0)
+
+
+@pytest.mark.parametrize("threads_help", [True, False])
+def test_layers_are_saved_as_they_are_when_they_are_waited_for(house, threads_help):
+    one = house(gated=True)
+    if not threads_help:
+        occupy(one)
+    blocks = [3, 9, 5]
+    before = read(one.pool, blocks)
+    by_layer(one, blocks)
+    for layer in (0, 1):
+        assert one.saves.is_copying
+        one.saves.copy_layer(layer)
+        one.pool.write_layer(layer, blocks, np.zeros((3, BLOCK_BYTES // 2), np.uint8))
+    one.saves.finish()
+    assert not one.saves.is_copying
+    one.store.open()
+    one.settle()
+    one.pool.write_blocks(blocks, before)
+    assert one.stored(blocks) == blocks
+
+
+@pytest.mark.parametrize("waited", [(), (0,), (1,)])
+@pytest.mark.parametrize("threads_help", [True, False])
+def test_what_a_step_did_not_ask_for_is_not_saved(house, waited, threads_help):
+    one = house(gated=True)
+    if not threads_help:
+        occupy(one)
+    by_layer(one, [3, 4])
+    for layer in waited:
+        one.saves.copy_layer(layer)
+    one.saves.finish()
+    assert (one.dropped("unasked"), one.forgotten([3, 4])) == (2, [3, 4])
+    one.store.open()
+    one.settle()
+    assert one.stored([3, 4]) == []
+
+
+def test_layers_of_one_step_are_not_those_of_the_next(house):
+    one = house()
+    by_layer(one, [3])
+    one.saves.copy_layer(0)
+    one.saves.copy_layer(1)
+    one.saves.finish()
+    by_layer(one, [4])
+    one.saves.copy_layer(1)
+    one.saves.finish()
+    one.settle()
+    assert one.stored([3, 4]) == [3]
+
+
+def test_layer_that_cannot_be_read_costs_the_save_alone(house):
+    one = house()
+    one.pool.read_layer = lambda layer, blocks, out: 1 / 0
+    by_layer(one, [1])
+    for layer in (0, 1):
+        one.saves.copy_layer(layer)
+    one.saves.finish()
+    one.settle()
+    assert (one.dropped("raised"), one.forgotten([1]), one.objects) == (1, [1], {})
+    assert one.parts.counters.value("transfer_failures_total", cause="raised") == 1
+
+
+def test_room_is_made_at_the_cost_of_what_waits_not_of_what_is_being_copied(house):
+    one = house(gated=True, staged_blocks=4)
+    occupy(one)
+    one.stage([0])
+    for block in (1, 2, 3, 4):
+        by_layer(one, [block])
+    for layer in (0, 1):
+        one.saves.copy_layer(layer)
+    one.saves.finish()
+    assert (one.dropped("staging"), one.forgotten([0, 1, 2, 3, 4])) == (2, [0, 4])
+    one.store.open()
+    one.settle()
+    assert one.stored([0, 1, 2, 3, 4, 15]) == [1, 2, 3, 15]
+
+
+def test_closing_in_a_step_drops_what_is_being_copied(house):
+    one = house(gated=True)
+    occupy(one)
+    by_layer(one, [1])
+    one.saves.copy_layer(0)
+    one.saves.close(0.05)
+    assert one.dropped("unasked") == 1
+    assert one.forgotten([1]) == [1]
+
+
+def test_closed_saves_copy_no_layer(house):
+    one = house()
+    one.saves.close(1.0)
+    by_layer(one, [1])
+    one.saves.finish()
+    assert one.objects == {}
+
+
+def test_pool_of_one_thread_is_not_copied_by_layer(house):
+    assert house().saves.by_layer
+    pool = make_pool()
+    pool.any_thread = False
+    assert not house(pool=pool).saves.by_layer
+    pool = make_pool()
+    pool.layerwise = False
+    assert not house(pool=pool).saves.by_layer

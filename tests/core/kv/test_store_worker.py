@@ -92,3 +92,114 @@ def test_waiting_for_threads_has_an_end():
     one.worker.close()
     one.worker.close()
     assert one.worker.wait_idle(60.0)
+
+
+# -------------------------------------------------------------------------------------------------- by layer
+
+
+class LayerHouse(House):
+    """The thread that would copy ahead is kept busy."""
+
+    def __init__(self, **settings):
+        super().__init__(gated=True, **{"layerwise_saves": True, **settings})
+        self.begin(saves=[SaveOrder([15], hashes_of(15))], expects=False)
+        self.worker.end_step()
+        assert self.store.is_waiting.wait(60.0)
+
+    def begin(self, *, expects=True, **orders):
+        if expects:
+            self.worker.expect_layers()
+        self.worker.begin_step(encode_orders(StepOrders(**orders)))
+
+    def stored(self, blocks):
+        """Return what is stored of the blocks, by loading it to others."""
+        self.worker.end_step()
+        self.store.open()
+        assert self.worker.wait_idle(60.0)
+        report = self.step(loads=[LoadOrder(99, [10, 11][: len(blocks)], hashes_of(*blocks))])
+        return read(self.pool, [10, 11][: len(blocks)]) if report.loaded else None
+
+
+@pytest.fixture
+def make_house():
+    made = []
+
+    def make(**settings):
+        made.append(LayerHouse(**settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.store.open()
+        one.worker.close()
+
+
+def test_layers_are_copied_while_the_step_is_computed(make_house):
+    house = make_house()
+    old = read(house.pool, [3, 4])
+    house.begin(saves=[SaveOrder([3, 4], hashes_of(3, 4))])
+    assert house.worker.wants_layers
+    for layer in (0, 1):
+        assert house.worker.wait_layer(layer, budget_s=0.0)
+        house.pool.write_layer(layer, [3, 4], np.zeros((2, BLOCK_BYTES // 2), np.uint8))
+    assert (house.stored([3, 4]) == old).all()
+    assert not house.worker.wants_layers
+
+
+@pytest.mark.parametrize(
+    ("settings", "expects"), [({}, False), ({"layerwise_saves": False}, True)], ids=["not told", "not wanted"]
+)
+def test_blocks_are_copied_at_once_otherwise(make_house, settings, expects):
+    house = make_house(**settings)
+    old = read(house.pool, [3, 4])
+    house.begin(saves=[SaveOrder([3, 4], hashes_of(3, 4))], expects=expects)
+    assert not house.worker.wants_layers
+    house.pool.write_blocks([3, 4], np.zeros((2, BLOCK_BYTES), np.uint8))
+    assert (house.stored([3, 4]) == old).all()
+
+
+def test_expectation_is_that_of_one_step(make_house):
+    house = make_house()
+    house.begin()
+    house.worker.end_step()
+    house.begin(saves=[SaveOrder([3], hashes_of(3))], expects=False)
+    assert not house.worker.wants_layers
+
+
+def test_expectation_ends_with_a_message_that_is_none(make_house):
+    house = make_house()
+    house.worker.expect_layers()
+    with pytest.raises(TransferError, match="cannot be read"):
+        house.worker.begin_step(b"nonsense")
+    house.begin(saves=[SaveOrder([3], hashes_of(3))], expects=False)
+    assert not house.worker.wants_layers
+
+
+def test_block_that_is_loaded_into_in_the_same_step_is_copied_at_once(make_house):
+    house = make_house()
+    old = read(house.pool, [3])
+    house.begin(saves=[SaveOrder([3], hashes_of(3))], loads=[LoadOrder(1, [3], hashes_of(15))])
+    assert not house.worker.wants_layers
+    assert (house.stored([3]) == old).all()
+
+
+def test_load_into_other_blocks_lets_layers_be_copied_late(make_house):
+    house = make_house()
+    house.begin(saves=[SaveOrder([3], hashes_of(3))], loads=[LoadOrder(1, [4], hashes_of(15))])
+    assert house.worker.wants_layers
+
+
+def test_step_without_saves_wants_no_layers(make_house):
+    house = make_house()
+    house.begin()
+    assert not house.worker.wants_layers
+
+
+def test_worker_without_a_cache_wants_no_layers():
+    worker = StoreWorker(make_parts(layerwise_saves=True), Staging(1))
+    worker.expect_layers()
+    worker.begin_step(b"")
+    assert not worker.wants_layers
+    assert worker.wait_layer(0, budget_s=0.0)
+    worker.end_step()
+    worker.close()

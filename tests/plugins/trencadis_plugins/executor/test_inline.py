@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from trencadis.errors import BackendError, ModelLoadError, StepFailedError
-from trencadis.interfaces import AllocationPlan, KVWorkerSide
+from trencadis.interfaces import AllocationPlan, BlockCopies, KVWorkerSide
 from trencadis.records import Batch, Bucket, ConnectorReport, ModelSource, StepOutput, TableWrites
 from trencadis_plugins.executor.inline import InlineExecutor
 from trencadis_testing.driver import BackendDriver
+from trencadis_testing.executor_fakes import ExpectingWorker, no_tokens, one_token, plan_of
 from trencadis_testing.fakes import FakeBackend, fake_embedding, fake_text
 
 SOURCE = ModelSource(path="fake")
@@ -241,6 +242,27 @@ def test_connector_frames_each_step_and_its_report_travels_with_the_output(start
     assert output.connector_reports == {0: ConnectorReport(loaded=(7,))}
     executor.close()
     assert backend.calls[-2:] == ["connector close", "close"]
+
+
+@pytest.mark.parametrize(
+    ("layerwise_kv", "has_passes", "comes_in", "expected"),
+    [(True, True, False, 1), (False, True, False, 0), (True, False, False, 0), (True, True, True, 0)],
+    ids=["told", "backend cannot", "no passes", "blocks come in"],
+)
+def test_connector_is_told_of_layers_that_it_can_wait_for(layerwise_kv, has_passes, comes_in, expected):
+    worker, executor = ExpectingWorker(), InlineExecutor()
+    executor.start(
+        make_backend=lambda rank: FakeBackend(layerwise_kv=layerwise_kv, eos=-1),
+        make_sampler=lambda rank: None,
+        source=SOURCE,
+    )
+    executor.allocate(plan_of(worker))
+    if comes_in:
+        block = BlockCopies(sources=np.zeros(1, np.int32), targets=np.zeros(1, np.int32))
+        executor.swap_blocks(outs=BlockCopies.none(), ins=block)
+    output = executor.submit(one_token(41) if has_passes else no_tokens()).wait()
+    assert output.connector_reports[0].loaded == (expected,)
+    executor.close()
 
 
 def test_connector_ends_a_step_that_raises(started):

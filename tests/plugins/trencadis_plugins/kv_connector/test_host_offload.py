@@ -23,12 +23,19 @@ class Suite(KVConnectorConformance):
     has_threads = True
     capacity_bytes = 1 << 20
 
+    layerwise_saves = False
+
     def make(self):
-        return make_host_offload(HostOffloadConfig(capacity_bytes=self.capacity_bytes), context(self.clock))
+        config = HostOffloadConfig(capacity_bytes=self.capacity_bytes, layerwise_saves=self.layerwise_saves)
+        return make_host_offload(config, context(self.clock))
 
 
 class TestHostOffload(Suite):
     pass
+
+
+class TestHostOffloadThatSavesByLayer(Suite):
+    layerwise_saves = True
 
 
 class TestHostOffloadThatEvicts(Suite):
