@@ -14,10 +14,10 @@ from trencadis.engine.engine import Engine
 from trencadis.engine.giving_way import GivingWay
 from trencadis.engine.hashing import BlockHasher
 from trencadis.engine.intake import Intake
+from trencadis.engine.parked_load import ParkedLoad
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
 from trencadis.engine.swapping import Swapping
-from trencadis.engine.parked_load import ParkedLoad
 from trencadis.engine.transfers import Transfers
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis_testing.engines import ServeInOrder
