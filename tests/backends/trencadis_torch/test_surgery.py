@@ -152,6 +152,15 @@ def test_shared_embeddings_stay_shared_and_bit_equal(kind):
     assert done.weights_bytes == before + padding
 
 
+@pytest.fixture
+def quick_collections():
+    """Collections look at what the test makes, not at what all tests before it have left."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_original_weights_are_let_go_layer_by_layer(library, monkeypatch):
     model = tiny_models.make_model("llama")
