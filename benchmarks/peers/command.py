@@ -5,7 +5,7 @@ does not run is a row with its reason. Models have random weights: prompts are t
 tokens. Method and reading of the table: benchmarks/README.md.
 
     python benchmarks/peers/run.py --prepare              # environments and models
-    python benchmarks/peers/run.py --quick                # under 15 minutes
+    python benchmarks/peers/run.py --quick                # under 15 minutes: begins nothing new after 13
     python benchmarks/peers/run.py --model llama-110m --rounds 7
 """
 
@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--quick",
         action="store_true",
-        help="under 15 minutes: without the largest prefill and the slowest peer, as many rounds as fit",
+        help="under 15 minutes: without the largest prefill and the slowest peer, as many rounds as begin within 13",
     )
     add("--model", nargs="+", choices=SHAPES, default=["llama-110m"], help="random weights of these shapes")
     add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"only these: {', '.join(ENGINES)}")
