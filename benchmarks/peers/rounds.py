@@ -18,6 +18,7 @@ from peers.catalogue import REFERENCE, WAIT_PASSIVELY, Engine
 from peers.models import ModelError, files_of
 from peers.process import DriverError, DriverProcess
 from peers.shapes import Shape
+from peers.texts import token_ids
 from peers.workloads import Workload
 
 __all__ = ["Findings", "Phase", "Settings", "measure_group", "same_tokens"]
@@ -66,12 +67,14 @@ class Phase:
         precision: ``fp32`` or ``int8``.
         group: Which of the groups that fit the memory, from 0; ratios stay within one.
         workloads: In the order in which they are run.
+        text: That prompts are passages of, token ids; empty: they are drawn at random.
     """
 
     shape: Shape
     precision: str
     group: int
     workloads: Sequence[Workload]
+    text: Sequence[int] = ()
 
     @property
     def about(self) -> dict[str, Any]:
@@ -121,6 +124,8 @@ def measure_group(phase: Phase, engines: Sequence[Engine], settings: Settings, f
     with _processes() as processes:
         ceilings = processes[CEILINGS] = _ceilings(settings)
         ceilings.pause()
+        if phase.shape.is_trained:
+            phase = attrs.evolve(phase, text=token_ids(files_of(phase.shape, "hf", "fp32", settings.cache)))
         for engine in engines:
             settings.say(f"starting {engine.label}, {phase.shape.name}, {phase.precision}")
             _start(engine, phase, settings, findings, processes)
@@ -174,7 +179,7 @@ def _start(
             options=options,
             **phase.sizes,
         )
-        _ask_run(process, FIRST, FIRST, phase.shape, seed=0)
+        _ask_run(process, FIRST, FIRST, phase, seed=0)
         memory = process.memory_bytes()
     except (DriverError, ModelError, OSError) as error:
         findings.unavailable.append({**phase.about, "engine": engine.name, "reason": str(error)})
@@ -195,7 +200,7 @@ def _start(
     processes[engine.name] = process
     try:
         for warm in WARM_UP:
-            _ask_run(process, warm, warm, phase.shape, seed=0)
+            _ask_run(process, warm, warm, phase, seed=0)
     except DriverError as error:
         findings.unavailable.append({**phase.about, "engine": engine.name, "reason": f"warm-up: {error}"})
         processes.pop(engine.name).close()
@@ -265,7 +270,7 @@ def _turns(
         process = processes[name]
         process.resume()
         try:
-            record, tokens[name] = _measure(process, workload, phase.shape, seed=number + 1)
+            record, tokens[name] = _measure(process, workload, phase, seed=number + 1)
             made.append({**about, "workload": workload.name, "engine": name, **record})
         except DriverError as error:
             reason = f"{workload.title}: {error}"
@@ -281,13 +286,13 @@ def _turns(
 
 
 def _measure(
-    process: DriverProcess, workload: Workload, shape: Shape, *, seed: int
+    process: DriverProcess, workload: Workload, phase: Phase, *, seed: int
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Run a workload up to its first tokens, then with other prompts to its end."""
     first = None
     if not workload.is_prefill:
-        first = _ask_run(process, attrs.evolve(workload, output_len=1), workload, shape, seed=-seed)
-    run = _ask_run(process, workload, workload, shape, seed=seed)
+        first = _ask_run(process, attrs.evolve(workload, output_len=1), workload, phase, seed=-seed)
+    run = _ask_run(process, workload, workload, phase, seed=seed)
     first = first or run
     record = {
         "wall_s": run["wall_s"],
@@ -299,14 +304,14 @@ def _measure(
     return record, run["tokens"]
 
 
-def _ask_run(process: DriverProcess, asked: Workload, room: Workload, shape: Shape, *, seed: int) -> dict[str, Any]:
+def _ask_run(process: DriverProcess, asked: Workload, room: Workload, phase: Phase, *, seed: int) -> dict[str, Any]:
     """Ask for a run, and see that it has all the tokens that were asked for.
 
     Raises:
         DriverError: It has not.
     """
     process.ask("ready", timeout_s=RUN_TIMEOUT_S, num_requests=room.num_requests, num_tokens=_room(room))
-    prompts = asked.prompts(seed=seed, vocab_size=shape.vocab_size)
+    prompts = asked.prompts(seed=seed, vocab_size=phase.shape.vocab_size, text=phase.text)
     run = process.ask("run", timeout_s=RUN_TIMEOUT_S, prompts=prompts, output_len=asked.output_len)
     lengths = [len(row) for row in run["tokens"]]
     if lengths != [asked.output_len] * asked.num_requests:

@@ -19,7 +19,10 @@ CACHE_BYTES = (
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """A decoder with gated feed-forward and tied embeddings; sizes in elements."""
+    """A decoder with gated feed-forward and tied embeddings; sizes in elements.
+
+    Its weights are random, but for the architecture ``smollm2``: a trained model from the package registry.
+    """
 
     name: str
     architecture: str
@@ -30,6 +33,11 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it goes on with what it reads: then prompts are text."""
+        return self.architecture == "smollm2"
 
     @property
     def num_layer_weights(self) -> int:
@@ -87,6 +95,17 @@ SHAPES = {
             num_kv_heads=8,
             head_dim=128,
             vocab_size=65536,
+        ),
+        Shape(
+            name="smollm2-135m",
+            architecture="smollm2",
+            hidden_size=576,
+            intermediate_size=1536,
+            num_layers=30,
+            num_heads=9,
+            num_kv_heads=3,
+            head_dim=64,
+            vocab_size=49152,
         ),
     )
 }

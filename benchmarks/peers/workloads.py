@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import attrs
 
@@ -39,9 +40,18 @@ class Workload:
         """Tokens that rates are of: outputs, or prompts where there is one output."""
         return self.num_requests * (self.prompt_len if self.is_prefill else self.output_len)
 
-    def prompts(self, *, seed: int, vocab_size: int) -> list[list[int]]:
-        """Return prompts drawn evenly from the vocabulary."""
+    def prompts(self, *, seed: int, vocab_size: int, text: Sequence[int] = ()) -> list[list[int]]:
+        """Return prompts drawn evenly from the vocabulary, or passages of a text where there is one.
+
+        Args:
+            seed: Other prompts for each.
+            vocab_size: Number of token ids.
+            text: Token ids, longer than a prompt, or none.
+        """
         source = random.Random(f"{self.name}/{seed}")
+        if text:
+            starts = [source.randrange(len(text) - self.prompt_len) for _ in range(self.num_requests)]
+            return [list(text[start : start + self.prompt_len]) for start in starts]
         return [
             [source.randrange(RESERVED, vocab_size) for _ in range(self.prompt_len)] for _ in range(self.num_requests)
         ]

@@ -12,10 +12,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from peers import command, rounds
+from peers import command, models, rounds
 from peers.catalogue import ENGINES
 from peers.models import ModelError, files_of
 from peers.shapes import SHAPES
+from peers.texts import token_ids
 from peers.workloads import WORKLOADS, Workload
 
 TINY = SHAPES["tiny"]
@@ -34,6 +35,22 @@ def test_the_model_has_the_weights_that_its_shape_counts(cache: Path) -> None:
     with safe_open(files_of(TINY, "hf", "fp32", cache) / "model.safetensors", framework="np") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no mapping
     assert sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2) == TINY.num_weights
+
+
+def test_a_trained_model_is_fetched_by_its_own_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "fetch.py"
+    script.write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()")
+    monkeypatch.setattr(models, "TRAINED", script)
+    assert list(files_of(SHAPES["smollm2-135m"], "hf", "fp32", tmp_path).iterdir()) == []
+
+
+def test_prompts_of_a_trained_model_are_passages_of_text(cache: Path) -> None:
+    text = token_ids(files_of(TINY, "hf", "fp32", cache))
+    prompts = WORKLOADS["streams8"].prompts(seed=1, vocab_size=TINY.vocab_size, text=text)
+    assert [len(prompt) for prompt in prompts] == [128] * 8
+    for prompt in prompts:
+        assert any(text[at : at + 128] == prompt for at, token in enumerate(text) if token == prompt[0])
+    assert prompts != WORKLOADS["streams8"].prompts(seed=2, vocab_size=TINY.vocab_size, text=text)
 
 
 def test_ours_and_transformers_do_the_same_work(
@@ -70,8 +87,9 @@ def test_an_engine_that_makes_too_few_tokens_is_out() -> None:
             return {"tokens": [[1, 2]], "wall_s": 1.0, "cpu_s": 1.0}
 
     asked = Workload(name="batch32", title="", num_requests=1, prompt_len=4, output_len=3)
+    phase = rounds.Phase(shape=TINY, precision="fp32", group=0, workloads=[asked])
     with pytest.raises(rounds.DriverError, match="2 tokens for 1 requests, not 3 for each of 1"):
-        rounds._ask_run(Lazy(), asked, asked, TINY, seed=0)
+        rounds._ask_run(Lazy(), asked, asked, phase, seed=0)
 
 
 def test_prompts_are_the_same_for_all_and_new_in_each_round() -> None:
