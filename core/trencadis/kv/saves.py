@@ -184,7 +184,7 @@ class Saves:
         parts.counters.moved("save", num_tokens=num_kept * objects.block_size, num_bytes=num_bytes)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is staged, as far as time allows, and stop.
+        """Write what is staged, as far as time allows, and stop; the staging memory is given up with the last thread.
 
         Args:
             timeout_s: Seconds of real time, for either.
@@ -195,7 +195,8 @@ class Saves:
         while (batch := self._take_oldest()) is not None:
             self._drop(batch.hashes, "closed")
             batch.end()
-        self._threads.close(timeout_s)
+        if self._threads.close(timeout_s):
+            self.staging.close()
 
     def _make_room(self, number: int) -> list[int]:
         """Return slots, at the cost of batches that wait; none if what is being written has them."""

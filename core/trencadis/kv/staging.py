@@ -27,47 +27,61 @@ class Staging:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._free: list[int] = []
         self._memory: NDArray[np.uint8] = np.empty((0, 1), np.uint8)
+        self._given_back: list[int] = []
+        self._num_touched = 0
         self.num_slots = 0
 
     def open(self, block_bytes: int) -> None:
-        """Take the memory; the system hands it out as it is touched.
+        """Take the memory; the system hands it out as it is touched, and slots nobody took yet cost nothing.
 
         Args:
             block_bytes: Of a slot.
         """
         self.num_slots = self._max_bytes // block_bytes
         self._memory = np.empty((self.num_slots, block_bytes), np.uint8)
-        self._free = list(range(self.num_slots))[::-1]
+
+    def close(self) -> None:
+        """Return the memory to the system, as soon as nobody looks at it; there are no slots from then on. May be called twice."""
+        with self._lock:
+            self.num_slots = 0
+            self._num_touched = self._num_taken
+            self._given_back = []
+            self._memory = self._memory[:0].copy()
 
     @property
     def num_bytes(self) -> int:
         """In slots that are taken."""
-        return (self.num_slots - len(self._free)) * int(self._memory.shape[1])
+        return self._num_taken * int(self._memory.shape[1])
 
     @property
     def fraction(self) -> float:
         """Share of the slots that is taken, 0 .. 1."""
-        return 1.0 - len(self._free) / self.num_slots if self.num_slots else 1.0
+        return self._num_taken / self.num_slots if self.num_slots else 1.0
 
     def take(self, number: int) -> list[int]:
         """Return slots; none if there are not as many."""
         with self._lock:
-            if number > len(self._free):
+            if number > self.num_slots - self._num_taken:
                 return []
-            taken = self._free[len(self._free) - number :][::-1]
-            del self._free[len(self._free) - number :]
-            return taken
+            num_again = min(number, len(self._given_back))
+            again = self._given_back[len(self._given_back) - num_again :][::-1]
+            del self._given_back[len(self._given_back) - num_again :]
+            first, self._num_touched = self._num_touched, self._num_touched + number - num_again
+            return [*again, *range(first, self._num_touched)]
 
     def give_back(self, slots: Sequence[int]) -> None:
         """Give slots back; their content may be overwritten."""
         with self._lock:
-            self._free.extend(reversed(slots))
+            self._given_back.extend(reversed(slots))
 
     def rows(self, first: int, last: int) -> NDArray[np.uint8]:
         """Return a view of the slots ``first`` to ``last - 1``, ``[number, block_bytes]``."""
         return self._memory[first:last]
+
+    @property
+    def _num_taken(self) -> int:
+        return self._num_touched - len(self._given_back)
 
 
 def runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:

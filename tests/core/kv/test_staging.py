@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import tracemalloc
+import weakref
+
 import pytest
 
+from trencadis.kv import staging as staging_module
 from trencadis.kv.staging import Staging, runs
 
 
@@ -52,6 +56,53 @@ def test_memory_smaller_than_a_block_has_no_slots():
     staging.open(8)
     assert staging.take(1) == []
     assert staging.fraction == 1.0
+
+
+def test_a_slot_that_nobody_took_costs_nothing():
+    """The default memory has millions of slots, if blocks are small."""
+    tracemalloc.start()
+    try:
+        staging = staging_of(1 << 20)
+        assert staging.num_slots == 1 << 20
+        assert staging.take(3) == [0, 1, 2]
+        python_bytes = sum(
+            trace.size
+            for trace in tracemalloc.take_snapshot()
+            .filter_traces([tracemalloc.Filter(True, staging_module.__file__)])
+            .traces
+            if trace.domain == 0
+        )
+    finally:
+        tracemalloc.stop()
+    assert python_bytes < 10_000
+
+
+def test_slots_of_both_kinds_are_taken_together():
+    staging = staging_of(8)
+    slots = staging.take(3)
+    staging.give_back(slots)
+    assert staging.take(5) == [0, 1, 2, 3, 4]
+    assert staging.fraction == 5 / 8
+    assert staging.take(4) == []
+    assert staging.take(3) == [5, 6, 7]
+
+
+def test_closed_memory_goes_back_to_the_system_and_still_tells_who_keeps_slots():
+    staging = staging_of(4)
+    slots = staging.take(3)
+    memory = weakref.ref(staging._memory)
+    view = staging.rows(0, 1)
+    staging.give_back(slots[:1])
+    staging.close()
+    staging.close()
+    assert memory() is not None, "somebody looks at it"
+    del view
+    assert memory() is None
+    assert staging.take(1) == []
+    assert staging.num_bytes == 16
+    staging.give_back(slots[1:])
+    assert staging.num_bytes == 0
+    assert staging.take(1) == []
 
 
 @pytest.mark.parametrize(
