@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trencadis.config.load import ResolvedConfig, blocked_plugins, load_config
 from trencadis.config.schema import Config
-from trencadis.config.settings import ComponentClasses, Setting, Settings, settings_of
+from trencadis.config.settings import ComponentClasses, Setting, Settings, settings_of, settings_of_table
 
 __all__ = [
     "ComponentClasses",
@@ -15,4 +15,5 @@ __all__ = [
     "blocked_plugins",
     "load_config",
     "settings_of",
+    "settings_of_table",
 ]

@@ -10,6 +10,7 @@ the default, the unit and the meaning. Values and their sources live in ``load.p
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +19,15 @@ import attrs
 
 from trencadis.config.schema import Config, NounConfig, ObserverConfig
 
-__all__ = ["ENVIRONMENT_PREFIX", "NOUN_TABLES", "ComponentClasses", "Setting", "Settings", "settings_of"]
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "NOUN_TABLES",
+    "ComponentClasses",
+    "Setting",
+    "Settings",
+    "settings_of",
+    "settings_of_table",
+]
 
 ENVIRONMENT_PREFIX = "TRENCADIS_"
 
@@ -126,11 +135,27 @@ def settings_of(components: ComponentClasses | None = None) -> Settings:
     return Settings(classes, settings)
 
 
+def settings_of_table(table: str, config_class: type[Any]) -> Settings:
+    """Return the catalogue of one table and those within it. Pure.
+
+    Args:
+        table: Dotted path, such as ``bucketing.exponential``.
+        config_class: An attrs class.
+
+    Raises:
+        NameError: An annotation of the class cannot be resolved.
+    """
+    classes: dict[str, type[Any]] = {}
+    settings: dict[str, Setting] = {}
+    _add_table(table, config_class, None, classes, settings)
+    return Settings(classes, settings)
+
+
 def _add_table(
     table: str, config_class: type[Any], instance: Any, classes: dict[str, type[Any]], settings: dict[str, Setting]
 ) -> None:
     classes[table] = config_class
-    hints = typing.get_type_hints(config_class)
+    hints = _hints_of(config_class)
     nested: list[tuple[str, type[Any]]] = []
     for field in attrs.fields(config_class):
         path = f"{table}.{field.name}"
@@ -150,6 +175,12 @@ def _add_table(
         )
     for path, nested_class in nested:
         _add_table(path, nested_class, None, classes, settings)
+
+
+@functools.lru_cache(maxsize=512)
+def _hints_of(config_class: type[Any]) -> Mapping[str, Any]:
+    """Return the resolved annotations of a class: each is compiled from its text, and start-up asks for all of them many times."""
+    return typing.get_type_hints(config_class)
 
 
 def _default(field: Any) -> Any:

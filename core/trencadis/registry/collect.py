@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.config import settings_of
+from trencadis.config import settings_of_table
 from trencadis.config.schema import Config
 from trencadis.errors import ComponentConflictError, ContractError, PluginLoadError
 from trencadis.hookspecs import NOUNS
@@ -99,7 +99,7 @@ def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
     if not attrs.has(item.config):
         raise ContractError(f"{owner}: config = {item.config!r} is no attrs class.", hint=provenance.remedy)
     try:
-        settings_of({noun: {item.name: item.config}})
+        settings_of_table(f"{noun}.{item.name}", item.config)
     except Exception as error:
         raise ContractError(
             f"{owner}: the fields of {item.config.__qualname__} cannot be read: {type(error).__name__}: {error}.",

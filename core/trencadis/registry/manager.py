@@ -16,7 +16,7 @@ import pluggy
 from trencadis import hookspecs
 from trencadis.errors import PluginLoadError, did_you_mean
 from trencadis.hookspecs import PROJECT_NAME
-from trencadis.registry.provenance import Provenance, of_entry_point, of_object
+from trencadis.registry.provenance import Provenance, distribution_of, of_entry_point, of_object
 
 __all__ = ["PluginLoader"]
 
@@ -63,10 +63,10 @@ class PluginLoader:
             PluginLoadError: One raised while it was imported or registered.
         """
         found = list(importlib.metadata.entry_points(group=PROJECT_NAME) if entry_points is None else entry_points)
-        found.sort(key=lambda item: (item.name, _owner(item)))
+        found.sort(key=lambda item: (item.name, distribution_of(item)[0]))
         counts = Counter(item.name for item in found)
         for item in found:
-            full_name = f"{_owner(item)}:{item.name}"
+            full_name = f"{distribution_of(item)[0]}:{item.name}"
             if self._blocked & {item.name, full_name}:
                 continue
             provenance = of_entry_point(item, plugin=item.name if counts[item.name] == 1 else full_name)
@@ -119,10 +119,6 @@ class PluginLoader:
         except Exception as error:
             raise _broken(provenance, "could not be registered", error) from error
         self._provenance[provenance.plugin] = provenance
-
-
-def _owner(entry_point: EntryPoint) -> str:
-    return entry_point.dist.name if entry_point.dist else ""
 
 
 def _broken(provenance: Provenance, what: str, error: BaseException) -> PluginLoadError:

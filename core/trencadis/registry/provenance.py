@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from types import ModuleType
 from typing import Any
 
 import attrs
 
-__all__ = ["Provenance", "of_entry_point", "of_import_path", "of_object"]
+__all__ = ["Provenance", "distribution_of", "of_entry_point", "of_import_path", "of_object"]
 
 
 @attrs.frozen(kw_only=True)
@@ -49,13 +49,13 @@ def of_entry_point(entry_point: EntryPoint, *, plugin: str) -> Provenance:
         entry_point: The entry point; one made in code has no distribution.
         plugin: The name to register it under.
     """
-    distribution = entry_point.dist
-    return Provenance(
-        plugin=plugin,
-        module=entry_point.module,
-        distribution=distribution.name if distribution else "",
-        version=distribution.version if distribution else "",
-    )
+    name, version = distribution_of(entry_point)
+    return Provenance(plugin=plugin, module=entry_point.module, distribution=name, version=version)
+
+
+def distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
+    """Return name and version of an entry point's distribution; empty for one made in code. Pure."""
+    return _facts_of(entry_point.dist) if entry_point.dist else ("", "")
 
 
 def of_object(plugin: Any) -> Provenance:
@@ -71,6 +71,12 @@ def of_import_path(path: str) -> Provenance:
     module = path.partition(":")[0]
     distribution, version = _owner_of(module.partition(".")[0])
     return Provenance(plugin=path, module=module, distribution=distribution, version=version)
+
+
+@functools.lru_cache(maxsize=64)
+def _facts_of(distribution: Distribution) -> tuple[str, str]:
+    """Return name and version, for which all of its metadata is read: once, not once for each of its entry points."""
+    return distribution.name, distribution.version
 
 
 @functools.cache

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import attrs
+import typing
 
-from trencadis.config import settings_of
+import attrs
+import pytest
+
+from trencadis.config import settings_of, settings_of_table
 from trencadis.config.settings import NOUN_TABLES
 from trencadis.hookspecs import NOUNS
 
@@ -64,3 +67,17 @@ def test_components_are_listed_without_their_nested_tables(components):
 
 def test_every_setting_of_the_schema_says_what_it_means():
     assert [setting.path for setting in settings_of() if not setting.help] == []
+
+
+def test_one_table_alone_is_as_it_is_among_all(components):
+    alone = settings_of_table("bucketing.tiles", components["bucketing"]["tiles"])
+    among = [setting for setting in settings_of(components) if setting.path.startswith("bucketing.tiles.")]
+    assert list(alone) == among
+    assert list(alone.tables()) == ["bucketing.tiles", "bucketing.tiles.inner"]
+
+
+def test_annotations_are_resolved_once_for_all_catalogues(components, monkeypatch):
+    """Each is compiled from its text; start-up asks for the catalogue several times."""
+    settings_of(components)
+    monkeypatch.setattr(typing, "get_type_hints", lambda *_: pytest.fail("resolved again"))
+    settings_of(components)
