@@ -155,7 +155,7 @@ def _add_table(
     table: str, config_class: type[Any], instance: Any, classes: dict[str, type[Any]], settings: dict[str, Setting]
 ) -> None:
     classes[table] = config_class
-    hints = _hints_of(config_class)
+    hints = _hints_of(config_class)  # type: ignore[arg-type] # mypy doubts that any class can be a key
     nested: list[tuple[str, type[Any]]] = []
     for field in attrs.fields(config_class):
         path = f"{table}.{field.name}"
