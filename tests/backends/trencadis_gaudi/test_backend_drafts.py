@@ -73,9 +73,7 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
     assert EveryLength.lengths >= set(range(7))
 
 
-@pytest.mark.parametrize(
-    ("layout", "drafter"), [("gathered", "EveryLength"), ("gathered", "DrawnLengths"), ("unified", "DrawnLengths")]
-)
+@pytest.mark.parametrize(("layout", "drafter"), [("gathered", "EveryLength"), ("unified", "DrawnLengths")])
 def test_rules_that_read_laws_compile_nothing(model_path, plain, monkeypatch, layout, drafter):
     """Drafts that are certain, and drafts that were drawn: their laws have another number of rows in every step."""
     engine = open_engine(model_path("llama"), "token", drafter=drafter, max_num_seqs=2, **LAYOUTS[layout])

@@ -160,7 +160,7 @@ def frozen(model_path, tmp_path_factory):
 
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @settings(
-    max_examples=3,
+    max_examples=2,  # the first is the simplest there is; both are the same in every case
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
@@ -177,15 +177,10 @@ def test_after_the_warm_up_a_random_workload_compiles_nothing(frozen, strategy, 
     assert engine.totals.num_finished - before == 14
 
 
-@pytest.mark.parametrize(("strategy", "way"), [("exponential", "gathered"), ("unified", "unified")])
-@settings(
-    max_examples=2,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+@pytest.mark.parametrize(
+    ("strategy", "way", "seed", "num_pieces"),
+    [("exponential", "gathered", 71_203, (1, 26, 4)), ("unified", "unified", 405_119, (9, 33))],
 )
-@given(seed=st.integers(min_value=0, max_value=2**20), num_pieces=st.lists(st.integers(1, 40), min_size=1, max_size=3))
 def test_no_request_waits_for_a_bucket_that_is_prepared_later(
     model_path, greedy_tokens, strategy, way, seed, num_pieces
 ):
