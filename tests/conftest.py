@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,3 +26,9 @@ def pytest_sessionstart() -> None:
     missing = EXPECTED - {entry.name for entry in entry_points(group="trencadis")}
     if missing:
         pytest.exit(f"entry points {sorted(missing)} are not installed: pip install -e '.[dev]' again", 2)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what lives as long as the run, which is every test and what its file imports, out of garbage collections."""
+    gc.collect()
+    gc.freeze()
