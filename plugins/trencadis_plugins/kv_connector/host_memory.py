@@ -46,6 +46,7 @@ class HostMemory:
         self._key_of: dict[int, str] = {}
         self._numbers = itertools.count()
         self._num_bytes = 0
+        self._num_stores = 0
 
     @property
     def num_bytes(self) -> int:
@@ -54,6 +55,19 @@ class HostMemory:
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    def opened(self) -> None:
+        """Note a store that uses the memory."""
+        with self._lock:
+            self._num_stores += 1
+
+    def closed(self) -> None:
+        """Note that one does no longer; with the last, the connector is closed, and all objects are given up."""
+        with self._lock:
+            self._num_stores -= 1
+            if not self._num_stores:
+                for key in list(self._objects):
+                    self._delete(key)
 
     def contains(self, keys: Sequence[str]) -> int:
         """Return how many leading keys are there."""
@@ -125,6 +139,8 @@ class HostStore(BlockStore):
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
+        self._is_closed = False
+        memory.opened()
 
     def contains(self, keys: Sequence[str]) -> int:
         """Return how many leading keys are there."""
@@ -154,7 +170,10 @@ class HostStore(BlockStore):
         """Nothing waits."""
 
     def close(self) -> None:
-        """Nothing to give up: the memory is the connector's."""
+        """Stop using the memory, which the threads of a connector do when it is closed; may be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._memory.closed()
 
 
 def _copy(pieces: Sequence[memoryview]) -> NDArray[np.uint8]:

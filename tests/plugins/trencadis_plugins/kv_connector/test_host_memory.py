@@ -175,10 +175,27 @@ def test_threads_never_see_half_an_object():
     assert memory.num_bytes == 400
 
 
-def test_interrupting_and_closing_lose_nothing():
-    store = store_of()
+def test_interrupting_and_closing_lose_nothing_that_another_store_uses():
+    memory = memory_of()
+    store, other = HostStore(memory), HostStore(memory)
     put(store, a=b"1")
     store.interrupt()
     store.close()
     store.close()
-    assert get(store, "a") == [b"1"]
+    assert get(other, "a") == [b"1"]
+
+
+def test_objects_are_given_up_with_the_last_store():
+    memory = memory_of()
+    first, second = HostStore(memory), HostStore(memory)
+    put(first, a=b"apple", b=b"bee")
+    first.close()
+    first.close()
+    assert get(second, "a") == [b"apple"]
+    second.close()
+    assert (len(memory), memory.num_bytes) == (0, 0)
+    again = HostStore(memory)
+    assert get(again, "a", "b") == [None, None]
+    assert put(again, c=b"x" * 30) == 1
+    assert put(again, a=b"apple") == 1, "the eviction policy knows of nothing but c"
+    assert get(again, "a", "c", size=30) == [b"apple", None]

@@ -6,7 +6,9 @@ from trencadis import LLM, SamplingParams
 from trencadis.interfaces import ComponentContext
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_plugins.kv_connector.config import HostOffloadConfig
+from trencadis_plugins.kv_connector.host_memory import HostMemory
 from trencadis_plugins.kv_connector.host_offload import make_host_offload
+from trencadis_testing.connector_desk import hashes_of
 from trencadis_testing.kv_connector import KVConnectorConformance
 
 
@@ -31,7 +33,19 @@ class Suite(KVConnectorConformance):
 
 
 class TestHostOffload(Suite):
-    pass
+    def test_closed_connector_holds_no_block(self, monkeypatch):
+        """Whoever keeps it, as a closed engine does."""
+        memories = []
+        take = HostMemory.opened
+        monkeypatch.setattr(HostMemory, "opened", lambda memory: memories.append(memory) or take(memory))
+        desk = self.desk()
+        desk.save([1, 2, 3], hashes_of(range(3)))
+        self.rest(desk.pair)
+        assert memories[0].num_bytes > 0
+        desk.pair.scheduler.close()
+        desk.pair.worker.close()
+        assert memories[0].num_bytes == 0
+        assert desk.pair.worker._staging._memory.nbytes == 0
 
 
 class TestHostOffloadThatSavesByLayer(Suite):
