@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-import attrs
-import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
+from transfer_engines import PROMPT, counts, ends_well, engine_on, parked, request
 from wild_connector import WildConnector
 
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
-from trencadis.records import ConnectorReport, FailedLoad, FinishedSequence, Request, SamplingParams, StepOutput
+from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
-from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants
-
-PROMPT = tuple(range(1, 11))
-
-
-def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: object) -> Request:
-    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**{"max_tokens": 8, **params}))
 
 
 def test_connector_hit_parks_the_sequence_and_its_blocks_are_used() -> None:
@@ -128,42 +117,6 @@ def test_late_writes_of_a_cancelled_load_hit_no_other_sequence() -> None:
 @pytest.fixture
 def wild() -> WildConnector:
     return WildConnector()
-
-
-def engine_on(wild: WildConnector, **options: Any) -> tuple[Engine, SimulatedClock]:
-    """Return an engine whose connector has the prompt already, without a prefix cache of its own."""
-    clock = SimulatedClock()
-    options = {"prefix_caching": False, "backend": FakeBackend(eos=-1), **options}
-    engine = make_engine(connector=wild.pair(), clock=clock, **options)
-    for name in ("first", "kick"):  # content is offered at a commit and saved with the next step
-        engine.add(request(name, tuple(range(1, 21))))
-        while name in engine._state.slot_of:
-            engine.step()
-            for ticket in list(wild.loads):
-                wild.arrive(ticket)
-    engine.step()
-    wild.asked.clear()
-    return engine, clock
-
-
-def parked(engine: Engine, wild: WildConnector, name: str = "r") -> int:
-    """Add a request whose load starts; return its ticket."""
-    engine.add(request(name, tuple(range(1, 21))))
-    engine.step()
-    return max(wild.loads)
-
-
-def ends_well(engine: Engine, name: str = "r") -> FinishedSequence:
-    """The request ends with the text it would have had without a connector, and no block is lost."""
-    end = drain(engine)[name]
-    assert end.token_ids.tolist() == fake_text(tuple(range(1, 21)), 8, eos=-1)
-    assert broken_invariants(engine) == []
-    return end
-
-
-def counts(engine: Engine) -> tuple[int, int, int, int]:
-    transfers = engine._state.transfers
-    return transfers.num_loads, transfers.num_loaded, transfers.num_failed_loads, transfers.num_cancelled_loads
 
 
 def test_load_is_given_up_at_the_look_ups_own_deadline(wild: WildConnector) -> None:
@@ -401,196 +354,3 @@ def test_hit_that_there_is_no_room_for_is_said_to_be_unused_and_the_next_look_up
     assert not set(wild.loads) & set(wild.unused)
     wild.arrive(max(wild.loads))
     assert ends_well(engine).num_cached_tokens == 16
-
-
-class TwoRanks(FakeExecutor):
-    """What rank 0 reports is the connector's; what rank 1 does, the test says. Both write to one cache: a share is a block."""
-
-    num_ranks = 2
-
-    def __init__(self, backend: FakeBackend) -> None:
-        super().__init__(backend)
-        self.second = ConnectorReport()
-
-    def submit(self, batch: Any) -> Any:
-        output = super().submit(batch).wait()
-        reports = {**output.connector_reports, 1: self.second}
-        self.second = ConnectorReport()
-        return FinishedStep(attrs.evolve(output, connector_reports=reports))
-
-
-class FinishedStep:
-    def __init__(self, output: StepOutput) -> None:
-        self.output = output
-
-    def wait(self) -> StepOutput:
-        return self.output
-
-
-def engine_on_two_ranks(wild: WildConnector) -> tuple[Engine, TwoRanks]:
-    """Return an engine of two ranks that finds its prompts in the connector."""
-    engine_on(wild)
-    executor = TwoRanks(FakeBackend(eos=-1))
-    engine = make_engine(connector=wild.pair(), executor=executor, clock=SimulatedClock(), prefix_caching=False)
-    return engine, executor
-
-
-def test_sequence_waits_until_every_rank_has_loaded_its_share(wild: WildConnector) -> None:
-    engine, executor = engine_on_two_ranks(wild)
-    ticket = parked(engine, wild)
-    wild.arrive(ticket)
-    for _ in range(3):
-        engine.step()
-    assert engine._state.transfers.num_parked == 1
-    executor.second = ConnectorReport(loaded=(ticket,))
-    assert ends_well(engine).num_cached_tokens == 16
-
-
-def test_what_one_rank_lacks_is_computed_on_all(wild: WildConnector) -> None:
-    engine, executor = engine_on_two_ranks(wild)
-    ticket = parked(engine, wild)
-    executor.second = ConnectorReport(failed=(FailedLoad(ticket=ticket, num_valid_tokens=8, cause="evicted"),))
-    engine.step()
-    assert engine._state.transfers.num_parked == 1, "rank 0 still writes"
-    wild.arrive(ticket)
-    assert ends_well(engine).num_cached_tokens == 8
-    assert engine._state.transfers.num_failed_loads == 1
-
-
-def test_blocks_of_a_load_given_up_stay_held_until_every_rank_has_let_go(wild: WildConnector) -> None:
-    engine, executor = engine_on_two_ranks(wild)
-    ticket = parked(engine, wild)
-    engine.abort("r")
-    engine.step()
-    wild.release(ticket)
-    for _ in range(3):
-        engine.step()
-    assert engine._state.transfers.num_held_blocks == 4
-    executor.second = ConnectorReport(released=(ticket,))
-    drain(engine)
-    assert engine._state.transfers.num_held_blocks == 0
-    assert broken_invariants(engine) == []
-
-
-class TransferMachine(RuleBasedStateMachine):
-    """Loads, failures, cancellations and late releases in any order: no block is lost, none is wrong, every load ends once."""
-
-    @initialize(
-        prefix_caching=st.booleans(),
-        answer=st.sampled_from(["compute", "retry", "nonsense"]),
-        timeout_s=st.sampled_from([1.0, 50.0]),
-        num_blocks=st.integers(20, 40),
-        holds=st.booleans(),
-    )
-    def build(self, prefix_caching: bool, answer: str, timeout_s: float, num_blocks: int, holds: bool) -> None:
-        self.wild = WildConnector(answer=answer, timeout_s=timeout_s)
-        self.wild.holds = holds
-        self.clock = SimulatedClock()
-        self.backend = FakeBackend(eos=-1, max_model_len=40)
-        self.engine = make_engine(
-            connector=self.wild.pair(),
-            backend=self.backend,
-            clock=self.clock,
-            num_blocks=num_blocks,
-            prefix_caching=prefix_caching,
-            quarantine_s=20.0,
-            max_parked=3,
-            max_num_seqs=4,
-        )
-        self.prompts: dict[str, tuple[int, ...]] = {}
-        self.ends: dict[str, FinishedSequence] = {}
-
-    @rule(length=st.integers(4, 24), family=st.integers(0, 1))
-    def arrive(self, length: int, family: int) -> None:
-        name = str(len(self.prompts))
-        self.prompts[name] = tuple((5 * i + family) % 97 for i in range(1, length + 1))
-        self.engine.add(request(name, self.prompts[name], max_tokens=6))
-
-    @rule(times=st.integers(1, 8))
-    def step(self, times: int) -> None:
-        for _ in range(times):
-            self.clock.advance(0.05)
-            self.ends |= {end.request_id: end for end in self.engine.step().finished}
-
-    @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
-    def load_ends(self, pick: int, num_valid: int) -> None:
-        if self.wild.loads and not self.wild.is_closed[1]:
-            ticket = sorted(self.wild.loads)[pick % len(self.wild.loads)]
-            if num_valid < 0:
-                self.wild.arrive(ticket)
-            else:
-                self.wild.fail(ticket, min(num_valid, len(self.wild.loads[ticket][0])))
-
-    @rule(pick=st.integers(0, 9), scribbles=st.booleans(), releases=st.booleans())
-    def cancelled_load_moves(self, pick: int, scribbles: bool, releases: bool) -> None:
-        waiting = sorted({*self.wild.cancelled, *self.wild.held})
-        if waiting and not self.wild.is_closed[1]:
-            ticket = waiting[pick % len(waiting)]
-            if scribbles and ticket in self.wild.cancelled:
-                self.wild.scribble(ticket)
-            if releases:
-                self.wild.release(ticket)
-
-    @rule(pick=st.integers(0, 9))
-    def abort(self, pick: int) -> None:
-        live = sorted(self.engine._state.slot_of)
-        if live:
-            name = live[pick % len(live)]
-            self.engine.abort(name)
-            del self.prompts[name]
-            self.prompts[f"aborted {len(self.prompts)} {name}"] = ()
-
-    @rule(ticket=st.integers(0, 30))
-    def report_is_repeated(self, ticket: int) -> None:
-        if ticket not in self.wild.loads:
-            self.wild.repeat(ticket)
-
-    @rule(name=st.sampled_from(["lookup", "on_allocated", "on_computed", "on_finished", "on_failed", "on_cancelled"]))
-    def call_raises(self, name: str) -> None:
-        self.wild.raising = {name}
-        self.step(1)
-        self.wild.raising = set()
-
-    @rule(seconds=st.sampled_from([0.5, 2.0, 25.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-
-    @invariant()
-    def nothing_is_lost_and_nothing_ends_twice(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        assert broken_invariants(self.engine) == []
-        assert self.wild.offers == set(), "the engine says of every hit what becomes of it"
-        num_loads, *ended = counts(self.engine)
-        assert num_loads == sum(ended) + self.engine._state.transfers.num_parked
-        for block_hash, block in self.engine._state.blocks._block_of.items():
-            for array, content in zip(self.wild.content(block), self.wild.store.get(block_hash, ()), strict=False):
-                assert (array == content).all(), "a block that was never verified can be found"
-
-    def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        for _ in range(400):
-            if not self.engine.has_work:
-                break
-            for ticket in list(self.wild.loads):
-                self.wild.arrive(ticket)
-            for ticket in [*self.wild.cancelled, *self.wild.held]:
-                self.wild.release(ticket)
-            self.step(1)
-        assert not self.engine.has_work
-        assert self.engine._state.blocks.num_used == 0, "every block comes back"
-        for name, prompt in self.prompts.items():
-            if prompt:
-                assert self.ends[name].token_ids.tolist() == fake_text(prompt, 6, eos=-1)
-
-
-TestTransferMachine = TransferMachine.TestCase
-TestTransferMachine.settings = settings(
-    max_examples=80,
-    stateful_step_count=30,
-    phases=[Phase.explicit, Phase.generate],
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)
