@@ -219,7 +219,10 @@ def test_required_directory_that_cannot_be_used_is_a_configuration_error(desks, 
 
 
 def test_directory_that_only_serves_is_not_written_to(desks, tmp_path):
-    desks().save([1, 2, 3], HASHES)
+    writer = desks()
+    writer.save([1, 2, 3], HASHES)
+    writer.pair.scheduler.close()
+    writer.pair.worker.close()  # its sweep, on a thread of its own, writes too
     before = sorted((tmp_path / "store").rglob("*"))
     desk = desks(saves=False)
     assert desk.lookup(HASHES).num_tokens == 12
