@@ -107,7 +107,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], sub
             check=False,
             cwd=folder,
             env=environment,
-            timeout=120,
+            timeout=600,
         )
 
     return run

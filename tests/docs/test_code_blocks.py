@@ -47,7 +47,7 @@ def test_python_block_runs(block: Block, page_folder, ready_text) -> None:
         text=True,
         check=False,
         cwd=page_folder(block.page),
-        timeout=120,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr[-3000:]
 

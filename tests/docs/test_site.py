@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(out / "trees")]
     result = subprocess.run(
-        [*command, str(ROOT / "docs"), str(out / "html")], capture_output=True, text=True, check=False, timeout=120
+        [*command, str(ROOT / "docs"), str(out / "html")], capture_output=True, text=True, check=False, timeout=600
     )
     assert result.returncode == 0, result.stderr[-4000:]
     return out / "html"

@@ -20,7 +20,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "TRENCADIS"))}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     words = [str(word) for word in command]
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture(scope="module")

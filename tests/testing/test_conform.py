@@ -59,7 +59,7 @@ def conform(here: Path, *values: str, more: tuple[str, ...] = ()) -> subprocess.
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -19,7 +19,7 @@ def test_blocks_of_one_engine_are_loaded_by_another(place, tmp_path, request):
         pytest.skip("lmcache is not installed: docs/do/kv-connectors.md has the commands")
     url = f"fs://localhost:0{tmp_path}" if place == "fs" else request.getfixturevalue("shared_redis").url
     words = [sys.executable, str(SCENE), url, uuid.uuid4().hex]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout.splitlines()[-1:] == ["same"], done.stderr[-2000:]
 
 
