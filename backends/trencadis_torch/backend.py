@@ -205,7 +205,7 @@ class TorchBackend(Backend):
                 torch.set_num_threads(num_threads)
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
-        """Try the largest step; on the CPU at most 2048 tokens and about a second, scaled up.
+        """Try the largest step; on the CPU one of a few tokens, or of what takes about a second, scaled up.
 
         Raises:
             OutOfMemoryError: The step alone does not fit.

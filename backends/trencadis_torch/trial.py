@@ -1,7 +1,13 @@
-"""The largest step, tried once before the KV cache is sized: what do temporaries cost?"""
+"""The largest step, tried once before the KV cache is sized: what do temporaries cost?
+
+With the CPU's own attention kernel every temporary is a row per token, so a few tokens say it all: what their tensors hold is counted
+and scaled up. Elsewhere temporaries may grow with the square of the tokens, and a step as large as can be afforded is tried.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -13,6 +19,7 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, MemoryReport, ModelFacts, Pass
 from trencadis_torch.device import host_memory
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.live_bytes import LiveBytes
 from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
@@ -25,6 +32,12 @@ logger = logging.getLogger("trencadis.torch")
 MAX_CPU_TOKENS = 2048
 MAX_CPU_OPERATIONS = 2e11
 """A trial on the CPU takes a second or so; fewer tokens are tried with a larger model, and the result is scaled up."""
+
+COUNTED_TOKENS = 64
+"""Tokens of a trial whose tensors are counted."""
+
+UNSEEN = 1.25
+"""Memory over what tensors hold: buffers inside kernels (rounded inputs of int8 layers) and what the allocator rounds up."""
 
 SAMPLING_COPIES = 4
 """Float32 copies of the logits that a sampler may hold at once: raw, processed, sorted and noise."""
@@ -41,7 +54,7 @@ def measure_memory(
     max_num_seqs: int,
     kernel: NativeAttention | None = None,
 ) -> MemoryReport:
-    """Run the largest step with a cache just large enough, and report memory.
+    """Run the largest step, or one that stands for it, with a cache just large enough, and report memory.
 
     Args:
         model: With the paged attention switched on.
@@ -53,13 +66,17 @@ def measure_memory(
         kernel: That attends over the cache, if not PyTorch's.
     """
     device: torch.device = model.device
-    num_tokens = max_num_batched_tokens
-    if device.type == "cpu":
-        affordable = int(MAX_CPU_OPERATIONS / (2 * max(1, facts.num_parameters)))
-        num_tokens = min(num_tokens, MAX_CPU_TOKENS, max(16, affordable))
-    peak = _CudaPeak(device) if device.type == "cuda" else _HostPeak()
-    tried = _run(model, layers, layout, num_tokens=num_tokens, facts=facts, num_logits=max_num_seqs, kernel=kernel)
-    activation = int(peak.bytes_since_start() * max_num_batched_tokens / tried)
+    run = functools.partial(_run, model, layers, layout, facts=facts, kernel=kernel)
+    if kernel is not None and device.type == "cpu":
+        live = LiveBytes()
+        # One row of logits: what is counted is scaled up with the tokens, and logits are added below.
+        tried = run(num_tokens=min(max_num_batched_tokens, COUNTED_TOKENS), num_logits=1, watch=live)
+        num_bytes = UNSEEN * live.peak
+    else:
+        peak = _CudaPeak(device) if device.type == "cuda" else _HostPeak()
+        tried = run(num_tokens=_affordable_tokens(device, facts, max_num_batched_tokens), num_logits=max_num_seqs)
+        num_bytes = peak.bytes_since_start()
+    activation = int(num_bytes * max_num_batched_tokens / tried)
     activation += SAMPLING_COPIES * 4 * max_num_seqs * facts.vocab_size
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -68,6 +85,13 @@ def measure_memory(
         total, free = host_memory()
     logger.info("Temporaries of the largest step: %.0f MiB (%d tokens tried).", activation / 2**20, tried)
     return MemoryReport(total_bytes=total, free_bytes=free, activation_bytes=activation)
+
+
+def _affordable_tokens(device: torch.device, facts: ModelFacts, num_tokens: int) -> int:
+    if device.type != "cpu":
+        return num_tokens
+    affordable = int(MAX_CPU_OPERATIONS / (2 * max(1, facts.num_parameters)))
+    return min(num_tokens, MAX_CPU_TOKENS, max(16, affordable))
 
 
 def _run(
@@ -79,8 +103,9 @@ def _run(
     facts: ModelFacts,
     num_logits: int,
     kernel: NativeAttention | None,
+    watch: contextlib.AbstractContextManager[Any] | None = None,
 ) -> int:
-    """Run one prefill pass of whole prompts; return its tokens."""
+    """Run one prefill pass of whole prompts, its forward under ``watch``; return its tokens."""
     length = min(num_tokens, facts.max_model_len)
     # A padded pass takes one prompt at a time.
     count = max(1, num_tokens // length) if layout == "ragged" else 1
@@ -108,7 +133,8 @@ def _run(
         num_logits=zeros,
         num_prompt_logits=zeros,
     )
-    runner.forward(runner.inputs(one), np.arange(min(num_logits, count * length)))
+    with watch or contextlib.nullcontext():
+        runner.forward(runner.inputs(one), np.arange(min(num_logits, count * length)))
     return count * length
 
 
