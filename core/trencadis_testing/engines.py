@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from trencadis.clock import Clock, SimulatedClock
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
-from trencadis.records import Bucket, BucketLimits, FinishedSequence, ModelSource, Shape
+from trencadis.records import Bucket, BucketLimits, FinishedSequence, ModelSource, RowStart, Shape
 from trencadis_testing.doubles import AsManyAsMay, Matching
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ConnectorPair,
         DraftLength,
         Executor,
+        FirstTokenTerms,
         Observer,
         Sampler,
         Speculator,
@@ -87,6 +88,8 @@ def make_engine(
     draft_length: DraftLength | None = None,
     acceptance: AcceptanceRule | None = None,
     connector: ConnectorPair | None = None,
+    first_token_terms: FirstTokenTerms | None = None,
+    may_begin: Callable[[RowStart, int], bool] = lambda _, __: True,
     fallback: bool = False,
     on_miss: str = "fallback",
     complete: bool = False,
@@ -117,6 +120,8 @@ def make_engine(
         draft_length: How much; as much as may be if none.
         acceptance: Which drafts stand; those that match if none. The fake backend does not ask it.
         connector: A KV connector.
+        first_token_terms: What it carries to other engines that are to choose first tokens.
+        may_begin: Whether a text could begin with a token that another engine chose.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
         on_miss: Of the table ``[bucketing]``.
         complete: The same; off, so that just the strategy's table is prepared.
@@ -177,6 +182,8 @@ def make_engine(
         observers=tuple(observers),
         speculation=speculation,
         connector=connector,
+        first_token_terms=first_token_terms,
+        may_begin=may_begin,
         shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )
     return compose_engine(config, parts, clock=clock or SimulatedClock())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trencadis.records import Request
+from trencadis.records import FirstToken, Request
 from trencadis_testing.doubles import LoopConnector
 
 __all__ = ["Host"]
@@ -21,6 +21,8 @@ class Host(LoopConnector):
         self.ends: list[tuple[str, bool, str]] = []
         self.wakers: list[Any] = []
         self.backlogs: list[int] = []
+        self.firsts: list[tuple[str, FirstToken]] = []
+        self.order: list[str] = []
         side = self.scheduler
         host = self
 
@@ -40,7 +42,12 @@ class Host(LoopConnector):
             def on_request_ended(
                 self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str
             ) -> None:
+                host.order.append(f"end of {request_id}")
                 host.ends.append((request_id, transfer_params is not None, error))
+
+            def on_request_token(self, request_id: str, first: FirstToken) -> None:
+                host.order.append(f"token of {request_id}")
+                host.firsts.append((request_id, first))
 
             def finished_params(self, request: Request) -> Mapping[str, Any] | None:
                 return {"of": request.request_id}

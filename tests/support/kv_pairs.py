@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
+from trencadis.engine.first_token_terms import SamplingTerms
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_plugins.kv_connector.p2p import make_p2p
@@ -75,9 +76,10 @@ class Station:
             max_num_seqs=8,
             max_num_batched_tokens=64,
             warmup=False,
-            **(engine or {}),
+            **{"first_token_terms": SamplingTerms(b"fake", lambda _: True), **(engine or {})},
         )
         self.ends: dict[str, FinishedSequence] = {}
+        self.said: dict[int, list[int]] = {}
         self.step_s = 0.01
         self._num_requests = 0
 
@@ -97,8 +99,13 @@ class Station:
 
     def step(self) -> None:
         """Take a step of ``step_s`` on its clock."""
-        for end in self.engine.step().finished:
+        deltas = self.engine.step()
+        tokens = iter(deltas.token_ids.tolist())
+        for slot, num in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            self.said.setdefault(slot, []).extend(next(tokens) for _ in range(num))
+        for end in deltas.finished:
             self.ends[end.request_id] = end
+            assert self.said.pop(end.slot, []) == end.token_ids.tolist(), "what was shown is what it ended with"
         self.clock.advance(self.step_s)
         assert broken_invariants(self.engine) == []
 

@@ -95,11 +95,11 @@ class Accounting:
     ) -> None:
         """Count one step; ``num_accepted`` are the emitted drafts of each sequence of its plan."""
         totals, plan = self.totals, step.plan
-        num_tokens = plan.num_tokens
         drafts = count_drafts(plan.drafts, num_accepted)
+        num_first = self._state.transfers.first_tokens.take_num_new()
         totals.num_steps += 1
-        totals.num_sequence_steps += len(deltas.slots)
-        totals.num_scheduled_tokens += num_tokens
+        totals.num_sequence_steps += len(deltas.slots) + num_first
+        totals.num_scheduled_tokens += plan.num_tokens
         totals.num_padded_tokens += output.num_padded_tokens
         totals.num_compilations += output.num_compilations
         totals.num_blocks_swapped_out += step.swap_counts.num_blocks_out
@@ -109,7 +109,7 @@ class Accounting:
         totals.num_fallbacks += step.pass_counts.num_fallbacks
         totals.num_substituted += step.pass_counts.num_substituted
         totals.num_unprepared += step.pass_counts.num_unprepared
-        totals.num_emitted_tokens += len(deltas.token_ids)
+        totals.num_emitted_tokens += len(deltas.token_ids) + num_first
         totals.num_preempted += len(plan.preempted)
         totals.num_prompt_tokens_admitted += step.num_prompt_tokens_admitted
         totals.num_prompt_tokens_cached += step.num_prompt_tokens_cached
@@ -122,7 +122,7 @@ class Accounting:
         totals.commit_s += commit_s
         totals.device_s += output.device_s
         if self._observers:
-            self._observers.on_step(self._stats(step, output, deltas, num_tokens, drafts, commit_s))
+            self._observers.on_step(self._stats(step, output, deltas, num_first, drafts, commit_s))
             totals.num_observer_failures = self._observers.num_failures
 
     def _add_drafts(self, drafts: DraftCounts) -> None:
@@ -138,7 +138,7 @@ class Accounting:
         step: SubmittedStep,
         output: StepOutput,
         deltas: TokenDeltas,
-        num_tokens: int,
+        num_first: int,
         drafts: DraftCounts,
         commit_s: float,
     ) -> StepStats:
@@ -149,9 +149,9 @@ class Accounting:
             num_running=len(state.running),
             num_waiting=len(state.waiting) + state.transfers.num_parked,
             num_sequences=plan.num_sequences,
-            num_scheduled_tokens=num_tokens,
+            num_scheduled_tokens=plan.num_tokens,
             num_padded_tokens=output.num_padded_tokens,
-            num_emitted_tokens=len(deltas.token_ids),
+            num_emitted_tokens=len(deltas.token_ids) + num_first,
             num_preempted=len(plan.preempted),
             num_finished=len(deltas.finished),
             num_prompt_tokens_cached=step.num_prompt_tokens_cached,

@@ -185,8 +185,10 @@ class Admission:
             num_computed = len(hit) * state.block_size
             if sequence.host_blocks is None:
                 found = self._look_up(sequence, len(hit))
-                if found is not None and found.pending:
+                if found is not None and (found.pending or self._ends_with(sequence, found)):
                     return _Outcome.SKIPPED
+                num_tokens = int(table.num_tokens[slot])
+                num_blocks = -(-num_tokens // state.block_size)
             if not self._fits(num_blocks - len(hit), hit):
                 self._put_back(sequence, found)
                 return _Outcome.FULL
@@ -257,6 +259,15 @@ class Admission:
             return found
         self._state.transfers.unused(found)
         return None
+
+    def _ends_with(self, sequence: Sequence, found: Lookup) -> bool:
+        """Give a sequence the first token that was found with its prefix; True if that is its last, so that nothing is loaded."""
+        state, first = self._state, found.first_token
+        if first is None or not state.transfers.first_tokens.take(sequence, first, state):
+            return False
+        state.transfers.unused(found)
+        state.transfers.abandoned(sequence.request)
+        return True
 
     def _put_back(self, sequence: Sequence, found: Lookup | None) -> None:
         """Have a sequence looked up again when there is room."""

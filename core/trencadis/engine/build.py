@@ -5,6 +5,7 @@ Live serving, replay and simulation differ only in what is handed in: clock, bac
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from trencadis.engine.compose import EmbeddingParts, Parts, compose_embedding_en
 from trencadis.engine.drafting import Speculation
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
+from trencadis.engine.first_token_terms import SamplingTerms
 from trencadis.engine.switch import SchedulingSwitch
 from trencadis.errors import CapabilityError, ConfigValueError
 from trencadis.interfaces import (
@@ -172,6 +174,8 @@ class _Builder:
             plan_hash=self._plan.plan_hash,
             on_close=self._registry.closing,
             check_params=self._check_params,
+            may_begin=lambda start, token_id: self._judging().may_begin(start, token_id),
+            first_token_terms=self._first_token_terms(model),
         )
 
     def _speculation(self) -> Speculation | None:
@@ -208,6 +212,12 @@ class _Builder:
         """Let a sampler judge that is in this process, which the backend's need not be; made when a request needs it."""
         if params.logits_processors or params.structured is not None:
             self._judging().check(params)
+
+    def _first_token_terms(self, model: ModelFacts) -> SamplingTerms:
+        """Return what tells another engine how tokens are chosen here; that its model is the same is compared with its KV blocks."""
+        facts = (self._plan.hash_of("sampling"), model.vocab_size, *sorted(model.eos_token_ids))
+        digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
+        return SamplingTerms(digest, lambda params: self._judging().goes_on(params))
 
     def _backend(self, rank: int) -> Backend:
         backend: Backend = self.make(self._plan.choices["backend"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from trencadis.engine.endings import Endings
 from trencadis.engine.sequence import Sequence, SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.records import (
     BoolArray,
     FinishedSequence,
-    FinishReason,
     Int32Array,
     Int64Array,
     Plan,
@@ -35,7 +35,7 @@ class Committer:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._eos = np.array(sorted(state.eos_token_ids), np.int32)
+        self._endings = Endings(state)
         self.num_accepted = _EMPTY
 
     def commit(self, plan: Plan, output: StepOutput) -> TokenDeltas:
@@ -104,41 +104,13 @@ class Committer:
             return []
         table = self._state.table
         last = token_ids if len(token_ids) == len(slots) else token_ids[np.cumsum(counts) - 1]
-        ended = self._ended(slots, last)
+        ended = self._endings.ended(slots, last)
         if not ended.any():
             return []
         return [
-            self._finish(table.sequence(slot), int(token))
+            self._endings.finish(table.sequence(slot), int(token))
             for slot, token in zip(slots[ended].tolist(), last[ended].tolist(), strict=True)
         ]
-
-    def _ended(self, slots: Int32Array, last: Int32Array) -> BoolArray:
-        """True where the newest token ends the sequence."""
-        table = self._state.table
-        known = table.num_known_tokens[slots]
-        at_stop = self._is_eos(last) & table.checks_eos[slots]
-        own = table.checks_own_stops[slots]
-        if own.any():
-            for i in np.flatnonzero(own).tolist():
-                at_stop[i] |= int(last[i]) in table.sequence(int(slots[i])).stop_token_ids
-        ended: BoolArray = (known >= table.max_total_tokens[slots]) | (
-            at_stop & (known >= table.min_total_tokens[slots])
-        )
-        return ended
-
-    def _is_eos(self, token_ids: Int32Array) -> BoolArray:
-        hits = np.zeros(len(token_ids), np.bool_)
-        for eos in self._eos.tolist():
-            hits |= token_ids == eos
-        return hits
-
-    def _finish(self, sequence: Sequence, last: int) -> FinishedSequence:
-        by_token = last in sequence.stop_token_ids
-        return self._state.finish(
-            sequence,
-            FinishReason.STOP if by_token else FinishReason.LENGTH,
-            stop_token_id=last if by_token else None,
-        )
 
     # ------------------------------------------------------------------------------------------------ drafts
 
@@ -193,12 +165,7 @@ class Committer:
                 continue
             sequence.orphan_epoch = -1
             run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
-            sequence.tokens = np.concatenate([sequence.tokens, run])
-            table.num_known_tokens[slot] = len(sequence.tokens)
-            if sequence.first_token_s is None:
-                sequence.first_token_s = self._state.clock.now_s()
-            ends = self._ended(np.array([slot], np.int32), run[-1:])[0]
-            adopted.append((slot, run, self._finish(sequence, int(run[-1])) if ends else None))
+            adopted.append((slot, run, self._endings.adopt(sequence, run)))
         return adopted
 
     # ------------------------------------------------------------------------------------------------ blocks

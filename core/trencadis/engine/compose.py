@@ -28,6 +28,7 @@ from trencadis.engine.drafting import Drafting, Speculation
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
+from trencadis.engine.first_tokens import FirstTokens
 from trencadis.engine.guards import GuardedBucketing, GuardedEviction, GuardedScheduling
 from trencadis.engine.hashing import BlockHasher
 from trencadis.engine.observers import Observers
@@ -48,10 +49,11 @@ from trencadis.interfaces import (
     ConnectorPair,
     EvictionPolicy,
     Executor,
+    FirstTokenTerms,
     Observer,
     SchedulingPolicy,
 )
-from trencadis.records import Bucket, BucketLimits, ModelFacts, SamplingParams
+from trencadis.records import Bucket, BucketLimits, ModelFacts, RowStart, SamplingParams
 
 __all__ = ["EmbeddingParts", "Parts", "compose_embedding_engine", "compose_engine"]
 
@@ -91,6 +93,8 @@ class Parts(EmbeddingParts):
         switch: Builds other policies while the engine serves, or None.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
         check_params: Refuses processors that a request names and the sampler does not have.
+        may_begin: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
+        first_token_terms: What the connector carries to another engine that is to choose a first token; None: none does.
     """
 
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
@@ -102,6 +106,8 @@ class Parts(EmbeddingParts):
     switch: SchedulingSwitch | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
     check_params: Callable[[SamplingParams], None] = lambda _: None
+    may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
+    first_token_terms: FirstTokenTerms | None = None
 
 
 def compose_engine(
@@ -135,7 +141,7 @@ def compose_engine(
     max_model_len, num_blocks = size_cache(config, with_drafter(parts.model, drafter), executor, block_size=block_size)
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
     num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
-    _allocate(executor, _allocation(config, limits, parts, num_hosted), parts.connector)
+    _allocate(executor, _allocation(config, limits, parts, num_hosted), parts)
     swapping = Swapping(num_host_blocks=num_hosted, copy=lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins))
     state = _state(config, parts, clock, swapping, limits)
     passes, warmed = _warmed_passes(
@@ -256,11 +262,13 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: 
     )
 
 
-def _allocate(executor: Executor, plan: AllocationPlan, connector: ConnectorPair | None) -> None:
-    """Allocate, and tell the connector's scheduler side what its worker side was shown."""
+def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
+    """Allocate, and tell the connector's scheduler side what its worker side was shown, and how first tokens are chosen."""
     executor.allocate(plan)
-    if connector is not None:
-        connector.scheduler.on_ready(executor.kv_layout())
+    if parts.connector is not None:
+        parts.connector.scheduler.on_ready(executor.kv_layout())
+        if parts.first_token_terms is not None:
+            parts.connector.scheduler.on_sampling(parts.first_token_terms)
 
 
 def _administration(
@@ -330,6 +338,7 @@ def _state(config: Config, parts: Parts, clock: Clock, swapping: Swapping, limit
             close_worker=parts.executor.close_connector,
             num_ranks=parts.executor.num_ranks,
             layerwise=parts.executor.capabilities.layerwise_kv,
+            first_tokens=FirstTokens(vocab_size=parts.model.vocab_size, may_begin=parts.may_begin),
         ),
         swapping=swapping,
         num_rows=limits.max_num_seqs,

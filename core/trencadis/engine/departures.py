@@ -69,8 +69,8 @@ class Departures:
 
     def with_ended(self, deltas: TokenDeltas, embedded: tuple[Embedding, ...] = ()) -> TokenDeltas:
         """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
-        if self._ended or embedded:
-            ended = tuple(self._ended)
+        ended = (*self._ended, *self._state.transfers.first_tokens.take_ended())
+        if ended or embedded:
             self._ended.clear()
             deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
         for finished in deltas.finished:

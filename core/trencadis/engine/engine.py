@@ -239,7 +239,7 @@ class Engine:
         if self._embeddings:
             newest = self._in_flight[-1].plan.num_tokens if self._in_flight else 0
             embedded = self._embeddings.run(num_scheduled_tokens=newest)
-        return self._guests.without(self._run(embedded))
+        return self._guests.without(self._state.transfers.first_tokens.behind(self._run(embedded)))
 
     def work_ahead(self) -> float | None:
         """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from trencadis.errors import ContractError
 from trencadis.interfaces import KVSchedulerSide, Lookup
-from trencadis.records import ConnectorReport, FailedLoad, Request
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, Request
 
 __all__ = ["GuardedConnector"]
 
@@ -53,6 +53,8 @@ class GuardedConnector:
             found = self._side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
             if not found.pending and found.num_tokens and is_used(found.ticket):
                 raise ContractError(f"lookup gave ticket {found.ticket} a second time.")
+            if not isinstance(found.first_token, FirstToken | None):
+                raise ContractError(f"lookup gave {found.first_token!r}, which is no FirstToken.")
             return found
 
         return self._call("lookup", ask, Lookup())
@@ -119,6 +121,10 @@ class GuardedConnector:
     def take_withdrawn(self) -> Sequence[str]:
         """Return ids of requests of its own that are not wanted any more."""
         return self._call("take_withdrawn", lambda: tuple(self._side.take_withdrawn()), ())
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Tell the first token of a request of its own."""
+        self._call("on_request_token", lambda: self._side.on_request_token(request_id, first), None)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Tell of the end of a request of its own."""

@@ -1,6 +1,6 @@
 """Requests that the KV connector brings: prefills of other engines, which run here like everybody's and whose output is nobody's.
 
-take_requests ─▶ add ─▶ runs ─▶ ended ─▶ on_request_ended
+take_requests ─▶ add ─▶ runs ─▶ on_request_token ─▶ ended ─▶ on_request_ended
 take_withdrawn ─────────▶ abort ─▶┘
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from trencadis.engine.guarded_connector import GuardedConnector
 from trencadis.errors import TrencadisError
-from trencadis.records import BoolArray, FinishedSequence, Request, TokenDeltas
+from trencadis.records import BoolArray, FinishedSequence, FirstToken, Request, TokenDeltas
 
 __all__ = ["Guests"]
 
@@ -45,6 +45,7 @@ class Guests:
         self._backlog = backlog
         self._num_told = 0
         self._slot_of: dict[str, int] = {}
+        self._silent: dict[int, str] = {}  # by slot: those that have no token yet
 
     @property
     def are_waiting(self) -> bool:
@@ -72,11 +73,14 @@ class Guests:
         if not self._slot_of:
             return deltas
         is_guest = np.isin(deltas.slots, np.fromiter(self._slot_of.values(), np.int32))
+        if self._silent and is_guest.any():
+            self._tell_tokens(deltas, is_guest, self._connector)
         others: list[FinishedSequence] = []
         for finished in deltas.finished:
             if self._slot_of.pop(finished.request_id, None) is None:
                 others.append(finished)
             else:
+                self._silent.pop(finished.slot, None)
                 self._ended(finished, self._connector)
         if len(others) != len(deltas.finished):
             deltas = attrs.evolve(deltas, finished=tuple(others))
@@ -87,15 +91,26 @@ class Guests:
             self._admit(request, connector)
         for request_id in connector.take_withdrawn():
             if request_id in self._slot_of and self._abort(request_id) is not None:
-                del self._slot_of[request_id]
+                self._silent.pop(self._slot_of.pop(request_id), None)
                 connector.on_request_ended(request_id, transfer_params=None, error="it was withdrawn")
 
     def _admit(self, request: Request, connector: GuardedConnector) -> None:
         try:
-            self._slot_of[request.request_id] = self._add(request)
+            slot = self._slot_of[request.request_id] = self._add(request)
+            self._silent[slot] = request.request_id
         except TrencadisError as error:
             logger.debug("A request of the KV connector was refused: %s", error)
             connector.on_request_ended(request.request_id, transfer_params=None, error=str(error))
+
+    def _tell_tokens(self, deltas: TokenDeltas, is_guest: BoolArray, connector: GuardedConnector) -> None:
+        """Tell the connector the first token of each of its requests."""
+        firsts = np.cumsum(deltas.num_tokens) - deltas.num_tokens
+        for i in np.flatnonzero(is_guest).tolist():
+            request_id = self._silent.pop(int(deltas.slots[i]), None)
+            if request_id is not None:
+                entry = next((entry for entry in deltas.logprobs if entry.index == i), None)
+                first = FirstToken(token_id=int(deltas.token_ids[firsts[i]]), logprobs=entry)
+                connector.on_request_token(request_id, first)
 
     def _tell_backlog(self, connector: GuardedConnector) -> None:
         """Say how much there is to do; an engine where others' prompts wait behind its own is not the one to send more to."""

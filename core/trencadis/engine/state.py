@@ -200,6 +200,7 @@ class EngineState:
         sequence.state = SequenceState.RUNNING
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = num_cached
+        if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self.clock.now_s()
         self.running = np.append(self.running, np.int32(slot))
         self.row_starts.append(

@@ -43,6 +43,14 @@ class _Books(Collector):
         yield _counter(
             "ignored_reports", "Entries of reports that were said twice, or that nobody awaited.", books.num_ignored
         )
+        firsts = CounterMetricFamily(
+            "trencadis_transfer_first_tokens",
+            "First tokens that other engines chose: taken, or not, and why: late, vocabulary, forbidden, logprobs.",
+            labels=["result"],
+        )
+        for result, num in sorted(books.first_tokens.results.items()):
+            firsts.add_metric([result], num)
+        yield firsts
         yield _counter(
             "connector_errors",
             "Calls of the KV connector that raised or broke the contract.",

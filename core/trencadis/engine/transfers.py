@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trencadis.engine.first_tokens import FirstTokens
 from trencadis.engine.guarded_connector import GuardedConnector
 from trencadis.engine.layer_loads import LayerLoads
 from trencadis.engine.parked_load import ParkedLoad
@@ -49,9 +50,11 @@ class Transfers:
         close_worker: Closes the worker sides; returns when none touches a block any more.
         num_ranks: Worker sides, each of which reports for itself.
         layerwise: Steps can wait for their layers, one by one.
+        first_tokens: Takes those that come with a prefix; if None, any token of 31 bits.
 
     Attributes:
         layered: Loads beside which their sequences run.
+        first_tokens: As given.
         num_loads: Loads that were started.
         num_loaded: Loads that arrived whole.
         num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.
@@ -69,6 +72,7 @@ class Transfers:
         close_worker: Callable[[], None] = lambda: None,
         num_ranks: int = 1,
         layerwise: bool = False,
+        first_tokens: FirstTokens | None = None,
     ) -> None:
         self._connector = None if connector is None else GuardedConnector(connector)
         self._load_timeout_s = load_timeout_s
@@ -78,6 +82,7 @@ class Transfers:
         self._quorum = RankQuorum(num_ranks)
         self._layerwise = layerwise
         self.layered = LayerLoads()
+        self.first_tokens = first_tokens or FirstTokens()
         self._parked: dict[int, ParkedLoad] = {}
         self._held: dict[int, Int32Array] = {}
         self._held_until_s: dict[int, float] = {}
@@ -150,8 +155,13 @@ class Transfers:
             self._connector.on_unused(found.ticket)
 
     def goes_by_layer(self, sequence: Sequence, found: Lookup) -> bool:
-        """Whether a sequence runs beside its load; one whose load failed waits for the next, so that others wait for it but once."""
-        return self._layerwise and found.layerwise and not found.approximate and not sequence.num_failed_loads
+        """Whether a sequence runs beside its load.
+
+        One whose load failed waits for the next, so that others wait for it but once; and so does one that has its first token.
+        """
+        if found.first_token is not None or sequence.num_failed_loads:
+            return False
+        return self._layerwise and found.layerwise and not found.approximate
 
     def run_beside(
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, first: int, state: EngineState

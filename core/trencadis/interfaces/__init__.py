@@ -12,6 +12,7 @@ from trencadis.interfaces.component import Component, ComponentContext, NamedMod
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
+from trencadis.interfaces.first_token_terms import FirstTokenTerms
 from trencadis.interfaces.kv_blender import BlendChunk, BlendOrder, KVBlender
 from trencadis.interfaces.kv_codec import KVCodec
 from trencadis.interfaces.kv_connector import ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
@@ -49,6 +50,7 @@ __all__ = [
     "EvictionPolicy",
     "Executor",
     "FailureView",
+    "FirstTokenTerms",
     "KVBlender",
     "KVCodec",
     "KVPolicy",

@@ -29,8 +29,9 @@ from typing import Any
 
 import attrs
 
+from trencadis.interfaces.first_token_terms import FirstTokenTerms
 from trencadis.interfaces.kv_pool import KVPool
-from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 
 __all__ = ["INTERFACE_VERSION", "ConnectorPair", "KVSchedulerSide", "KVWorkerSide", "Lookup"]
 
@@ -52,6 +53,8 @@ class Lookup:
             blocks, nothing of it is shared, offered by ``on_computed`` or held by ``on_finished``; its answer says so.
         layerwise: The load need not be waited for: the worker side brings it layer by layer, and ``wait_layer`` knows how far it is.
             A wish: where backend or engine cannot, and for a sequence one of whose loads has failed, the sequence is parked.
+        first_token: What follows the prompt, chosen elsewhere by this engine's terms (``on_sampling``); None: it is chosen here. The
+            engine checks it, takes it once, and shows it at once, whatever becomes of the load; the sequence is parked then.
     """
 
     num_tokens: int = 0
@@ -60,6 +63,7 @@ class Lookup:
     timeout_s: float = math.inf
     approximate: bool = False
     layerwise: bool = False
+    first_token: FirstToken | None = None
 
 
 class KVSchedulerSide(ABC):
@@ -117,7 +121,7 @@ class KVSchedulerSide(ABC):
         return
 
     def on_abandoned(self, request: Request) -> None:
-        """Be told that a request was given up whose look-up had not led to a load: it is not asked about again."""
+        """Be told that a request was given up, or has ended, whose look-up had not led to a load: it is not asked about again."""
         return
 
     @abstractmethod
@@ -156,6 +160,10 @@ class KVSchedulerSide(ABC):
         """
         return
 
+    def on_sampling(self, terms: FirstTokenTerms) -> None:
+        """Be handed what can tell another engine how a first token is chosen here; once, right after ``on_ready``."""
+        return
+
     def on_role(self, role: str) -> None:
         """Be told the engine's role, ``both``, ``prefill`` or ``decode``: once after ``on_ready``, and when it changes."""
         return
@@ -179,6 +187,10 @@ class KVSchedulerSide(ABC):
     def take_withdrawn(self) -> Sequence[str]:
         """Return and forget the ids of such requests that are not wanted any more; once before each step, after the former."""
         return ()
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Be told the first token of such a request, before ``on_request_ended``; once, as soon as it is known."""
+        return
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Be told that such a request has ended.

@@ -121,6 +121,8 @@ class LogitsProcessor(ABC):
             first few may come to count.
         has_state: What it does depends on more than parameters, history and position: on what ``commit`` told it. The state is
             kept by position, so that tokens that are taken back take their state with them.
+        rebuilds_state: ``start_row`` makes the same state anew from the tokens of a sequence, so that whoever chose them may have
+            been another engine.
     """
 
     name: str = ""
@@ -129,6 +131,7 @@ class LogitsProcessor(ABC):
     takes_branches: bool = False
     speculation_safe: bool = True
     has_state: bool = False
+    rebuilds_state: bool = False
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Refuse the arguments of a request that switches the processor on by ``name``. Pure; before it runs anywhere.
@@ -151,6 +154,17 @@ class LogitsProcessor(ABC):
         Raises:
             InvalidRequestError: It cannot be honoured; the message says why.
         """
+
+    def may_begin(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a sequence that asks could begin with a token that another engine chose. Pure; in the engine's process.
+
+        Called before ``allocate``, or without it. The default: with any.
+
+        Args:
+            start: Of the sequence, at the end of its prompt; its row means nothing.
+            token_id: Of the vocabulary; what the parameters themselves rule out is not asked about.
+        """
+        return True
 
     def asks(self, start: RowStart) -> bool:
         """Return whether a sequence's rows are changed; ``apply`` may be left out of calls that have no others. Pure.
@@ -255,6 +269,23 @@ class Sampler(ABC):
             branching: Two of the rows may be alternatives to each other: ``SamplingContext.branches`` is then given.
         """
         return not branching
+
+    def goes_on(self, params: SamplingParams) -> bool:
+        """Return whether another engine's sampler of the same make and options may choose a sequence's first token. Pure.
+
+        What follows must be what it would be if this one had chosen it: nothing but parameters, seed and tokens may matter. Called in
+        the engine's process, before ``allocate`` or without it. The default: it may not.
+        """
+        return False
+
+    def may_begin(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a sequence of which :meth:`goes_on` says yes could begin with a token. Pure; as :meth:`goes_on`.
+
+        Args:
+            start: Of the sequence, at the end of its prompt; its row means nothing.
+            token_id: Of the vocabulary; what the parameters themselves rule out is not asked about.
+        """
+        return True
 
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
         """Let somebody else choose by the laws that :meth:`sample` would draw from; for acceptance rules that need laws.

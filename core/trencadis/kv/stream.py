@@ -21,6 +21,8 @@ slowly, and closing the connection ends a transfer at once::
                                          ◀─ STATE (whether it takes prompts, load, rate)
     INVITE (prompt, salt, …)             ─▶
                       (computes it)      ◀─ OFFER (ticket, number of tokens) | ABORT (cause, reason)
+    INVITE (prompt, …, terms, credit)    ─▶   the first token, and blocks that nobody has to ask for any more
+                                         ◀─ OFFER (ticket, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
 
 Who closes the connection while its prompt is computed wants it no more.
 """
@@ -86,7 +88,7 @@ __all__ = [
 MAJOR: Final = 1
 """Engines of different major versions refuse each other."""
 
-MINOR: Final = 3
+MINOR: Final = 4
 """A larger one may send kinds that a smaller one skips."""
 
 _HEAD: Final = struct.Struct("<IHH")

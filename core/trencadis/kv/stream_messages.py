@@ -28,6 +28,7 @@ __all__ = [
     "State",
     "Status",
     "Taken",
+    "Token",
     "Welcome",
 ]
 
@@ -154,6 +155,9 @@ class Invite(_Body):
 
     ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
     without a weight, that of the tenant counts. Older engines send neither, and do not read them.
+
+    ``terms`` say how the first token is to be chosen, empty: it is not wanted. Blocks behind the first ``num_skipped`` may be sent along
+    with the offer, at most so many that they are ``push_bytes`` in the pool. Older engines read none of it, and send neither.
     """
 
     tokens: bytes
@@ -163,14 +167,32 @@ class Invite(_Body):
     timeout_s: float
     priority: int = 0
     weight: float | None = None
+    terms: bytes = b""
+    push_bytes: int = 0
+    num_skipped: int = 0
+
+
+class Token(_Body):
+    """A token, and its log-probabilities if they were wanted: then ``rank`` is at least 1."""
+
+    token_id: int
+    logprob: float = 0.0
+    rank: int = 0
+    top_token_ids: list[int] = []
+    top_logprobs: list[float] = []
 
 
 class Offer(_Body):
-    """The prompt is computed: so many of its leading tokens are held under a ticket, and for how long."""
+    """The prompt is computed: so many of its leading tokens are held under a ticket, and for how long.
+
+    ``token`` is the first behind it, if it was wanted by terms that hold there, too. ``num_pushed`` blocks follow, and ``COMMIT``.
+    """
 
     ticket: str
     num_tokens: int
     lease_s: float
+    token: Token | None = None
+    num_pushed: int = 0
 
 
 class Layers(_Body):

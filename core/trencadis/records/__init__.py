@@ -8,6 +8,7 @@ from trencadis.records.beam import BeamSearchParams
 from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
 from trencadis.records.embedding import Embedding, EmbeddingRequest
 from trencadis.records.explanation import Explanation, Range, Span
+from trencadis.records.first_token import FirstToken
 from trencadis.records.kv import KVLayout, KVPart, TransferCause
 from trencadis.records.model import MemoryReport, ModelFacts, ModelSource, WarmUpReport
 from trencadis.records.output import (
@@ -47,6 +48,7 @@ __all__ = [
     "FailedLoad",
     "FinishReason",
     "FinishedSequence",
+    "FirstToken",
     "Float32Array",
     "FloatArray",
     "Int32Array",

@@ -146,8 +146,12 @@ class ResolvedPlan:
             facts["shadow"] = _facts(self.shadow)
         if self.inner:  # hashes of plans without any stay what they were
             facts["inner"] = {path: _facts(choice) for path, choice in self.inner.items()}
-        canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
-        return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+        return _digest(facts)
+
+    def hash_of(self, noun: str) -> str:
+        """Return BLAKE2b-128 of what serves one noun: the component and those that it names, versions and options. Pure."""
+        inner = {path: _facts(choice) for path, choice in self.inner.items() if path.startswith(f"{noun}.")}
+        return _digest({"choice": _facts(self.choices[noun]), "inner": inner})
 
 
 def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, str] | None = None) -> ResolvedPlan:
@@ -304,6 +308,11 @@ def _defaults(component: RegisteredComponent) -> Any:
             f"[{component.noun}.{component.name}]: a value that {component} needs is missing: {error}.",
             hint=f"Write the table [{component.noun}.{component.name}].",
         ) from error
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
 def _facts(choice: Choice) -> dict[str, Any]:

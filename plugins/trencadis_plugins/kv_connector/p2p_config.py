@@ -138,6 +138,22 @@ class P2PConfig:
         unit="prompts",
         validator=and_(ge(0), le(4096)),
     )
+    first_token: bool = setting(
+        True,
+        "The engine that computes a prompt of this one chooses its first token, too, as this one would; what it cannot be told is chosen "
+        "here.",
+    )
+    push: bool = setting(
+        True,
+        "It sends the blocks along as soon as the prompt is computed, and this engine sends those that it computes for others; else they "
+        "are pulled. Not with ``layerwise``, nor with ``nixl``.",
+    )
+    max_pushed_bytes: int = setting(
+        256 << 20,
+        "Most bytes of memory set aside for blocks that are sent along; what is beyond it is pulled.",
+        unit="bytes",
+        validator=ge(0),
+    )
     max_bytes_per_step: int = setting(
         32 << 20,
         "Most bytes that a step copies to or from a device that only its own thread may touch.",

@@ -17,7 +17,7 @@ import attrs
 
 from trencadis.interfaces import KVPolicy, PrefillEngineView, PrefillView
 from trencadis.kv.bounded import BoundedDict
-from trencadis.records import Request, TransferCause
+from trencadis.records import FirstToken, Request, TransferCause
 from trencadis_plugins.kv_connector.p2p_invitation import Invitation
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_registry import PrefillEngine
@@ -49,6 +49,7 @@ class _Errand:
     invitation: Invitation
     tried: set[str]
     has_failed: bool = False
+    has_given_token: bool = False
 
 
 class Delegation:
@@ -86,7 +87,16 @@ class Delegation:
             self._failed(errand)
         if len(errand.tried) >= _MAX_TRIES:
             return None
-        return self._begin(request, block_hashes, num_local_tokens, tried=errand.tried)
+        wants_token = not errand.has_given_token
+        return self._begin(request, block_hashes, num_local_tokens, tried=errand.tried, wants_token=wants_token)
+
+    def take_token(self, request_id: str) -> FirstToken | None:
+        """Return the first token that came with an offer; once, so that no other engine is asked for it either."""
+        errand = self._errands.get(request_id)
+        if errand is None or errand.has_given_token or errand.invitation.first is None:
+            return None
+        errand.has_given_token = True
+        return errand.invitation.first
 
     def loading(self, request_id: str) -> None:
         """Learn that what was found is being pulled."""
@@ -110,13 +120,15 @@ class Delegation:
         errand = self._errands.pop(request_id, None)
         if errand is None or errand.has_failed:
             return
-        self._node.metrics.invited("withdrawn")
+        self._node.metrics.invited("served" if errand.has_given_token else "withdrawn")
         errand.invitation.withdraw()
 
     def close(self) -> None:
         """Withdraw all; may be called twice."""
         for request_id in list(self._errands):
             self.forget(request_id)
+        for errand in self._loading.values():
+            errand.invitation.hang_up()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -124,13 +136,19 @@ class Delegation:
         return [engine for engine in self._node.registry.ready() if engine.name not in tried]
 
     def _begin(
-        self, request: Request, block_hashes: Sequence[bytes], num_local_tokens: int, *, tried: set[str]
+        self,
+        request: Request,
+        block_hashes: Sequence[bytes],
+        num_local_tokens: int,
+        *,
+        tried: set[str],
+        wants_token: bool = True,
     ) -> Waiting | None:
-        node, identity = self._node, self._node.identity
+        node = self._node
         engines = self._candidates(tried)
         num_tokens = len(request.prompt_token_ids) - num_local_tokens
         # What is left of a block is computed here in any case.
-        if identity is None or not engines or len(block_hashes) * node.block_size <= num_local_tokens:
+        if node.identity is None or not engines or len(block_hashes) * node.block_size <= num_local_tokens:
             return None
         view = self._view(request, block_hashes, num_tokens, engines)
         index = self._policy.prefill_at(view)
@@ -139,17 +157,19 @@ class Delegation:
             return None
         engine = engines[index]
         engine.num_sent_tokens += num_tokens
-        errand = _Errand(
-            Invitation(
-                engine,
-                request,
-                identity,
-                timeout_s=self._patience_s(view),
-                connect_timeout_s=node.config.connect_timeout_s,
-                give_back=node.errands.release,
-            ),
-            tried | {engine.name},
+        num_local = num_local_tokens // node.block_size
+        terms = node.terms.pack(request) if node.terms and wants_token else b""
+        is_all = bool(terms) and request.params.max_tokens == 1  # the token alone is an answer
+        invitation = Invitation(
+            engine,
+            request,
+            node,
+            timeout_s=self._patience_s(view),
+            terms=terms,
+            push=None if is_all else node.pushes.open(block_hashes[num_local:], block_bytes=node.block_bytes),
+            num_skipped=num_local,
         )
+        errand = _Errand(invitation, tried | {engine.name}, has_given_token=not wants_token)
         self._errands[request.request_id] = errand
         if self._threads is None:
             self._threads = ThreadPoolExecutor(node.config.max_invites, thread_name_prefix="trencadis-p2p-invite")

@@ -15,7 +15,7 @@ import numpy as np
 
 from trencadis.errors import TransferError, TrencadisError
 from trencadis.kv.stream_messages import Invite
-from trencadis.records import Request, SamplingParams, TransferCause
+from trencadis.records import FirstToken, Request, SamplingParams, TransferCause
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 
 __all__ = ["Guest", "Guests"]
@@ -26,15 +26,19 @@ class Guest:
 
     Args:
         request: As this engine runs it.
+        is_sampled: Its token is chosen as the other engine would.
 
     Attributes:
         request: As given.
+        first: Its token, once it is there, if the other engine can use it; else None.
         prefix: Where its blocks are, once they are computed; else None.
         error: Why there are none.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, is_sampled: bool = False) -> None:
         self.request = request
+        self.is_sampled = is_sampled
+        self.first: FirstToken | None = None
         self.prefix: RemotePrefix | None = None
         self.error = ""
         self.is_wanted = True
@@ -61,6 +65,7 @@ class Guests:
         accepts: False: nobody else is let in.
         num_backlog_tokens: What the engine said last of the tokens that wait in it.
         wake: Wakes the engine.
+        unpack: Reads the terms of a first token; None: they do not hold here.
     """
 
     def __init__(self, max_guests: int, *, release: Callable[[str], object]) -> None:
@@ -73,6 +78,7 @@ class Guests:
         self.accepts = True
         self.num_backlog_tokens = 0
         self.wake: Callable[[], None] = lambda: None
+        self.unpack: Callable[[bytes], SamplingParams | None] = lambda _: None
 
     @property
     def num_guests(self) -> int:
@@ -96,7 +102,8 @@ class Guests:
         Raises:
             TransferError: ``full``: too many are here, or this engine takes none. ``raised``: it is no prompt.
         """
-        request = _request_of(invite)
+        params = self.unpack(invite.terms) if invite.terms else None
+        request = _request_of(invite, params or SamplingParams(max_tokens=1, temperature=0.0))
         with self._lock:
             if not self.accepts:
                 raise TransferError("This engine computes no prompts of others.", cause=TransferCause.FULL)
@@ -104,7 +111,7 @@ class Guests:
                 raise TransferError(
                     f"This engine computes {self._max_guests} prompts of others already.", cause=TransferCause.FULL
                 )
-            guest = self._guests[request.request_id] = Guest(request)
+            guest = self._guests[request.request_id] = Guest(request, is_sampled=params is not None)
             self._new.append(guest)
         self.wake()
         return guest
@@ -134,6 +141,13 @@ class Guests:
             withdrawn, self._withdrawn = self._withdrawn, []
         return withdrawn
 
+    def said(self, request_id: str, first: FirstToken) -> None:
+        """Learn the token of one. Engine thread."""
+        with self._lock:
+            guest = self._guests.get(request_id)
+        if guest is not None and guest.is_sampled:
+            guest.first = first
+
     def ended(self, request_id: str, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Learn how one ended. Engine thread."""
         prefix = RemotePrefix.of(transfer_params)
@@ -156,14 +170,14 @@ class Guests:
             guest.end(None, "this engine ends")
 
 
-def _request_of(invite: Invite) -> Request:
+def _request_of(invite: Invite, params: SamplingParams) -> Request:
     if not invite.tokens or len(invite.tokens) % 4:
         raise TransferError(f"{len(invite.tokens)} bytes are no prompt.", cause=TransferCause.RAISED)
     try:
         return Request(
             request_id=f"guest-{uuid.uuid4().hex}",
             prompt_token_ids=tuple(np.frombuffer(invite.tokens, "<i4").tolist()),
-            params=SamplingParams(max_tokens=1, temperature=0.0),
+            params=params,
             tenant=invite.tenant,
             cache_salt=invite.cache_salt,
             adapter=invite.adapter,

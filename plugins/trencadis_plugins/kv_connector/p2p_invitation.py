@@ -1,21 +1,30 @@
-"""One prompt on its way to an engine that computes it."""
+"""One prompt on its way to an engine that computes it, and what comes back: the offer, and blocks that are sent along.
+
+run ─▶ INVITE ─▶ OFFER: the request may go on ─▶ blocks ─▶ done
+                   └ the first token, and where the blocks are
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from trencadis.errors import TransferError
-from trencadis.kv.handshake import Identity
-from trencadis.kv.stream_messages import Invite
-from trencadis.records import Request, TransferCause
+from trencadis.kv.stream_messages import Invite, Offer
+from trencadis.records import FirstToken, Request, TransferCause
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
+from trencadis_plugins.kv_connector.p2p_push import Push
 from trencadis_plugins.kv_connector.p2p_registry import PrefillEngine
+from trencadis_plugins.kv_connector.p2p_token import heard
+
+if TYPE_CHECKING:
+    from trencadis_plugins.kv_connector.p2p_node import Node
 
 __all__ = ["Invitation"]
 
@@ -28,51 +37,66 @@ class Invitation:
     Args:
         engine: Which.
         request: Whose prompt.
-        me: This engine.
+        node: This engine; its identity is known.
         timeout_s: The longest wait for the offer.
-        connect_timeout_s: The longest that connecting and introducing takes.
-        give_back: Releases blocks that were offered when nobody wanted them any more.
+        terms: How the first token is to be chosen; empty: it is not wanted.
+        push: Takes blocks that are sent along; None: none are wanted.
+        num_skipped: Leading blocks of the prompt that are here already.
 
     Attributes:
         engine: As given.
         prefix: Where the blocks are, once they are offered.
-        error: Why there are none.
-        is_done: One of the two is set, or it was withdrawn.
+        first: The token behind the prompt, if that came with the offer.
+        error: Why there is no offer.
+        is_done: There is an offer, or an error, or it was withdrawn.
     """
 
     def __init__(
         self,
         engine: PrefillEngine,
         request: Request,
-        me: Identity,
+        node: Node,
         *,
         timeout_s: float,
-        connect_timeout_s: float,
-        give_back: Callable[[RemotePrefix], None],
+        terms: bytes = b"",
+        push: Push | None = None,
+        num_skipped: int = 0,
     ) -> None:
         self.engine = engine
-        self._give_back = give_back
+        self._node = node
         self._request = request
         self._timeout_s = timeout_s
-        self._me = me
-        self._connect_timeout_s = connect_timeout_s
+        self._terms = terms
+        self._push = push
+        self._num_skipped = num_skipped
         self._connection: PeerConnection | None = None
         self._lock = threading.Lock()
         self._is_withdrawn = False
         self.prefix: RemotePrefix | None = None
+        self.first: FirstToken | None = None
         self.error: TransferError | None = None
         self.is_done = False
 
     def run(self) -> None:
         """Ask, and wait; whatever happens, :attr:`is_done` says so."""
+        error: TransferError | None = None
         try:
             self._run()
-        except TransferError as error:
-            self.error = error
-        except Exception as error:
-            logger.warning("An invitation failed unexpectedly.", exc_info=error)
-            self.error = TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED)
+        except TransferError as raised:
+            error = raised
+        except Exception as raised:
+            logger.warning("An invitation failed unexpectedly.", exc_info=raised)
+            error = TransferError(f"{type(raised).__name__}: {raised}", cause=TransferCause.RAISED)
         finally:
+            if self._push is not None:
+                self._push.end(error)
+                if self.prefix is None:
+                    self._push.close()
+            if self.prefix is None:
+                self.error = error
+            elif error is not None and not (self._push is not None and self._push.is_closed):
+                self._node.metrics.failed(error.cause)
+                logger.debug("Blocks that were sent along broke off: %s", error)
             self.is_done = True
 
     def withdraw(self) -> None:
@@ -81,29 +105,61 @@ class Invitation:
             self._is_withdrawn = True
             if self._connection is not None:
                 self._connection.cut()
+        self.hang_up()
         if self.prefix is not None:
-            self._give_back(self.prefix)
+            self._node.pushes.take(self.prefix.ticket)
+            self._node.errands.release(self.prefix)
+
+    def hang_up(self) -> None:
+        """Wait for nothing more; what was offered is released elsewhere."""
+        if self._push is not None:
+            self._push.close()
 
     def _run(self) -> None:
-        prefix = self.engine.prefix
-        with PeerConnection(prefix, self._me, connect_timeout_s=self._connect_timeout_s) as connection:
+        node, prefix = self._node, self.engine.prefix
+        if node.identity is None:
+            raise TransferError("There is no KV cache yet.", cause=TransferCause.RAISED)
+        with PeerConnection(prefix, node.identity, connect_timeout_s=node.config.connect_timeout_s) as connection:
             with self._lock:
                 if self._is_withdrawn:
                     raise TransferError("The prompt is not wanted any more.", cause=TransferCause.CANCELLED)
                 self._connection = connection
             offer = connection.invite(self._message())
-            prefix = attrs.evolve(
-                prefix,
-                engine=connection.engine,
-                ticket=offer.ticket,
-                num_tokens=offer.num_tokens,
-                lease_s=offer.lease_s,
-            )
+            if self._accept(connection.engine, offer) and self._push is not None:
+                self._receive(connection, offer, self._push)
+
+    def _accept(self, engine: str, offer: Offer) -> bool:
+        """Let the request go on; False if it is gone."""
+        prefix = attrs.evolve(
+            self.engine.prefix,
+            engine=engine,
+            ticket=offer.ticket,
+            num_tokens=offer.num_tokens,
+            lease_s=offer.lease_s,
+        )
+        if offer.token is not None and self._terms:
+            self.first = heard(offer.token)
+        self._node.metrics.offered("unasked" if not self._terms else "none" if self.first is None else "given")
         with self._lock:
             if not self._is_withdrawn:
-                self.prefix = prefix
-                return
-        self._give_back(prefix)
+                if self._push is not None and offer.num_pushed:
+                    self._node.pushes.name(prefix.ticket, self._push)
+                self.prefix, self.is_done = prefix, True
+                return True
+        self._node.errands.release(prefix)
+        return False
+
+    def _receive(self, connection: PeerConnection, offer: Offer, push: Push) -> None:
+        """Take the blocks that are sent along."""
+        if not offer.num_pushed:
+            push.close()
+            return
+        push.begin(offer.num_pushed, connection.cut)
+        start_s, timeout_s = time.monotonic(), self._node.config.pull_timeout_s
+        connection.receive_pushed(offer.num_pushed, push, timeout_s=timeout_s)
+        num_bytes = offer.num_pushed * self._node.block_bytes
+        self._node.metrics.pushed("received", num_bytes=num_bytes)
+        self._node.cost.loaded(num_bytes=num_bytes, seconds=time.monotonic() - start_s)
 
     def _message(self) -> Invite:
         """Return what the engine is told; a long prompt takes milliseconds, which are this thread's."""
@@ -116,4 +172,7 @@ class Invitation:
             timeout_s=self._timeout_s,
             priority=request.priority,
             weight=request.weight,
+            terms=self._terms,
+            push_bytes=0 if self._push is None else self._push.num_bytes,
+            num_skipped=self._num_skipped,
         )

@@ -32,12 +32,36 @@ class P2PMetrics(TransferCounters):
             "Prompts that another engine was to compute, by what became of that: served, failed, withdrawn, or declined here.",
             "result",
         )
+        self._first = self._counter(
+            "offered_tokens",
+            "Offers of other engines, by the first token: given; none, they could not choose it; or unasked, they could not be told how.",
+            "token",
+        )
+        self._pushed = self._counter("pushed_bytes", "Bytes of blocks sent along with offers, or received so.", "end")
+        self._aside = self._gauge("push_bytes", "Bytes of memory set aside for blocks that are sent along.")
         self._guests = self._gauge("guests", "Prompts of other engines that are being computed here.")
         self._away = self._gauge("prompts_away", "Prompts of this engine that another one is computing.")
 
     def invited(self, result: str) -> None:
         """Count an invitation by its result."""
         self._invites.labels(self._name, result).inc()
+
+    def offered(self, token: str) -> None:
+        """Count an offer by whether the first token came with it."""
+        self._first.labels(self._name, token).inc()
+
+    def pushed(self, end: str, *, num_bytes: int) -> None:
+        """Count blocks that nobody had to ask for.
+
+        Args:
+            end: ``sent`` or ``received``.
+            num_bytes: As in the pool.
+        """
+        self._pushed.labels(self._name, end).inc(num_bytes)
+
+    def watch_aside(self, num_bytes: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._aside.labels(self._name).set_function(lambda: float(num_bytes()))
 
     def watch_guests(self, num_guests: Callable[[], int]) -> None:
         """Read a gauge from where it is whenever somebody looks."""

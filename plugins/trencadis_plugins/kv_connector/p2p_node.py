@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from trencadis.clock import Clock
-from trencadis.interfaces import KVCodec
+from trencadis.interfaces import FirstTokenTerms, KVCodec
 from trencadis.kv.cost import CostModel
 from trencadis.kv.defaults import AsTheyAre
 from trencadis.kv.handshake import Identity
@@ -18,6 +18,7 @@ from trencadis_plugins.kv_connector.p2p_guests import Guests
 from trencadis_plugins.kv_connector.p2p_holds import Holds
 from trencadis_plugins.kv_connector.p2p_metrics import P2PMetrics
 from trencadis_plugins.kv_connector.p2p_peers import Peers
+from trencadis_plugins.kv_connector.p2p_push import Pushes
 from trencadis_plugins.kv_connector.p2p_registry import Registry
 from trencadis_plugins.kv_connector.p2p_server import BlockServer
 from trencadis_plugins.kv_connector.p2p_transport import Transport
@@ -45,6 +46,8 @@ class Node:
         metrics: What is counted.
         cost: What computing and pulling take here.
         guests: Prompts that are computed for others.
+        pushes: Blocks that other engines send along with their offers.
+        terms: How first tokens are chosen here; None: nobody can be told.
         registry: Engines that compute prompts for this one.
         server: Gives blocks to others.
         block_size: Tokens of a block; 0 before :meth:`start`.
@@ -79,6 +82,9 @@ class Node:
         self.cost = CostModel(clock)
         self.guests = Guests(config.max_guests, release=self.holds.release)
         self.metrics.watch_guests(lambda: self.guests.num_guests)
+        self.pushes = Pushes(_room(config, transport))
+        self.metrics.watch_aside(lambda: self.pushes.num_bytes)
+        self.terms: FirstTokenTerms | None = None
         self.registry = Registry(
             config.prefill_engines, connect_timeout_s=config.connect_timeout_s, heartbeat_s=config.heartbeat_s
         )
@@ -122,8 +128,14 @@ class Node:
     def close(self) -> None:
         """Leave; may be called twice."""
         self.guests.close()
+        self.pushes.close()
         self.server.close()
         self.registry.close()
         self.errands.close()
         if self.transport is not None:
             self.transport.close()
+
+
+def _room(config: P2PConfig, transport: Transport | None) -> int:
+    """Return the bytes for blocks that are sent along: none where they come by layer, or another way than over the connection. Pure."""
+    return config.max_pushed_bytes if config.push and not config.layerwise and transport is None else 0

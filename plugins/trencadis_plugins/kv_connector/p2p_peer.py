@@ -31,6 +31,7 @@ from trencadis.kv.stream_messages import (
 from trencadis.records import TransferCause
 from trencadis_plugins.kv_connector.p2p_layers import LayerSink
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
+from trencadis_plugins.kv_connector.p2p_push import Push
 from trencadis_plugins.kv_connector.p2p_transport import Landing
 
 if TYPE_CHECKING:
@@ -182,9 +183,35 @@ class PeerConnection:
         answer = self._stream.receive()
         if isinstance(answer, Abort):
             raise _given_up(answer)
-        if not isinstance(answer, Offer) or answer.num_tokens < 1:
+        if not isinstance(answer, Offer) or answer.num_tokens < 1 or answer.num_pushed < 0:
             raise TransferError(f"{answer!r} came in the place of OFFER.", cause=TransferCause.CORRUPT)
+        if answer.num_pushed * self._me.block_bytes > invite.push_bytes:
+            raise TransferError(
+                f"{answer.num_pushed} blocks are sent along, and there is room for {invite.push_bytes} bytes.",
+                cause=TransferCause.CORRUPT,
+            )
         return answer
+
+    def receive_pushed(self, num_blocks: int, push: Push, *, timeout_s: float) -> None:
+        """Take the blocks that an offer sends along; each is verified before it counts.
+
+        Args:
+            num_blocks: As many as the offer says.
+            push: Where they go.
+            timeout_s: For all of them.
+
+        Raises:
+            TransferError: Not all came; those that count are right. ``corrupt``: others came, or more.
+        """
+        self._stream.set_deadline(timeout_s)
+        for index in range(num_blocks):
+            answer = self._stream.receive()
+            if not isinstance(answer, int):
+                self._check_end(answer, num_sent=index, num_wanted=num_blocks)
+            else:
+                self._receive_block(answer, push.row(index), push.hashes[index])
+                push.came()
+        self._check_end(self._stream.receive(), num_sent=num_blocks, num_wanted=num_blocks)
 
     def cut(self) -> None:
         """End the connection: whoever waits raises. From any thread; may be called twice."""

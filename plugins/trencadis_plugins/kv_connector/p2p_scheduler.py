@@ -9,10 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import attrs
 import msgspec
 
-from trencadis.interfaces import KVPolicy, KVSchedulerSide, Lookup
-from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
+from trencadis.interfaces import FirstTokenTerms, KVPolicy, KVSchedulerSide, Lookup
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis_plugins.kv_connector.p2p_delegation import Delegation, Waiting
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix, offer, wants_hold
@@ -70,7 +71,10 @@ class P2PScheduler(KVSchedulerSide):
         if not is_ours and (not node.peers.allows(prefix.host) or node.peers.is_down(prefix)):
             node.metrics.looked_up("declined")
             return Lookup()
-        return self._hit(request.request_id, prefix, len(block_hashes), num_local_tokens)
+        found = self._hit(request.request_id, prefix, len(block_hashes), num_local_tokens)
+        if is_ours and found.num_tokens:
+            return attrs.evolve(found, first_token=self._delegation.take_token(request.request_id))
+        return found
 
     def _hit(self, request_id: str, prefix: RemotePrefix, num_hashes: int, num_local_tokens: int) -> Lookup:
         node = self._node
@@ -171,6 +175,12 @@ class P2PScheduler(KVSchedulerSide):
         """Have another engine compute what one has computed in vain, once."""
         return "retry" if self._delegation.tries_again(request.request_id) else "compute"
 
+    def on_sampling(self, terms: FirstTokenTerms) -> None:
+        """Have first tokens chosen where prompts are computed, here and there."""
+        if self._node.config.first_token:
+            self._node.terms = terms
+            self._node.guests.unpack = terms.unpack
+
     def on_role(self, role: str) -> None:
         """Take prompts of others, or none."""
         self._node.guests.accepts = role != "decode"
@@ -196,6 +206,10 @@ class P2PScheduler(KVSchedulerSide):
     def take_withdrawn(self) -> Sequence[str]:
         """Return those that are not wanted any more."""
         return self._node.guests.take_withdrawn()
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Keep it for whoever wanted the prompt computed."""
+        self._node.guests.said(request_id, first)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Let whoever wanted it know where its blocks are."""

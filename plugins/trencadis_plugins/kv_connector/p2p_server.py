@@ -41,6 +41,7 @@ from trencadis_plugins.kv_connector.p2p_guests import Guest, Guests
 from trencadis_plugins.kv_connector.p2p_holds import Hold, Holds
 from trencadis_plugins.kv_connector.p2p_layers import send_layers
 from trencadis_plugins.kv_connector.p2p_metrics import P2PMetrics
+from trencadis_plugins.kv_connector.p2p_token import told
 from trencadis_plugins.kv_connector.p2p_transport import Flight, Transport
 
 if TYPE_CHECKING:
@@ -219,13 +220,45 @@ class BlockServer:
                     return
             if stream.is_gone:
                 return
-            stream.set_deadline(self._config.connect_timeout_s)
-            stream.send(_answer_of(guest))
-            is_served = True
+            with contextlib.ExitStack() as stack:
+                hold, hashes = self._to_push(stream, guest, invite, stack)
+                stream.set_deadline(self._config.connect_timeout_s)
+                stream.send(_answer_of(guest, num_pushed=len(hashes)))
+                is_served = True
+                if hold is not None:
+                    self._push(stream, hold, hashes)
         finally:
             if not is_served:
                 self._guests.withdraw(guest)
                 stream.cut()
+
+    def _to_push(
+        self, stream: FrameStream, guest: Guest, invite: Invite, stack: contextlib.ExitStack
+    ) -> tuple[Hold | None, list[bytes]]:
+        """Return what is sent along with an offer: blocks that the other engine does not have, as far as it has room for them."""
+        pool, prefix = self._find_pool(), guest.prefix
+        if pool is None or prefix is None or not self._config.push:
+            return None, []
+        num_blocks = invite.push_bytes // pool.layout.block_bytes
+        if num_blocks < 1 or invite.num_skipped < 0:
+            return None, []
+        try:
+            hold = self._holds.open(prefix.ticket, stream.cut)
+        except TransferError as error:
+            logger.debug("A prompt's blocks are gone before they could be sent: %s", error)
+            return None, []
+        stack.callback(self._holds.close, hold, stream.cut)
+        hashes = list(hold.index)[invite.num_skipped :][:num_blocks]
+        return (hold, hashes) if hashes else (None, [])
+
+    def _push(self, stream: FrameStream, hold: Hold, hashes: list[bytes]) -> None:
+        """Send blocks that nobody has asked for one by one; who cannot take them any more closes the connection."""
+        pool = self._find_pool()
+        assert pool is not None, "it was there when the offer was made"
+        stream.set_deadline(self._config.pull_timeout_s)
+        self._send_blocks(stream, pool, hold, hashes)
+        stream.send(Commit(num_blocks=len(hashes)))
+        self._metrics.pushed("sent", num_bytes=len(hashes) * pool.layout.block_bytes)
 
     def _send(self, stream: FrameStream, pull: Pull) -> None:
         stream.set_deadline(self._config.pull_timeout_s)
@@ -332,11 +365,17 @@ def _taken(message: object) -> int:
     return message.index
 
 
-def _answer_of(guest: Guest) -> Offer | Abort:
+def _answer_of(guest: Guest, *, num_pushed: int = 0) -> Offer | Abort:
     prefix = guest.prefix
     if prefix is None:
         return Abort(cause=TransferCause.FULL, reason=guest.error)
-    return Offer(ticket=prefix.ticket, num_tokens=prefix.num_tokens, lease_s=prefix.lease_s)
+    return Offer(
+        ticket=prefix.ticket,
+        num_tokens=prefix.num_tokens,
+        lease_s=prefix.lease_s,
+        token=None if guest.first is None else told(guest.first),
+        num_pushed=num_pushed,
+    )
 
 
 def _turn_away(stream: FrameStream) -> None:

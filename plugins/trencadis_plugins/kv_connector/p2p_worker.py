@@ -154,8 +154,9 @@ class _Pull:
         pool = node.pool
         self.arrivals = Arrivals(pool.layout.layers) if order.by_layer and pool is not None else None
         self._connection: PeerConnection | None = None
+        self._push = node.pushes.take(order.name)
         self._lock = threading.Lock()
-        self._num_taken = 0
+        self._num_taken = self._num_pushed = 0
         self._error: TransferError | None = None
         self._started_s = self._renewed_s = self._since_s = self._taken_s = time.monotonic()
         self._is_connected = False
@@ -192,6 +193,7 @@ class _Pull:
             self.is_cancelled = True
             if self._connection is not None:
                 self._connection.cut()
+        self._close_push()
 
     def has_layer(self, layer: int, *, until_s: float) -> bool:
         return self.arrivals is None or self.arrivals.wait(layer, until_s=until_s)
@@ -214,6 +216,7 @@ class _Pull:
             logger.warning("A pull failed unexpectedly.", exc_info=error)
             self._failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED))
         finally:
+            self._close_push()
             if self.arrivals is not None:
                 self.arrivals.end(is_whole=self._error is None)
             self._has_ended = True
@@ -225,6 +228,12 @@ class _Pull:
         identity, config = node.identity, node.config
         if self.is_cancelled:
             raise _cancelled()
+        first = self._num_pushed = self._take_pushed(pool)
+        if first == len(self.order.hashes):
+            self._count()
+            node.metrics.ended(time.monotonic() - self._started_s)
+            node.errands.release(self._prefix)
+            return
         with PeerConnection(self._prefix, identity, connect_timeout_s=config.connect_timeout_s) as connection:
             with self._lock:
                 self._connection = connection
@@ -238,8 +247,8 @@ class _Pull:
             landing = None if node.transport is None or sink is not None else node.transport.landing()
             try:
                 connection.pull(
-                    self.order.hashes,
-                    self._take,
+                    self.order.hashes[first:],
+                    lambda index, rows: self._take(first + index, rows),
                     num_rows=num_rows,
                     timeout_s=config.pull_timeout_s,
                     landing=landing,
@@ -255,6 +264,34 @@ class _Pull:
             except TransferError as error:
                 logger.debug("The blocks came, but could not be released: %s", error)
                 node.errands.release(self._prefix)
+
+    def _take_pushed(self, pool: PoolAccess) -> int:
+        """Take blocks that were sent along, as they come; returns how many leading ones of the order these are.
+
+        Raises:
+            TransferError: As of :meth:`_take`, or the sender is too slow to be asked for the rest.
+        """
+        push, hashes = self._push, self.order.hashes
+        if push is None or hashes[0] not in push.hashes:  # what was cached here when they were asked for is gone
+            return 0
+        place, num_taken = push.hashes.index(hashes[0]), 0
+        until_s = self._started_s + self._node.config.pull_timeout_s
+        most = max(1, self._node.config.max_bytes_per_step // pool.layout.block_bytes)
+        while num_taken < len(hashes):
+            rows = push.wait(place + num_taken, until_s=until_s)[place + num_taken :]
+            rows = rows[: min(most, len(hashes) - num_taken)]
+            if not len(rows):
+                break
+            self._take(num_taken, rows)
+            num_taken += len(rows)
+        self._close_push()
+        if push.error is not None and push.error.cause in _SLOW:
+            raise push.error
+        return num_taken
+
+    def _close_push(self) -> None:
+        if self._push is not None:
+            self._push.close()
 
     def _take(self, first: int, rows: NDArray[np.uint8]) -> None:
         pool = self._node.pool
@@ -285,7 +322,9 @@ class _Pull:
             num_tokens=num_taken * layout.block_size,
             num_bytes=num_taken * (layout.block_bytes + HEADER_BYTES),
         )
-        node.cost.loaded(num_bytes=num_taken * layout.block_bytes, seconds=self._taken_s - self._since_s)
+        if num_taken > self._num_pushed:  # of others the receiver has told what they took
+            num_bytes = (num_taken - self._num_pushed) * layout.block_bytes
+            node.cost.loaded(num_bytes=num_bytes, seconds=self._taken_s - self._since_s)
 
     def _gave_up(self, cause: str) -> None:
         """Note how long the rest of a pull was waited for in vain.

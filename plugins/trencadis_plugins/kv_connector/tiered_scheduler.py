@@ -11,10 +11,10 @@ import attrs
 import msgspec
 
 from trencadis.clock import Clock
-from trencadis.interfaces import KVPolicy, KVSchedulerSide, Lookup, SourceView
+from trencadis.interfaces import FirstTokenTerms, KVPolicy, KVSchedulerSide, Lookup, SourceView
 from trencadis.kv.bounded import BoundedDict
 from trencadis.kv.cost import CostModel
-from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis_plugins.kv_connector.tiered_child import CLOSED, Child
 from trencadis_plugins.kv_connector.tiered_config import TieredConfig
 from trencadis_plugins.kv_connector.tiered_lookups import TierLookups
@@ -195,26 +195,26 @@ class TieredScheduler(KVSchedulerSide):
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
         """Tell all: the parameters do not say whose they are."""
-        for child in self._children:
-            child.call("on_rejected", lambda side: side.on_rejected(transfer_params), None)
+        self._tell("on_rejected", lambda side: side.on_rejected(transfer_params))
 
     def on_abandoned(self, request: Request) -> None:
         """Tell all."""
         self._lookups.forget(request.request_id)
-        for child in self._children:
-            child.call("on_abandoned", lambda side: side.on_abandoned(request), None)
+        self._tell("on_abandoned", lambda side: side.on_abandoned(request))
 
     # ------------------------------------------------------------------------------------- requests of children
 
+    def on_sampling(self, terms: FirstTokenTerms) -> None:
+        """Hand it to all."""
+        self._tell("on_sampling", lambda side: side.on_sampling(terms))
+
     def on_role(self, role: str) -> None:
         """Tell all."""
-        for child in self._children:
-            child.call("on_role", lambda side: side.on_role(role), None)
+        self._tell("on_role", lambda side: side.on_role(role))
 
     def on_waker(self, wake: Callable[[], None]) -> None:
         """Hand it to all."""
-        for child in self._children:
-            child.call("on_waker", lambda side: side.on_waker(wake), None)
+        self._tell("on_waker", lambda side: side.on_waker(wake))
 
     @property
     def has_requests(self) -> bool:
@@ -235,14 +235,16 @@ class TieredScheduler(KVSchedulerSide):
             found += child.call("take_withdrawn", lambda side: tuple(side.take_withdrawn()), ())
         return found
 
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Tell all: ids are unique."""
+        self._tell("on_request_token", lambda side: side.on_request_token(request_id, first))
+
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Tell all: ids are unique."""
-        for child in self._children:
-            child.call(
-                "on_request_ended",
-                lambda side: side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
-                None,
-            )
+        self._tell(
+            "on_request_ended",
+            lambda side: side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
+        )
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -277,14 +279,12 @@ class TieredScheduler(KVSchedulerSide):
 
     def on_backlog(self, num_tokens: int) -> None:
         """Tell all."""
-        for child in self._children:
-            child.call("on_backlog", lambda side: side.on_backlog(num_tokens), None)
+        self._tell("on_backlog", lambda side: side.on_backlog(num_tokens))
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Learn what computing takes, and tell all."""
         self._cost.computed(num_tokens=num_tokens, seconds=device_s)
-        for child in self._children:
-            child.call("on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s), None)
+        self._tell("on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
 
     def metrics(self) -> str:
         """Return what is counted here and, with the label ``tier``, by each child."""
@@ -297,6 +297,10 @@ class TieredScheduler(KVSchedulerSide):
             child.close()
 
     # ------------------------------------------------------------------------------------------------- innards
+
+    def _tell(self, name: str, tell: Callable[[KVSchedulerSide], None]) -> None:
+        for child in self._children:
+            child.call(name, tell, None)
 
     def _is_new(self, child: int, own: int) -> bool:
         """Return whether a ticket names nothing else yet; a child that gives one twice has a fault."""

@@ -60,6 +60,10 @@ class GreedySampler(Sampler):
         """Return True: no parameter has an effect."""
         return True
 
+    def goes_on(self, params: SamplingParams) -> bool:
+        """Return True: no parameter has an effect."""
+        return True
+
     @torch.no_grad()
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
         """Let somebody else choose by laws that give everything to the most likely token; as :meth:`sample` otherwise."""

@@ -129,9 +129,19 @@ class StandardSampler(Sampler):
 
         State is kept by position, not by branch, and histories are looked for in their branch by those alone that say so.
         """
-        start = RowStart(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=0, params=params, seed=0)
-        asked = [processor for processor in self._chain if processor.asks(start)]
+        asked = self._asked(_nowhere(params))
         return all(one.speculation_safe and (_takes_branches(one) or not branching) for one in asked)
+
+    def goes_on(self, params: SamplingParams) -> bool:
+        """Return whether no processor that the sequence asks for keeps what tokens do not tell."""
+        return all(one.rebuilds_state or not one.has_state for one in self._asked(_nowhere(params)))
+
+    def may_begin(self, start: RowStart, token_id: int) -> bool:
+        """Return whether every processor that the sequence asks for lets it begin with a token."""
+        return all(one.may_begin(start, token_id) for one in self._asked(start))
+
+    def _asked(self, start: RowStart) -> list[LogitsProcessor]:
+        return [processor for processor in self._chain if processor.asks(start)]
 
     @torch.no_grad()
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
@@ -257,6 +267,10 @@ class StandardSampler(Sampler):
         keys = torch.as_tensor(self._keys[list(context.rows)], device=logits.device)
         positions = torch.as_tensor(context.positions, device=logits.device) + 1
         return draw(logits, peaks, keys=keys, positions=positions, purpose=Purpose.SAMPLE)
+
+
+def _nowhere(params: SamplingParams) -> RowStart:
+    return RowStart(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=0, params=params, seed=0)
 
 
 def _takes_branches(processor: LogitsProcessor) -> bool:

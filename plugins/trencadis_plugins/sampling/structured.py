@@ -61,6 +61,7 @@ class Structured(RowProcessor):
 
     needs_history = True
     has_state = True
+    rebuilds_state = True
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
@@ -74,6 +75,12 @@ class Structured(RowProcessor):
         if params.structured is not None:
             grammars_of(self._vocabulary()).matcher(params.structured)
 
+    def may_begin(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a text of the grammar may begin with a token."""
+        mask = self._walk(start).mask([])
+        word, bit = divmod(token_id, 32)
+        return mask is not None and word < len(mask) and bool(mask[word] >> bit & 1)
+
     def asks(self, start: RowStart) -> bool:
         """Return whether the request wants structured output. Pure."""
         return start.params.structured is not None
@@ -84,22 +91,26 @@ class Structured(RowProcessor):
         super().start_row(start)
 
     def _take(self, start: RowStart) -> None:
-        wanted = start.params.structured
-        if wanted is None:
+        if start.params.structured is None:
             return
-        grammars = grammars_of(self._vocabulary())
-        walk = GrammarWalk(
-            grammars.matcher(wanted),
-            num_tokens=grammars.num_tokens,
-            eos_token_id=grammars.eos_token_id,
-            end_token_ids=_ends(start, grammars.eos_token_id, grammars.special_token_ids),
-        )
+        walk = self._walk(start)
         output = start.token_ids[start.num_prompt_tokens :].tolist()
         self._rows[start.row] = _Row(
             walk=walk,
             num_prompt_tokens=start.num_prompt_tokens,
             ahead=self._submit(lambda: walk.mask(output)),
             position=len(start.token_ids) - 1,
+        )
+
+    def _walk(self, start: RowStart) -> GrammarWalk:
+        """Return a sequence's way through its grammar, at the beginning."""
+        assert start.params.structured is not None, "it asks"
+        grammars = grammars_of(self._vocabulary())
+        return GrammarWalk(
+            grammars.matcher(start.params.structured),
+            num_tokens=grammars.num_tokens,
+            eos_token_id=grammars.eos_token_id,
+            end_token_ids=_ends(start, grammars.eos_token_id, grammars.special_token_ids),
         )
 
     # ------------------------------------------------------------------------------------------------- masks

@@ -124,3 +124,32 @@ def test_connector_is_told_what_waits_of_everybody_and_when_nothing_does() -> No
     assert host.backlogs[-1] == 0
     assert all(after != before for before, after in zip(host.backlogs, host.backlogs[1:], strict=False))
     assert host.backlogs == sorted(host.backlogs, reverse=True), "nobody came, so it became less"
+
+
+def test_connector_is_told_the_first_token_of_each_of_its_requests_once_and_before_its_end() -> None:
+    host = Host()
+    engine = engine_of(host.pair(), max_num_batched_tokens=16)
+    host.new = [request("guest 1", 5, logprobs=2), request("guest 2", 20, max_tokens=6), request("guest 3", 40)]
+    engine.add(request("client", 30, max_tokens=4, logprobs=1))
+    run(engine)
+    assert {name: first.token_id for name, first in host.firsts} == {
+        f"guest {i}": fake_text(list(range(start, start + 9)), 1, eos=-1)[0] for i, start in ((1, 5), (2, 20), (3, 40))
+    }
+    assert len(host.firsts) == 3
+    entries = {name: first.logprobs for name, first in host.firsts}
+    assert (entries["guest 2"], entries["guest 3"]) == (None, None)
+    entry = entries["guest 1"]
+    assert entry is not None
+    assert (entry.token_id, entry.position, len(entry.top_token_ids)) == (dict(host.firsts)["guest 1"].token_id, 9, 2)
+    assert host.order.index("token of guest 1") < host.order.index("end of guest 1")
+
+
+def test_guest_in_the_slot_of_one_that_was_withdrawn_has_its_own_token() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [request("guest 1", 5)]
+    engine._guests.let_in()
+    host.withdrawn, host.new = ["guest 1"], [request("guest 2", 20)]
+    run(engine)
+    ((name, first),) = host.firsts
+    assert (name, first.token_id) == ("guest 2", fake_text(list(range(20, 29)), 1, eos=-1)[0])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from trencadis.kv.stream_messages import BODIES, KINDS, Invite, Kind, Offer, State
+from trencadis.kv.stream_messages import BODIES, KINDS, Invite, Kind, Offer, State, Token
 
 
 def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_had() -> None:
@@ -47,3 +47,31 @@ def test_invitation_of_an_engine_that_knows_no_priorities_has_none_and_is_read_b
 
     new = msgspec.msgpack.encode(msgspec.structs.replace(invite, priority=5, weight=2.0))
     assert msgspec.msgpack.decode(new, type=OldInvite).timeout_s == 2.5
+
+
+def test_engines_of_before_offers_brought_anything_along_are_understood_and_understand():
+    """They send no more fields, and skip those that they do not know: this is what their messages looked like."""
+
+    class OldInvite(msgspec.Struct, array_like=True):
+        tokens: bytes
+        tenant: str
+        cache_salt: str
+        adapter: str
+        timeout_s: float
+        priority: int = 0
+        weight: float | None = None
+
+    class OldOffer(msgspec.Struct, array_like=True):
+        ticket: str
+        num_tokens: int
+        lease_s: float
+
+    old_invite, old_offer = OldInvite(b"\1\0\0\0", "t", "s", "a", 5.0, 2, 1.5), OldOffer("ticket", 16, 30.0)
+    invite = msgspec.msgpack.decode(msgspec.msgpack.encode(old_invite), type=Invite)
+    assert (invite.weight, invite.terms, invite.push_bytes, invite.num_skipped) == (1.5, b"", 0, 0)
+    offer = msgspec.msgpack.decode(msgspec.msgpack.encode(old_offer), type=Offer)
+    assert (offer.ticket, offer.token, offer.num_pushed) == ("ticket", None, 0)
+    new_invite = msgspec.structs.replace(invite, terms=b"terms", push_bytes=4096, num_skipped=1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_invite), type=OldInvite) == old_invite
+    new_offer = msgspec.structs.replace(offer, token=Token(token_id=3), num_pushed=2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_offer), type=OldOffer) == old_offer

@@ -259,6 +259,15 @@ def test_the_hash_changes_with_component_and_option(registry, overrides):
     assert _resolve(registry, **(base | overrides)).plan_hash != _resolve(registry, **base).plan_hash
 
 
+def test_the_hash_of_a_noun_follows_what_serves_it_and_nothing_else(registry):
+    base = _resolve(registry, scheduling__name="tuned")
+    of_others = _resolve(registry, scheduling__name="tuned", backend__name="gaudi", observer__names=[])
+    assert base.hash_of("scheduling") == of_others.hash_of("scheduling")
+    assert base.hash_of("backend") != of_others.hash_of("backend")
+    for overrides in ({"scheduling__name": "fcfs"}, {"scheduling__name": "tuned", "scheduling__tuned__limit": 2}):
+        assert _resolve(registry, **overrides).hash_of("scheduling") != base.hash_of("scheduling")
+
+
 def test_the_hash_ignores_options_of_components_that_are_not_chosen(registry):
     assert _resolve(registry, scheduling__tuned__limit=2).plan_hash == _resolve(registry).plan_hash
 

@@ -148,7 +148,7 @@ def test_third_engine_is_not_asked() -> None:
 
 def test_blocks_that_are_lost_before_they_are_pulled_are_computed_by_another_engine(prefiller: Station) -> None:
     prompt = prompt_of(12, 21)
-    with Station() as first, decoder(port_of(first), port_of(prefiller)) as one:
+    with Station() as first, decoder(port_of(first), port_of(prefiller), push=False) as one:
         for engine in one.node.registry.engines:
             engine.affinity = lambda _, port=engine.port: float(port == port_of(first))
         name = one.add(prompt, max_tokens=5)

@@ -35,13 +35,12 @@ class Sent:
     def __init__(self, producer: Producer, *, timeout_s: float = 5.0, port: int = 0) -> None:
         engine = PrefillEngine(f"127.0.0.1:{port or producer.node.server.port}")
         self.given_back: list[RemotePrefix] = []
+        producer.node.errands.release = self.given_back.append  # type: ignore[method-assign]
         self.invitation = Invitation(
             engine,
             REQUEST,
-            producer.me,
+            producer.node,
             timeout_s=timeout_s,
-            connect_timeout_s=2.0,
-            give_back=self.given_back.append,
         )
         self.thread = threading.Thread(target=self.invitation.run)
         self.thread.start()
@@ -103,10 +102,8 @@ def test_withdrawal_before_during_and_after_leaves_nothing_behind() -> None:
         before.invitation = Invitation(
             PrefillEngine(f"127.0.0.1:{producer.node.server.port}"),
             REQUEST,
-            producer.me,
+            producer.node,
             timeout_s=5.0,
-            connect_timeout_s=2.0,
-            give_back=before.given_back.append,
         )
         before.invitation.withdraw()
         before.invitation.run()

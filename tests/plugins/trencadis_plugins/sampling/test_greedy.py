@@ -50,3 +50,7 @@ def test_a_rule_is_shown_certain_laws_and_its_tokens_are_reported(is_static):
     assert answer.token_ids.tolist() == [2, 1]
     assert [entry.token_id for entry in answer.logprobs] == [2, 1]
     assert sampler.takes_drafts(params, branching=True)
+
+
+def test_first_token_may_come_from_another_engine_whatever_is_asked_for():
+    assert GreedySampler().goes_on(SamplingParams(mirostat_mode=2))

@@ -313,3 +313,37 @@ def test_a_state_that_is_kept_by_position_takes_no_branches():
     assert sampler.takes_drafts(mirostat, branching=False)
     assert not sampler.takes_drafts(mirostat, branching=True)
     assert sampler.takes_drafts(plain, branching=True)
+
+
+def test_sequence_goes_on_behind_anothers_token_unless_a_state_would_be_missing():
+    """What a grammar allows follows from the tokens; mirostat's target follows from laws that were elsewhere."""
+    sampler = StandardSampler(standard_chain("vllm"))
+    everything = SamplingParams(
+        temperature=0.7,
+        top_p=0.5,
+        frequency_penalty=1.0,
+        logit_bias={1: 2.0},
+        min_tokens=2,
+        xtc_probability=0.5,
+        no_repeat_ngram_size=3,
+        structured={"kind": "json_object"},
+    )
+    assert sampler.goes_on(everything)
+    assert not sampler.goes_on(SamplingParams(mirostat_mode=2))
+    assert sampler.goes_on(SamplingParams(mirostat_mode=2, temperature=0.0)), "which greedy sequences do not ask for"
+    stateful = _Named(argmax_invariant=False)
+    stateful.has_state = True
+    named = SamplingParams(logits_processors={"named": {}})
+    assert not StandardSampler([stateful]).goes_on(named)
+    assert StandardSampler([stateful]).goes_on(SamplingParams())
+    stateful.rebuilds_state = True
+    assert StandardSampler([stateful]).goes_on(named)
+
+
+def test_first_token_of_another_engine_must_suit_every_processor_that_is_asked_for(start):
+    picky = _Named(argmax_invariant=False)
+    picky.may_begin = lambda start, token_id: token_id != 3
+    sampler = StandardSampler([*standard_chain("vllm"), picky])
+    asks = start(0, logits_processors={"named": {}})
+    assert [sampler.may_begin(asks, token) for token in (2, 3)] == [True, False]
+    assert sampler.may_begin(start(0), 3)

@@ -1,0 +1,102 @@
+"""A producer that answers invitations as a test says, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from trencadis.errors import TransferError
+from trencadis.kv.format import pack_header
+from trencadis.kv.handshake import Identity, welcome
+from trencadis.kv.stream import FrameStream, block_head
+from trencadis.kv.stream_messages import Abort, Ack, Invite, Offer, Pull, Release, State, Status
+from trencadis.records import KVLayout
+
+__all__ = ["RogueProducer"]
+
+
+class RogueProducer:
+    """Listens, lets everybody in, computes nothing; a context manager.
+
+    Args:
+        identity: What it says of itself.
+        layout: Of the blocks that it sends.
+        on_invite: Answers an invitation; the connection is closed behind it.
+    """
+
+    def __init__(
+        self, identity: Identity, layout: KVLayout, on_invite: Callable[[RogueProducer, FrameStream, Invite], None]
+    ) -> None:
+        self._identity = identity
+        self._layout = layout
+        self._on_invite = on_invite
+        self._streams: list[FrameStream] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.num_pulls = 0
+        self.invites: list[Invite] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def offer(self, num_tokens: int, num_pushed: int, **more: object) -> Offer:
+        """Return an offer of blocks that nobody holds."""
+        return Offer(ticket="rogue", num_tokens=num_tokens, lease_s=30.0, num_pushed=num_pushed, **more)  # type: ignore[arg-type]
+
+    def send_block(self, stream: FrameStream, block_hash: bytes, payload: bytes = b"") -> None:
+        """Send a block, well packed whatever is in it."""
+        data = payload or bytes(self._layout.block_bytes)
+        header = pack_header(self._layout, compat=self._identity.compat, block_hash=block_hash, payload=data)
+        stream.send_pieces([block_head(header, len(data)), data])
+
+    def vanish(self) -> None:
+        """Be gone, as a process that was killed."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for stream in self._streams:
+            stream.cut()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            stream = FrameStream(connection, timeout_s=30.0)
+            self._streams.append(stream)
+            threading.Thread(target=self._attend, args=(stream,), daemon=True).start()
+
+    def _attend(self, stream: FrameStream) -> None:
+        try:
+            welcome(stream, self._identity)
+            while self._answer(stream):
+                pass
+        except TransferError:
+            pass  # the other side has gone
+        finally:
+            stream.close()
+
+    def _answer(self, stream: FrameStream) -> bool:
+        match stream.receive():
+            case Status():
+                stream.send(State(accepts=True, num_guests=0, num_tokens=0, tokens_per_s=0.0))
+            case Release():
+                stream.send(Ack(known=True))
+            case Pull():
+                self.num_pulls += 1
+                stream.send(Abort(cause="lost", reason="nothing is held here"))
+            case Invite() as invite:
+                self.invites.append(invite)
+                self._on_invite(self, stream, invite)
+                return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.vanish()
+        self._thread.join()
