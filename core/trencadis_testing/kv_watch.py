@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trencadis.interfaces import ConnectorPair, KVPool, KVSchedulerSide, KVWorkerSide, Lookup
-from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
+from trencadis.interfaces import ConnectorPair, FirstTokenTerms, KVPool, KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 
 __all__ = ["TicketBooks", "watched"]
 
@@ -143,6 +143,9 @@ class _Watched(KVSchedulerSide):
     def on_abandoned(self, request: Request) -> None:
         self._side.on_abandoned(request)
 
+    def on_sampling(self, terms: FirstTokenTerms) -> None:
+        self._side.on_sampling(terms)
+
     def on_role(self, role: str) -> None:
         self._side.on_role(role)
 
@@ -158,6 +161,9 @@ class _Watched(KVSchedulerSide):
 
     def take_withdrawn(self) -> Sequence[str]:
         return self._side.take_withdrawn()
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        self._side.on_request_token(request_id, first)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error)

@@ -171,8 +171,8 @@ class Delegation:
         )
         errand = _Errand(invitation, tried | {engine.name}, has_given_token=not wants_token)
         self._errands[request.request_id] = errand
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(node.config.max_invites, thread_name_prefix="trencadis-p2p-invite")
+        if self._threads is None:  # as many again may still receive blocks of prompts that are back
+            self._threads = ThreadPoolExecutor(2 * node.config.max_invites, thread_name_prefix="trencadis-p2p-invite")
         self._threads.submit(errand.invitation.run)
         return Waiting.YES
 

@@ -285,6 +285,8 @@ class _Pull:
             self._take(num_taken, rows)
             num_taken += len(rows)
         self._close_push()
+        if num_taken < len(hashes) and time.monotonic() >= until_s:
+            raise TransferError("Blocks that were sent along took too long.", cause=TransferCause.DEADLINE)
         if push.error is not None and push.error.cause in _SLOW:
             raise push.error
         return num_taken

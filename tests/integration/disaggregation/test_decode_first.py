@@ -128,6 +128,9 @@ def test_prompts_are_computed_elsewhere_and_answers_are_those_of_one_engine(
         said = list(pool.map(cluster.say, prompts))
     assert said == [alone(engines, prompt) for prompt in prompts]
     assert cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"') == 4
+    assert cluster.metric('trencadis_transfer_first_tokens_total{result="taken"') == 4
+    eventually(lambda: cluster.metric('trencadis_kv_pushed_bytes_total{connector="p2p",end="received"') > 0)
+    eventually(lambda: cluster.metric('trencadis_kv_push_bytes{connector="p2p"') == 0)
     answer = cluster.client.completions.create(model="demo", prompt=text_of(9), stream=True, **GREEDY)
     assert "".join(chunk.choices[0].text for chunk in answer) == alone(engines, text_of(9))
 

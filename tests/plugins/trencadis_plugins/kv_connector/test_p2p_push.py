@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,12 @@ from rogue_producer import RogueProducer
 
 from trencadis.engine.first_token_terms import SamplingTerms
 from trencadis.errors import TransferError
+from trencadis.interfaces import ConnectorPair
 from trencadis.kv.stream import FrameStream
 from trencadis.kv.stream_messages import Commit, Invite, Token
 from trencadis.records import FinishedSequence, TransferCause
 from trencadis_plugins.kv_connector.p2p_push import Push, Pushes
+from trencadis_testing.kv_watch import TicketBooks, watched
 
 BLOCK_BYTES = 96
 PROMPT = prompt_of(1, 41)
@@ -145,7 +148,16 @@ def test_push_is_taken_by_its_ticket_once_and_what_is_left_is_closed() -> None:
 def decoder(*ports: int, **config: Any) -> Iterator[Station]:
     """Have an engine that lets engines at these ports compute its prompts; it knows all of them."""
     names = tuple(f"127.0.0.1:{port}" for port in ports)
-    with Station(prefill_engines=names, **{"min_remote_tokens": 8, "heartbeat_s": 60.0, **config}) as one:
+    books: list[TicketBooks] = []
+
+    def watch(pair: ConnectorPair) -> ConnectorPair:
+        pair, found = watched(pair)
+        books.append(found)
+        return pair
+
+    given = {"min_remote_tokens": 8, "heartbeat_s": 60.0, "wrap": watch, **config}
+    with Station(prefill_engines=names, **given) as one:
+        one.books = books[0]  # type: ignore[attr-defined]
         eventually(lambda: len(one.node.registry.ready()) == len(ports))
         yield one
 
@@ -168,6 +180,8 @@ def firsts_of(one: Station) -> dict[str, int]:
 def check_nothing_is_left(one: Station, *others: Station) -> None:
     eventually(lambda: one.node.pushes.num_bytes == 0, of=(one, *others))
     assert one.node.pushes._by_name == {}
+    eventually(lambda: not one.engine.has_work, of=(one, *others))
+    assert one.books.faults() == []  # type: ignore[attr-defined]
     eventually(lambda: not any(s.num_used_blocks for s in (one, *others)), of=(one, *others))
     for station in (one, *others):
         assert station.engine._state.blocks.num_used == 0
@@ -471,4 +485,51 @@ def test_many_at_once_share_the_memory_and_say_what_they_say_alone() -> None:
 
         eventually(are_done, of=(one, prefiller))
         assert [one.ends[name].token_ids.tolist() for name in names] == [true_text(prompt, 4) for prompt in prompts]
+        check_nothing_is_left(one, prefiller)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_storm_of_faults_and_departures_changes_no_text_and_leaves_nothing(seed: int) -> None:
+    """Requests come, leave and share beginnings in a cache of few blocks, while the way to the other engine breaks in every way."""
+    rng = random.Random(seed)
+    limits: dict[str, Any] = {"pull_timeout_s": 0.3, "connect_timeout_s": 0.3, "retry_s": 0.0, "heartbeat_s": 0.02}
+    with (
+        Station(lease_s=0.5, num_blocks=80) as prefiller,
+        FaultProxy(port_of(prefiller)) as proxy,
+        decoder(proxy.port, max_pushed_bytes=20 * BLOCK_BYTES, num_blocks=50, **limits) as one,
+    ):
+        one.step_s = prefiller.step_s = 0.001
+        live: dict[str, tuple[tuple[int, ...], int]] = {}
+        for _ in range(400):
+            match rng.randrange(12):
+                case 0 | 1 if len(live) < 8:
+                    prompt = prompt_of(rng.randrange(5), rng.randrange(10, 60))
+                    num = rng.randrange(1, 8)
+                    live[one.add(prompt, max_tokens=num)] = (prompt, num)
+                case 2 if live:
+                    name = rng.choice(sorted(live))
+                    end = one.engine.abort(name)
+                    if end is not None:
+                        one.said.pop(end.slot, None)
+                    del live[name]
+                case 3:
+                    kind = rng.choice(["cut_at", "flip_at", "stall_at"])
+                    proxy.to_client.set(**{kind: rng.randrange(3000)})
+                case 4:
+                    proxy.to_client.set()
+                case 5:
+                    threading.Event().wait(0.002)
+                case _:
+                    for station in (one, prefiller):
+                        if station.engine.has_work:
+                            station.step()
+            for name in [name for name in live if name in one.ends]:
+                prompt, num = live.pop(name)
+                assert one.ends[name].token_ids.tolist() == true_text(prompt, num)
+        proxy.to_client.set()
+        eventually(lambda: all(name in one.ends for name in live), of=(one, prefiller))
+        for name, (prompt, num) in live.items():
+            assert one.ends[name].token_ids.tolist() == true_text(prompt, num)
+        assert firsts_of(one).get("taken", 0) > 0
+        assert set(firsts_of(one)) <= {"taken"}
         check_nothing_is_left(one, prefiller)
