@@ -138,6 +138,8 @@ def main() -> None:
         model = directory if args.model == RANDOM else args.model
         flags = ["--model.path", model, "--engine.role", "prefill", "--cache.num-blocks", str(max(args.prompts) // 4)]
         flags += ["--kv-connector.name", "p2p", "--kv-connector.p2p.port", str(port)]
+        # An engine that is slow to answer, as all are on a loaded machine, must not count as gone.
+        flags += ["--kv-connector.p2p.connect-timeout-s", "30", "--kv-connector.p2p.pull-timeout-s", "60"]
         prefill = ServedProcess(*flags)
         try:
             prefill.wait()

@@ -49,7 +49,7 @@ class Sequence:
         park_deadline_s: When that load is given up.
         orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
         num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
-        first_scheduled_s: When it first ran, or None.
+        first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
         num_failed_loads: KV loads of its prompt that were reported as failed.
         num_failures: Failed steps it took part in since it last made progress.

@@ -13,6 +13,12 @@ hashed until the report says they are verified; a failed load is recomputed from
     finish ─ on_finished ─ None ▶ blocks freed
                          └ ticket ▶ blocks held until released
 
+A hit may come with the first token behind the prompt, chosen where the prompt was computed. The engine checks it, shows it at once, and
+goes on behind it when the load has ended, whichever way:
+
+    Hit(ticket, first_token) ▶ taken ▶ on_allocated ▶ parked ─ loaded, or failed ▶ runs
+                                     └ its last ▶ on_unused, on_abandoned
+
 A layer-wise load parks nobody: its sequence runs at once, and each layer of that step waits until the load has brought it. What
 it computes counts if the report of that same step says ``loaded``; else it is void, and the sequence is computed anew.
 

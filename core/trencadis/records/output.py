@@ -125,7 +125,7 @@ class FinishedSequence:
         num_cached_tokens: Prompt tokens taken from the prefix cache when it first ran.
         num_preemptions: How often it lost its blocks.
         arrival_s: When it was added, engine clock.
-        first_scheduled_s: When it was first scheduled, or None.
+        first_scheduled_s: When it was first scheduled, or given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
         finish_s: When it ended.
         error: What went wrong, for ``FinishReason.ERROR``.
