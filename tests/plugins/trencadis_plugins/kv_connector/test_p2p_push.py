@@ -449,13 +449,21 @@ def test_token_that_nobody_asked_for_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("at", [250, 700, 2000])
 def test_client_that_leaves_in_the_middle_leaves_nothing_behind(at: int) -> None:
-    with Station() as prefiller, FaultProxy(port_of(prefiller)) as proxy, decoder(proxy.port) as one:
+    with (
+        Station() as prefiller,
+        FaultProxy(port_of(prefiller)) as proxy,
+        decoder(proxy.port, pull_timeout_s=600.0) as one,
+    ):
+        one.step_s = 1e-5  # no deadline comes to help
         proxy.to_client.set(stall_at=at)
         name = one.add(PROMPT, max_tokens=6)
         eventually(proxy.to_client.happened.is_set, of=(one, prefiller))
-        for _ in range(20):  # it may be parked by now, or have been given its token, or wait for either
+        if at > 250:
+            eventually(lambda: one.engine._state.transfers.num_parked == 1, of=(one,))
+        for _ in range(20):
             one.step()
         one.engine.abort(name)
+        eventually(lambda: one.node.pushes.num_bytes == one.num_used_blocks == 0, of=(one,))
         proxy.to_client.set()
         check_nothing_is_left(one, prefiller)
         assert prefiller.node.holds.ends == {"released": 1}
@@ -463,11 +471,15 @@ def test_client_that_leaves_in_the_middle_leaves_nothing_behind(at: int) -> None
 
 def test_engine_that_closes_in_the_middle_does_not_hang() -> None:
     with Station() as prefiller, FaultProxy(port_of(prefiller)) as proxy:
-        with decoder(proxy.port) as one:
+        with decoder(proxy.port, pull_timeout_s=600.0) as one:
             proxy.to_client.set(stall_at=700)
             one.add(PROMPT, max_tokens=6)
             eventually(proxy.to_client.happened.is_set, of=(one, prefiller))
-            one.step()
+            eventually(lambda: one.engine._state.transfers.num_parked == 1, of=(one,))
+            closing = threading.Thread(target=one.engine.close, daemon=True)
+            closing.start()
+            closing.join(PATIENCE_S)
+            assert not closing.is_alive()
         assert one.node.pushes.num_bytes == 0
 
 
