@@ -37,9 +37,9 @@ class FlatKVCache(PagedKVCache):
         self._flat: list[torch.Tensor] = []
         super().__init__(layers, num_blocks=num_blocks, block_size=block_size, device=device)
 
-    def _empty(self, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
+    def _empty(self, part: int, layer: AttentionLayer, head_dim: int) -> torch.Tensor:
         if self.device.type == "cpu":
-            paged = super()._empty(layer, head_dim)
+            paged = super()._empty(part, layer, head_dim)
             self._flat.append(paged.flatten(0, 1))
             return paged
         num_slots = (self.num_blocks + 1) * self.block_size
