@@ -1,9 +1,8 @@
-"""What KV connectors save and cost: a long prefix loaded against computed, the ITL of who decodes meanwhile, and misses.
+"""What KV connectors save and cost: a long prefix loaded against computed, and misses. What loads cost others: ``kv_itl.py``.
 
-``first token``: as ``trencadis bench kv``, on a random Llama of 110 M parameters. ``decoding``: the time between two tokens of a
-request, while others come whose prefix is loaded, against others whose prefix is in the engine's own cache: what is left is the
-loading. ``misses``: CPU time of prompts that nobody has seen, against an engine without connector and without prefix cache.
-All in interleaved pairs, each with a pair of equal engines beside it (A/A), which shows the noise.
+``first token``: as ``trencadis bench kv``, on a random Llama of 110 M parameters. ``misses``: CPU time of prompts that nobody has seen,
+against an engine without connector and without prefix cache. All in interleaved pairs, each with a pair of equal engines beside it
+(A/A), which shows the noise.
 
     python benchmarks/serve/kv_ttft.py --connectors host_offload,filesystem,p2p > benchmarks/results/kv_ttft.json
     redis-server --port 7379 --save '' --maxmemory 4gb --maxmemory-policy allkeys-lfu &
@@ -85,27 +84,6 @@ def serve(engine: Any, prompts: Sequence[tuple[int, ...]], *, max_tokens: int) -
     return time.process_time() - start_s
 
 
-def gaps_ms(engine: Any, prefix: tuple[int, ...], args: argparse.Namespace) -> list[float]:
-    """Return the times between the tokens of a request that decodes, while others come with a known prefix."""
-    params = SamplingParams(max_tokens=args.gaps + 2, temperature=0.0, ignore_eos=True)
-    slot = engine.add(Request(request_id="decodes", prompt_token_ids=(5, 6, 7), params=params))
-    engine.step()
-    gaps, last_s, number = [], time.perf_counter(), 0
-    while len(gaps) < args.gaps:
-        if len(gaps) % 16 == 4 and len(gaps) // 16 == number:
-            one = SamplingParams(max_tokens=1, temperature=0.0)
-            prompt = (*prefix, 900 + number)
-            engine.add(Request(request_id=f"other {number}", prompt_token_ids=prompt, params=one))
-            number += 1
-        if slot in engine.step().slots:
-            now_s = time.perf_counter()
-            gaps.append(1000 * (now_s - last_s))
-            last_s = now_s
-    while engine.has_work:
-        engine.step()
-    return gaps
-
-
 def paired(runs: dict[str, Callable[[], dict[str, float]]], rounds: int) -> dict[str, dict[str, Any]]:
     """Return, by name and measure, the median and the quartiles of the ratio to the first, in rounds in which all take turns."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
@@ -126,31 +104,6 @@ def paired(runs: dict[str, Callable[[], dict[str, float]]], rounds: int) -> dict
         }
         for name, values in found.items()
     }
-
-
-def itl(engine: Any, prefix: tuple[int, ...], args: argparse.Namespace) -> dict[str, float]:
-    """Return median and 95th percentile of the times between tokens."""
-    quantiles = statistics.quantiles(gaps_ms(engine, prefix, args), n=100)
-    return {"p50_ms": quantiles[49], "p95_ms": quantiles[94]}
-
-
-def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, Any]:
-    """Return the ITL of a request while the prefixes of others are loaded, and while they are in the engine's own cache."""
-    prefix = tuple(random.Random(1).choices(range(1000, 4000), k=args.load_tokens))
-    with tempfile.TemporaryDirectory() as directory:
-        loads = engine_of(args, model, connector, directory, prefix_caching=False)
-        cached = engine_of(args, model, "none", directory)
-        again = engine_of(args, model, "none", directory)
-        engines = {"cached": cached, "cached again": again, "loaded": loads}
-        try:
-            for engine in engines.values():
-                serve(engine, [prefix], max_tokens=4)
-            time.sleep(1.0)  # the last blocks are being written
-            runs = {name: (lambda engine=engine: itl(engine, prefix, args)) for name, engine in engines.items()}
-            return {**paired(runs, args.rounds), "num_loads": loads._state.transfers.num_loaded}
-        finally:
-            for engine in engines.values():
-                engine.close()
 
 
 def misses(args: argparse.Namespace, model: str, connector: str) -> dict[str, Any]:
@@ -195,14 +148,12 @@ def main() -> None:
     parser.add_argument("--model", default=RANDOM, help=f"{RANDOM}: made for this; or any other")
     parser.add_argument("--connectors", default="none,host_offload,filesystem,p2p", metavar="A,B,...")
     parser.add_argument("--redis-url", default="", metavar="URL")
-    parser.add_argument("--measure", nargs="*", default=["first_token", "decoding", "misses"])
+    parser.add_argument("--measure", nargs="*", default=["first_token", "misses"])
     parser.add_argument("--tokens", type=int, default=4096, help="of the prefix that is loaded or computed")
     parser.add_argument("--pairs", type=int, default=3, help="of first tokens")
-    parser.add_argument("--load-tokens", type=int, default=1024, help="of a prefix that is loaded while others decode")
-    parser.add_argument("--gaps", type=int, default=64, help="tokens of the request that decodes meanwhile")
-    parser.add_argument("--rounds", type=int, default=6, help="of decoding and of misses")
+    parser.add_argument("--rounds", type=int, default=6, help="of misses")
     args = parser.parse_args()
-    measures = {"first_token": first_token, "decoding": decoding, "misses": misses}
+    measures = {"first_token": first_token, "misses": misses}
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
         model = args.model

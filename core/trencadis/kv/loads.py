@@ -1,7 +1,8 @@
 """Loads on threads: bytes go to memory of our own, are proven to be what was asked for, and only then to the device.
 
-    order ─▶ queue ─▶ thread: get ▶ verify ▶ decode ─┬─ any_thread ─▶ write_blocks ─▶ finished ─▶ poll
-                                                     └─ else ───────▶ arrived ─▶ poll: write_blocks
+    order ─▶ queue ─▶ thread: get ▶ verify ─┬─ host memory, no codec ───────────▶ write_blocks ─▶ finished ─▶ poll
+                                            └─ decode ─┬─ any_thread ─────────▶ write_blocks ─▶ finished ─▶ poll
+                                                       └─ else ─▶ arrived ─▶ poll: write_blocks
 
 A store writes to buffers that no block shares, so a load that was cancelled is released at once: whatever still comes, comes to the
 buffer.
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool
 from trencadis.kv.client import StoreClient
+from trencadis.kv.format import HEADER_BYTES
 from trencadis.kv.messages import LoadOrder
 from trencadis.kv.objects import BlockObjects
 from trencadis.kv.parts import CHUNK_BYTES, StoreParts
@@ -44,8 +46,10 @@ class Load:
     def __init__(self, order: LoadOrder, loads: Loads) -> None:
         self._order = order
         self._loads = loads
+        self._pace = loads.parts.pace.load(len(order.blocks) * loads.block_size, wait_s=order.wait_s)
         self._lock = threading.Lock()
         self._is_cancelled = False
+        self._was_cancelled = threading.Event()
         self._was_taken = threading.Event()
         self._was_taken.set()
         self.ticket = order.ticket
@@ -60,18 +64,21 @@ class Load:
     def run(self, client: StoreClient) -> None:
         """Load, chunk by chunk, up to the first block that is missing or broken."""
         parts, loads = self._loads.parts, self._loads
-        since_s = parts.clock.now_s()
+        since_s, number = parts.clock.now_s(), len(self._order.blocks)
+        self._pace.begin()
         try:
             if not parts.breaker.allows:
                 raise TransferError("The store is left alone.", cause=TransferCause.UNREACHABLE)
-            for start in range(0, len(self._order.blocks), loads.chunk):
+            for start in range(0, number, loads.chunk):
                 if not self.is_wanted or self.error is not None:
                     break
                 self._run_chunk(client, start)
+                self._was_cancelled.wait(self._pace.rest_s(min(1.0, (start + loads.chunk) / number)))
         except TransferError as error:
             self.error = error
         except Exception as error:
             self.error = TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED)
+        self._pace.end()
         parts.counters.ended(parts.clock.now_s() - since_s)
         if self.error is not None and self.is_wanted:
             parts.failed(self.error, "load")
@@ -80,16 +87,20 @@ class Load:
     def cancel(self) -> None:
         """Let nothing touch its blocks from now on; waits for a copy that is being made."""
         self._is_cancelled = True  # before the lock, which the thread could take again and again
+        self._was_cancelled.set()
+        self._pace.end()
         with self._lock:
             self._go_on()
 
     def write(self, pool: KVPool, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Copy verified bytes to the device, unless it was cancelled."""
-        with self._lock:
-            if self._is_cancelled:
-                return
-            pool.write_blocks(blocks, data)
-            self.num_valid_blocks += len(blocks)
+        """Copy verified bytes to the device, unless it was cancelled. Rows that lie apart are copied one by one."""
+        number = len(blocks) if data.flags.c_contiguous else 1
+        for first in range(0, len(blocks), number):
+            with self._lock:
+                if self._is_cancelled:
+                    return
+                pool.write_blocks(blocks[first : first + number], data[first : first + number])
+                self.num_valid_blocks += number
 
     def was_taken(self) -> None:
         """Let the thread go on that waits for the backend's thread, if it does."""
@@ -104,15 +115,14 @@ class Load:
     def _run_chunk(self, client: StoreClient, start: int) -> None:
         order, loads = self._order, self._loads
         hashes = order.hashes[start : start + loads.chunk]
-        data = loads.buffer(len(hashes))
-        num_good, self.error = loads.fetch(client, hashes, data)
-        if not num_good:
+        data, self.error = loads.fetch(client, hashes)
+        if not len(data):
             return
-        blocks = order.blocks[start : start + num_good]
+        blocks = order.blocks[start : start + len(data)]
         if loads.pool.any_thread:
-            self.write(loads.pool, blocks, data[:num_good])
+            self.write(loads.pool, blocks, data)
         else:
-            self._hand_over(blocks, data[:num_good])
+            self._hand_over(blocks, data)
 
     def _hand_over(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
         """Wait until the backend's thread took the bytes; meanwhile this thread counts as idle."""
@@ -136,6 +146,7 @@ class Loads:
     Attributes:
         parts: As above.
         pool: As above.
+        block_size: Tokens of a block.
         chunk: Blocks of one call of the store.
         arrived: Verified blocks that wait for the backend's thread.
         finished: Loads that ended and were not reported yet.
@@ -144,17 +155,23 @@ class Loads:
     def __init__(self, parts: StoreParts, pool: KVPool, objects: BlockObjects) -> None:
         self.parts = parts
         self.pool = pool
+        self.block_size = objects.block_size
         most = CHUNK_BYTES if pool.any_thread else min(CHUNK_BYTES, parts.settings.max_load_bytes_per_step)
         self.chunk = max(1, most // objects.block_bytes)
         self.arrived: deque[tuple[Load, Sequence[int], NDArray[np.uint8]]] = deque()
         self.finished: deque[Load] = deque()
         self._objects = objects
+        # A device may take many small blocks at once more quickly; host memory takes each from where it came.
+        self._in_place = objects.is_plain and pool.any_thread and pool.view_blocks([]) is not None
         self._live: dict[int, Load] = {}
         self._cancelled: list[Load] = []
         self._released: list[int] = []
         self._buffers = threading.local()
         self._threads: StoreThreads[Load] = StoreThreads(
-            "trencadis-kv-load", parts.settings.num_load_threads, make_client=parts.client, activity=parts.activity
+            "trencadis-kv-load",
+            parts.settings.num_load_threads,
+            make_client=parts.client,
+            activity=parts.activity,
         )
 
     def start(self, order: LoadOrder) -> None:
@@ -203,31 +220,21 @@ class Loads:
         self._live.clear()
         self._threads.close(timeout_s)
 
-    def buffer(self, num_blocks: int) -> NDArray[np.uint8]:
-        """Return memory for decoded blocks, ``[num_blocks, block_bytes]``; the calling thread's own, used again and again."""
-        if not hasattr(self._buffers, "decoded"):
-            self._buffers.decoded = np.empty((self.chunk, self._objects.block_bytes), np.uint8)
-            self._buffers.raw = np.empty((self.chunk, self._objects.max_bytes), np.uint8)
-        decoded: NDArray[np.uint8] = self._buffers.decoded
-        return decoded[:num_blocks]
-
-    def fetch(
-        self, client: StoreClient, hashes: Sequence[bytes], data: NDArray[np.uint8]
-    ) -> tuple[int, TransferError | None]:
-        """Get, verify and decode blocks. From a thread of ours, behind :meth:`buffer`.
+    def fetch(self, client: StoreClient, hashes: Sequence[bytes]) -> tuple[NDArray[np.uint8], TransferError | None]:
+        """Get, verify and decode blocks. From a thread of ours.
 
         Args:
             client: Of the thread.
-            hashes: Of the blocks.
-            data: Filled up to the first that is missing or broken.
+            hashes: Of the blocks, at most ``chunk``.
 
         Returns:
-            How many are good, and why not all.
+            Blocks up to the first that is missing or broken, ``[n, block_bytes]``, in memory of the thread that the next call writes to;
+            and why not all.
 
         Raises:
             TransferError: The store did not answer.
         """
-        parts, objects, raw = self.parts, self._objects, self._buffers.raw
+        parts, objects, (raw, decoded) = self.parts, self._objects, self._memory()
         keys, targets = objects.keys(hashes), [memoryview(raw[i]) for i in range(len(hashes))]
         since_s = parts.clock.now_s()
         try:
@@ -239,7 +246,7 @@ class Loads:
             raise TransferError(f"{len(sizes)} answers to {len(keys)} keys.", cause=TransferCause.RAISED)
         num_good, error = 0, None
         for i, (block_hash, size) in enumerate(zip(hashes, sizes, strict=True)):
-            error = self._unpacked(block_hash, targets[i], size, memoryview(data[i]))
+            error = self._unpacked(block_hash, targets[i], size, None if self._in_place else memoryview(decoded[i]))
             if error is not None:
                 self._disown(client, hashes[i:], keys[i], error)
                 break
@@ -249,13 +256,35 @@ class Loads:
             # Bytes of blocks, as predictions are asked for: how far they shrink on the way is part of what was measured.
             parts.cost.loaded(num_bytes=num_good * objects.block_bytes, seconds=parts.clock.now_s() - since_s)
             parts.counters.moved("load", num_tokens=num_good * objects.block_size, num_bytes=num_bytes)
-        return num_good, error
+        return decoded[:num_good], error
 
-    def _unpacked(self, block_hash: bytes, raw: memoryview, size: int, out: memoryview) -> TransferError | None:
+    def _memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return memory for objects and for decoded blocks, ``[chunk, ...]``; the calling thread's own, used again and again.
+
+        Where nothing is decoded, the blocks are columns of the objects.
+        """
+        if not hasattr(self._buffers, "memory"):
+            objects = self._objects
+            raw = np.empty((self.chunk, objects.max_bytes), np.uint8)
+            decoded = np.empty((self.chunk, objects.block_bytes), np.uint8)
+            if self._in_place:
+                decoded = raw[:, HEADER_BYTES : HEADER_BYTES + objects.block_bytes]
+            self._buffers.memory = raw, decoded
+        memory: tuple[NDArray[np.uint8], NDArray[np.uint8]] = self._buffers.memory
+        return memory
+
+    def _unpacked(self, block_hash: bytes, raw: memoryview, size: int, out: memoryview | None) -> TransferError | None:
         if not 0 <= size <= len(raw):
             return TransferError("The KV object is not there any more.", cause=TransferCause.EVICTED)
         try:
-            self._objects.unpack(block_hash, raw[:size], out)
+            if out is None:
+                payload = self._objects.payload(block_hash, raw[:size])
+                if len(payload) != self._objects.block_bytes:
+                    return TransferError(
+                        f"The KV object is broken: {len(payload)} bytes of payload.", cause=TransferCause.CORRUPT
+                    )
+            else:
+                self._objects.unpack(block_hash, raw[:size], out)
         except TransferError as error:
             return error
         return None

@@ -19,11 +19,13 @@ class LoadOrder(msgspec.Struct, frozen=True, array_like=True):
         ticket: To report it by.
         blocks: Ids, in order.
         hashes: Of their content; as many.
+        wait_s: It is given up after so many seconds.
     """
 
     ticket: int
     blocks: list[int]
     hashes: list[bytes]
+    wait_s: float = 0.0
 
 
 class SaveOrder(msgspec.Struct, frozen=True, array_like=True):

@@ -59,8 +59,37 @@ class BlockObjects:
         encoded = memoryview(self._codec.encode(payload, draft))
         return [memoryview(seal_header(draft, encoded)), encoded]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether payloads are the blocks' bytes: the codec changes nothing."""
+        return not self._codec.flags
+
+    def payload(self, block_hash: bytes, data: memoryview) -> memoryview:
+        """Return the payload of an object, once it is proven to be that block's; a view. Pure.
+
+        Args:
+            block_hash: That was asked for.
+            data: The object.
+
+        Raises:
+            TransferError: ``corrupt`` or ``incompatible``.
+        """
+        if len(data) < HEADER_BYTES:
+            raise TransferError(
+                f"The KV object is broken: {len(data)} bytes are no header.", cause=TransferCause.CORRUPT
+            )
+        payload = data[HEADER_BYTES:]
+        verify(
+            bytes(data[:HEADER_BYTES]),
+            payload,
+            compat=self._compat,
+            block_hash=block_hash,
+            codec_flags=self._codec.flags,
+        )
+        return payload
+
     def unpack(self, block_hash: bytes, data: memoryview, out: memoryview) -> None:
-        """Fill a block's bytes with what an object holds, once it is proven to be that block's.
+        """Fill a block's bytes with what an object holds; as :meth:`payload`, through the codec.
 
         Args:
             block_hash: That was asked for.
@@ -70,11 +99,5 @@ class BlockObjects:
         Raises:
             TransferError: ``corrupt`` or ``incompatible``.
         """
-        if len(data) < HEADER_BYTES:
-            raise TransferError(
-                f"The KV object is broken: {len(data)} bytes are no header.", cause=TransferCause.CORRUPT
-            )
-        header = bytes(data[:HEADER_BYTES])
-        payload = data[HEADER_BYTES:]
-        verify(header, payload, compat=self._compat, block_hash=block_hash, codec_flags=self._codec.flags)
-        self._codec.decode(payload, unsealed(header), out)
+        payload = self.payload(block_hash, data)
+        self._codec.decode(payload, unsealed(bytes(data[:HEADER_BYTES])), out)

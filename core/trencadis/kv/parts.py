@@ -17,6 +17,7 @@ from trencadis.kv.client import StoreClient
 from trencadis.kv.cost import CostModel
 from trencadis.kv.counters import TransferCounters
 from trencadis.kv.objects import BlockObjects
+from trencadis.kv.pace import Pace
 from trencadis.kv.settings import StoreSettings
 from trencadis.kv.store import BlockStore
 from trencadis.records import KVLayout
@@ -44,6 +45,7 @@ class StoreParts:
         counters: What was done.
         breaker: Whether the store is used.
         cost: What loads and prefills take.
+        pace: When loads give way to steps.
         recent: Blocks that the store is thought to have.
         activity: Tasks under way on threads.
         warned: Causes of failures that were logged already.
@@ -60,6 +62,11 @@ class StoreParts:
     breaker: Breaker
     cost: CostModel = attrs.field(
         default=attrs.Factory(lambda self: CostModel(self.clock, retry_s=self.settings.cooldown_s), takes_self=True)
+    )
+    pace: Pace = attrs.field(
+        default=attrs.Factory(
+            lambda self: Pace(self.settings.load_share, cost=self.cost, clock=self.clock), takes_self=True
+        )
     )
     recent: RecentHashes = attrs.field(factory=lambda: RecentHashes(1 << 17))
     activity: Activity = attrs.field(factory=Activity)

@@ -79,6 +79,13 @@ class StoreSettings:
         validator=and_(ge(0), le(60)),
     )
     num_load_threads: int = setting(2, "Loads that run side by side.", unit="threads", validator=and_(ge(1), le(64)))
+    load_share: float = setting(
+        0.1,
+        "The part of the time that a load works while the engine computes, so that nobody waits longer for a token; it rests for the "
+        "others, but never beyond a quarter of the time that computing would take. 1: it does not rest.",
+        unit="ratio",
+        validator=and_(gt(0), le(1)),
+    )
     num_save_threads: int = setting(1, "Writers side by side.", unit="threads", validator=and_(ge(1), le(64)))
     staging_bytes: int = setting(
         256 << 20,

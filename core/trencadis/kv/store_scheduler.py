@@ -106,7 +106,7 @@ class StoreScheduler(KVSchedulerSide):
         """Order the load."""
         wait_s = self._waits_s.pop(ticket, self._parts.settings.load_timeout_s)
         self._started[ticket] = _Started(len(blocks), self._parts.clock.now_s() + wait_s)
-        self._orders.loads.append(LoadOrder(ticket, list(blocks), list(block_hashes)))
+        self._orders.loads.append(LoadOrder(ticket, list(blocks), list(block_hashes), wait_s))
 
     def on_unused(self, ticket: int) -> None:
         """Forget how long its load might have taken."""
@@ -184,8 +184,9 @@ class StoreScheduler(KVSchedulerSide):
         )
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Learn what computing takes."""
+        """Learn what computing takes, and that somebody computes."""
         self._parts.cost.computed(num_tokens=num_tokens, seconds=device_s)
+        self._parts.pace.stepped(device_s=device_s)
 
     def metrics(self) -> str:
         """Return the counts."""

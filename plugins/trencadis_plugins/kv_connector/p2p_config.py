@@ -91,6 +91,13 @@ class P2PConfig:
         validator=and_(ge(0), le(3600)),
     )
     num_pull_threads: int = setting(4, "Pulls that run side by side.", unit="threads", validator=and_(ge(1), le(64)))
+    load_share: float = setting(
+        0.1,
+        "The part of the time that a pull works while the engine computes, so that nobody waits longer for a token; it rests for the "
+        "others, but never beyond a quarter of the time that computing would take. 1: it does not rest.",
+        unit="ratio",
+        validator=and_(gt(0), le(1)),
+    )
     max_connections: int = setting(
         128,
         "Connections of other engines at once; each prompt of theirs that is computed here takes one.",

@@ -10,6 +10,7 @@ from trencadis.kv.cost import CostModel
 from trencadis.kv.defaults import AsTheyAre
 from trencadis.kv.handshake import Identity
 from trencadis.kv.identity import compat_id
+from trencadis.kv.pace import Pace
 from trencadis.kv.pool_access import PoolAccess
 from trencadis.records import KVLayout
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig
@@ -45,6 +46,7 @@ class Node:
         errands: Short calls on others.
         metrics: What is counted.
         cost: What computing and pulling take here.
+        pace: When pulls give way to steps.
         guests: Prompts that are computed for others.
         pushes: Blocks that other engines send along with their offers.
         terms: How first tokens are chosen here; None: nobody can be told.
@@ -80,6 +82,7 @@ class Node:
         self.errands = Errands(self.peers, connect_timeout_s=config.connect_timeout_s)
         self.metrics = P2PMetrics(self.holds, self.peers, name=name)
         self.cost = CostModel(clock)
+        self.pace = Pace(config.load_share, cost=self.cost, clock=clock)
         self.guests = Guests(config.max_guests, release=self.holds.release)
         self.metrics.watch_guests(lambda: self.guests.num_guests)
         self.pushes = Pushes(_room(config, transport))

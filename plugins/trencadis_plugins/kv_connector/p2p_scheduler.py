@@ -220,8 +220,9 @@ class P2PScheduler(KVSchedulerSide):
         self._node.guests.num_backlog_tokens = num_tokens
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Learn what computing takes."""
+        """Learn what computing takes, and that somebody computes."""
         self._node.cost.computed(num_tokens=num_tokens, seconds=device_s)
+        self._node.pace.stepped(device_s=device_s)
 
     def on_cancelled(self, ticket: int) -> None:
         """Have a pull cut."""

@@ -155,6 +155,9 @@ class _Pull:
         self.arrivals = Arrivals(pool.layout.layers) if order.by_layer and pool is not None else None
         self._connection: PeerConnection | None = None
         self._push = node.pushes.take(order.name)
+        self._pace = node.pace.load(len(order.hashes) * node.block_size, wait_s=node.config.pull_timeout_s)
+        self._rested_s = 0.0
+        self._was_cancelled = threading.Event()
         self._lock = threading.Lock()
         self._num_taken = self._num_pushed = 0
         self._error: TransferError | None = None
@@ -189,6 +192,8 @@ class _Pull:
             self._node.errands.renew(self._prefix)
 
     def cancel(self) -> None:
+        self._was_cancelled.set()
+        self._pace.end()
         with self._lock:
             self.is_cancelled = True
             if self._connection is not None:
@@ -219,6 +224,7 @@ class _Pull:
             self._close_push()
             if self.arrivals is not None:
                 self.arrivals.end(is_whole=self._error is None)
+            self._pace.end()
             self._has_ended = True
 
     def _pull(self) -> None:
@@ -241,6 +247,7 @@ class _Pull:
                     raise _cancelled()
             self._since_s = self._taken_s = time.monotonic()
             self._is_connected = True
+            self._pace.begin()
             most_bytes = BATCH_BYTES if pool.any_thread else config.max_bytes_per_step
             num_rows = max(1, most_bytes // identity.block_bytes)
             sink = None if self.arrivals is None else LayerSink(layout=pool.layout, take=self._take_layer)
@@ -300,7 +307,10 @@ class _Pull:
         if self.is_cancelled or pool is None:
             raise _cancelled()
         pool.write(self.order.blocks[first : first + len(rows)], rows, timeout_s=self._node.config.pull_timeout_s)
-        self._num_taken, self._taken_s = first + len(rows), time.monotonic()
+        self._num_taken, self._taken_s = first + len(rows), time.monotonic() - self._rested_s
+        rest_s = self._pace.rest_s(self._num_taken / len(self.order.blocks))
+        self._was_cancelled.wait(rest_s)
+        self._rested_s += rest_s
 
     def _take_layer(self, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
         pool, arrivals = self._node.pool, self.arrivals
@@ -337,7 +347,7 @@ class _Pull:
         num_left = len(self.order.hashes) - self._num_taken
         if pool is None or not self._is_connected or cause not in _SLOW or num_left <= 0:
             return
-        waited_s = time.monotonic() - self._taken_s
+        waited_s = time.monotonic() - self._rested_s - self._taken_s
         if cause == TransferCause.DEADLINE or waited_s > cost.compute_s(num_left * pool.layout.block_size):
             cost.gave_up(num_bytes=num_left * pool.layout.block_bytes, seconds=waited_s)
 

@@ -5,12 +5,14 @@ import time
 
 import numpy as np
 import pytest
-from kv_parts import BLOCK_BYTES, GatedStore, OnlyBackendThread, hashes_of, make_parts, make_pool, read
+from kv_parts import BLOCK_BYTES, BLOCK_SIZE, GatedStore, OnlyBackendThread, hashes_of, make_parts, make_pool, read
 
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVCodec
+from trencadis.kv.defaults import AsTheyAre
 from trencadis.kv.loads import Loads
 from trencadis.kv.messages import LoadOrder
+from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.kv_faults import DictStore
 
 CONTENTS = {i: np.random.default_rng(i).integers(0, 256, BLOCK_BYTES, np.uint8) for i in range(9)}
@@ -408,3 +410,93 @@ def test_store_that_fails_to_delete_costs_a_counter(house):
     one.start(1, blocks=[4], numbers=[0])
     assert one.report().failed[0].cause == "corrupt"
     assert one.failures("unreachable") == 1
+
+
+# ---------------------------------------------------------------------------------------------------- host memory
+
+
+class HostPool(FakeKVCache):
+    """A pool whose blocks lie in host memory, and which wants its rows in one piece, as ever."""
+
+    def view_blocks(self, blocks):
+        return [[array[block].data for array in self._bytes] for block in blocks]
+
+    def write_blocks(self, blocks, data):
+        assert data.flags.c_contiguous
+        super().write_blocks(blocks, data)
+
+
+class Untouched(AsTheyAre):
+    def decode(self, data, header, out):
+        raise AssertionError("what no codec changed is copied once")
+
+
+def host_pool():
+    noise = np.random.default_rng(1)
+    return HostPool([noise.integers(0, 2**60, 16 * BLOCK_SIZE) for _ in range(2)], block_size=BLOCK_SIZE)
+
+
+def test_blocks_that_no_codec_changed_go_to_host_memory_from_where_they_were_read(house):
+    one = house(pool=host_pool(), codec=Untouched())
+    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
+    assert one.report().loaded == (7,)
+    one.check({4: 0, 2: 1, 9: 2, 1: 3, 3: 4})
+
+
+@pytest.mark.parametrize("position", [1, 30, 90, 128, -1])
+@pytest.mark.parametrize("bad", [0, 1, 4])
+def test_broken_object_ends_a_load_into_host_memory_too(house, position, bad):
+    one = house(pool=host_pool())
+    one.spoil(bad, flip(position))
+    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (4 * bad, "corrupt")
+    one.check(dict(list(zip([4, 2, 9, 1, 3], range(5), strict=True))[:bad]))
+
+
+def test_whole_object_of_another_size_is_no_block_of_host_memory(house):
+    one = house(pool=host_pool())
+    (key,), (block_hash,) = one.keys(1), hashes_of(1)
+    one.objects[key] = b"".join(one.packing.pack(block_hash, memoryview(CONTENTS[1][:-8])))
+    one.start(7, blocks=[4, 2], numbers=[0, 1])
+    (failed,) = one.report().failed
+    assert (failed.num_valid_tokens, failed.cause) == (4, "corrupt")
+    one.check({4: 0})
+
+
+# ------------------------------------------------------------------------------------------------------- its pace
+
+
+def test_load_that_rests_ends_when_it_is_cancelled(house):
+    """Its rest is an hour: who waited for the end of it would wait for the test's end."""
+    one = house(load_share=0.25)
+    rests = threading.Event()
+    load_pace = one.parts.pace.load
+
+    def slow(num_tokens, *, wait_s):
+        pace = load_pace(num_tokens, wait_s=wait_s)
+        pace.rest_s = lambda done: rests.set() or 3600.0
+        return pace
+
+    one.parts.pace.load = slow
+    one.start(1, blocks=[4, 2, 9], numbers=[0, 1, 2])
+    assert rests.wait(60.0)
+    one.loads.cancel(1)
+    assert one.report().released == (1,)
+    one.check({4: 0, 2: 1})
+
+
+def test_loads_that_ended_or_were_cancelled_slow_nobody_down(house):
+    one = house(gated=True, num_load_threads=1, load_share=0.5)
+    one.parts.pace.stepped(device_s=10.0)
+    assert one.parts.pace.rest_ratio == 1.0
+    one.start(1, blocks=[4], numbers=[0])
+    assert one.store.is_waiting.wait(60.0)
+    one.start(2, blocks=[5], numbers=[1])
+    assert one.parts.pace.rest_ratio == 0.5  # a second one waits
+    one.loads.cancel(2)
+    assert one.parts.pace.rest_ratio == 1.0
+    one.store.open()
+    assert one.report().loaded == (1,)
+    assert one.parts.pace.load(4, wait_s=1.0) is not None
+    assert one.parts.pace.rest_ratio == 0.5  # this one waits, nobody else is there

@@ -13,7 +13,9 @@ from faultproxy import FaultProxy
 from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
 
 from trencadis.clock import SimulatedClock
+from trencadis.kv.pace import LoadPace
 from trencadis.records import ConnectorReport
+from trencadis_plugins.kv_connector import p2p_worker
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_worker import LoadOrder, P2PWorker, Work
@@ -216,3 +218,57 @@ def test_engine_that_is_not_there_says_nothing_of_how_quick_the_way_is(consumer:
     consumer.begin(order(producer, 5, [1], port=1))
     consumer.until(lambda report: report.failed)
     assert math.isnan(load_s(consumer))
+
+
+def resting(consumer: Consumer, seconds: float) -> list[float]:
+    """Let each pull of a consumer rest so long behind each batch; returns what was done then."""
+    calls: list[float] = []
+    load = consumer.node.pace.load
+
+    def slow(num_tokens: int, *, wait_s: float) -> LoadPace:
+        pace = load(num_tokens, wait_s=wait_s)
+        pace.rest_s = lambda done: calls.append(done) or seconds  # type: ignore[func-returns-value, method-assign]
+        return pace
+
+    consumer.node.pace.load = slow  # type: ignore[method-assign]
+    return calls
+
+
+def test_pull_that_rests_ends_when_it_is_cancelled(consumer: Consumer, producer: Producer) -> None:
+    """Its rest is an hour: who waited for the end of it would wait for the test's end."""
+    calls = resting(consumer, 3600.0)
+    consumer.begin(order(producer, 5, [0, 1, 2]))
+    consumer.until(lambda _: calls)
+    consumer.begin(cancels=(5,))
+    assert consumer.until(lambda report: report.released).released == (5,)
+
+
+def test_rests_are_no_part_of_what_a_pull_takes(
+    consumer: Consumer, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(p2p_worker, "BATCH_BYTES", 1)
+    measured: list[float] = []
+    consumer.node.cost.loaded = lambda *, num_bytes, seconds: measured.append(seconds)  # type: ignore[method-assign]
+    calls = resting(consumer, 0.3)
+    since_s = time.monotonic()
+    consumer.begin(order(producer, 5, [0, 1, 2]))
+    consumer.until(lambda report: report.loaded)
+    assert calls == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert measured[0] <= time.monotonic() - since_s - 0.9
+
+
+def test_pulls_that_ended_slow_nobody_down(consumer: Consumer, producer: Producer) -> None:
+    consumer.node.pace.stepped(device_s=1e6)
+    alone = consumer.node.pace.rest_ratio
+    assert alone == pytest.approx(9.0)
+    with FaultProxy(producer.node.server.port) as proxy:
+        proxy.to_client.set(stall_at=400)
+        consumer.begin(order(producer, 5, [0, 1, 2], port=proxy.port))
+        assert proxy.to_client.happened.wait(60)
+        other = consumer.node.pace.load(4, wait_s=1.0)
+        other.begin()
+        assert consumer.node.pace.rest_ratio == pytest.approx(19.0)
+        other.end()
+        consumer.begin(cancels=(5,))
+        consumer.until(lambda report: report.released)
+    assert consumer.node.pace.rest_ratio == alone

@@ -1,0 +1,292 @@
+"""ITL of a request that decodes while the prefixes of others are loaded, against the same while they lie in the engine's own cache.
+
+What is left between the two is the loading. All engines take turns, and one of them is there twice (A/A), which shows the noise.
+Linux says what the thread of a step did meanwhile, so that three causes can be told apart, in ms of each step:
+
+    cpu      it computed: more of it means that it ran slower, for memory and caches are shared
+    queue    it could run, and no processor was free
+    blocked  neither: it waited for Python's lock
+
+``own`` is a step's ``cpu`` and ``blocked``, of all rounds together: on a machine that does other things as well, that is what is left of
+a comparison, as far as these do not interrupt a thread between two looks at its clocks. ``p50`` and ``p95`` are of the time between two tokens, by round, as a client sees it.
+
+``p2p`` pulls from an engine in another process on the same machine, whose work is part of what is measured.
+
+    OMP_NUM_THREADS=1 python benchmarks/serve/kv_itl.py --out benchmarks/results/kv_itl.json
+    redis-server --port 7379 --save '' --maxmemory 4gb --maxmemory-policy allkeys-lfu &
+    python benchmarks/serve/kv_itl.py --connectors redis --redis-url redis://127.0.0.1:7379
+    python benchmarks/serve/kv_itl.py --variant unpaced load_share=1.0     # a setting of the connectors against the default
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kv_ttft import RANDOM, make_random_model
+
+from trencadis.engine.build import build_engine
+from trencadis.front import configure
+from trencadis.records import Request, SamplingParams
+
+LOADERS = ("trencadis-kv-load", "trencadis-p2p-pull")
+
+
+def engine_of(args: argparse.Namespace, model: str, connector: str, own: dict[str, Any], **cache: Any) -> Any:
+    """Return an engine with a connector and settings of its table."""
+    tables = {
+        "observer": {"names": []},
+        "cache": {"num_blocks": args.blocks, **cache},
+        "kv_policy": {"name": "always"},
+        "kv_connector": {"name": connector, connector: own},
+    }
+    if connector == "none":
+        del tables["kv_connector"]["none"]
+    config, registry = configure(model, config_file=None, tables=tables)
+    return build_engine(config, registry=registry)
+
+
+def serve(engine: Any, prompt: tuple[int, ...], **more: Any) -> Any:
+    """Serve a prompt; returns how it finished."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    request = Request(request_id=str(random.random()), prompt_token_ids=prompt, params=params, **more)
+    engine.add(request)
+    finished: list[Any] = []
+    while not finished:
+        finished += engine.step().finished
+    while engine.has_work:
+        engine.step()
+    return finished[0]
+
+
+class Producer:
+    """An engine in another process that holds a prefix for whoever pulls it."""
+
+    def __init__(self, args: argparse.Namespace, model: str, prefix: tuple[int, ...]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=produce, args=(args, model, prefix, theirs), daemon=True)
+        self._process.start()
+
+    def hold(self, number: int) -> list[dict[str, Any]]:
+        """Return what names the prefix, for so many pulls: each gives its hold back."""
+        self._ours.send(number)
+        held: list[dict[str, Any]] = self._ours.recv()
+        return held
+
+    def close(self) -> None:
+        self._ours.send(0)
+        self._process.join()
+
+
+def produce(args: argparse.Namespace, model: str, prefix: tuple[int, ...], pipe: Any) -> None:
+    """Hold the prefix as often as the pipe asks for."""
+    engine = engine_of(args, model, "p2p", {})
+    try:
+        while number := pipe.recv():
+            asked = {"do_remote_decode": True}
+            pipe.send([dict(serve(engine, (*prefix, 9), transfer_params=asked).transfer_params) for _ in range(number)])
+    finally:
+        engine.close()
+
+
+def times_of(threads: Sequence[int | None]) -> tuple[float, float]:
+    """Return ms that threads ran, and that they waited for a processor.
+
+    Source: Linux, Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
+    """
+    found = [Path(f"/proc/self/task/{thread}/schedstat").read_text().split() for thread in threads]
+    return sum(int(one[0]) for one in found) / 1e6, sum(int(one[1]) for one in found) / 1e6
+
+
+class Steps:
+    """Times of an engine's steps on the thread that runs them, ms.
+
+    Attributes:
+        found: Of each step since :meth:`clear`: processor time, time in the queue for a processor, time blocked.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._run = engine._executor._run
+        self.found: list[tuple[float, float, float]] = []
+        engine._executor._run = self.run
+
+    def run(self, *arguments: Any) -> Any:
+        thread = [threading.get_native_id()]
+        start_s, cpu_s, queue_ms = time.perf_counter(), time.thread_time(), times_of(thread)[1]
+        try:
+            return self._run(*arguments)
+        finally:
+            queue_ms = times_of(thread)[1] - queue_ms
+            cpu_ms, wall_ms = 1000 * (time.thread_time() - cpu_s), 1000 * (time.perf_counter() - start_s)
+            self.found.append((cpu_ms, queue_ms, wall_ms - cpu_ms - queue_ms))
+
+
+def measured(
+    engine: Any, steps: Steps, prefix: tuple[int, ...], held: Sequence[dict[str, Any] | None], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the times between the tokens of a request that decodes, while others come with a known prefix."""
+    params = SamplingParams(max_tokens=args.gaps + 2, temperature=0.0, ignore_eos=True)
+    slot = engine.add(Request(request_id="decodes", prompt_token_ids=(5, 6, 7), params=params))
+    engine.step()
+    steps.found.clear()
+    loaders = [one.native_id for one in threading.enumerate() if one.name.startswith(LOADERS)]
+    loading, faults = times_of(loaders), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    gaps, last_s, number, came_s, waits = [], time.perf_counter(), 0, 0.0, []
+    while len(gaps) < args.gaps:
+        if len(gaps) % args.every == 4 and len(gaps) // args.every == number:
+            one, came_s = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), time.perf_counter()
+            prompt = (*prefix, 900 + number)
+            engine.add(
+                Request(request_id=f"other {number}", prompt_token_ids=prompt, params=one, transfer_params=held[number])
+            )
+            number += 1
+        deltas = engine.step()
+        now_s = time.perf_counter()
+        waits += [now_s - came_s for end in deltas.finished if end.request_id.startswith("other")]
+        if slot in deltas.slots:
+            gaps.append(1000 * (now_s - last_s))
+            last_s = now_s
+    loaded, found = times_of(loaders), list(steps.found)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    while engine.has_work:
+        engine.step()
+    quantiles = statistics.quantiles(gaps, n=100)
+    return {
+        "p50_ms": quantiles[49],
+        "p95_ms": quantiles[94],
+        "mean_ms": statistics.fmean(gaps),
+        "cpu_ms": statistics.fmean(cpu_ms for cpu_ms, _, _ in found),
+        "queue_ms": statistics.fmean(queue_ms for _, queue_ms, _ in found),
+        "blocked_ms": statistics.fmean(blocked_ms for _, _, blocked_ms in found),
+        "faults": faults / args.gaps,
+        "loader_cpu_ms": (loaded[0] - loading[0]) / len(held),
+        "loader_queue_ms": (loaded[1] - loading[1]) / len(held),
+        "first_token_ms": 1000 * statistics.median(waits) if waits else 0.0,
+        "own": [cpu_ms + blocked_ms for cpu_ms, _, blocked_ms in found],
+    }
+
+
+def compared(runs: dict[str, Callable[[], dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
+    """Return medians, and quartiles of the ratios to the first, by name and measure; all take turns."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
+    names, until_s = list(runs), time.monotonic() + args.max_seconds
+    for number in range(args.rounds + 1):
+        if number > 2 and time.monotonic() > until_s:
+            break
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            one = runs[name]()
+            if number:  # the first round touches memory that nobody has touched
+                found[name].append(one)
+    base, results = found[names[0]], {}
+    for name, values in found.items():
+        own = statistics.quantiles([one for value in values for one in value.pop("own")], n=100)
+        results[name] = {
+            "own_ms": {"p50": own[49], "p90": own[89], "p95": own[94], "p99": own[98]},
+            **{
+                measure: summary([one[measure] for one in values], [one[measure] for one in base])
+                for measure in values[0]
+            },
+        }
+    return results
+
+
+def summary(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Return the median and the mean of values by round, and the quartiles of their ratios to others."""
+    ratios = [one / other for one, other in zip(values, base, strict=True)] if all(base) else []
+    return {
+        "median": statistics.median(values),
+        "mean": statistics.fmean(values),
+        "ratio_quartiles": statistics.quantiles(ratios, n=4) if ratios else None,
+    }
+
+
+def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, Any]:
+    """Return the measures of all engines with one connector."""
+    prefix = tuple(random.Random(1).choices(range(1000, 4000), k=args.load_tokens))
+    number = -(-args.gaps // args.every)
+    with tempfile.TemporaryDirectory() as directory:
+        own = {"filesystem": {"path": f"{directory}/blocks"}, "redis": {"url": args.redis_url}}.get(connector, {})
+        variants = {"loaded": {}, **args.variants}
+        engines = {name: engine_of(args, model, "none", {}) for name in ("cached", "cached again")}
+        for name, more in variants.items():
+            engines[name] = engine_of(args, model, connector, {**own, **more}, prefix_caching=False)
+        producer = Producer(args, model, prefix) if connector == "p2p" else None
+
+        steps = {name: Steps(engine) for name, engine in engines.items()}
+
+        def run(name: str) -> dict[str, Any]:
+            held: list[Any] = producer.hold(number) if producer and name in variants else [None] * number
+            return measured(engines[name], steps[name], prefix, held, args)
+
+        try:
+            for name, engine in engines.items():
+                if producer is None or name not in variants:
+                    serve(engine, (*prefix, 9))
+            time.sleep(1.0)  # the last blocks are being written
+            results = compared({name: (lambda name=name: run(name)) for name in engines}, args)
+            loads = {name: engines[name]._state.transfers.num_loaded for name in variants}
+            return {**results, "num_loads": loads}
+        finally:
+            for engine in engines.values():
+                engine.close()
+            if producer is not None:
+                producer.close()
+
+
+class Variant(argparse.Action):
+    """``NAME KEY=VALUE ...``, values as in TOML."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        name, *settings = values
+        namespace.variants = {**namespace.variants, name: tomllib.loads("\n".join(settings))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=RANDOM, help=f"{RANDOM}: made for this; or any other")
+    parser.add_argument("--connectors", default="filesystem,p2p", metavar="A,B,...")
+    parser.add_argument("--redis-url", default="redis://127.0.0.1:7379", metavar="URL")
+    parser.add_argument("--variant", dest="variants", nargs="+", action=Variant, default={}, help="NAME KEY=VALUE ...")
+    parser.add_argument("--load-tokens", type=int, default=1024, help="of a prefix that is loaded while others decode")
+    parser.add_argument("--gaps", type=int, default=96, help="tokens of the request that decodes meanwhile")
+    parser.add_argument("--every", type=int, default=16, help="tokens between two loads")
+    parser.add_argument(
+        "--blocks", type=int, default=192, help="of each engine; the first round touches so much memory"
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--max-seconds", type=float, default=1e9, help="of one connector; no round begins later")
+    parser.add_argument("--out", help="write here, too")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        model = args.model
+        if model == RANDOM:
+            make_random_model(directory)
+            model = directory
+        results = {connector: decoding(args, model, connector) for connector in args.connectors.split(",")}
+    facts = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    settings = {**vars(args), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"), "load": os.getloadavg()}
+    text = json.dumps({**facts, "settings": settings, "results": results}, indent=2)
+    print(text)
+    if args.out:
+        Path(args.out).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
