@@ -70,7 +70,7 @@ def serve(engine: Any, prompt: tuple[int, ...], **more: Any) -> Any:
     finished: list[Any] = []
     while not finished:
         finished += engine.step().finished
-    while engine.has_work:
+    while engine.has_work and "transfer_params" not in more:  # which holds blocks: there is work until they are pulled
         engine.step()
     return finished[0]
 
@@ -97,7 +97,8 @@ class Producer:
 
 def produce(args: argparse.Namespace, model: str, prefix: tuple[int, ...], pipe: Any) -> None:
     """Hold the prefix as often as the pipe asks for."""
-    engine = engine_of(args, model, "p2p", {})
+    engine = engine_of(args, model, "p2p", {"lease_s": 50.0})
+    serve(engine, (*prefix, 9))  # computed once, held often
     try:
         while number := pipe.recv():
             asked = {"do_remote_decode": True}
@@ -241,8 +242,12 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
                     serve(engine, (*prefix, 9))
             time.sleep(1.0)  # the last blocks are being written
             results = compared({name: (lambda name=name: run(name)) for name in engines}, args)
-            loads = {name: engines[name]._state.transfers.num_loaded for name in variants}
-            return {**results, "num_loads": loads}
+            books = {name: engines[name]._state.transfers for name in variants}
+            return {
+                **results,
+                "num_loads": {name: book.num_loaded for name, book in books.items()},
+                "num_failed": {name: book.num_failed_loads for name, book in books.items()},
+            }
         finally:
             for engine in engines.values():
                 engine.close()
