@@ -139,6 +139,12 @@ class Told(KVSchedulerSide):
     def on_layerwise(self, ticket):
         self.calls.append("on_layerwise")
 
+    def on_sampling(self, terms):
+        self.calls.append("on_sampling")
+
+    def on_request_token(self, request_id, first):
+        self.calls.append("on_request_token")
+
     def on_request_ended(self, request_id, *, transfer_params, error):
         self.calls.append("on_request_ended")
 
@@ -199,10 +205,12 @@ def test_every_call_reaches_the_connector():
     assert side.on_failed(request, FAILED) == "retry"
     side.on_ready(None)
     side.on_abandoned(request)
+    side.on_sampling(None)
     side.on_role("prefill")
     side.on_waker(print)
     assert side.has_requests is True
     assert (side.take_requests(), side.take_withdrawn()) == (["request"], ["withdrawn"])
+    side.on_request_token("a", None)
     side.on_request_ended("a", transfer_params=None, error="")
     side.on_backlog(7)
     side.on_step(num_tokens=1, device_s=0.1)
