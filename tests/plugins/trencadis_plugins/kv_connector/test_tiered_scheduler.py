@@ -305,10 +305,14 @@ def test_requests_that_a_child_brings_are_the_engines_and_their_ends_the_childs(
         child.take_withdrawn = lambda: ["old"]
         child.on_waker = told.append
         child.on_role = told.append
+        child.on_sampling = told.append
+        child.on_request_token = lambda *first: told.append(first)
         child.on_abandoned = lambda one: told.append(one.request_id)
         child.on_request_ended = lambda name, **how: told.append((name, how))
         scene.side.on_waker(woken.append)
         scene.side.on_role("decode")
+        scene.side.on_sampling("terms")
+        scene.side.on_request_token("guest", "token")
         scene.side.on_abandoned(request("gone"))
         assert scene.side.has_requests is True
         assert [one.request_id for one in scene.side.take_requests()] == ["guest"]
@@ -316,4 +320,5 @@ def test_requests_that_a_child_brings_are_the_engines_and_their_ends_the_childs(
         scene.side.on_request_ended("guest", transfer_params={"a": 1}, error="")
     finally:
         del type(child).has_requests
-    assert told == [woken.append, "decode", "gone", ("guest", {"transfer_params": {"a": 1}, "error": ""})]
+    end = "guest", {"transfer_params": {"a": 1}, "error": ""}
+    assert told == [woken.append, "decode", "terms", ("guest", "token"), "gone", end]
