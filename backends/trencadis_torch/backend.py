@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis.clock import Clock
+from trencadis.clock import Clock, SystemClock
 from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import (
     AcceptanceRule,
@@ -32,6 +32,7 @@ from trencadis.interfaces import (
     Sampler,
 )
 from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, Pass
+from trencadis.startup import Phases
 from trencadis_torch import bridge
 from trencadis_torch.blend import make_blender
 from trencadis_torch.config import TorchConfig
@@ -108,6 +109,7 @@ class TorchBackend(Backend):
             OutOfMemoryError: No room for the weights.
         """
         self._sampler = sampler
+        phases = Phases(SystemClock(), "imports and configuration")
         with self._on_device():
             files = find_model(source)
             self._check_quantization(source)
@@ -115,7 +117,8 @@ class TorchBackend(Backend):
                 self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
                 self._set_threads()
             else:
-                self._load_decoder(files)
+                self._load_decoder(files, phases)
+        logger.info("Loading took %s.", phases.end())
         logger.info(
             "%s: %.1f M parameters, %s, on %s.",
             self._facts.architecture,
@@ -125,12 +128,14 @@ class TorchBackend(Backend):
         )
         return self._facts
 
-    def _load_decoder(self, files: ModelFiles) -> None:
+    def _load_decoder(self, files: ModelFiles, phases: Phases) -> None:
         bridge.register()
         recipe = read_recipe(files, default_pooling="last", device=self._device)
+        phases.begin("weights")
         model = self._model = load_decoder(files, self._device)
         if self._quantises:
             model.float()
+        phases.begin("inspection")
         layers = attention_layers(model)
         self._layers = stored_layers(layers, self._config.kv_dtype)
         self._kernel = choose_kernel(
@@ -138,13 +143,16 @@ class TorchBackend(Backend):
         )
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         self._set_threads()
+        phases.begin("check")
         check = None
         if self._config.check_model:
             # In the model's own dtype: what a narrower cache rounds off is no error.
             check = ModelCheck(model, layers, layout=self._config.layout, kernel=self._kernel)
             if self._quantises:
                 check.compare(model)  # afterwards, errors of rounding would hide others
+        phases.begin("packing")
         self._operate(model)
+        phases.begin("check")
         if check is not None:
             check.compare(model, quantised=self._quantises, operated=self._operation is not None)
         bridge.switch(model, bridge.PAGED)

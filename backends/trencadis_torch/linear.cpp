@@ -261,6 +261,7 @@ void trencadis_pack_float(const float* weights, int64_t num_outputs, int64_t num
 // Write int8 weights [N, K] as panels, and 128 times each output's sum.
 void trencadis_pack_int8(const int8_t* weights, int64_t num_outputs, int64_t num_inputs, int8_t* out, int32_t* sums) {
     const int64_t depth = padded(num_inputs);
+#pragma omp parallel for
     for (int64_t first = 0; first < num_outputs; first += PANEL)
         for (int64_t n = first; n < first + PANEL; ++n) {
             int32_t sum = 0;

@@ -10,6 +10,7 @@ Shapes: N outputs, K inputs.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Final
 
 import torch
 from torch import nn
@@ -17,6 +18,9 @@ from torch import nn
 from trencadis_torch.native_linear import Native
 
 __all__ = ["BlockedLinear", "FusedLinear", "Int8Linear", "PackedLinear", "RowsEmbedding", "quantise"]
+
+AT_ONCE: Final = 1 << 18
+"""Weights that are rounded at a time."""
 
 
 class FusedLinear(nn.Module):
@@ -57,7 +61,7 @@ class PackedLinear(FusedLinear):
     def __init__(self, layers: list[nn.Linear], native: Native) -> None:
         super().__init__(layers)
         self._native = native
-        self._weights = native.pack_float(_side_by_side(layers))
+        self._weights = native.pack_float(*_weights_of(layers))
 
     @property
     def weights_bytes(self) -> int:
@@ -84,10 +88,10 @@ class Int8Linear(FusedLinear):
     def __init__(self, layers: list[nn.Linear], native: Native) -> None:
         super().__init__(layers)
         self._native = native
-        weights, scales = quantise(_side_by_side(layers))
-        self._weights, self._sums = native.pack_int8(weights)
+        weights, scales = zip(*map(quantise, _weights_of(layers)), strict=True)
+        self._weights, self._sums = native.pack_int8(*weights)
         self._scales = torch.zeros(len(self._sums))
-        self._scales[: len(scales)] = scales
+        torch.cat(scales, out=self._scales[: self.out_features])
 
     @property
     def weights_bytes(self) -> int:
@@ -117,7 +121,8 @@ class BlockedLinear(FusedLinear):
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         super().__init__(layers)
-        weight = _side_by_side(layers).contiguous()
+        weights = _weights_of(layers)
+        weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         self._weights = torch.ops.mkldnn._reorder_linear_weight(weight, self.ROWS_HINT)  # noqa: SLF001 - as torch.compile
         self._bytes = weight.nbytes
 
@@ -154,14 +159,19 @@ class RowsEmbedding(nn.Module):
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return int8 weights ``[N, K]`` and the scale of each output, float32 ``[N]``: symmetric, to nearest. Pure."""
-    plain = weight.detach().float()
-    scales = plain.abs().amax(1) / 127
-    return (plain / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round_().to(torch.int8), scales
+    rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    # A few rows at a time: what lies between stays in the processor's caches.
+    num_rows = max(1, AT_ONCE // weight.shape[1])
+    parts = (torch.split(tensor, num_rows) for tensor in (weight.detach(), rounded, scales))
+    for part, into, scale in zip(*parts, strict=True):
+        plain = part.float()
+        torch.div(plain.abs().amax(1), 127, out=scale)
+        into.copy_((plain / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round_())
+    return rounded, scales
 
 
-def _side_by_side(layers: list[nn.Linear]) -> torch.Tensor:
-    weights = [layer.weight.detach() for layer in layers]
-    return weights[0] if len(weights) == 1 else torch.cat(weights)
+def _weights_of(layers: list[nn.Linear]) -> list[torch.Tensor]:
+    return [layer.weight.detach() for layer in layers]
 
 
 def _side_by_side_biases(layers: list[nn.Linear]) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["LiveBytes"]
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """As a context, counts storages that operations of this thread make, until nothing holds them any more.
 
     Views and operations in place make none. Buffers inside a kernel are not seen.
@@ -25,7 +25,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -96,9 +97,14 @@ def openmp_runtime() -> str:
 
 
 def _key(source: Path, compiler: str, runtime: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    facts = (source.read_text(), compiler, version, _cpu(), runtime, *_FLAGS)
+    facts = (source.read_text(), compiler, _version(compiler), _cpu(), runtime, *_FLAGS)
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    """Return what a compiler says of itself, asked once for all libraries."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
 
 
 def _cpu() -> str:

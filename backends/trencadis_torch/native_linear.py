@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,22 +59,26 @@ class Native:
         self.panel = int(library.trencadis_panel())
         self.has_vnni = bool(library.trencadis_has_vnni())
 
-    def pack_float(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return weights ``[N, K]`` as panels, float32, one-dimensional."""
-        num_outputs, num_inputs = weight.shape
-        plain = weight.detach().float().contiguous()
-        packed = torch.empty(self._whole(num_outputs) * num_inputs)
-        self._library.trencadis_pack_float(plain.data_ptr(), num_outputs, num_inputs, packed.data_ptr())
+    def pack_float(self, *weights: torch.Tensor) -> torch.Tensor:
+        """Return weights ``[N, K]``, the outputs of several side by side, as panels: float32, one-dimensional."""
+        num_inputs = weights[0].shape[1]
+        packed = torch.empty(self._whole(sum(map(len, weights))) * num_inputs)
+        for first, part in self._parts(weights):
+            plain = part.detach().float().contiguous()
+            at = packed.data_ptr() + first * num_inputs * packed.itemsize
+            self._library.trencadis_pack_float(plain.data_ptr(), len(plain), num_inputs, at)
         return packed
 
-    def pack_int8(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return int8 weights ``[N, K]`` as panels, and 128 times the sum of each output's, int32, padded to whole panels."""
-        num_outputs, num_inputs = weight.shape
-        whole = self._whole(num_outputs)
-        packed = torch.empty(whole * (-(-num_inputs // 4) * 4), dtype=torch.int8)
+    def pack_int8(self, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return int8 weights as panels likewise, and 128 times the sum of each output's, int32, padded to whole panels."""
+        num_inputs, whole = weights[0].shape[1], self._whole(sum(map(len, weights)))
+        depth = -(-num_inputs // 4) * 4
+        packed = torch.empty(whole * depth, dtype=torch.int8)
         sums = torch.empty(whole, dtype=torch.int32)
-        plain = weight.contiguous()
-        self._library.trencadis_pack_int8(plain.data_ptr(), num_outputs, num_inputs, packed.data_ptr(), sums.data_ptr())
+        for first, part in self._parts(weights):
+            plain = part.contiguous()
+            at = (packed.data_ptr() + first * depth, sums.data_ptr() + first * sums.itemsize)
+            self._library.trencadis_pack_int8(plain.data_ptr(), len(plain), num_inputs, *at)
         return packed, sums
 
     def linear_float(
@@ -238,6 +243,15 @@ class Native:
             cosines.shape[-1],
             _threads(8 * x.numel()),
         )
+
+    def _parts(self, weights: tuple[torch.Tensor, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield weights with the output that each begins at; as one where another than the last would end within a panel."""
+        if any(len(part) % self.panel for part in weights[:-1]):
+            weights = (torch.cat(weights),)
+        first = 0
+        for part in weights:
+            yield first, part
+            first += len(part)
 
     def _whole(self, num_outputs: int) -> int:
         return -(-num_outputs // self.panel) * self.panel

@@ -161,9 +161,10 @@ def _paged(
     for phase, of, starts, lengths in steps:
         one = _pass(phase, of, starts, lengths)
         inputs = runner.inputs(one)
-        for row, begin, length in zip(of, inputs.firsts.tolist(), lengths, strict=False):
-            logits = runner.forward(inputs, np.arange(begin, begin + length))
-            found[row].append(logits.float())
+        places = [np.arange(first, first + length) for first, length in zip(inputs.firsts, lengths, strict=False)]
+        logits = runner.forward(inputs, np.concatenate(places)).float()
+        for row, part in zip(of, torch.split(logits, list(lengths)), strict=True):
+            found[row].append(part)
     return [torch.cat(parts) for parts in found]
 
 

@@ -6,6 +6,7 @@ Live serving, replay and simulation differ only in what is handed in: clock, bac
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +33,12 @@ from trencadis.interfaces import (
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams
 from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.switching import SchedulingInForce
+from trencadis.startup import Phases, rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
 
 __all__ = ["build_engine"]
+
+logger = logging.getLogger("trencadis.engine")
 
 
 def build_engine(
@@ -63,6 +67,23 @@ def build_engine(
         OutOfMemoryError: No room for weights or KV cache.
     """
     clock = clock or SystemClock()
+    # A simulated clock stands still while an engine is built.
+    phases = Phases(SystemClock(), "components")
+    with rare_collections():
+        engine = _build(config, registry, clock=clock, progress=progress, executor=executor, phases=phases)
+    logger.info("The engine took %s.", phases.end())
+    return engine
+
+
+def _build(
+    config: Config,
+    registry: Registry,
+    *,
+    clock: Clock,
+    progress: Callable[[int, int], None] | None,
+    executor: Executor | None,
+    phases: Phases,
+) -> Engine | EmbeddingEngine:
     registry.configure(config)
     plan = resolve_plan(config, registry)
     context = ComponentContext(
@@ -75,10 +96,13 @@ def build_engine(
     builder = _Builder(registry, plan, context)
     executor = executor or builder.make(plan.choices["executor"])
     try:
+        phases.begin("backend and model")
         model = builder.load(executor, _source(config))
         engine: Engine | EmbeddingEngine
+        phases.begin("strategies")
         if model.generates:
             parts = builder.parts(config, executor, model, shared_prefixes=read_prefixes(config))
+            phases.begin("cache and warm-up")
             engine = compose_engine(config, parts, clock=clock, progress=progress)
         else:
             engine = compose_embedding_engine(config, builder.embedding_parts(executor, model), clock=clock)

@@ -11,6 +11,7 @@ from trencadis.front.frontend import Frontend
 from trencadis.front.local_engine import LocalEngineClient
 from trencadis.progress import track
 from trencadis.registry import Registry, load_with_plugins
+from trencadis.startup import rare_collections
 from trencadis.text import Tokenizer, load_tokenizer
 
 __all__ = ["configure", "load_frontend_tokenizer", "open_frontend"]
@@ -64,7 +65,7 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
     """
     from trencadis.engine.build import build_engine
 
-    with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
+    with rare_collections(), track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
         # The tokenizer first: it is cheap, and a wrong path is known before any weights are read.
         tokenizer = load_frontend_tokenizer(config)
         engine = build_engine(config, registry=registry, progress=advance)

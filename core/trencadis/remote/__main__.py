@@ -58,13 +58,15 @@ def _serve(start: StartMessage, channel: Channel) -> None:
     from trencadis.registry import load_with_plugins
     from trencadis.remote.conversion import ready_message
     from trencadis.remote.host import EngineHost
+    from trencadis.startup import rare_collections
 
-    # The parent has resolved everything: neither its file nor the environment is read again.
-    resolved, registry = load_with_plugins(environ={}, overrides=start.tables)
-    registry.note_sources(start.sources)
-    config = resolved.config
-    with track(f"Loading {config.model.path}", unit="buckets", show=False) as advance:
-        engine = build_engine(config, registry=registry, progress=advance)
+    with rare_collections():
+        # The parent has resolved everything: neither its file nor the environment is read again.
+        resolved, registry = load_with_plugins(environ={}, overrides=start.tables)
+        registry.note_sources(start.sources)
+        config = resolved.config
+        with track(f"Loading {config.model.path}", unit="buckets", show=False) as advance:
+            engine = build_engine(config, registry=registry, progress=advance)
     try:
         ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash=engine.plan_hash)
         channel.send(encode(ready))

@@ -17,6 +17,7 @@ from trencadis.remote.conversion import error_of
 from trencadis.remote.link import Link
 from trencadis.remote.messages import FailedMessage, ReadyMessage
 from trencadis.remote.process import EngineProcess
+from trencadis.startup import rare_collections
 
 __all__ = ["connect_frontend"]
 
@@ -47,7 +48,8 @@ def connect_frontend(
     link = Link(channel, process, watchdog_s=config.engine.watchdog_s, clock=SystemClock())
     try:
         with track(f"Loading {config.model.path}", show=show_progress):
-            tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
+            with rare_collections():
+                tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
             return Frontend(RemoteEngineClient(link, _wait_until_ready(link)), tokenizer)
     except BaseException:
         link.failure = link.failure or "the engine was not ready."

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from trencadis_torch import linear
 from trencadis_torch.linear import BlockedLinear, Int8Linear, PackedLinear, RowsEmbedding, quantise
 from trencadis_torch.native_linear import native
 
@@ -52,6 +53,19 @@ def test_weights_are_rounded_to_the_nearest_of_255_values_per_output():
     error = (rounded * scales[:, None] - weight).abs()
     assert bool((error <= scales[:, None] * 0.5001).all())
     assert not rounded[7].any()
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 1 << 18])
+def test_rounding_a_few_rows_at_a_time_changes_nothing(monkeypatch, at_once):
+    weight = torch.randn(31, 50).double()
+    weight[7] = 0
+    plain = weight.float()
+    scales = plain.abs().amax(1) / 127
+    expected = (plain / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8)
+    monkeypatch.setattr(linear, "AT_ONCE", at_once)
+    rounded, found = quantise(weight)
+    assert torch.equal(rounded, expected)
+    assert torch.equal(found, scales)
 
 
 @needs_native

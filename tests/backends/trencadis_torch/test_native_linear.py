@@ -58,6 +58,34 @@ def test_int8_products_are_those_of_integer_arithmetic(lib, shape, num_rows):
     np.testing.assert_allclose(biased.numpy(), expected + bias.numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_panels", [(1, 1, 1), (3, 2, 1), (2,)])
+@pytest.mark.parametrize("more", [0, 5])
+@pytest.mark.parametrize("within", [False, True], ids=["at-borders", "within-panels"])
+def test_weights_side_by_side_are_packed_as_if_they_were_one(lib, num_panels, more, within):
+    sizes = [count * lib.panel + (3 if within else 0) for count in num_panels]
+    sizes[-1] += more
+    weights = [drawn(size, 33, seed=size) for size in sizes]
+    assert torch.equal(lib.pack_float(*weights), lib.pack_float(torch.cat(weights)))
+    rounded = [quantise(weight)[0] for weight in weights]
+    for found, expected in zip(lib.pack_int8(*rounded), lib.pack_int8(torch.cat(rounded)), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_any_number_of_threads_packs_the_same_bits(lib):
+    before = torch.get_num_threads()
+    weight = drawn(5 * lib.panel + 7, 65)
+    packed = {}
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            rounded, scales = quantise(weight)
+            packed[num_threads] = (lib.pack_float(weight), *lib.pack_int8(rounded), scales)
+    finally:
+        torch.set_num_threads(before)
+    for parts in packed.values():
+        assert all(torch.equal(one, other) for one, other in zip(packed[1], parts, strict=True))
+
+
 def test_extreme_integers_do_not_saturate(lib):
     weights = torch.full((64, 4096), -127, dtype=torch.int8)
     packed, sums = lib.pack_int8(weights)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.startup import RARELY, Phases, in_words, rare_collections
+
+
+@pytest.fixture
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def test_phases_leave_no_gap() -> None:
+    clock = SimulatedClock(100.0)
+    phases = Phases(clock, "one")
+    clock.advance(1.0)
+    phases.begin("two")
+    clock.advance(0.25)
+    phases.begin("one")
+    clock.advance(2.0)
+    assert phases.end() == "3.2 s: one 3.0 s, two 0.2 s"
+    assert phases.took_s == {"one": 3.0, "two": 0.25}
+    assert sum(phases.took_s.values()) == clock.now_s() - 100.0
+
+
+def test_the_sum_is_of_what_was_measured_not_of_what_was_rounded() -> None:
+    assert in_words({"a": 0.04, "b": 0.04, "c": 0.04}) == "0.1 s: a 0.0 s, b 0.0 s, c 0.0 s"
+
+
+@pytest.mark.usefixtures("thresholds")
+def test_collections_are_rare_inside_and_as_before_behind() -> None:
+    gc.set_threshold(701, 11, 12)
+    inside = []
+
+    def fail() -> None:
+        with rare_collections():
+            inside.append(gc.get_threshold())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert inside == [(RARELY, 11, 12)]
+    assert gc.get_threshold() == (701, 11, 12)
+
+
+@pytest.mark.usefixtures("thresholds")
+@pytest.mark.parametrize("young", [0, 10 * RARELY])
+def test_whoever_collects_even_less_is_left_alone(young: int) -> None:
+    gc.set_threshold(young, 11, 12)
+    with rare_collections():
+        assert gc.get_threshold() == (young, 11, 12)
+    assert gc.get_threshold() == (young, 11, 12)
+
+
+@pytest.mark.usefixtures("thresholds")
+def test_contexts_that_overlap_end_in_any_order() -> None:
+    gc.set_threshold(701, 11, 12)
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(rare_collections())
+    second.enter_context(rare_collections())
+    first.close()
+    assert gc.get_threshold() == (RARELY, 11, 12)
+    second.close()
+    assert gc.get_threshold() == (701, 11, 12)
