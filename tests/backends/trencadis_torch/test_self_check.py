@@ -7,7 +7,7 @@ import torch
 from trencadis.errors import ModelLoadError
 from trencadis_torch import bridge
 from trencadis_torch.inspection import attention_layers
-from trencadis_torch.self_check import check_model
+from trencadis_torch.self_check import ModelCheck, check_model
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,20 @@ def test_sound_model_passes_and_is_left_with_paged_attention(layout, dtype):
     model = tiny_models.make_model("gemma2", dtype=dtype)
     check_model(model, attention_layers(model), layout=layout)
     assert model.config._attn_implementation == bridge.PAGED
+
+
+@pytest.mark.parametrize("layout", ["ragged", "padded"])
+def test_every_pass_runs_once(layout):
+    model = tiny_models.make_model("llama")
+    layers = attention_layers(model)
+    check = ModelCheck(model, layers, layout=layout)
+    num_tokens = []
+    model.register_forward_pre_hook(
+        lambda module, args, options: num_tokens.append(options["input_ids"].numel()), with_kwargs=True
+    )
+    check.compare(model)
+    # A chunk of one sequence, the rest of it with the other one, a token of each; padded ones are as long as the longest.
+    assert num_tokens == ([12, 13 + 12, 2] if layout == "ragged" else [12, 2 * 13, 2])
 
 
 def refused(model, layers=None, *, match="differ from the model's own"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import types
 
 import attrs
@@ -154,3 +155,15 @@ def test_a_context_of_no_engine_says_so() -> None:
         context.named_model("demo-draft")
     with pytest.raises(ContractError, match="without an engine"):
         context.make("backend", "")
+
+
+def test_collections_are_as_before_once_an_engine_is_built_or_refused(fake_house) -> None:
+    before = gc.get_threshold()
+    during = []
+    config, registry = fake_house(policy=lambda: during.append(gc.get_threshold()) or ServeInOrder())
+    build_engine(config, registry=registry).close()
+    assert during[0][0] > before[0]
+    assert gc.get_threshold() == before
+    with pytest.raises(ConfigValueError):
+        build_engine(attrs.evolve(config, model=ModelConfig(path="demo", max_model_len=1 << 30)), registry=registry)
+    assert gc.get_threshold() == before
