@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trencadis.clock import Clock, SystemClock
-from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
+from trencadis.errors import BackendError, OutOfMemoryError
 from trencadis.interfaces import (
     AcceptanceRule,
     AllocationPlan,
@@ -31,27 +31,38 @@ from trencadis.interfaces import (
     PendingStep,
     Sampler,
 )
-from trencadis.records import Batch, Bucket, Float32Array, Int32Array, MemoryReport, ModelFacts, ModelSource, Pass
+from trencadis.records import (
+    Batch,
+    Bucket,
+    Float32Array,
+    Int32Array,
+    MemoryReport,
+    ModelFacts,
+    ModelSource,
+    Pass,
+    WarmUpReport,
+)
 from trencadis.startup import Phases
-from trencadis_torch import bridge
+from trencadis_torch import bridge, graph_ops
 from trencadis_torch.blend import make_blender
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.encoder import is_encoder, load_encoder
 from trencadis_torch.fingerprint import fingerprint, quantised_fingerprint
+from trencadis_torch.graph_mode import GraphMode, StepCounts
 from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.inspection import attention_layers, model_facts
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.loader import ModelFiles, find_model, load_decoder
 from trencadis_torch.native_attention import NativeAttention, choose_kernel
-from trencadis_torch.native_linear import native
+from trencadis_torch.native_linear import Native, check_int8, native
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.recipe import read_recipe
 from trencadis_torch.rows import Rows
-from trencadis_torch.runner import PassRunner
-from trencadis_torch.self_check import ModelCheck
+from trencadis_torch.runner import Forward, PassRunner
+from trencadis_torch.self_check import ModelCheck, check_graph
 from trencadis_torch.surgery import Operation, operate
 from trencadis_torch.trial import measure_memory
 from trencadis_torch.walk import MatchingPrefix
@@ -74,13 +85,16 @@ class TorchBackend(Backend):
         clock: Times steps on the CPU.
 
     Raises:
-        BackendError: The device is not there.
+        ConfigValueError: Two keys contradict each other.
+        BackendError: The device is not there, or graphs were asked for and cannot be compiled.
     """
 
     def __init__(self, config: TorchConfig, *, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        config.check()
         self._device = choose_device(config.device)
+        self._mode = GraphMode(config, device=self._device, clock=clock) if config.compile == "buckets" else None
         self._model: Any = None
         self._layers: tuple[AttentionLayer, ...] = ()
         self._kernel: NativeAttention | None = None
@@ -92,7 +106,8 @@ class TorchBackend(Backend):
             default_block_size=BLOCK_SIZE,
             max_prefill_batch_size=config.max_prefill_batch_size if config.layout == "padded" else 0,
             swaps_blocks=True,
-            layerwise_kv=True,
+            # A graph does not stop between its layers.
+            layerwise_kv=self._mode is None,
             provides=frozenset({"backend.tree_attention"} if config.layout == "ragged" else ()),
         )
 
@@ -112,7 +127,8 @@ class TorchBackend(Backend):
         phases = Phases(SystemClock(), "imports and configuration")
         with self._on_device():
             files = find_model(source)
-            self._check_quantization(source)
+            if self._quantises:
+                check_int8(self._device, source.dtype)
             if is_encoder(files.config):
                 self._embedder, self._facts = load_encoder(files, self._device, check=self._config.check_model)
                 self._set_threads()
@@ -139,8 +155,14 @@ class TorchBackend(Backend):
         layers = attention_layers(model)
         self._layers = stored_layers(layers, self._config.kv_dtype)
         self._kernel = choose_kernel(
-            self._config.attention, device=self._device, layout=self._config.layout, layers=layers
+            self._config.attention,
+            device=self._device,
+            layout=self._config.layout,
+            layers=layers,
+            in_graphs=self._mode is not None,
         )
+        if self._mode is not None and native() is not None:
+            graph_ops.define()
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         self._set_threads()
         phases.begin("check")
@@ -165,44 +187,29 @@ class TorchBackend(Backend):
     def _quantises(self) -> bool:
         return self._config.quantization == "int8"
 
-    def _check_quantization(self, source: ModelSource) -> None:
-        """Refuse int8 where nothing computes it.
-
-        Raises:
-            BackendError: Another device than the CPU, or no compiler.
-            ModelLoadError: A dtype was asked for that int8 layers do not take.
-        """
-        if not self._quantises:
-            return
-        where = '[backend.torch] quantization = "int8"'
-        if self._device.type != "cpu":
-            raise BackendError(
-                f"{where}: only on the CPU, and the device is {self._device}.",
-                hint='Set quantization = "none", or device = "cpu".',
-            )
-        if source.dtype not in ("auto", "float32"):
-            raise ModelLoadError(
-                f'{where}: activations between its layers are float32, and [model] dtype = "{source.dtype}".',
-                hint='Set dtype = "auto".',
-            )
-        if native() is None:
-            raise BackendError(
-                f"{where}: its kernels are compiled on this machine, and there is no working C++ compiler.",
-                hint='Install g++ or clang++, or set quantization = "none".',
-            )
-
     def _operate(self, model: Any) -> None:
         """Pack what can be packed; facts follow."""
         packs = self._config.pack == "auto" and model.dtype == torch.float32 and self._device.type == "cpu"
         if not packs and not self._quantises:
             return
-        self._operation = operate(model, quantised=self._quantises, native=native())
+        self._operation = operate(model, quantised=self._quantises, native=self._native())
         self._facts = attrs.evolve(self._facts, weights_bytes=self._operation.weights_bytes)
         if self._quantises:
             # Both, for where files cannot be read there is no fingerprint.
             self._facts = attrs.evolve(
                 self._facts, dtype="int8", fingerprint=quantised_fingerprint(self._facts.fingerprint, "int8")
             )
+
+    def _native(self) -> Native | None:
+        """Return the library of linear layers, one that graphs can call where there will be graphs."""
+        return native() if self._mode is None or native() is None else graph_ops.graph_native()
+
+    def _graphs(self, plain: Forward) -> Forward:
+        assert self._mode is not None, "graphs are configured"
+        return self._mode.graphs(plain, check=self._check_graph if self._config.check_model else None)
+
+    def _check_graph(self, expected: torch.Tensor, found: torch.Tensor) -> None:
+        check_graph(expected, found, quantised=self._quantises)
 
     def _set_threads(self) -> None:
         """Choose the threads of one operation: a small model's are over before a second thread has begun."""
@@ -251,15 +258,36 @@ class TorchBackend(Backend):
         with self._on_device(), _named_memory_errors("the rows' state"):
             self._rows = Rows(plan, self._device)
             self._sampler.allocate(num_rows=plan.num_rows, vocab_size=self._facts.vocab_size, device=self._device)
+        if self._mode is not None:
+            self._cache.kernels += "+inductor"
         self._runner = PassRunner(
-            self._model, rows=self._rows, cache=self._cache, layout=self._config.layout, workspace=Workspace()
+            self._model,
+            rows=self._rows,
+            cache=self._cache,
+            layout=self._config.layout,
+            workspace=Workspace(),
+            wrap=None if self._mode is None else self._graphs,
         )
 
-    @torch.inference_mode()
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
+        """Prepare buckets, largest first; with ``compile = "buckets"`` each shape becomes a graph.
+
+        Raises:
+            BackendError: The model cannot be compiled, or a graph computes something else.
+        """
+        if self._mode is None:
+            return super().warm_up(buckets, progress=progress)
+        return self._mode.warm_up(sorted(buckets, reverse=True), run=self._run_bucket, progress=progress)
+
     def prepare(self, bucket: Bucket) -> None:
-        """Run a bucket on padding alone in the padded layout; nothing is compiled in the ragged one."""
-        if self._config.layout == "ragged":
-            return
+        """Run a bucket on padding alone in the padded layout, or make its graph; nothing is compiled in the ragged one."""
+        if self._mode is not None:
+            self._mode.warm_up([bucket], run=self._run_bucket)
+        elif self._config.layout == "padded":
+            self._run_bucket(bucket)
+
+    @torch.inference_mode()
+    def _run_bucket(self, bucket: Bucket) -> None:
         none = np.empty(0, np.int32)
         one = Pass(
             bucket=bucket,
@@ -276,12 +304,12 @@ class TorchBackend(Backend):
     @torch.inference_mode()
     def submit(self, batch: Batch) -> PendingStep:
         """Run a batch (CPU), or launch it (CUDA)."""
-        with self._on_device():
+        with self._on_device(), self._counted() as counts:
             timer = StepTimer(self._device, self._clock)
             self._rows.apply(batch, self._sampler)
             gate = LayerGate.of(self._connector, budget_s=self._layer_wait_s)
             results = [self._run(one, batch, gate) for one in batch.passes]
-            return TorchStep(
+            pending = TorchStep(
                 num_sequences=batch.num_sequences,
                 emitted=[result.emitted for result in results if result.emitted is not None],
                 prompts=[result.prompt for result in results if result.prompt is not None],
@@ -289,6 +317,15 @@ class TorchBackend(Backend):
                 timer=timer,
                 missed_layers=gate is not None and not gate.is_whole,
             )
+        pending.num_compilations = counts.num_compilations
+        return pending
+
+    def _counted(self) -> contextlib.AbstractContextManager[StepCounts]:
+        return contextlib.nullcontext(StepCounts()) if self._mode is None else self._mode.step()
+
+    def metrics(self) -> str:
+        """Return what is counted about graphs; empty if there are none by configuration."""
+        return "" if self._mode is None else self._mode.watch.metrics()
 
     def _run(self, one: Pass, batch: Batch | None, gate: LayerGate | None = None) -> Any:
         if self._runner is None:
@@ -324,6 +361,8 @@ class TorchBackend(Backend):
     def close(self) -> None:
         """Let go of model and cache; may be called twice."""
         self._model = self._runner = self._embedder = None
+        if self._mode is not None:
+            self._mode.close()
         for name in ("_cache", "_host_blocks", "_rows"):
             self.__dict__.pop(name, None)
         if self._device.type == "cuda":

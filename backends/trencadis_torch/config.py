@@ -7,7 +7,9 @@ from typing import Any
 import attrs
 from attrs.validators import ge, in_, matches_re
 
-__all__ = ["ATTENTIONS", "KV_DTYPES", "LAYOUTS", "PACKS", "QUANTIZATIONS", "TorchConfig"]
+from trencadis.errors import ConfigValueError
+
+__all__ = ["ATTENTIONS", "COMPILES", "KV_DTYPES", "LAYOUTS", "PACKS", "QUANTIZATIONS", "TorchConfig"]
 
 LAYOUTS = ("ragged", "padded")
 """``ragged``: flat tokens, nothing padded. ``padded``: static shapes, one per bucket."""
@@ -19,6 +21,9 @@ KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 
 PACKS = ("auto", "off")
 """``auto``: linear layers of a float32 model on the CPU are packed and fused. ``off``: the model computes as transformers made it."""
+
+COMPILES = ("off", "buckets")
+"""``buckets``: the forward of every bucket becomes a graph of torch.compile at the warm-up; none is compiled later."""
 
 QUANTIZATIONS = ("none", "int8")
 """``int8``: weights with one scale per output, activations with one per row; on the CPU."""
@@ -43,6 +48,9 @@ class TorchConfig:
             encoder, compare padded texts with bare ones.
         pack: ``auto`` or ``off``.
         quantization: ``none`` or ``int8``.
+        compile: ``off`` or ``buckets``; ``buckets`` needs the CPU, ``layout = "padded"`` and a C++ compiler.
+        compile_cache: Where compiled graphs are kept between starts; empty: ``TORCHINDUCTOR_CACHE_DIR``, else
+            ``~/.cache/trencadis/inductor``.
     """
 
     device: str = _setting(
@@ -81,3 +89,24 @@ class TorchConfig:
         "int8: hold weights in 8 bits with a scale per output, and round activations to 8 bits row by row; on the CPU.",
         validator=in_(QUANTIZATIONS),
     )
+    compile: str = _setting(
+        "off",
+        'buckets: compile the forward of every bucket at the warm-up, and nothing later; on the CPU, with layout = "padded".',
+        validator=in_(COMPILES),
+    )
+    compile_cache: str = _setting(
+        "",
+        "Directory that keeps compiled graphs between starts; empty: TORCHINDUCTOR_CACHE_DIR, else ~/.cache/trencadis/inductor.",
+    )
+
+    def check(self) -> None:
+        """See that keys go together.
+
+        Raises:
+            ConfigValueError: They do not.
+        """
+        if self.compile != "off" and self.layout != "padded":
+            raise ConfigValueError(
+                f'[backend.torch] compile = "{self.compile}": graphs have static shapes, and layout = "{self.layout}" has not.',
+                hint='Set [backend.torch] layout = "padded", or compile = "off".',
+            )

@@ -16,6 +16,7 @@ from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.padded import PaddedDecode, PaddedPrefill
+from trencadis_torch.padded_kernel import PaddedKernelPass
 from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.trees import DraftTrees
@@ -120,6 +121,8 @@ def _padded_attention(
     one: Pass, rows: Rows, cache: PagedKVCache, slots: torch.Tensor, host: npt.NDArray[np.int64]
 ) -> AttentionPass:
     bucket: Bucket = one.bucket
+    if cache.kernel is not None:
+        return PaddedKernelPass(cache, tables=rows.tables, slots=slots, facts=host, bucket=bucket)
     if bucket.phase is Phase.DECODE:
         return PaddedDecode(
             cache,

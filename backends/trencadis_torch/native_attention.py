@@ -20,7 +20,7 @@ from trencadis.records import Int32Array
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_build import load_library
 
-__all__ = ["NativeAttention", "NativePass", "choose_kernel"]
+__all__ = ["NativeAttention", "NativePass", "choose_kernel", "compiled_kernel"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -96,6 +96,64 @@ class NativeAttention:
         """
         return NativePass(self._attend, cache, tables, slots.contiguous(), (rows, starts, query_lens, firsts))
 
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        cached: tuple[torch.Tensor, torch.Tensor],
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        sequences: torch.Tensor,
+        window: int,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend in one layer of a pass that is known by tensors alone; returns ``[T, H, Dv]``, 0 where no sequence attends.
+
+        Args:
+            query: ``[T, H, D]``.
+            keys: Stored, ``[T, KV, D]``.
+            values: Stored, ``[T, KV, Dv]``.
+            cached: Keys and values of the layer by block; written to.
+            tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+            slots: Where new keys go, int64 ``[T]``, contiguous.
+            sequences: Row, first query position, queries and first token of each, int32 ``[4, B]``, contiguous; without queries: none.
+            window: Tokens that a query sees; 0 sees all.
+            scale: As in :func:`~trencadis_torch.attention.attend`.
+            softcap: The same.
+            sinks: The same.
+
+        Raises:
+            OutOfMemoryError: No room for the kernel's own buffers.
+        """
+        call = _Call(
+            tables=tables.data_ptr(),
+            table_stride=tables.stride(0),
+            slots=slots.data_ptr(),
+            num_sequences=sequences.shape[1],
+            num_tokens=len(slots),
+            block_size=cached[0].shape[1],
+            num_threads=torch.get_num_threads(),
+        )
+        first, step = sequences.data_ptr(), sequences.stride(0) * sequences.itemsize
+        call.rows, call.starts, call.query_lens, call.firsts = range(first, first + 4 * step, step)
+        output = query.new_zeros(*query.shape[:2], values.shape[2])
+        _attend(
+            self._attend,
+            call,
+            (query, keys, values),
+            cached,
+            output=output,
+            window=window,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        return output
+
 
 class NativePass:
     """One pass over one cache; made by :meth:`NativeAttention.begin`."""
@@ -151,25 +209,48 @@ class NativePass:
         Raises:
             OutOfMemoryError: No room for the kernel's own buffers.
         """
-        call, (query, keys, values) = self._call, (_dense(one) for one in (query, keys, values))
-        cached_keys, cached_values = self._cache.layer(layer_index)
-        sinks = None if sinks is None else sinks.float().contiguous()
-        call.query, call.new_keys, call.new_values = query.data_ptr(), keys.data_ptr(), values.data_ptr()
-        call.output, call.keys, call.values = output.data_ptr(), cached_keys.data_ptr(), cached_values.data_ptr()
-        call.sinks = None if sinks is None else sinks.data_ptr()
-        call.num_heads, call.num_kv_heads = query.shape[1], keys.shape[1]
-        call.key_dim, call.value_dim = keys.shape[2], values.shape[2]
-        call.query_token, call.query_head, _ = query.stride()
-        call.key_token, call.key_head, _ = keys.stride()
-        call.value_token, call.value_head, _ = values.stride()
-        call.window = self._windows[layer_index]
-        call.dtype, call.cache_dtype = _DTYPES[query.dtype], _DTYPES[cached_keys.dtype]
-        call.scale = query.shape[2] ** -0.5 if scale is None else scale
-        call.softcap = softcap or 0.0
-        if self._attend(ctypes.addressof(call)):
-            raise OutOfMemoryError(
-                "The attention kernel has no room for its buffers.", hint="Lower engine.max_num_seqs."
-            )
+        _attend(
+            self._attend,
+            self._call,
+            (query, keys, values),
+            self._cache.layer(layer_index),
+            output=output,
+            window=self._windows[layer_index],
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+
+def _attend(
+    function: Any,
+    call: _Call,
+    new: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cached: tuple[torch.Tensor, torch.Tensor],
+    *,
+    output: torch.Tensor,
+    window: int,
+    scale: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Say in ``call`` what one layer brings, and call the kernel."""
+    query, keys, values = (_dense(one) for one in new)
+    sinks = None if sinks is None else sinks.float().contiguous()
+    call.query, call.new_keys, call.new_values = query.data_ptr(), keys.data_ptr(), values.data_ptr()
+    call.output, call.keys, call.values = output.data_ptr(), cached[0].data_ptr(), cached[1].data_ptr()
+    call.sinks = None if sinks is None else sinks.data_ptr()
+    call.num_heads, call.num_kv_heads = query.shape[1], keys.shape[1]
+    call.key_dim, call.value_dim = keys.shape[2], values.shape[2]
+    call.query_token, call.query_head, _ = query.stride()
+    call.key_token, call.key_head, _ = keys.stride()
+    call.value_token, call.value_head, _ = values.stride()
+    call.window = window
+    call.dtype, call.cache_dtype = _DTYPES[query.dtype], _DTYPES[cached[0].dtype]
+    call.scale = query.shape[2] ** -0.5 if scale is None else scale
+    call.softcap = softcap or 0.0
+    if function(ctypes.addressof(call)):
+        raise OutOfMemoryError("The attention kernel has no room for its buffers.", hint="Lower engine.max_num_seqs.")
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -177,7 +258,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def choose_kernel(
-    asked: str, *, device: torch.device, layout: str, layers: tuple[AttentionLayer, ...]
+    asked: str, *, device: torch.device, layout: str, layers: tuple[AttentionLayer, ...], in_graphs: bool = False
 ) -> NativeAttention | None:
     """Return the kernel, compiled if need be, or None for attention through gathering.
 
@@ -186,16 +267,17 @@ def choose_kernel(
         device: Of the model.
         layout: ``ragged`` or ``padded``.
         layers: The attention layers.
+        in_graphs: Padded passes are graphs of torch.compile, which may call the kernel.
 
     Raises:
         BackendError: ``native`` was asked for and cannot be had.
     """
     if asked == "sdpa":
         return None
-    reason = _obstacle(device, layout, layers)
+    reason = _obstacle(device, "ragged" if in_graphs else layout, layers)
     try:
         if reason is None:
-            return _compiled()
+            return compiled_kernel()
     except BackendError as error:
         if asked == "native":
             raise
@@ -210,7 +292,7 @@ def _obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, .
     if device.type != "cpu":
         return f"the kernel runs on the CPU, not on {device}"
     if layout != "ragged":
-        return f'layout = "{layout}" attends with static shapes'
+        return f'layout = "{layout}" attends as static-shape devices do, but with compile = "buckets"'
     for layer in layers:
         if max(layer.key_dim, layer.value_dim) > MAX_HEAD_DIM:
             return f"layer {layer.index} has heads of more than {MAX_HEAD_DIM} elements"
@@ -220,5 +302,10 @@ def _obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, .
 
 
 @functools.cache
-def _compiled() -> NativeAttention:
+def compiled_kernel() -> NativeAttention:
+    """Return the kernel, compiled at the first call.
+
+    Raises:
+        BackendError: There is no compiler, or it fails.
+    """
     return NativeAttention(load_library(SOURCE))

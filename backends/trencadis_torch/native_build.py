@@ -23,7 +23,7 @@ from pathlib import Path
 
 from trencadis.errors import BackendError
 
-__all__ = ["INSTALL_HINT", "cache_directory", "find_compiler", "load_library", "openmp_runtime"]
+__all__ = ["INSTALL_HINT", "cache_directory", "find_compiler", "load_library", "openmp_runtime", "writable_directory"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -57,7 +57,7 @@ def load_library(source: Path, *, directory: Path | None = None) -> ctypes.CDLL:
             f"{source.name}: no C++ compiler in PATH ({', '.join(_COMPILERS)}) and none in CXX.", hint=INSTALL_HINT
         )
     runtime = openmp_runtime()
-    file = _writable(directory or cache_directory()) / f"{source.stem}-{_key(source, compiler, runtime)}.so"
+    file = writable_directory(directory or cache_directory()) / f"{source.stem}-{_key(source, compiler, runtime)}.so"
     library = _load(file)
     if library is None:
         _build(source, file, compiler, runtime)
@@ -76,10 +76,10 @@ def find_compiler() -> str | None:
     return next((path for path in found if path), None)
 
 
-def cache_directory() -> Path:
-    """Return where compiled libraries are kept: ``$XDG_CACHE_HOME/trencadis/native``, by default under ``~/.cache``."""
+def cache_directory(kind: str = "native") -> Path:
+    """Return where what was compiled is kept: ``$XDG_CACHE_HOME/trencadis/<kind>``, by default under ``~/.cache``."""
     root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if root else Path.home() / ".cache") / "trencadis" / "native"
+    return (Path(root) if root else Path.home() / ".cache") / "trencadis" / kind
 
 
 def openmp_runtime() -> str:
@@ -116,7 +116,7 @@ def _cpu() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def _writable(directory: Path) -> Path:
+def writable_directory(directory: Path) -> Path:
     """Return the directory, or a new temporary one where it cannot be written to."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -124,7 +124,7 @@ def _writable(directory: Path) -> Path:
             return directory
     except OSError as error:
         logger.info("%s cannot be made: %s.", directory, error)
-    return Path(tempfile.mkdtemp(prefix="trencadis-native-"))
+    return Path(tempfile.mkdtemp(prefix=f"trencadis-{directory.name}-"))
 
 
 def _load(file: Path) -> ctypes.CDLL | None:

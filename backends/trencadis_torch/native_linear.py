@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import torch
 
-from trencadis.errors import BackendError
+from trencadis.errors import BackendError, ModelLoadError
 from trencadis_torch.native_build import load_library
 
-__all__ = ["ACTIVATIONS", "SOURCE", "Native", "native"]
+__all__ = ["ACTIVATIONS", "SOURCE", "Native", "check_int8", "native"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -274,3 +274,32 @@ def native() -> Native | None:
     except BackendError as error:
         logger.info("Linear layers run in PyTorch's own kernels: %s", error)
         return None
+
+
+def check_int8(device: torch.device, dtype: str) -> None:
+    """Refuse int8 layers where nothing computes them.
+
+    Args:
+        device: Of the model.
+        dtype: That was asked for.
+
+    Raises:
+        BackendError: Another device than the CPU, or no compiler.
+        ModelLoadError: A dtype that int8 layers do not take.
+    """
+    where = '[backend.torch] quantization = "int8"'
+    if device.type != "cpu":
+        raise BackendError(
+            f"{where}: only on the CPU, and the device is {device}.",
+            hint='Set quantization = "none", or device = "cpu".',
+        )
+    if dtype not in ("auto", "float32"):
+        raise ModelLoadError(
+            f'{where}: activations between its layers are float32, and [model] dtype = "{dtype}".',
+            hint='Set dtype = "auto".',
+        )
+    if native() is None:
+        raise BackendError(
+            f"{where}: its kernels are compiled on this machine, and there is no working C++ compiler.",
+            hint='Install g++ or clang++, or set quantization = "none".',
+        )

@@ -37,6 +37,9 @@ class PaddedPrefill:
         starts: Context length of each sequence, int64 ``[B]``; 0 for padding.
         query_lens: Queries of each, int64 ``[B]``; 0 for padding.
         bucket: The shape.
+
+    Attributes:
+        signature: What the shapes follow from.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class PaddedPrefill:
     ) -> None:
         self._cache = cache
         self._slots = slots
+        self.signature = (bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks)
         self._shape = (bucket.batch_size, bucket.query_len)
         self._windows = {layer.index: layer.window for layer in cache.layers}
         columns = torch.arange(bucket.num_blocks, device=tables.device)
@@ -122,6 +126,9 @@ class PaddedDecode:
         starts: First query position of each, on the host.
         query_lens: Queries of each, on the host.
         bucket: The shape.
+
+    Attributes:
+        signature: What the shapes follow from.
     """
 
     def __init__(
@@ -137,6 +144,7 @@ class PaddedDecode:
     ) -> None:
         self._cache = cache
         self._slots = slots
+        self.signature = (bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks)
         self._shape = (bucket.batch_size, bucket.query_len)
         self._windows = {layer.index: layer.window for layer in cache.layers}
         size = cache.block_size

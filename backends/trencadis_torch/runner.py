@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -16,7 +17,7 @@ from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.bridge import PASS_ARGUMENT
 from trencadis_torch.device import to_device
 from trencadis_torch.gated import GatedPass
-from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
+from trencadis_torch.inputs import AttentionPass, ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
 from trencadis_torch.ragged import Workspace
@@ -24,7 +25,10 @@ from trencadis_torch.rows import Rows
 from trencadis_torch.trees import DraftTrees
 from trencadis_torch.verify import Emitted, SamplePlan, emit
 
-__all__ = ["PassResult", "PassRunner"]
+__all__ = ["Forward", "PassResult", "PassRunner"]
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPass], torch.Tensor]
+"""Token ids ``[1, T]``, positions ``[1, T]``, which tokens' logits ``[L]``, and the pass, to logits ``[L, V]``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,6 +46,29 @@ class PassResult:
     num_padded_tokens: int
 
 
+def _plain_forward(model: Any) -> Forward:
+    """Return a model's own ``forward``, with whatever it does behind its output projection, as a function of tensors and a pass.
+
+    A model that cannot select positions computes the logits of all.
+
+    Args:
+        model: Of transformers, with the paged attention switched on.
+    """
+    selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def forward(
+        token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: AttentionPass
+    ) -> torch.Tensor:
+        options: dict[str, Any] = {PASS_ARGUMENT: attention}
+        if selects:
+            options["logits_to_keep"] = keep
+        result = model(input_ids=token_ids, position_ids=positions, use_cache=False, **options)
+        logits: torch.Tensor = result.logits[0]
+        return logits if selects else logits.index_select(0, keep)
+
+    return forward
+
+
 class PassRunner:
     """A model with rows and a cache, one pass at a time.
 
@@ -51,15 +78,25 @@ class PassRunner:
         cache: Keys and values.
         layout: ``ragged`` or ``padded``.
         workspace: Buffers to use again.
+        wrap: Makes what runs of the model's forward; None: that itself.
     """
 
-    def __init__(self, model: Any, *, rows: Rows, cache: PagedKVCache, layout: str, workspace: Workspace) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: Any,
+        *,
+        rows: Rows,
+        cache: PagedKVCache,
+        layout: str,
+        workspace: Workspace,
+        wrap: Callable[[Forward], Forward] | None = None,
+    ) -> None:
+        plain = _plain_forward(model)
+        self._forward = plain if wrap is None else wrap(plain)
         self._rows = rows
         self._cache = cache
         self._padded = layout == "padded"
         self._workspace = workspace
-        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(
         self,
@@ -133,20 +170,12 @@ class PassRunner:
     def forward(self, inputs: ModelInputs, tokens: npt.NDArray[np.int64]) -> torch.Tensor:
         """Return the logits ``[L, V]`` at some tokens of the pass, and write keys and values.
 
-        The model's own ``forward`` computes them, with whatever it does behind its output projection. A model that cannot
-        select positions computes the logits of all.
-
         Args:
             inputs: Of the pass.
             tokens: Indices into the pass, ``[L]``.
         """
         keep = to_device(tokens, inputs.token_ids.device)
-        options: dict[str, Any] = {PASS_ARGUMENT: inputs.attention}
-        if self._selects:
-            options["logits_to_keep"] = keep
-        result = self._model(input_ids=inputs.token_ids, position_ids=inputs.positions, use_cache=False, **options)
-        logits: torch.Tensor = result.logits[0]
-        return logits if self._selects else logits.index_select(0, keep)
+        return self._forward(inputs.token_ids, inputs.positions, keep, inputs.attention)
 
     def _logits(
         self, one: Pass, inputs: ModelInputs, samples: SamplePlan | None, prompts: PromptPlan | None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trencadis.errors import ModelLoadError
+from trencadis.errors import BackendError, ModelLoadError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.bridge import PAGED, switch
@@ -22,7 +22,7 @@ from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
-__all__ = ["ModelCheck", "check_model"]
+__all__ = ["ModelCheck", "check_graph", "check_model"]
 
 BLOCK_SIZE = 4
 LENGTHS, LENGTHS_LARGE = (26, 13), (12, 6)
@@ -85,14 +85,13 @@ class ModelCheck:
                 f"{name}: a forward with packed layers failed: {type(error).__name__}: {error}.",
                 hint=f"[backend.torch] {remedy}.",
             ) from error
-        errors = torch.cat([_errors(a, b) for a, b in zip(self._expected, found, strict=True)])
-        exact = model.dtype == torch.float32 and not quantised
-        allowed = EXACT if exact else QUANTISED if quantised else ROUNDED
-        largest = float(errors.max() if exact else errors.median())
-        if not largest <= allowed:
+        difference = _disagreement(
+            torch.cat(self._expected), torch.cat(found), is_exact=model.dtype == torch.float32, quantised=quantised
+        )
+        if difference:
             raise ModelLoadError(
                 f"{name}: logits with the paged KV cache{' and packed layers' if operated else ''} differ from the model's own "
-                f"by {largest:.2g} of their spread (allowed: {allowed:g}).",
+                f"{difference}.",
                 hint=f"This architecture cannot be served here; [backend.torch] {remedy}.",
             )
 
@@ -116,9 +115,39 @@ def check_model(
     ModelCheck(model, layers, layout=layout, kernel=kernel).compare(model)
 
 
+def check_graph(expected: torch.Tensor, found: torch.Tensor, *, quantised: bool) -> None:
+    """Compare the logits of a graph with those of the forward that it was made of.
+
+    Args:
+        expected: ``[L, V]``.
+        found: The same, of the graph.
+        quantised: Weights are int8.
+
+    Raises:
+        BackendError: They differ.
+    """
+    difference = _disagreement(
+        expected.float(), found.float(), is_exact=expected.dtype == torch.float32, quantised=quantised
+    )
+    if difference:
+        raise BackendError(
+            f"A graph of torch.compile computes other logits than the model: they differ {difference}.",
+            hint='Set [backend.torch] compile = "off"; compile_cache names the directory of the graphs, which can be removed.',
+        )
+
+
 def _errors(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """Return the root mean square difference at each position over the spread of the expected logits there."""
     return (expected - found).square().mean(-1).sqrt() / expected.std(-1).clamp_min(1e-6)
+
+
+def _disagreement(expected: torch.Tensor, found: torch.Tensor, *, is_exact: bool, quantised: bool) -> str:
+    """Return by how much float32 logits differ, in words, if that is more than rounding does; else nothing."""
+    errors = _errors(expected, found)
+    is_exact = is_exact and not quantised
+    allowed = EXACT if is_exact else QUANTISED if quantised else ROUNDED
+    largest = float(errors.max() if is_exact else errors.median())
+    return "" if largest <= allowed else f"by {largest:.2g} of their spread (allowed: {allowed:g})"
 
 
 def _whole(model: Any, tokens: torch.Tensor) -> torch.Tensor:

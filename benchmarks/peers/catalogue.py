@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
-__all__ = ["AGAIN", "ENGINES", "OURS", "REFERENCE", "WAIT_PASSIVELY", "Engine"]
+__all__ = ["AGAIN", "COMPILED", "ENGINES", "OURS", "OWN", "REFERENCE", "WAIT_PASSIVELY", "Engine"]
 
 OURS = "ours"
 AGAIN = "ours_again"
+COMPILED = "ours_compiled"
+OWN = (OURS, AGAIN, COMPILED)
 REFERENCE = "transformers"
 """Whose greedy tokens are those the others are held against."""
 
@@ -29,6 +32,7 @@ class Engine:
         files: What it reads, by precision; see ``models.py``.
         env: What it needs in its environment.
         lacks: By precision, why it is not measured.
+        options: Settings of its own; those of the command line come on top.
     """
 
     name: str
@@ -38,16 +42,27 @@ class Engine:
     files: Mapping[str, str]
     env: Mapping[str, str] = attrs.field(factory=dict)
     lacks: Mapping[str, str] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 BOTH = {"fp32": "hf", "int8": "hf"}
 FP32_ONLY = {"fp32": "hf"}
+
+GRAPHS = {
+    "backend.torch.layout": "padded",
+    "backend.torch.compile": "buckets",
+    "bucketing.name": "exponential",
+    "bucketing.exponential.prompt_query_limit": 4,
+    "bucketing.exponential.decode_bs_limit": 4,
+}
+"""Few sizes, for each costs seconds of a compiler at the first start; with our attention the number of blocks is no size."""
 
 ENGINES = {
     engine.name: engine
     for engine in (
         Engine(name=OURS, label="Trencadís", driver="ours", files=BOTH),
         Engine(name=AGAIN, label="Trencadís again (A/A)", driver="ours", files=BOTH),
+        Engine(name=COMPILED, label="Trencadís, torch.compile", driver="ours", files=BOTH, options=GRAPHS),
         Engine(
             name=REFERENCE,
             label="transformers, static batch",

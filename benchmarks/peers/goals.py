@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from peers.catalogue import AGAIN, ENGINES, OURS, REFERENCE
+from peers.catalogue import AGAIN, ENGINES, OURS, OWN, REFERENCE
 
 __all__ = ["GOALS", "Goal", "judge"]
 
@@ -104,7 +104,7 @@ def judge(model: str, rows: Sequence[Row], starts: Sequence[Row]) -> list[dict[s
 
 
 def _best(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
-    ratios = {name: row["ratio"]["median"] for name, row in rows.items() if name not in (OURS, AGAIN) and row["ratio"]}
+    ratios = {name: row["ratio"]["median"] for name, row in rows.items() if name not in OWN and row["ratio"]}
     if not ratios:
         return None, "not measured: no peer was measured beside ours"
     best = min(ratios, key=lambda name: ratios[name])
@@ -131,7 +131,7 @@ def _share(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
     if row is None or not row["share"]:
         return None, "not measured: ours was not"
     shares = {
-        name: other["share"]["median"] for name, other in rows.items() if name not in (OURS, AGAIN) and other["share"]
+        name: other["share"]["median"] for name, other in rows.items() if name not in OWN and other["share"]
     }
     note = f"of wall time {row['wall_share']['median']:.2f}" if row["wall_share"] else "CPU time"
     if shares:

@@ -169,7 +169,7 @@ def _start(
         model = files_of(phase.shape, engine.files[phase.precision], phase.precision, settings.cache)
         start_s = time.monotonic()
         process = open_driver(engine, settings)
-        options = dict(settings.options.get(engine.name, settings.options.get(engine.driver, {})))
+        options = {**engine.options, **settings.options.get(engine.name, settings.options.get(engine.driver, {}))}
         loaded = process.ask(
             "load",
             timeout_s=LOAD_TIMEOUT_S,

@@ -19,6 +19,7 @@ from trencadis_gaudi.watch import Watch
 from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
+from trencadis_torch.graph_watch import GraphWatch
 
 __all__ = ["metrics_page"]
 
@@ -38,6 +39,8 @@ _VLLM = """The same numbers under the names that vLLM gives them, so that existi
 _GAUDI = """`phase` is `prompt` or `decode`, of a unified pass `causal` or `not causal`; `kind` is `real` or `padding`; `state` is `prepared` or `deferred`.
 """
 
+_TORCH = """With `compile = "buckets"` only.
+"""
 
 _TRANSFERS = """Of an engine with a KV connector. What the connector counts itself stands beside them; see [KV connectors](do/kv-connectors.md).
 """
@@ -53,6 +56,7 @@ def metrics_page() -> str:
         parts += ["## Engine, by vLLM's names\n", _VLLM, _rows(theirs)]
     parts += ["## KV transfers\n", _TRANSFERS, _rows(text_string_to_metric_families(_transfers_text()))]
     parts += ["## Backend gaudi\n", _GAUDI, _rows(text_string_to_metric_families(_gaudi_text()))]
+    parts += ["## Backend torch\n", _TORCH, _rows(text_string_to_metric_families(GraphWatch().metrics()))]
     parts += ["## Server\n", _rows(text_string_to_metric_families(_server_text()))]
     return "\n".join(parts)
 

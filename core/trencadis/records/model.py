@@ -94,6 +94,7 @@ class WarmUpReport:
         graph_bytes: Memory that the preparation took.
         num_compilations: What was compiled.
         num_deferred: Buckets that are put off; ``Backend.warm_up_rest`` prepares them.
+        num_cached: Graphs that did not have to be compiled, for an earlier start left them on disk.
     """
 
     prepared: tuple[Bucket, ...]
@@ -101,3 +102,4 @@ class WarmUpReport:
     graph_bytes: int = 0
     num_compilations: int = 0
     num_deferred: int = 0
+    num_cached: int = 0

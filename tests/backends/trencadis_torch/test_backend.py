@@ -56,6 +56,14 @@ class TestPaddedAlone(TestRagged):
         return make("padded")
 
 
+@needs_native
+class TestGraphsThatNobodyPrepared(TestRagged):
+    """Each pass runs without a graph, through the kernel that graphs call."""
+
+    def make(self):
+        return make("padded", max_prefill_batch_size=2, compile="buckets")
+
+
 def loaded(path, layout="ragged", **options):
     backend = make(layout, **options)
     backend.load(ModelSource(path=str(path)), sampler=ArgmaxSampler())
@@ -147,6 +155,7 @@ def test_int8_is_refused_with_activations_of_sixteen_bits(model_path):
 
 def test_int8_is_refused_without_a_compiler_and_packing_goes_on(model_path, monkeypatch):
     monkeypatch.setattr("trencadis_torch.backend.native", lambda: None)
+    monkeypatch.setattr("trencadis_torch.native_linear.native", lambda: None)
     source = ModelSource(path=str(model_path("llama")))
     with pytest.raises(BackendError, match="no working C"):
         make(quantization="int8").load(source, sampler=ArgmaxSampler())

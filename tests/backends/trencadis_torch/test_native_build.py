@@ -43,10 +43,10 @@ def without_compiler(monkeypatch, tmp_path):
 @pytest.fixture
 def fresh_kernel(monkeypatch, tmp_path):
     """Nothing is compiled yet, in this process or in the cache."""
-    native_attention._compiled.cache_clear()
+    native_attention.compiled_kernel.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    native_attention._compiled.cache_clear()
+    native_attention.compiled_kernel.cache_clear()
 
 
 def compiler_that(path: Path, does: str) -> str:

@@ -1,0 +1,124 @@
+"""``compile = "buckets"``: which graphs the warm-up makes, what that took, and what happens afterwards that should not."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import torch
+
+from trencadis.clock import Clock
+from trencadis.errors import BackendError
+from trencadis.records import Bucket, WarmUpReport
+from trencadis_torch.compile_cache import CompileCounts, set_up
+from trencadis_torch.config import TorchConfig
+from trencadis_torch.graph_watch import GraphWatch
+from trencadis_torch.graphs import Graphs
+from trencadis_torch.runner import Forward
+
+__all__ = ["GraphMode", "StepCounts"]
+
+logger = logging.getLogger("trencadis.torch")
+
+
+@attrs.define
+class StepCounts:
+    """What happened in one step."""
+
+    num_compilations: int = 0
+
+
+class GraphMode:
+    """Graphs of one backend.
+
+    Args:
+        config: Of the backend.
+        device: Its.
+        clock: For the duration of the warm-up.
+
+    Attributes:
+        directory: Where graphs are kept between starts.
+        watch: Counts.
+
+    Raises:
+        BackendError: Nothing can be compiled here.
+    """
+
+    def __init__(self, config: TorchConfig, *, device: torch.device, clock: Clock) -> None:
+        if device.type != "cpu":
+            raise BackendError(
+                f'[backend.torch] compile = "buckets": only on the CPU, and the device is {device}.',
+                hint='Set compile = "off", or device = "cpu".',
+            )
+        self.directory = set_up(config.compile_cache, os.environ)
+        self._clock = clock
+        self._graphs: Graphs | None = None
+        self.watch = GraphWatch()
+
+    def graphs(self, plain: Forward, *, check: Callable[[torch.Tensor, torch.Tensor], None] | None) -> Graphs:
+        """Return the forward that makes and uses graphs; see :class:`Graphs`."""
+        self._graphs = Graphs(plain, check=check)
+        return self._graphs
+
+    def warm_up(
+        self,
+        buckets: Sequence[Bucket],
+        *,
+        run: Callable[[Bucket], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> WarmUpReport:
+        """Make the graphs of some buckets; buckets whose shapes are those of another share its graph.
+
+        Args:
+            buckets: Largest first, so that the memory of the smaller ones is there.
+            run: Runs one on padding.
+            progress: As in ``Backend.warm_up``.
+
+        Raises:
+            BackendError: The model cannot be compiled, or a graph computes something else.
+        """
+        graphs, before, start_s = self._made(), CompileCounts.now(), self._clock.now_s()
+        num_before = len(graphs)
+        with graphs.preparing():
+            for done, bucket in enumerate(buckets, start=1):
+                run(bucket)
+                if progress is not None:
+                    progress(done, len(buckets))
+        num_graphs, took_s = len(graphs) - num_before, self._clock.now_s() - start_s
+        num_cached = min(num_graphs, CompileCounts.now().since(before).num_from_disk)
+        logger.info(
+            "%d buckets are %d graphs, made in %.1f s; the code of %d came from %s.",
+            len(buckets),
+            num_graphs,
+            took_s,
+            num_cached,
+            self.directory,
+        )
+        self.watch.warmed_up(num_graphs=num_graphs, num_cached=num_cached, took_s=took_s)
+        return WarmUpReport(
+            prepared=tuple(buckets),
+            num_graphs=num_graphs,
+            num_compilations=num_graphs - num_cached,
+            num_cached=num_cached,
+        )
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[StepCounts]:
+        """Count what is compiled within a ``with`` block, which should be nothing, and which passes have no graph."""
+        found, graphs = StepCounts(), self._made()
+        before, num_eager = CompileCounts.now(), graphs.num_eager
+        yield found
+        found.num_compilations = CompileCounts.now().since(before).num_graphs
+        self.watch.stepped(num_compilations=found.num_compilations, num_eager=graphs.num_eager - num_eager)
+
+    def close(self) -> None:
+        """Let go of the graphs; what was counted stays."""
+        self._graphs = None
+
+    def _made(self) -> Graphs:
+        if self._graphs is None:
+            raise BackendError("backend torch: graphs come after allocate.")
+        return self._graphs
