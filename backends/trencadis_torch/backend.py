@@ -277,12 +277,17 @@ class TorchBackend(Backend):
         """
         if self._mode is None:
             return super().warm_up(buckets, progress=progress)
-        return self._mode.warm_up(sorted(buckets, reverse=True), run=self._run_bucket, progress=progress)
+        return self._mode.warm_up(
+            sorted(buckets, reverse=True),
+            run=self._run_bucket,
+            counts_blocks=self._kernel is None,
+            progress=progress,
+        )
 
     def prepare(self, bucket: Bucket) -> None:
         """Run a bucket on padding alone in the padded layout, or make its graph; nothing is compiled in the ragged one."""
         if self._mode is not None:
-            self._mode.warm_up([bucket], run=self._run_bucket)
+            self._mode.warm_up([bucket], run=self._run_bucket, counts_blocks=self._kernel is None)
         elif self._config.layout == "padded":
             self._run_bucket(bucket)
 

@@ -68,13 +68,15 @@ class GraphMode:
         buckets: Sequence[Bucket],
         *,
         run: Callable[[Bucket], None],
+        counts_blocks: bool,
         progress: Callable[[int, int], None] | None = None,
     ) -> WarmUpReport:
-        """Make the graphs of some buckets; buckets whose shapes are those of another share its graph.
+        """Make the graphs of some buckets.
 
         Args:
             buckets: Largest first, so that the memory of the smaller ones is there.
             run: Runs one on padding.
+            counts_blocks: Shapes follow from the number of blocks as well; where not, buckets that differ in it alone are one graph.
             progress: As in ``Backend.warm_up``.
 
         Raises:
@@ -83,8 +85,12 @@ class GraphMode:
         graphs, before, start_s = self._made(), CompileCounts.now(), self._clock.now_s()
         num_before = len(graphs)
         with graphs.preparing():
+            seen: set[Bucket] = set()
             for done, bucket in enumerate(buckets, start=1):
-                run(bucket)
+                shape = bucket if counts_blocks else attrs.evolve(bucket, num_blocks=0)
+                if shape not in seen:
+                    run(bucket)
+                seen.add(shape)
                 if progress is not None:
                     progress(done, len(buckets))
         num_graphs, took_s = len(graphs) - num_before, self._clock.now_s() - start_s

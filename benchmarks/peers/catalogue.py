@@ -51,11 +51,20 @@ FP32_ONLY = {"fp32": "hf"}
 GRAPHS = {
     "backend.torch.layout": "padded",
     "backend.torch.compile": "buckets",
-    "bucketing.name": "exponential",
-    "bucketing.exponential.prompt_query_limit": 4,
-    "bucketing.exponential.decode_bs_limit": 4,
+    "bucketing.name": "linear",
+    **{
+        f"bucketing.linear.{name}": value
+        for name, value in {
+            "prompt_query_min": 128,
+            "prompt_query_step": 128,
+            "prompt_query_max": 1024,
+            "prompt_ctx_step": 16,
+            "decode_bs_step": 8,
+            "decode_block_step": 256,
+        }.items()
+    },
 }
-"""Few sizes, for each costs seconds of a compiler at the first start; with our attention the number of blocks is no size."""
+"""Eight query lengths and seven batch sizes: each costs seconds of a compiler at the first start. Blocks are no size with our attention."""
 
 ENGINES = {
     engine.name: engine

@@ -130,9 +130,7 @@ def _share(goal: Goal, rows: Mapping[str, Row]) -> tuple[float | None, str]:
     row = rows.get(OURS)
     if row is None or not row["share"]:
         return None, "not measured: ours was not"
-    shares = {
-        name: other["share"]["median"] for name, other in rows.items() if name not in OWN and other["share"]
-    }
+    shares = {name: other["share"]["median"] for name, other in rows.items() if name not in OWN and other["share"]}
     note = f"of wall time {row['wall_share']['median']:.2f}" if row["wall_share"] else "CPU time"
     if shares:
         best = max(shares, key=lambda name: shares[name])

@@ -95,6 +95,7 @@ def _report(engine: Engine) -> dict[str, Any]:
         ],
         "num_graphs": warm_up.report.num_graphs,
         "num_compilations": warm_up.report.num_compilations,
+        "num_cached": warm_up.report.num_cached,
         "graph_bytes": warm_up.report.graph_bytes,
         "took_s": warm_up.took_s,
         "num_requests": totals.num_finished,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from trencadis.errors import ConfigValueError
 from trencadis_torch.config import TorchConfig
 
 
@@ -23,11 +24,20 @@ def test_known_devices_are_accepted(device):
         {"max_prefill_batch_size": 0},
         {"pack": "always"},
         {"quantization": "int4"},
+        {"compile": "all"},
     ],
 )
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TorchConfig(**wrong)
+
+
+def test_graphs_need_static_shapes():
+    TorchConfig(compile="buckets", layout="padded").check()
+    TorchConfig().check()
+    with pytest.raises(ConfigValueError, match=r'compile = "buckets": .* layout = "ragged"') as failed:
+        TorchConfig(compile="buckets").check()
+    assert 'layout = "padded"' in failed.value.hint
 
 
 def test_every_field_explains_itself():

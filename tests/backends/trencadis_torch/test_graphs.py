@@ -55,7 +55,8 @@ def test_a_shape_without_a_graph_runs_as_it_is_counted_each_time_and_named_once(
     assert found == [14.5, 14.5, 15.5]
     assert CompileCounts.now() == before
     assert graphs.num_eager == 3
-    assert [record.args[0] for record in caplog.records] == [((5,), 1), ((6,), 1)]
+    ours = [record.args[0] for record in caplog.records if record.name == "trencadis.torch"]
+    assert ours == [((5,), 1), ((6,), 1)]
 
 
 @torch.inference_mode()
@@ -79,7 +80,7 @@ def test_a_pass_that_names_no_sizes_has_no_graph():
 def test_the_first_result_of_a_graph_is_compared_with_the_plain_one_and_kept_only_then():
     seen = []
     made(check=lambda plain, graph: seen.append((plain.item(), graph.item())))
-    assert seen == [(11.0, 11.0), (12.0, 12.0)]
+    assert seen == [(3.0, 3.0), (5.0, 5.0)], "of tokens 1, 2 .. at positions 0, 1 .. the last"
 
     def refuse(plain, graph):
         raise BackendError("they differ")

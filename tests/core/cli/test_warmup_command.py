@@ -53,12 +53,13 @@ def test_skipped_buckets_are_listed(run, monkeypatch) -> None:
         FakeBackend,
         "warm_up",
         lambda self, buckets, *, progress=None: WarmUpReport(
-            prepared=tuple(buckets[:1]), num_graphs=1, graph_bytes=77, num_compilations=4
+            prepared=tuple(buckets[:1]), num_graphs=1, graph_bytes=77, num_compilations=4, num_cached=3
         ),
     )
     report = json.loads(run("--json", "--requests", "0"))
     assert report["skipped"] == [["decode", 8, 1, 512]]
     assert (report["num_graphs"], report["graph_bytes"], report["num_compilations"]) == (1, 77, 4)
+    assert report["num_cached"] == 3
     assert report["num_requests"] == 0
     printed = dict(line.split(maxsplit=1) for line in run("--requests", "0").splitlines())
     assert printed["skipped"] == "decode 8x1+512"
