@@ -45,13 +45,17 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     # The words are mixed in pairs: 0 and 2 are multiplied, 1 and 3 are mixed in. One operation serves both of a pair.
     multiplied, mixed = counter[0::2], counter[1::2]
     ones = (1,) * (counter.dim() - 1)
-    multipliers = torch.tensor(_MULTIPLIERS, device=counter.device).view(2, *ones)
-    bumps = torch.tensor(_WEYL, device=counter.device).view(2, *ones)
+    multipliers, bumps = (_pair(words, counter.device).view(2, *ones) for words in (_MULTIPLIERS, _WEYL))
     for _ in range(_NUM_ROUNDS):
         products = (multiplied * multipliers).flip(0)
         multiplied, mixed = (products >> 32).bitwise_xor_(mixed).bitwise_xor_(key).bitwise_and_(_MASK), products & _MASK
         key = (key + bumps) & _MASK
     return torch.stack([multiplied, mixed], dim=1).flatten(0, 1)
+
+
+def _pair(words: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Return two words, int64 ``[2]``, computed there: a copy from the host would wait for what the device does."""
+    return torch.arange(2, device=device) * (words[1] - words[0]) + words[0]
 
 
 def uniforms(
