@@ -428,13 +428,12 @@ class Buffer {  // grows, and is kept
   Buffer() = default;
   Buffer(const Buffer &) = delete;
   ~Buffer() { std::free(data_); }
-  float *take(int64_t floats) {
+  float *take(int64_t floats) {  // null: no memory
     if (floats > size_) {
       std::free(data_);
       size_ = 0;
       data_ = static_cast<float *>(std::aligned_alloc(64, (size_t(floats) * 4 + 63) / 64 * 64));
-      if (!data_) throw std::bad_alloc();
-      size_ = floats;
+      size_ = data_ ? floats : 0;
     }
     return data_;
   }
@@ -444,8 +443,13 @@ class Buffer {  // grows, and is kept
   int64_t size_ = 0;
 };
 
-thread_local Buffer scratch, shared_states;
-thread_local std::vector<Item> items, parts;
+struct Plan {
+  std::vector<Item> items, parts;
+  Buffer states;
+};
+
+thread_local Buffer scratch;
+thread_local Plan plan_;  // of the thread that made it; read by its team until the call ends
 
 template <class Cache> class Attention {
  public:
@@ -454,30 +458,35 @@ template <class Cache> class Attention {
         key_bytes(c.key_dim * Cache::BYTES + Cache::extra()), value_bytes(c.value_dim * Cache::BYTES + Cache::extra()),
         in_place(Cache::BYTES == 4 && c.value_dim % LANES == 0) {}
 
-  void run() const {
-    plan();
-    int64_t count = int64_t(items.size()), rest = int64_t(parts.size()), floats = scratch_floats();
-    const Item *all = items.data(), *pieces = parts.data();
-    int threads = is_small() ? 1 : int(c.num_threads);
-    bool failed = false;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(static)
-      for (int64_t token = 0; token < c.num_tokens; token++) write(token);
-      float *mine = nullptr;
-      try {
-        mine = scratch.take(floats);
-      } catch (const std::bad_alloc &) {
-        failed = true;
-      }
+  // All threads of a team call it, with the same call; false in one that found no memory. One of them plans for all.
+  bool run() const {
+#pragma omp for schedule(static) nowait
+    for (int64_t token = 0; token < c.num_tokens; token++) write(token);
+    const Plan *plan;
+#pragma omp single copyprivate(plan)
+    plan = make_plan();
+    if (!plan) return false;
+    const std::vector<Item> &items = plan->items, &parts = plan->parts.empty() ? items : plan->parts;
+    const int64_t count = int64_t(parts.size()), gathered = plan->parts.empty() ? 0 : int64_t(items.size());
+    float *mine = scratch.take(scratch_floats());
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < (rest ? rest : count); i++)
-        if (mine) attend(rest ? pieces[i] : all[i], mine);
+    for (int64_t i = 0; i < count; i++)
+      if (mine) attend(parts[size_t(i)], mine);
+    if (gathered) {
 #pragma omp for schedule(static)
-      for (int64_t i = 0; i < (rest ? count : 0); i++)
-        if (mine) gather(all[i], mine);
+      for (int64_t i = 0; i < gathered; i++)
+        if (mine) gather(items[size_t(i)], mine);
     }
-    if (failed) throw std::bad_alloc();
+    return mine != nullptr;
+  }
+
+  bool is_small() const {  // waiting for another thread costs more than a few microseconds of work
+    int64_t work = 0;
+    for (int64_t s = 0; s < c.num_sequences; s++) {
+      int64_t before = c.window && c.window < c.starts[s] ? c.window : c.starts[s];
+      work += (before + c.query_lens[s]) * (16 + c.query_lens[s] * groups);
+    }
+    return work * c.num_kv_heads * (c.key_dim + c.value_dim) < 1 << 19;
   }
 
  private:
@@ -497,32 +506,36 @@ template <class Cache> class Attention {
            ROWS * LANES * (LANES + 1) + 64;
   }
 
-  bool is_small() const {  // waiting for another thread costs more than a few microseconds of work
-    int64_t work = 0;
-    for (const Item &item : items) work += (end(item) - begin(item)) * item.num_heads * (16 + item.num_rows);
-    return work * (c.key_dim + c.value_dim) < 1 << 19;
+  const Plan *make_plan() const {
+    try {
+      fill(plan_);
+      return &plan_;
+    } catch (const std::bad_alloc &) {
+      return nullptr;
+    }
   }
 
-  // Fills items, largest pieces of work that keep all threads busy; parts too, if spans must be shared out for that.
-  void plan() const {
+  // Items are the largest pieces of work that keep all threads busy; there are parts too, if spans must be shared out for that.
+  void fill(Plan &plan) const {
     int64_t wanted = c.num_threads > 1 ? ITEMS_PER_THREAD * c.num_threads : 1, spans = 0;
-    parts.clear();
+    plan.parts.clear();
     for (int64_t heads = ROWS;; heads = (heads + 1) / 2) {
-      spans = list_items(heads);
-      if (int64_t(items.size()) >= wanted || spans >= wanted || heads == 1) break;
+      spans = list_items(heads, plan.items);
+      if (int64_t(plan.items.size()) >= wanted || spans >= wanted || heads == 1) break;
     }
-    if (int64_t(items.size()) >= wanted || spans == int64_t(items.size())) return;
+    if (int64_t(plan.items.size()) >= wanted || spans == int64_t(plan.items.size())) return;
     int64_t floats = 0;
-    for (const Item &item : items) floats += item.num_spans * state_floats(item);
-    float *states = shared_states.take(floats);
-    for (Item &item : items) {
+    for (const Item &item : plan.items) floats += item.num_spans * state_floats(item);
+    float *states = plan.states.take(floats);
+    if (!states) throw std::bad_alloc();
+    for (Item &item : plan.items) {
       item.states = states;
       for (int64_t i = 0; i < item.num_spans; i++, states += state_floats(item))
-        parts.push_back({item.sequence, item.row, item.num_rows, item.head, item.num_heads, item.span + i, 1, states});
+        plan.parts.push_back({item.sequence, item.row, item.num_rows, item.head, item.num_heads, item.span + i, 1, states});
     }
   }
 
-  int64_t list_items(int64_t most_heads) const {
+  int64_t list_items(int64_t most_heads, std::vector<Item> &items) const {
     int64_t spans = 0;
     items.clear();
     for (int64_t s = 0; s < c.num_sequences; s++)
@@ -778,18 +791,23 @@ extern "C" {
 
 int64_t trencadis_call_bytes() { return sizeof(Call); }
 
-// Returns 0; 1 if there is no memory.
-int64_t trencadis_attend(const Call *call) {
-  try {
-    switch (call->cache_dtype) {
-      case FLOAT32: Attention<Float32>(*call).run(); break;
-      case FLOAT16: Attention<Float16>(*call).run(); break;
-      case BFLOAT16: Attention<BFloat16>(*call).run(); break;
-      default: Attention<Int8>(*call).run();
-    }
-  } catch (const std::bad_alloc &) {
-    return 1;
+// One layer's attention in a team that there is already: every thread of it calls, with the same call, whose num_threads is the
+// team's. Nobody returns before all is done. Returns 0; 1 in a thread that found no memory.
+int64_t trencadis_attend_in_team(const Call *call) {
+  switch (call->cache_dtype) {
+    case FLOAT32: return Attention<Float32>(*call).run() ? 0 : 1;
+    case FLOAT16: return Attention<Float16>(*call).run() ? 0 : 1;
+    case BFLOAT16: return Attention<BFloat16>(*call).run() ? 0 : 1;
+    default: return Attention<Int8>(*call).run() ? 0 : 1;
   }
-  return 0;
+}
+
+// The same with threads of its own. Returns 0; 1 if there is no memory.
+int64_t trencadis_attend(const Call *call) {
+  int threads = Attention<Float32>(*call).is_small() ? 1 : int(call->num_threads);
+  int64_t failed = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : failed)
+  failed += trencadis_attend_in_team(call);
+  return failed ? 1 : 0;
 }
 }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+
 import attrs
 import pytest
 import torch
@@ -9,7 +11,8 @@ from paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 
 from trencadis.errors import BackendError
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.native_attention import MAX_HEAD_DIM, choose_kernel
+from trencadis_torch.native_attention import MAX_HEAD_DIM, SOURCE, NativeAttention, choose_kernel
+from trencadis_torch.native_build import load_library, openmp_runtime
 
 SHAPES = st.builds(
     Shape,
@@ -137,6 +140,37 @@ def test_bits_of_a_sequence_depend_on_nothing_but_itself(threads, window):
             found, _ = attend(shape, [alone], native=True, seed=count)
             assert torch.equal(found, together[first : first + length])
         first += length
+
+
+TEAM = """
+#include <cstdint>
+extern "C" int64_t run(int64_t (*attend)(const void *), const void *call, int64_t threads) {
+  int64_t failed = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+  for (int layer = 0; layer < 3; layer++) failed += attend(call);
+  return failed;
+}
+"""
+
+
+@pytest.mark.skipif(not openmp_runtime(), reason="torch without OpenMP")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_team_that_there_is_already_attends_layer_after_layer(tmp_path, threads, count):
+    (tmp_path / "team.cpp").write_text(TEAM)
+    team = load_library(tmp_path / "team.cpp", directory=tmp_path)
+    team.run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library = load_library(SOURCE)
+    in_team = NativeAttention(library)
+    address = ctypes.cast(library.trencadis_attend_in_team, ctypes.c_void_p)
+    in_team._attend = lambda call: team.run(address, call, count)
+    shape = Shape(key_dim=24, value_dim=20, num_kv_heads=3, groups=2, block_size=16)
+    sequences = batch(shape, [(2500, 1), (0, 90), (7, 3)])
+    expected, _ = attend(shape, sequences, native=True)
+    threads(count)
+    found, _ = attend(shape, sequences, native=in_team)
+    assert torch.equal(found, expected)
+    alone, _ = attend(shape, sequences[:1], native=in_team)
+    assert torch.equal(alone, expected[:1])
 
 
 def test_extreme_scores_stay_numbers():
