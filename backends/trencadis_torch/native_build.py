@@ -38,6 +38,7 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-tr
 _NATIVE = "-march=native"
 _TIMEOUT_S = 300.0
 _DIGEST_BYTES = 32
+_INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*")
 
 
@@ -45,7 +46,7 @@ def load_library(source: Path, *, directory: Path | None = None) -> ctypes.CDLL:
     """Return the library of a C++ file, compiled if the cache does not have it; a few seconds then, else milliseconds.
 
     Args:
-        source: One file that includes nothing but the standard library.
+        source: A file that includes the standard library and headers beside it, by ``#include "name.h"``.
         directory: Of the cache; None is the user's.
 
     Raises:
@@ -97,8 +98,20 @@ def openmp_runtime() -> str:
 
 
 def _key(source: Path, compiler: str, runtime: str) -> str:
-    facts = (source.read_text(), compiler, _version(compiler), _cpu(), runtime, *_FLAGS)
+    facts = (*_texts(source), compiler, _version(compiler), _cpu(), runtime, *_FLAGS)
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
+
+
+def _texts(source: Path) -> list[str]:
+    """Return the file's text, and those of the headers beside it that it includes, each once."""
+    found: dict[Path, str] = {}
+    left = [source]
+    while left:
+        path = left.pop()
+        if path not in found:
+            found[path] = path.read_text()
+            left.extend(path.parent / name for name in _INCLUDE.findall(found[path]))
+    return list(found.values())
 
 
 @functools.cache

@@ -6,6 +6,11 @@
 Everything runs in turns within a round, so that a noisy machine disturbs all alike. CPU time is compared, in pairs; ``again`` is the
 kernel a second time, whose ratio is the noise floor. The limit of a decode is a sum over as many bytes as its keys and values have,
 that of a prompt a product of matrices with as many operations. One layer, 12 query heads of 64 elements.
+
+The JSON has ``machine``, ``threads`` and ``results``, one for each case: times by variant in ms (``cpu_ms`` median, ``best_cpu_ms``,
+``best_wall_ms``), ratios of CPU times in pairs as quartiles (``gathered_by_native``, ``limit_by_native``, ``again_by_native``), the case's size
+(``mib`` read, ``gigaops``), and what the least CPU time comes to: ``gbytes_per_s`` of a decode, ``gflops_per_s`` of a prompt, and
+``share_of_limit``, the least time of the limit by that of the kernel.
 """
 
 from __future__ import annotations
@@ -77,13 +82,22 @@ CASES = (
         for context in (192, 2048)
         for batch_size in (1, 8, 32)
     ),
-    Case(name="decode, 32 × 2048, 4 KV heads", batch_size=32, context=2048, num_kv_heads=4),
+    *(
+        Case(
+            name=f"decode, {batch_size} × {context}, 4 KV heads", batch_size=batch_size, context=context, num_kv_heads=4
+        )
+        for batch_size, context in ((1, 192), (8, 192), (32, 192), (32, 2048))
+    ),
     *(
         Case(name=f"decode, 32 × 2048, {kv_dtype}", batch_size=32, context=2048, kv_dtype=kv_dtype)
         for kv_dtype in ("float16", "bfloat16", "int8")
     ),
     Case(name="chunk of 512 on 2048", batch_size=1, context=2048, query_len=512),
+    Case(name="prompt of 128", batch_size=1, context=0, query_len=128),
     Case(name="prompt of 512", batch_size=1, context=0, query_len=512),
+    Case(name="8 prompts of 512", batch_size=8, context=0, query_len=512),
+    Case(name="prompt of 1024", batch_size=1, context=0, query_len=1024),
+    Case(name="prompt of 1024, 4 KV heads", batch_size=1, context=0, query_len=1024, num_kv_heads=4),
 )
 
 
@@ -166,17 +180,23 @@ def summary(case: Case, times: dict[str, list[tuple[float, float]]], error: floa
         pairs = zip(times[over], times[under], strict=True)
         return [round(part, 3) for part in statistics.quantiles([one[0] / other[0] for one, other in pairs], n=4)]
 
+    best = {name: min(cpu for cpu, _ in values) for name, values in times.items()}
+    native_ms = min(best["native"], best["again"])
+    decodes = case.query_len == 1
+    rate = {"gbytes_per_s": case.num_bytes / 1e6} if decodes else {"gflops_per_s": case.num_operations / 1e6}
     return {
         "case": case.name,
         "largest_difference": error,
         "cpu_ms": {name: round(statistics.median(cpu for cpu, _ in values), 3) for name, values in times.items()},
-        "best_cpu_ms": {name: round(min(cpu for cpu, _ in values), 3) for name, values in times.items()},
+        "best_cpu_ms": {name: round(value, 3) for name, value in best.items()},
         "best_wall_ms": {name: round(min(wall for _, wall in values), 3) for name, values in times.items()},
         "gathered_by_native": ratio("gathered", "native"),
         "limit_by_native": ratio("limit", "native"),
         "again_by_native": ratio("again", "native"),
         "mib": round(case.num_bytes / 2**20, 2),
         "gigaops": round(case.num_operations / 1e9, 3),
+        **{name: round(amount / native_ms, 1) for name, amount in rate.items()},
+        "share_of_limit": round(best["limit"] / native_ms, 3),
     }
 
 

@@ -54,3 +54,10 @@ def test_wheel_carries_the_templates_of_new_plugins(wheel: zipfile.ZipFile) -> N
     names = set(wheel.namelist())
     for template in ("pyproject.toml", "README.md", "init.py", "config.py", *(f"{noun}.py" for noun in NOUNS)):
         assert f"trencadis/scaffold/templates/{template}.tmpl" in names
+
+
+def test_wheel_carries_the_kernels_with_their_headers(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    sources = [path for suffix in ("cpp", "h") for path in (ROOT / "backends").rglob(f"*.{suffix}")]
+    assert len(sources) > 2
+    assert {str(path.relative_to(ROOT / "backends")) for path in sources} <= names

@@ -23,10 +23,10 @@ SHAPES = st.builds(
     window=st.sampled_from([0, 0, 1, 3, 17, 64, 65, 200]),
     block_size=st.sampled_from([1, 3, 4, 16, 128]),
 )
-# Contexts and lengths at and around blocks, tiles of 64 keys and spans of 512.
+# Contexts and lengths at and around blocks, tiles of 64 keys, items of 192 rows and spans of 512.
 PLACES = st.tuples(
     st.sampled_from([0, 0, 1, 15, 16, 17, 63, 64, 65, 127, 511, 512, 513, 1100]),
-    st.sampled_from([1, 1, 1, 2, 5, 16, 33, 64, 65, 130]),
+    st.sampled_from([1, 1, 1, 2, 5, 16, 17, 33, 65, 130, 200]),
 )
 OPTIONS = st.sampled_from([{}, {"softcap": 1.5}, {"softcap": 30.0}, {"scale": 0.7}, {"sinks": True}])
 
@@ -66,8 +66,8 @@ def test_kernel_agrees_with_gathering(shape, places, options, seed, data):
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [3, 40]], ids=["decodes", "chunks"])
-def test_groups_larger_than_a_tile_of_rows_are_split(lengths):
-    shape = Shape(num_kv_heads=1, groups=71, block_size=16)
+def test_groups_larger_than_an_item_are_split(lengths):
+    shape = Shape(num_kv_heads=1, groups=197, block_size=16)
     sequences = batch(shape, [(90, lengths[0]), (0, lengths[1])])
     found, _ = attend(shape, sequences, native=True)
     expected, _ = attend(shape, sequences, native=False)

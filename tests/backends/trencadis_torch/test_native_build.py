@@ -73,6 +73,16 @@ def test_changed_source_is_another_library(source, kept):
 
 
 @needs_compiler
+def test_changed_header_of_a_header_is_another_library(source, kept):
+    source.write_text('#include "first.h"\n' + TEXT.replace("42", "ANSWER"))
+    source.with_name("first.h").write_text('#pragma once\n#include "first.h"\n#include "second.h"\n')
+    source.with_name("second.h").write_text("#define ANSWER 42\n")
+    assert load_library(source, directory=kept).answer() == 42
+    source.with_name("second.h").write_text("#define ANSWER 43\n")
+    assert load_library(source, directory=kept).answer() == 43
+
+
+@needs_compiler
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
 def test_damaged_library_is_built_again(source, kept, damage):
     load_library(source, directory=kept)
@@ -175,14 +185,28 @@ def test_library_brings_no_second_pool_of_threads(source, kept):
     assert runtimes == {os.path.realpath(before)}
 
 
+def has_avx2():
+    return "avx2" in native_build._cpu().split()
+
+
 @needs_compiler
-def test_older_instructions_give_the_same_outputs(kept, monkeypatch):
-    """Vectors of 4 and no conversions in hardware, as on a CPU without AVX; -O1 because it compiles in a third of the time."""
-    monkeypatch.setattr(native_build, "_NATIVE", "-O1")
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        "-g0",
+        pytest.param("-march=haswell", marks=pytest.mark.skipif(not has_avx2(), reason="a CPU without AVX2")),
+    ],
+    ids=["vectors of 4", "AVX2"],
+)
+def test_older_instructions_give_the_same_outputs(kept, monkeypatch, instructions):
+    """Vectors of 4 without conversions in hardware, or of 8; -O1 because it compiles in a third of the time."""
+    monkeypatch.setattr(native_build, "_NATIVE", instructions)
+    monkeypatch.setattr(native_build, "_FLAGS", (*native_build._FLAGS, "-O1"))
     kernel = NativeAttention(load_library(native_attention.SOURCE, directory=kept))
     for cache_dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int8):
         shape = Shape(key_dim=24, value_dim=20, window=600, cache_dtype=cache_dtype)
         sequences = [Sequence(shape, context=700, length=3, seed=1), Sequence(shape, context=0, length=70, seed=2)]
+        sequences.append(Sequence(shape, context=130, length=1, seed=3))
         found, _ = attend(shape, sequences, native=kernel, softcap=2.0)
         expected, _ = attend(shape, sequences, native=True, softcap=2.0)
         # Another instruction may round a level of int8 the other way.
