@@ -8,10 +8,10 @@ import pytest
 from trencadis_torch.environment import set_environment
 
 
-def test_threads_sleep_while_they_wait():
+def test_threads_spin_for_a_moment_and_sleep_while_they_wait():
     environ = {"PATH": "/bin"}
     set_environment(environ, {})
-    assert environ == {"PATH": "/bin", "OMP_WAIT_POLICY": "passive"}
+    assert environ == {"PATH": "/bin", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "500"}
 
 
 @pytest.mark.parametrize("said", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "100"}])
@@ -37,7 +37,7 @@ def test_it_is_set_before_the_backend_imports_torch():
         "class Context: clock = SystemClock()\n"
         "assert 'torch' not in sys.modules\n"
         "_make_torch(TorchConfig(device='cpu'), Context())\n"
-        "print(os.environ['OMP_WAIT_POLICY'])"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["passive"]
+    assert done.stdout.split() == ["passive", "500"]
