@@ -63,7 +63,7 @@ from trencadis_torch.recipe import read_recipe
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import Forward, PassRunner
 from trencadis_torch.self_check import ModelCheck, check_graph
-from trencadis_torch.surgery import Operation, operate
+from trencadis_torch.surgery import Operation, fuse_decoder, operate
 from trencadis_torch.trial import measure_memory
 from trencadis_torch.walk import MatchingPrefix
 
@@ -173,7 +173,7 @@ class TorchBackend(Backend):
             if self._quantises:
                 check.compare(model)  # afterwards, errors of rounding would hide others
         phases.begin("packing")
-        self._operate(model)
+        self._operate(model, layers)
         phases.begin("check")
         if check is not None:
             check.compare(model, quantised=self._quantises, operated=self._operation is not None)
@@ -187,12 +187,14 @@ class TorchBackend(Backend):
     def _quantises(self) -> bool:
         return self._config.quantization == "int8"
 
-    def _operate(self, model: Any) -> None:
-        """Pack what can be packed; facts follow."""
+    def _operate(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
+        """Pack what can be packed, and fuse what can be fused; facts follow."""
         packs = self._config.pack == "auto" and model.dtype == torch.float32 and self._device.type == "cpu"
         if not packs and not self._quantises:
             return
         self._operation = operate(model, quantised=self._quantises, native=self._native())
+        if self._mode is None:
+            fuse_decoder(model, layers=layers, kernel=self._kernel, native=native())
         self._facts = attrs.evolve(self._facts, weights_bytes=self._operation.weights_bytes)
         if self._quantises:
             # Both, for where files cannot be read there is no fingerprint.

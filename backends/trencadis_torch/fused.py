@@ -29,6 +29,7 @@ class FusedNorm(nn.Module):
 
     Attributes:
         weight: As given, a parameter: it is small, and tells the model's dtype and device.
+        eps: As given.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, native: Native) -> None:
@@ -50,18 +51,23 @@ class GatedMLP(nn.Module):
         down: Back.
         activation: Its number in ``ACTIVATIONS``.
         native: The library.
+
+    Attributes:
+        gate_up: As given.
+        down_proj: As given.
+        activation: As given.
     """
 
     def __init__(self, gate_up: Callable[..., Any], down: Callable[..., Any], activation: int, native: Native) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down_proj = down
-        self._activation = activation
+        self.activation = activation
         self._native = native
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., K]`` from ``[..., K]``."""
-        out: torch.Tensor = self.down_proj(self._native.gate(self.gate_up(x), self._activation))
+        out: torch.Tensor = self.down_proj(self._native.gate(self.gate_up(x), self.activation))
         return out
 
 
@@ -78,6 +84,17 @@ class RotaryAttention(nn.Module):
         norms: Weights of the queries' and the keys' norm, or None.
         eps: Of the norms.
         native: The library.
+
+    Attributes:
+        qkv: As given.
+        o_proj: Back to the hidden size.
+        num_heads: H.
+        num_kv_heads: KV.
+        head_dim: D.
+        query_norm: Weights of the queries' norm, or None.
+        key_norm: The same of the keys.
+        eps: Of the norms.
+        options: What attention is told besides tensors.
     """
 
     def __init__(
@@ -103,12 +120,12 @@ class RotaryAttention(nn.Module):
         self.num_kv_heads = original.k_proj.out_features // self.head_dim
         self.num_key_value_groups = self.num_heads // self.num_kv_heads
         self.is_causal = True
-        self._options = options
+        self.options = options
         # Parameters, though small, for whoever counts a model's memory.
         self.query_norm, self.key_norm = (
             None if norm is None else nn.Parameter(norm, requires_grad=False) for norm in norms
         )
-        self._eps = eps
+        self.eps = eps
         self._native = native
         self._attention_functions = ALL_ATTENTION_FUNCTIONS
 
@@ -127,7 +144,7 @@ class RotaryAttention(nn.Module):
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             norms=(self.query_norm, self.key_norm),
-            eps=self._eps,
+            eps=self.eps,
             cosines=position_embeddings[0],
             sines=position_embeddings[1],
         )
@@ -135,5 +152,5 @@ class RotaryAttention(nn.Module):
         query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         others.pop("past_key_values", None)
         attend = self._attention_functions[getattr(self.config, "_attn_implementation", "")]
-        attended, weights = attend(self, query, key, value, attention_mask, **{**others, **self._options})
+        attended, weights = attend(self, query, key, value, attention_mask, **{**others, **self.options})
         return self.o_proj(attended.flatten(-2).contiguous()), weights

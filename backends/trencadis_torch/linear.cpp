@@ -1,247 +1,10 @@
-// Linear layers on a CPU: weights packed once, float32 or int8, and the small operations between them.
+// Linear layers on a CPU: weights packed once, float32 or int8, and the small operations between them, one by one.
 //
-// Shapes: M rows, N outputs, K inputs. A panel holds PANEL outputs, [K][PANEL] in float32 and [K / 4][PANEL][4] in int8, so that
-// weights are read once, in order, whatever M is. Every output is summed over K in one order and by one accumulator: the bits of
-// a row do not depend on the rows beside it, nor on the number of threads.
-//
-// A plain C interface: loaded by ctypes, compiled for the machine it runs on. Vectors are GCC's and clang's own: portable.
+// A plain C interface: loaded by ctypes, compiled for the machine it runs on. See linear.h.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
-#include <immintrin.h>
-#define HAS_VNNI 1
-#else
-#define HAS_VNNI 0
-#endif
-
-namespace {
-
-#if defined(__AVX512F__)
-constexpr int LANES = 16, COLUMNS = 4, MOST_ROWS = 6;
-#elif defined(__AVX2__)
-constexpr int LANES = 8, COLUMNS = 2, MOST_ROWS = 6;
-#else
-constexpr int LANES = 4, COLUMNS = 2, MOST_ROWS = 4;
-#endif
-constexpr int PANEL = LANES * COLUMNS;
-constexpr int AHEAD = 2048;  // bytes of weights asked for before they are needed
-
-typedef float Floats __attribute__((vector_size(LANES * 4)));
-typedef float LooseFloats __attribute__((vector_size(LANES * 4), aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
-
-Floats load(const float* from) { return *reinterpret_cast<const LooseFloats*>(from); }
-void store(float* to, Floats value) { *reinterpret_cast<LooseFloats*>(to) = value; }
-
-struct Linear {
-    const float* bias;  // [N], or null
-    float* out;
-    int64_t out_stride;
-    int64_t num_outputs;
-    int64_t num_inputs;
-};
-
-// Write one row's outputs of a panel; the last panel may be wider than what is left.
-void finish(const Linear& layer, int64_t row, int64_t first, const Floats* sums) {
-    float* out = layer.out + row * layer.out_stride + first;
-    const int64_t left = layer.num_outputs - first;
-    if (left >= PANEL) {
-        for (int c = 0; c < COLUMNS; ++c) {
-            Floats value = sums[c];
-            if (layer.bias) value += load(layer.bias + first + c * LANES);
-            store(out + c * LANES, value);
-        }
-        return;
-    }
-    float values[PANEL];
-    for (int c = 0; c < COLUMNS; ++c) store(values + c * LANES, sums[c]);
-    for (int64_t n = 0; n < left; ++n) out[n] = layer.bias ? values[n] + layer.bias[first + n] : values[n];
-}
-
-template <int ROWS>
-void float_rows(const Linear& layer, const float* x, int64_t stride, const float* panel, int64_t row, int64_t first) {
-    Floats sums[ROWS][COLUMNS] = {};
-    const float* source = x + row * stride;
-    for (int64_t k = 0; k < layer.num_inputs; ++k) {
-        const float* weights = panel + k * PANEL;
-        Floats w[COLUMNS];
-        for (int c = 0; c < COLUMNS; ++c) {
-            __builtin_prefetch(reinterpret_cast<const char*>(weights + c * LANES) + AHEAD);
-            w[c] = load(weights + c * LANES);
-        }
-        for (int m = 0; m < ROWS; ++m) {
-            const Floats value = source[m * stride + k] - Floats{};
-            for (int c = 0; c < COLUMNS; ++c) sums[m][c] += value * w[c];
-        }
-    }
-    for (int m = 0; m < ROWS; ++m) finish(layer, row + m, first, sums[m]);
-}
-
-struct Quantised {
-    const uint8_t* rows;   // [M, padded K], 128 more than the signed value
-    const float* scales;   // [M]
-    const float* weight_scales;  // [N], padded to whole panels
-    const int32_t* weight_sums;  // [N] times 128, padded
-    int64_t stride;
-};
-
-Ints dot(Ints sums, int32_t four, const int8_t* weights) {
-#if HAS_VNNI
-    return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(
-        reinterpret_cast<__m512i>(sums), _mm512_set1_epi32(four), _mm512_loadu_si512(weights)));
-#else
-    Ints w;
-    std::memcpy(&w, weights, sizeof w);
-    const uint32_t u = static_cast<uint32_t>(four);
-    sums += (w << 24 >> 24) * static_cast<int32_t>(u & 255);
-    sums += (w << 16 >> 24) * static_cast<int32_t>(u >> 8 & 255);
-    sums += (w << 8 >> 24) * static_cast<int32_t>(u >> 16 & 255);
-    return sums + (w >> 24) * static_cast<int32_t>(u >> 24);
-#endif
-}
-
-template <int ROWS>
-void int_rows(const Linear& layer, const Quantised& x, const int8_t* panel, int64_t row, int64_t first) {
-    Ints sums[ROWS][COLUMNS] = {};
-    const uint8_t* source = x.rows + row * x.stride;
-    for (int64_t k = 0; k < x.stride; k += 4) {
-        const int8_t* weights = panel + k * PANEL;
-        for (int c = 0; c < COLUMNS; ++c) __builtin_prefetch(weights + c * LANES * 4 + AHEAD);
-        for (int m = 0; m < ROWS; ++m) {
-            int32_t four;
-            std::memcpy(&four, source + m * x.stride + k, 4);
-            for (int c = 0; c < COLUMNS; ++c) sums[m][c] = dot(sums[m][c], four, weights + c * LANES * 4);
-        }
-    }
-    for (int m = 0; m < ROWS; ++m) {
-        Floats values[COLUMNS];
-        for (int c = 0; c < COLUMNS; ++c) {
-            Ints taken;
-            std::memcpy(&taken, x.weight_sums + first + c * LANES, sizeof taken);
-            values[c] = __builtin_convertvector(sums[m][c] - taken, Floats);
-            values[c] = values[c] * load(x.weight_scales + first + c * LANES) * x.scales[row + m];
-        }
-        finish(layer, row + m, first, values);
-    }
-}
-
-// Cut M rows into as few runs of at most MOST_ROWS as there can be, of nearly equal length.
-template <typename Run>
-void in_runs(int64_t num_rows, const Run& run) {
-    const int64_t count = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    for (int64_t i = 0, row = 0; i < count; ++i) {
-        const int64_t size = (num_rows - row) / (count - i);
-        run(row, static_cast<int>(size));
-        row += size;
-    }
-}
-
-#define BY_SIZE(size, function, ...)                        \
-    switch (size) {                                         \
-        case 1: function<1>(__VA_ARGS__); break;            \
-        case 2: function<2>(__VA_ARGS__); break;            \
-        case 3: function<3>(__VA_ARGS__); break;            \
-        case 4: function<4>(__VA_ARGS__); break;            \
-        case 5: function<5>(__VA_ARGS__); break;            \
-        default: function<6>(__VA_ARGS__); break;           \
-    }
-
-int64_t padded(int64_t num_inputs) { return (num_inputs + 3) / 4 * 4; }
-
-// To int8 by the row's largest magnitude, to nearest and ties to even; what is no number makes the scale none.
-void quantise_row(const float* x, int64_t size, uint8_t* out, float* scale) {
-    const int64_t whole = size / LANES * LANES;
-    Floats most = {}, poison = {};
-    for (int64_t k = 0; k < whole; k += LANES) {
-        const Floats value = load(x + k);
-        const Floats magnitude = value < 0.0f ? -value : value;
-        most = magnitude > most ? magnitude : most;
-        poison += value * 0.0f;
-    }
-    float largest = 0.0f, none = 0.0f;
-    for (int i = 0; i < LANES; ++i) {
-        largest = most[i] > largest ? most[i] : largest;
-        none += poison[i];
-    }
-    for (int64_t k = whole; k < size; ++k) {
-        largest = std::fabs(x[k]) > largest ? std::fabs(x[k]) : largest;
-        none += x[k] * 0.0f;
-    }
-    *scale = largest / 127.0f + none;
-    const float factor = largest > 0.0f && none == 0.0f ? 127.0f / largest : 0.0f;
-    // Added and taken away again, it leaves an integer: above it float32 has no fractions.
-    constexpr float INTEGERS = 12582912.0f;
-    typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-    for (int64_t k = 0; k < whole; k += LANES) {
-        const Floats rounded = load(x + k) * factor + INTEGERS - INTEGERS;
-        const Bytes bytes = __builtin_convertvector(__builtin_convertvector(rounded, Ints) + 128, Bytes);
-        std::memcpy(out + k, &bytes, sizeof bytes);
-    }
-    for (int64_t k = whole; k < size; ++k) {
-        const float rounded = x[k] * factor + INTEGERS - INTEGERS;
-        out[k] = static_cast<uint8_t>(static_cast<int32_t>(rounded) + 128);
-    }
-    for (int64_t k = size; k < padded(size); ++k) out[k] = 128;
-}
-
-// exp of what is at most 87 and at least -87; relative error below 2e-7. Source: Cephes, expf.
-Floats exp_of(Floats x) {
-    x = x > 87.0f ? Floats{} + 87.0f : x;
-    x = x < -87.0f ? Floats{} - 87.0f : x;
-    constexpr float INTEGERS = 12582912.0f;
-    const Floats n = x * 1.44269504088896341f + INTEGERS - INTEGERS;
-    const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Floats y = Floats{} + 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * (r * r) + r + 1.0f;
-    const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-    Floats two;
-    std::memcpy(&two, &power, sizeof two);
-    return y * two;
-}
-
-enum Activation : int64_t { SILU, GELU_TANH };
-
-// x * sigmoid(x), or x * sigmoid(2 u), which is x / 2 * (1 + tanh(u)). Source: arXiv:1606.08415, section 2.
-Floats activated(Floats x, int64_t kind) {
-    Floats u = x;
-    if (kind == GELU_TANH) u = 1.5957691216057308f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + exp_of(-u));
-}
-
-float sum_of_squares(const float* x, int64_t size) {
-    Floats sums = {};
-    int64_t k = 0;
-    for (; k + LANES <= size; k += LANES) sums += load(x + k) * load(x + k);
-    float total = 0.0f;
-    for (int i = 0; i < LANES; ++i) total += sums[i];
-    for (; k < size; ++k) total += x[k] * x[k];
-    return total;
-}
-
-void norm_row(const float* x, const float* weight, float eps, int64_t size, float* out) {
-    const float factor = 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
-    for (int64_t k = 0; k < size; ++k) out[k] = x[k] * factor * weight[k];
-}
-
-// Turn pairs (i, i + half) of a head. Source: arXiv:2104.09864, as transformers lays it out.
-void rotate_head(float* x, const float* cosines, const float* sines, int64_t half) {
-    for (int64_t i = 0; i < half; ++i) {
-        const float first = x[i], second = x[i + half];
-        x[i] = first * cosines[i] - second * sines[i];
-        x[i + half] = second * cosines[i + half] + first * sines[i + half];
-    }
-}
-
-}  // namespace
+#include "linear.h"
 
 extern "C" {
 
@@ -279,7 +42,7 @@ void trencadis_linear_float(const float* x, int64_t num_rows, int64_t stride, co
     const Linear layer{bias, out, out_stride, num_outputs, num_inputs};
 #pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1)
     for (int64_t first = 0; first < num_outputs; first += PANEL)
-        in_runs(num_rows, [&](int64_t row, int size) {
+        in_runs(0, num_rows, [&](int64_t row, int size) {
             BY_SIZE(size, float_rows, layer, x, stride, weights + first * num_inputs, row, first)
         });
 }
@@ -303,7 +66,7 @@ void trencadis_linear_int8(const float* x, int64_t num_rows, int64_t stride, con
             quantise_row(x + row * stride, num_inputs, quantised + row * depth, row_scales + row);
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < num_outputs; first += PANEL)
-            in_runs(num_rows, [&](int64_t row, int size) {
+            in_runs(0, num_rows, [&](int64_t row, int size) {
                 BY_SIZE(size, int_rows, layer, given, weights + first * depth, row, first)
             });
     }
@@ -315,20 +78,16 @@ int64_t trencadis_rows_float(const float* weights, int64_t num_outputs, const in
                              int64_t num_inputs, float scale, float* out) {
     for (int64_t m = 0; m < num_rows; ++m) {
         if (ids[m] < 0 || ids[m] >= num_outputs) return m;
-        const float* column = weights + ids[m] / PANEL * PANEL * num_inputs + ids[m] % PANEL;
-        for (int64_t k = 0; k < num_inputs; ++k) out[m * num_inputs + k] = column[k * PANEL] * scale;
+        read_row(weights, ids[m], num_inputs, scale, out + m * num_inputs);
     }
     return -1;
 }
 
 int64_t trencadis_rows_int8(const int8_t* weights, const float* weight_scales, int64_t num_outputs, const int64_t* ids,
                             int64_t num_rows, int64_t num_inputs, float scale, float* out) {
-    const int64_t depth = padded(num_inputs);
     for (int64_t m = 0; m < num_rows; ++m) {
         if (ids[m] < 0 || ids[m] >= num_outputs) return m;
-        const int8_t* column = weights + ids[m] / PANEL * PANEL * depth + ids[m] % PANEL * 4;
-        const float factor = weight_scales[ids[m]] * scale;
-        for (int64_t k = 0; k < num_inputs; ++k) out[m * num_inputs + k] = column[k / 4 * 4 * PANEL + k % 4] * factor;
+        read_row(weights, weight_scales, ids[m], num_inputs, scale, out + m * num_inputs);
     }
     return -1;
 }
@@ -342,13 +101,7 @@ void trencadis_rms_norm(const float* x, int64_t num_rows, int64_t size, const fl
 // From gates and values side by side, [M, 2 N], to activation(gate) * value, [M, N].
 void trencadis_gate(const float* x, int64_t num_rows, int64_t size, int64_t kind, float* out, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && num_rows * size > 65536)
-    for (int64_t m = 0; m < num_rows; ++m) {
-        const float *gates = x + m * 2 * size, *values = gates + size;
-        float* row = out + m * size;
-        int64_t k = 0;
-        for (; k + LANES <= size; k += LANES) store(row + k, activated(load(gates + k), kind) * load(values + k));
-        for (; k < size; ++k) row[k] = activated(Floats{} + gates[k], kind)[0] * values[k];
-    }
+    for (int64_t m = 0; m < num_rows; ++m) gate_row(x + m * 2 * size, x + (m * 2 + 1) * size, size, kind, out + m * size);
 }
 
 // Norm, where weights are given, and turn the query and key heads of rows [M, stride] in place.

@@ -68,6 +68,11 @@ class PackedLinear(FusedLinear):
         """Memory of the weights."""
         return self._weights.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """Packed weights, scales and sums of int8 weights or None, and biases or None."""
+        return self._weights, None, None, self._bias
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[..., N]`` from float32 ``[..., K]``."""
         return self._native.linear_float(x, self._weights, self._bias, self.out_features)
@@ -98,6 +103,11 @@ class Int8Linear(FusedLinear):
         """Memory of the weights, with scales and sums."""
         parts = (self._weights, self._scales, self._sums, self._bias)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """As in :class:`PackedLinear`."""
+        return self._weights, self._scales, self._sums, self._bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[..., N]`` from ``[..., K]``."""
@@ -144,17 +154,20 @@ class RowsEmbedding(nn.Module):
     Args:
         head: The output projection.
         scale: Of the embeddings.
+
+    Attributes:
+        scale: As given.
     """
 
     def __init__(self, head: PackedLinear | Int8Linear, scale: float) -> None:
         super().__init__()
         # In a tuple, for a module that is an attribute would be a part of this one as well.
         self._head = (head,)
-        self._scale = scale
+        self.scale = scale
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[..., K]`` from int64 ids ``[...]``."""
-        return self._head[0].rows(input_ids, self._scale)
+        return self._head[0].rows(input_ids, self.scale)
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from trencadis.records import Int32Array
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_build import load_library
 
-__all__ = ["NativeAttention", "NativePass", "choose_kernel", "compiled_kernel"]
+__all__ = ["CALL", "DTYPES", "NativeAttention", "NativePass", "choose_kernel", "compiled_kernel"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -29,7 +29,8 @@ SOURCE = Path(__file__).with_name("paged_attention.cpp")
 MAX_HEAD_DIM = 1024
 """Elements of one head that the kernel has room for."""
 
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+DTYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+"""Numbers of the kernel for what keys, values and queries are held in."""
 
 _POINTERS = (
     *("query", "new_keys", "new_values", "output", "keys", "values", "sinks", "tables", "slots"),
@@ -53,11 +54,18 @@ class _Call(ctypes.Structure):
     )
 
 
+CALL: Final = np.dtype(_Call)
+"""One layer's call as a record: calls of several layers are an array of them."""
+
+
 class NativeAttention:
     """The compiled kernel.
 
     Args:
         library: Of ``paged_attention.cpp``.
+
+    Attributes:
+        in_team: Address of the function that all threads of a team call with the address of one call.
 
     Raises:
         BackendError: It is another one.
@@ -71,6 +79,7 @@ class NativeAttention:
         if size != ctypes.sizeof(_Call):
             raise BackendError(f"{SOURCE.name} takes {size} bytes, {ctypes.sizeof(_Call)} are given: remove its cache.")
         self._attend = library.trencadis_attend
+        self.in_team = ctypes.cast(library.trencadis_attend_in_team, ctypes.c_void_p).value
 
     def begin(
         self,
@@ -246,7 +255,7 @@ def _attend(
     call.key_token, call.key_head, _ = keys.stride()
     call.value_token, call.value_head, _ = values.stride()
     call.window = window
-    call.dtype, call.cache_dtype = _DTYPES[query.dtype], _DTYPES[cached[0].dtype]
+    call.dtype, call.cache_dtype = DTYPES[query.dtype], DTYPES[cached[0].dtype]
     call.scale = query.shape[2] ** -0.5 if scale is None else scale
     call.softcap = softcap or 0.0
     if function(ctypes.addressof(call)):
@@ -296,7 +305,7 @@ def _obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, .
     for layer in layers:
         if max(layer.key_dim, layer.value_dim) > MAX_HEAD_DIM:
             return f"layer {layer.index} has heads of more than {MAX_HEAD_DIM} elements"
-        if layer.dtype not in _DTYPES:
+        if layer.dtype not in DTYPES:
             return f"layer {layer.index} computes in {layer.dtype}"
     return None
 

@@ -14,7 +14,7 @@ import torch
 from trencadis.errors import BackendError, ModelLoadError
 from trencadis_torch.native_build import load_library
 
-__all__ = ["ACTIVATIONS", "SOURCE", "Native", "check_int8", "native"]
+__all__ = ["ACTIVATIONS", "SOURCE", "Native", "check_int8", "native", "threads_for"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -105,7 +105,7 @@ class Native:
             num_inputs,
             out.data_ptr(),
             num_outputs,
-            _threads(num_rows * num_inputs * num_outputs),
+            threads_for(num_rows * num_inputs * num_outputs),
         )
         return out
 
@@ -143,7 +143,7 @@ class Native:
             num_inputs,
             out.data_ptr(),
             num_outputs,
-            _threads(num_rows * num_inputs * num_outputs),
+            threads_for(num_rows * num_inputs * num_outputs),
         )
         return out
 
@@ -190,7 +190,7 @@ class Native:
         out = torch.empty_like(x)
         num_rows = x.numel() // size
         self._library.trencadis_rms_norm(
-            x.data_ptr(), num_rows, size, weight.data_ptr(), eps, out.data_ptr(), _threads(8 * x.numel())
+            x.data_ptr(), num_rows, size, weight.data_ptr(), eps, out.data_ptr(), threads_for(8 * x.numel())
         )
         return out
 
@@ -199,7 +199,9 @@ class Native:
         size = x.shape[-1] // 2
         out = x.new_empty(*x.shape[:-1], size)
         num_rows = x.numel() // (2 * size)
-        self._library.trencadis_gate(x.data_ptr(), num_rows, size, activation, out.data_ptr(), _threads(8 * x.numel()))
+        self._library.trencadis_gate(
+            x.data_ptr(), num_rows, size, activation, out.data_ptr(), threads_for(8 * x.numel())
+        )
         return out
 
     def rotate(
@@ -241,7 +243,7 @@ class Native:
             cosines.data_ptr(),
             sines.data_ptr(),
             cosines.shape[-1],
-            _threads(8 * x.numel()),
+            threads_for(8 * x.numel()),
         )
 
     def _parts(self, weights: tuple[torch.Tensor, ...]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -262,7 +264,8 @@ def _check_rows(wrong: int, num_rows: int) -> None:
         raise IndexError(f"index {wrong} of the ids is outside the {num_rows} rows of the weights")
 
 
-def _threads(num_multiplications: int) -> int:
+def threads_for(num_multiplications: int) -> int:
+    """Return the threads of an operation that multiplies so often; reads PyTorch's setting."""
     return 1 if num_multiplications < SMALL else torch.get_num_threads()
 
 

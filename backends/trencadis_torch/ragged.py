@@ -12,6 +12,8 @@ Shapes: T tokens of the pass, S block size, H query heads, KV key-value heads, D
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import attrs
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +94,14 @@ class RaggedPass:
         query_lens: Queries of each; their tokens follow each other in the pass.
         workspace: Buffers to use again.
         trees: Of drafts that branch.
+
+    Attributes:
+        tables: As given, like the others.
+        slots: Where new keys go.
+        rows: Row of each sequence.
+        starts: First query position of each.
+        query_lens: Queries of each.
+        trees: Of drafts that branch, or None.
     """
 
     def __init__(
@@ -107,33 +117,43 @@ class RaggedPass:
         trees: DraftTrees | None = None,
     ) -> None:
         self._cache = cache
-        self._slots = slots
         self._workspace = workspace
         self._windows = {layer.index: layer.window for layer in cache.layers}
-        left = np.ones(len(rows), np.bool_)
-        if cache.kernel is not None:
-            left &= False if trees is None else trees.branches
-        self._native = self._begin(tables, rows, starts, query_lens, ~left)
-        self._groups = {
-            window: _plan(cache.block_size, tables, rows, starts, query_lens, window, trees, left)
-            for window in set(self._windows.values())
-        }
+        self.tables, self.slots = tables, slots
+        self.rows, self.starts, self.query_lens = rows, starts, query_lens
+        self.trees = trees
 
-    def _begin(
-        self, tables: torch.Tensor, rows: Int32Array, starts: Int32Array, query_lens: Int32Array, mine: BoolArray
-    ) -> NativePass | None:
+    @cached_property
+    def _left(self) -> BoolArray:
+        """Which sequences the kernel does not attend for."""
+        left = np.ones(len(self.rows), np.bool_)
+        if self._cache.kernel is not None:
+            left &= False if self.trees is None else self.trees.branches
+        return left
+
+    @cached_property
+    def _native(self) -> NativePass | None:
+        mine = ~self._left
         if self._cache.kernel is None or not mine.any():
             return None
-        firsts = np.cumsum(query_lens) - query_lens
+        firsts = np.cumsum(self.query_lens) - self.query_lens
         return self._cache.kernel.begin(
             self._cache,
-            tables=tables,
-            slots=self._slots,
-            rows=rows[mine],
-            starts=starts[mine],
-            query_lens=query_lens[mine],
+            tables=self.tables,
+            slots=self.slots,
+            rows=self.rows[mine],
+            starts=self.starts[mine],
+            query_lens=self.query_lens[mine],
             firsts=firsts[mine],
         )
+
+    @cached_property
+    def _groups(self) -> dict[int, tuple[_Group, ...]]:
+        arrays = (self.tables, self.rows, self.starts, self.query_lens)
+        return {
+            window: _plan(self._cache.block_size, *arrays, window, self.trees, self._left)
+            for window in set(self._windows.values())
+        }
 
     def attend(
         self,
@@ -159,7 +179,7 @@ class RaggedPass:
         """
         output = query.new_empty(*query.shape[:2], values.shape[-1])
         if self._native is None:
-            self._cache.write(layer_index, self._slots, keys, values)
+            self._cache.write(layer_index, self.slots, keys, values)
         else:
             self._native.attend(
                 layer_index, query, keys, values, output=output, scale=scale, softcap=softcap, sinks=sinks

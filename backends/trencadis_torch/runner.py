@@ -15,12 +15,14 @@ from trencadis.errors import BackendError
 from trencadis.interfaces import AcceptanceRule, LayerGate, Sampler
 from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.bridge import PASS_ARGUMENT
+from trencadis_torch.decoder import decoder_of
+from trencadis_torch.decoder_pass import DecoderPasses
 from trencadis_torch.device import to_device
 from trencadis_torch.gated import GatedPass
 from trencadis_torch.inputs import AttentionPass, ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
-from trencadis_torch.ragged import Workspace
+from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.trees import DraftTrees
 from trencadis_torch.verify import Emitted, SamplePlan, emit
@@ -97,6 +99,8 @@ class PassRunner:
         self._cache = cache
         self._padded = layout == "padded"
         self._workspace = workspace
+        decoder = decoder_of(model)
+        self._decoder = None if decoder is None or cache.kernel is None else DecoderPasses(decoder, cache)
 
     def run(
         self,
@@ -170,10 +174,16 @@ class PassRunner:
     def forward(self, inputs: ModelInputs, tokens: npt.NDArray[np.int64]) -> torch.Tensor:
         """Return the logits ``[L, V]`` at some tokens of the pass, and write keys and values.
 
+        A plain decoder runs in one call, but for passes that wait at each layer and drafts that branch. Else the model's own
+        ``forward`` computes them, with whatever it does behind its output projection.
+
         Args:
             inputs: Of the pass.
             tokens: Indices into the pass, ``[L]``.
         """
+        attention = inputs.attention
+        if self._decoder is not None and isinstance(attention, RaggedPass) and attention.trees is None:
+            return self._decoder.logits(attention, inputs.token_ids, inputs.positions, tokens)
         keep = to_device(tokens, inputs.token_ids.device)
         return self._forward(inputs.token_ids, inputs.positions, keep, inputs.attention)
 

@@ -22,7 +22,7 @@ from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
-__all__ = ["ModelCheck", "check_graph", "check_model"]
+__all__ = ["ModelCheck", "check_graph", "check_model", "paged_logits"]
 
 BLOCK_SIZE = 4
 LENGTHS, LENGTHS_LARGE = (26, 13), (12, 6)
@@ -77,7 +77,7 @@ class ModelCheck:
         if not switch(model, PAGED):
             raise ModelLoadError(f"{name} does not take another attention implementation.")
         try:
-            found = _paged(model, self._layers, self._sequences, self._layout, self._kernel)
+            found = paged_logits(model, self._layers, self._sequences, self._layout, self._kernel)
         except (AttributeError, RuntimeError, TypeError) as error:
             if not operated:
                 raise
@@ -155,14 +155,22 @@ def _whole(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logits.float()
 
 
-def _paged(
+def paged_logits(
     model: Any,
     layers: tuple[AttentionLayer, ...],
     sequences: list[torch.Tensor],
     layout: str,
     kernel: NativeAttention | None = None,
 ) -> list[torch.Tensor]:
-    """Return the logits of every position: a chunk, the rest but one token together with the other sequence, one token."""
+    """Return the logits of every position: a chunk, the rest but one token together with the other sequence, one token.
+
+    Args:
+        model: With the paged attention switched on.
+        layers: Its attention layers.
+        sequences: Token ids of two, int64; the first is the longer one.
+        layout: ``ragged`` or ``padded``.
+        kernel: That attends over the cache, if not PyTorch's.
+    """
     longest = len(sequences[0])
     num_blocks = -(-longest // BLOCK_SIZE)
     plan = AllocationPlan(

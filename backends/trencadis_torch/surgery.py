@@ -5,6 +5,8 @@
     then its weights are packed, module by module, and the original's are let go
 
 A linear layer alone is replaced wherever it is. Anything else that is unknown is left as it is.
+
+Of a plain decoder whose modules have all been replaced, passes run in one call, after such a call has given what they give.
 """
 
 from __future__ import annotations
@@ -18,12 +20,17 @@ import attrs
 import torch
 from torch import nn
 
-from trencadis_torch.bridge import switch
+from trencadis_torch.bridge import PAGED, switch
+from trencadis_torch.decoder import attach, read_decoder
 from trencadis_torch.fused import FusedNorm, GatedMLP, RotaryAttention
+from trencadis_torch.kv_cache import AttentionLayer
 from trencadis_torch.linear import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.native_attention import NativeAttention
+from trencadis_torch.native_decoder import native_decoder
 from trencadis_torch.native_linear import ACTIVATIONS, Native
+from trencadis_torch.self_check import paged_logits
 
-__all__ = ["Operation", "operate"]
+__all__ = ["Operation", "fuse_decoder", "operate"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -96,6 +103,36 @@ def operate(model: Any, *, quantised: bool, native: Native | None) -> Operation:
     )
     logger.info("%s: %d linear layers packed, %d modules fused.", operation.kernels, num_linears, num_fused)
     return operation
+
+
+@torch.inference_mode()
+def fuse_decoder(
+    model: Any, *, layers: tuple[AttentionLayer, ...], kernel: NativeAttention | None, native: Native | None
+) -> bool:
+    """Let passes of a plain decoder run in one call, if it gives the logits that its modules give; returns whether it does.
+
+    Args:
+        model: It has been operated on. The paged attention is switched on afterwards.
+        layers: Its attention layers, as the model computes them.
+        kernel: That attends over the cache; None: nothing is fused.
+        native: The library of its linear layers; None: the same.
+    """
+    library = None if kernel is None or native is None else native_decoder()
+    if native is None or library is None or not switch(model, PAGED):
+        return False
+    decoder = read_decoder(model, library, panel=native.panel)
+    if decoder is None:
+        return False
+    tokens = [torch.arange(n) * 7 % 131 % decoder.vocab_size for n in (12, 6)]
+    expected = paged_logits(model, layers, tokens, "ragged", kernel)
+    attach(model, decoder)
+    found = paged_logits(model, layers, tokens, "ragged", kernel)
+    if not all(_agree(one, other) for one, other in zip(found, expected, strict=True)):
+        logger.warning("%s runs layer by layer: in one call it computes something else.", type(model).__name__)
+        attach(model, None)
+        return False
+    logger.info("%s runs in one call.", type(model).__name__)
+    return True
 
 
 def _packer(quantised: bool, native: Native | None) -> Pack:

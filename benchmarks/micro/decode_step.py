@@ -30,6 +30,7 @@ from trencadis.records import Bucket, ModelSource, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
+from trencadis_torch.decoder_pass import DecoderPasses
 from trencadis_torch.walk import MatchingPrefix
 
 BLOCK_SIZE = 16
@@ -40,10 +41,13 @@ VARIANTS: dict[str, dict[str, str]] = {
     "compiled_sdpa": {"pack": "off", "attention": "sdpa", **GRAPHS},
     "compiled": GRAPHS,
     "compiled_int8": {"quantization": "int8", **GRAPHS},
+    "modules": {},
     "auto": {},
+    "int8_modules": {"quantization": "int8"},
     "int8": {"quantization": "int8"},
     "auto_again": {},
 }
+"""Options of the backend. In ``modules`` the decoder runs layer by layer, through transformers; else in one call, where it can."""
 
 
 class Stopwatch:
@@ -89,7 +93,9 @@ def part_of(name: str, module: torch.nn.Module) -> str:
 class Scene:
     """A backend in mid-decode, every row with as many tokens."""
 
-    def __init__(self, path: str, options: dict[str, str], *, batch_size: int, context: int, threads: int) -> None:
+    def __init__(
+        self, path: str, options: dict[str, str], *, batch_size: int, context: int, threads: int, by_module: bool
+    ) -> None:
         self.backend = TorchBackend(TorchConfig(device="cpu", num_threads=threads, **options), clock=SystemClock())  # type: ignore[arg-type]
         facts = self.backend.load(ModelSource(path=path), sampler=ArgmaxSampler())
         per_row = -(-(context + 1) // BLOCK_SIZE)
@@ -115,6 +121,8 @@ class Scene:
             num_logits=np.ones(batch_size, np.int32),
             num_prompt_logits=np.zeros(batch_size, np.int32),
         )
+        if by_module:
+            self.backend._runner._decoder = None
         self.stopwatch = Stopwatch()
         self.warm_up: dict[str, float] = {}
         if options.get("compile", "off") != "off":
@@ -141,6 +149,16 @@ class Scene:
         attend = self.stopwatch.around("attention", plain)
         attend.plain = plain  # type: ignore[attr-defined]
         ragged.RaggedPass.attend = attend  # type: ignore[method-assign]
+        decoder = self.decoder
+        if decoder is not None:
+            decoder.watch()
+            decoder.logits = self.stopwatch.around("model, the rest", decoder.logits)  # type: ignore[method-assign]
+
+    @property
+    def decoder(self) -> DecoderPasses | None:
+        """What runs it in one call."""
+        assert self.backend._runner is not None
+        return self.backend._runner._decoder
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -183,9 +201,14 @@ def parts(scene: Scene, num_steps: int) -> dict[str, float]:
     step = scene.stopwatch.around("around the model", scene.step)
     step()
     scene.stopwatch.spent.clear()
+    before = {} if scene.decoder is None else scene.decoder.spent()
     for _ in range(num_steps):
         step()
-    return {name: round(1e3 * spent / num_steps, 3) for name, spent in sorted(scene.stopwatch.spent.items())}
+    spent = dict(scene.stopwatch.spent)
+    for name, inside in ({} if scene.decoder is None else scene.decoder.spent()).items():
+        spent[name] = inside - before[name]
+        spent["model, the rest"] -= spent[name]
+    return {name: round(1e3 * seconds / num_steps, 3) for name, seconds in sorted(spent.items())}
 
 
 def main() -> None:
@@ -204,7 +227,12 @@ def main() -> None:
         for batch_size in options.batch_sizes:
             scenes = {
                 name: Scene(
-                    path, VARIANTS[name], batch_size=batch_size, context=options.context, threads=options.threads
+                    path,
+                    VARIANTS[name],
+                    batch_size=batch_size,
+                    context=options.context,
+                    threads=options.threads,
+                    by_module="modules" in name,
                 )
                 for name in options.variants
             }

@@ -43,7 +43,7 @@ def test_ragged_tokens_follow_each_other(state):
     assert inputs.token_ids.tolist() == [[203, 204, 0, 1, 2]]
     assert inputs.positions.tolist() == [[3, 4, 0, 1, 2]]
     assert inputs.firsts.tolist() == [0, 2]
-    assert inputs.attention._slots.tolist() == [3 * 2 + 1, 6 * 2, 8 * 2, 8 * 2 + 1, 0]
+    assert inputs.attention.slots.tolist() == [3 * 2 + 1, 6 * 2, 8 * 2, 8 * 2 + 1, 0]
 
 
 @pytest.mark.parametrize("bucket", [Bucket(3, 4, 3), Bucket(3, 4, 7, Phase.DECODE)])

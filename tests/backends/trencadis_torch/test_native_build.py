@@ -211,3 +211,14 @@ def test_older_instructions_give_the_same_outputs(kept, monkeypatch, instruction
         expected, _ = attend(shape, sequences, native=True, softcap=2.0)
         # Another instruction may round a level of int8 the other way.
         torch.testing.assert_close(found, expected, atol=2e-3 if cache_dtype is torch.int8 else 1e-5, rtol=1e-5)
+
+
+@needs_compiler
+def test_what_a_source_includes_beside_it_is_part_of_it(tmp_path, kept):
+    (tmp_path / "number.h").write_text("#define NUMBER 1\n")
+    source = tmp_path / "two.cpp"
+    source.write_text('#include <cstdint>\n#include "number.h"\nextern "C" int64_t answer() { return NUMBER; }\n')
+    assert load_library(source, directory=kept).answer() == 1
+    (tmp_path / "number.h").write_text("#define NUMBER 2\n")
+    assert load_library(source, directory=kept).answer() == 2
+    assert len(list(kept.glob("*.so"))) == 2

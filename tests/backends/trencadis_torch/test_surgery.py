@@ -11,12 +11,14 @@ from torch import nn
 
 from trencadis.errors import ModelLoadError
 from trencadis_torch import bridge, self_check
+from trencadis_torch.decoder import decoder_of
 from trencadis_torch.fused import FusedNorm, GatedMLP, RotaryAttention
 from trencadis_torch.inspection import attention_layers
 from trencadis_torch.linear import FusedLinear, PackedLinear, RowsEmbedding
+from trencadis_torch.native_attention import choose_kernel
 from trencadis_torch.native_linear import native
 from trencadis_torch.self_check import ModelCheck
-from trencadis_torch.surgery import operate
+from trencadis_torch.surgery import fuse_decoder, operate
 
 needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 LIBRARIES = [pytest.param(True, id="native", marks=needs_native), pytest.param(False, id="torch")]
@@ -43,7 +45,7 @@ def errors_after(model, *, quantised, library):
     operate(model, quantised=quantised, native=native() if library else None)
     check.compare(model, quantised=quantised, operated=True)
     with torch.inference_mode():
-        found = self_check._paged(model, layers, check._sequences, "ragged")
+        found = self_check.paged_logits(model, layers, check._sequences, "ragged")
     pairs = zip(check._expected, found, strict=True)
     return torch.cat([self_check._errors(expected, logits) for expected, logits in pairs])
 
@@ -191,3 +193,37 @@ def test_nothing_of_a_copy_of_the_model_is_touched():
     other = copy.deepcopy(model)
     operate(model, quantised=False, native=None)
     assert type(other.lm_head) is nn.Linear
+
+
+def fused(model, **changes):
+    """Operate on a model and let it run in one call, if it does; return whether it does."""
+    layers = attention_layers(model)
+    operate(model, quantised=False, native=native())
+    kernel = choose_kernel("native", device=torch.device("cpu"), layout="ragged", layers=layers)
+    return fuse_decoder(model, **{"layers": layers, "kernel": kernel, "native": native(), **changes})
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "expected"), [("llama", True), ("gemma2", True), ("gemma3", False), ("gpt2", False)])
+def test_plain_decoders_run_in_one_call(kind, expected):
+    model = tiny_models.make_model(kind)
+    assert fused(model) is expected
+    assert (decoder_of(model) is not None) is expected
+
+
+@needs_native
+def test_a_decoder_that_computes_something_else_in_one_call_runs_layer_by_layer(caplog):
+    model = tiny_models.make_model("llama")
+    plain = model.model.layers[1].forward
+    model.model.layers[1].forward = lambda *args, **options: 1.01 * plain(*args, **options)
+    assert not fused(model)
+    assert decoder_of(model) is None
+    assert "in one call it computes something else" in caplog.text
+
+
+@needs_native
+@pytest.mark.parametrize("missing", ["kernel", "native"])
+def test_without_its_libraries_nothing_runs_in_one_call(missing):
+    model = tiny_models.make_model("llama")
+    assert not fused(model, **{missing: None})
+    assert decoder_of(model) is None

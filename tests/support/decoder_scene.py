@@ -1,0 +1,101 @@
+"""A tiny model that was operated on, with rows and a cache, whose passes run in one call or module by module."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tiny_models
+import torch
+
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import Bucket, Pass
+from trencadis_torch import bridge
+from trencadis_torch.decoder import attach, decoder_of
+from trencadis_torch.inspection import attention_layers
+from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.native_attention import choose_kernel
+from trencadis_torch.native_linear import native
+from trencadis_torch.ragged import Workspace
+from trencadis_torch.rows import Rows
+from trencadis_torch.runner import PassRunner
+from trencadis_torch.surgery import fuse_decoder, operate
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, MAX_LEN = 4, 320
+
+
+@cache
+def fused_model(kind: str, quantised: bool) -> tuple[Any, Any]:
+    """Return a model whose passes run in one call, and its attention layers."""
+    bridge.register()
+    model = tiny_models.make_model(kind)
+    layers = attention_layers(model)
+    kernel = choose_kernel("native", device=CPU, layout="ragged", layers=layers)
+    operate(model, quantised=quantised, native=native())
+    assert fuse_decoder(model, layers=layers, kernel=kernel, native=native())
+    return model, layers
+
+
+class Scene:
+    """Rows of tokens over an empty cache.
+
+    Args:
+        kind: Of the tiny model.
+        quantised: int8.
+        in_one_call: Else module by module.
+        num_rows: Sequences.
+    """
+
+    def __init__(self, kind: str, *, quantised: bool = False, in_one_call: bool = True, num_rows: int = 3) -> None:
+        model, layers = fused_model(kind, quantised)
+        kernel = choose_kernel("native", device=CPU, layout="ragged", layers=layers)
+        per_row = MAX_LEN // BLOCK_SIZE
+        plan = AllocationPlan(
+            num_blocks=num_rows * per_row,
+            block_size=BLOCK_SIZE,
+            num_rows=num_rows,
+            max_model_len=MAX_LEN - 65,
+            max_num_batched_tokens=MAX_LEN,
+        )
+        self.rows = Rows(plan, CPU)
+        generator = torch.Generator().manual_seed(5)
+        self.rows.tokens[:] = torch.randint(3, 131, self.rows.tokens.shape, generator=generator).int()
+        order = torch.randperm(plan.num_blocks, generator=generator)[: self.rows.tables.numel()]
+        self.rows.tables[:] = order.view(num_rows, -1).int()
+        self.cache = PagedKVCache(layers, num_blocks=plan.num_blocks, block_size=BLOCK_SIZE, device=CPU, kernel=kernel)
+        for part in self.cache.parts:
+            part.zero_()
+        decoder = decoder_of(model)
+        if not in_one_call:
+            attach(model, None)
+        try:
+            self.runner = PassRunner(model, rows=self.rows, cache=self.cache, layout="ragged", workspace=Workspace())
+        finally:
+            attach(model, decoder)
+
+    @torch.inference_mode()
+    def logits(self, rows: list[int], starts: list[int], lengths: list[int], tokens: list[int]) -> torch.Tensor:
+        """Run a pass and return the logits at some of its tokens."""
+        inputs = self.runner.inputs(make_pass(rows, starts, lengths))
+        return self.runner.forward(inputs, np.array(tokens, np.int64))
+
+    def content(self) -> list[torch.Tensor]:
+        """Return a copy of the cache."""
+        return copy.deepcopy(list(self.cache.parts))
+
+
+def make_pass(rows: list[int], starts: list[int], lengths: list[int]) -> Pass:
+    """Return a pass that emits a token for each sequence."""
+    arrays = [np.array(part, np.int32) for part in (rows, starts, lengths)]
+    return Pass(
+        bucket=Bucket(len(rows), max(lengths), 0),
+        indices=np.arange(len(rows), dtype=np.int32),
+        rows=arrays[0],
+        starts=arrays[1],
+        query_lens=arrays[2],
+        num_logits=np.ones(len(rows), np.int32),
+        num_prompt_logits=np.zeros(len(rows), np.int32),
+    )
