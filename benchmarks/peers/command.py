@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 
 from peers import environments, machine
-from peers.catalogue import AGAIN, ENGINES, OURS, Engine
+from peers.catalogue import AGAIN, COMPILED, ENGINES, OURS, Engine
 from peers.goals import judge
 from peers.models import ModelError, files_of
 from peers.rounds import Findings, Phase, Settings, measure_group
@@ -39,7 +39,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 CACHE = Path("~/.cache/trencadis/peers")
 QUICK_S = 13 * 60.0
 QUICK_WORKLOADS = ("single", "prefill1024", "streams8", "batch32")
-SLOW = ("transformers_continuous",)
+SLOW = ("transformers_continuous", COMPILED)  # the latter compiles for minutes at its first start
 MEMORY_SHARE = 0.7  # of what is available; the rest is left to others and to error
 ENGINE_BYTES = 1.2 * 2**30  # of one engine, besides twice its weights
 PRECISIONS = ("fp32", "int8")
@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--quick",
         action="store_true",
-        help="under 15 minutes: without the largest prefill and the slowest peer, as many rounds as begin within 13",
+        help="under 15 minutes: without the largest prefill, the slowest peer and torch.compile, as many rounds as begin within 13",
     )
     add(
         "--model",
