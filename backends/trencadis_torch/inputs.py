@@ -77,12 +77,10 @@ def ragged_inputs(
     host = np.empty((2, total), np.int64)
     host[0] = np.repeat(one.rows, lengths)
     host[1] = np.arange(total) + np.repeat(one.starts - firsts, lengths)
-    row, columns = to_device(host, rows.tokens.device)
+    token_ids, columns, slots = _found(host, rows, cache.block_size)
     positions = columns
     if trees is not None:
         positions = to_device(trees.positions(host[1], firsts), rows.tokens.device)
-    size = cache.block_size
-    slots = rows.tables[row, columns // size].long() * size + columns % size
     attention = RaggedPass(
         cache,
         tables=rows.tables,
@@ -93,8 +91,21 @@ def ragged_inputs(
         workspace=workspace,
         trees=trees,
     )
-    token_ids = rows.tokens[row, columns].long()
     return ModelInputs(token_ids=token_ids[None], positions=positions[None], attention=attention, firsts=firsts)
+
+
+def _found(host: npt.NDArray[np.int64], rows: Rows, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens, columns and slots of some places ``[2, T]``, int64 ``[T]`` each: rows and their columns."""
+    if rows.tokens.device.type == "cpu":
+        # The same by numpy, a few microseconds sooner for each operation.
+        row, columns = host
+        blocks = rows.tables.numpy()[row, columns // size].astype(np.int64)
+        found = rows.tokens.numpy()[row, columns].astype(np.int64), columns, blocks * size + columns % size
+        token_ids, columns, slots = map(torch.from_numpy, found)
+        return token_ids, columns, slots
+    places = to_device(host, rows.tokens.device)
+    blocks = rows.tables[places[0], places[1] // size].long()
+    return rows.tokens[places[0], places[1]].long(), places[1], blocks * size + places[1] % size
 
 
 def padded_inputs(one: Pass, rows: Rows, cache: PagedKVCache) -> ModelInputs:
