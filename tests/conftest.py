@@ -13,6 +13,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing is fetched: a test that asks a hub for files must fail here as it would offline.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Triton kernels run on the CPU, step by step; where they shall run on a GPU, set it to 0. Read when triton is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).parents[1]
 EXPECTED = {"bucketing", "eviction", "executor", "observer", "sampling", "scheduling", "torch"}

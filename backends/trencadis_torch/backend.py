@@ -43,25 +43,25 @@ from trencadis.records import (
     WarmUpReport,
 )
 from trencadis.startup import Phases
-from trencadis_torch import bridge, graph_ops
+from trencadis_torch import bridge
 from trencadis_torch.blend import make_blender
+from trencadis_torch.bucket_mode import choose_mode
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
 from trencadis_torch.encoder import is_encoder, load_encoder
 from trencadis_torch.fingerprint import fingerprint, quantised_fingerprint
-from trencadis_torch.graph_mode import GraphMode, StepCounts
 from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.inspection import attention_layers, model_facts
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.loader import ModelFiles, find_model, load_decoder
-from trencadis_torch.native_attention import NativeAttention, choose_kernel
-from trencadis_torch.native_linear import Native, check_int8, native
+from trencadis_torch.native_linear import check_int8
+from trencadis_torch.paged_kernel import PagedKernel
 from trencadis_torch.pending import StepTimer, TorchStep
-from trencadis_torch.ragged import Workspace
 from trencadis_torch.recipe import read_recipe
 from trencadis_torch.rows import Rows
-from trencadis_torch.runner import Forward, PassRunner
+from trencadis_torch.runner import PassRunner
 from trencadis_torch.self_check import ModelCheck, check_graph
 from trencadis_torch.surgery import Operation, fuse_decoder, operate
 from trencadis_torch.trial import measure_memory
@@ -86,7 +86,7 @@ class TorchBackend(Backend):
 
     Raises:
         ConfigValueError: Two keys contradict each other.
-        BackendError: The device is not there, or graphs were asked for and cannot be compiled.
+        BackendError: The device is not there, or graphs were asked for that it cannot make.
     """
 
     def __init__(self, config: TorchConfig, *, clock: Clock) -> None:
@@ -94,10 +94,10 @@ class TorchBackend(Backend):
         self._clock = clock
         config.check()
         self._device = choose_device(config.device)
-        self._mode = GraphMode(config, device=self._device, clock=clock) if config.compile == "buckets" else None
+        self._mode = choose_mode(config, device=self._device, clock=clock)
         self._model: Any = None
         self._layers: tuple[AttentionLayer, ...] = ()
-        self._kernel: NativeAttention | None = None
+        self._kernel: PagedKernel | None = None
         self._operation: Operation | None = None
         self._runner: PassRunner | None = None
         self._embedder: Embedder | None = None
@@ -106,8 +106,7 @@ class TorchBackend(Backend):
             default_block_size=BLOCK_SIZE,
             max_prefill_batch_size=config.max_prefill_batch_size if config.layout == "padded" else 0,
             swaps_blocks=True,
-            # A graph does not stop between its layers.
-            layerwise_kv=self._mode is None,
+            layerwise_kv=self._mode.layerwise_kv,
             provides=frozenset({"backend.tree_attention"} if config.layout == "ragged" else ()),
         )
 
@@ -159,10 +158,10 @@ class TorchBackend(Backend):
             device=self._device,
             layout=self._config.layout,
             layers=layers,
-            in_graphs=self._mode is not None,
+            stored=self._layers,
+            num_heads=int(getattr(model.config.get_text_config(), "num_attention_heads", 0) or 0),
+            in_graphs=self._mode.compiles,
         )
-        if self._mode is not None and native() is not None:
-            graph_ops.define()
         self._facts = attrs.evolve(model_facts(model, self._layers), fingerprint=fingerprint(files))
         self._set_threads()
         phases.begin("check")
@@ -190,28 +189,18 @@ class TorchBackend(Backend):
     def _operate(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
         """Pack what can be packed, and fuse what can be fused; facts follow."""
         packs = self._config.pack == "auto" and model.dtype == torch.float32 and self._device.type == "cpu"
+        packs = packs and self._mode.packs
         if not packs and not self._quantises:
             return
-        self._operation = operate(model, quantised=self._quantises, native=self._native())
-        if self._mode is None:
-            fuse_decoder(model, layers=layers, kernel=self._kernel, native=native())
+        self._operation = operate(model, quantised=self._quantises, native=self._mode.native())
+        if not self._mode.compiles:
+            fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
         self._facts = attrs.evolve(self._facts, weights_bytes=self._operation.weights_bytes)
         if self._quantises:
             # Both, for where files cannot be read there is no fingerprint.
             self._facts = attrs.evolve(
                 self._facts, dtype="int8", fingerprint=quantised_fingerprint(self._facts.fingerprint, "int8")
             )
-
-    def _native(self) -> Native | None:
-        """Return the library of linear layers, one that graphs can call where there will be graphs."""
-        return native() if self._mode is None or native() is None else graph_ops.graph_native()
-
-    def _graphs(self, plain: Forward) -> Forward:
-        assert self._mode is not None, "graphs are configured"
-        return self._mode.graphs(plain, check=self._check_graph if self._config.check_model else None)
-
-    def _check_graph(self, expected: torch.Tensor, found: torch.Tensor) -> None:
-        check_graph(expected, found, quantised=self._quantises)
 
     def _set_threads(self) -> None:
         """Choose the threads of one operation: a small model's are over before a second thread has begun."""
@@ -228,7 +217,7 @@ class TorchBackend(Backend):
             OutOfMemoryError: The step alone does not fit.
         """
         with self._on_device(), _named_memory_errors(f"a step of {max_num_batched_tokens} tokens"):
-            return measure_memory(
+            report = measure_memory(
                 self._model,
                 self._layers,
                 self._facts,
@@ -237,6 +226,12 @@ class TorchBackend(Backend):
                 max_num_seqs=max_num_seqs,
                 kernel=self._kernel,
             )
+        return self._mode.reserve(
+            report,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            logits_bytes=max_num_seqs * self._facts.vocab_size * self._model.dtype.itemsize,
+        )
 
     def allocate(self, plan: AllocationPlan) -> None:
         """Allocate the KV cache, host memory for its blocks, the rows and the sampler's state.
@@ -260,41 +255,27 @@ class TorchBackend(Backend):
         with self._on_device(), _named_memory_errors("the rows' state"):
             self._rows = Rows(plan, self._device)
             self._sampler.allocate(num_rows=plan.num_rows, vocab_size=self._facts.vocab_size, device=self._device)
-        if self._mode is not None:
-            self._cache.kernels += "+inductor"
-        self._runner = PassRunner(
-            self._model,
-            rows=self._rows,
-            cache=self._cache,
-            layout=self._config.layout,
-            workspace=Workspace(),
-            wrap=None if self._mode is None else self._graphs,
-        )
-
-    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
-        """Prepare buckets, largest first; with ``compile = "buckets"`` each shape becomes a graph.
-
-        Raises:
-            BackendError: The model cannot be compiled, or a graph computes something else.
-        """
-        if self._mode is None:
-            return super().warm_up(buckets, progress=progress)
-        return self._mode.warm_up(
-            sorted(buckets, reverse=True),
-            run=self._run_bucket,
-            counts_blocks=self._kernel is None,
-            progress=progress,
-        )
-
-    def prepare(self, bucket: Bucket) -> None:
-        """Run a bucket on padding alone in the padded layout, or make its graph; nothing is compiled in the ragged one."""
-        if self._mode is not None:
-            self._mode.warm_up([bucket], run=self._run_bucket, counts_blocks=self._kernel is None)
-        elif self._config.layout == "padded":
-            self._run_bucket(bucket)
+            check = functools.partial(check_graph, quantised=self._quantises) if self._config.check_model else None
+            self._runner = self._mode.make_runner(self._model, rows=self._rows, cache=self._cache, check=check)
 
     @torch.inference_mode()
+    def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
+        """Run every bucket of the padded layout on padding, and make its graph if there shall be one.
+
+        Raises:
+            BackendError: The model does something that no graph can hold, or a graph computes something else.
+            OutOfMemoryError: No room.
+        """
+        with self._on_device(), _named_memory_errors("the buckets"):
+            return self._mode.warm_up(buckets, run=self._run_bucket, progress=progress)
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Prepare one bucket; see ``warm_up``."""
+        self.warm_up([bucket])
+
     def _run_bucket(self, bucket: Bucket) -> None:
+        if self._config.layout == "ragged":
+            return  # nothing depends on buckets
         none = np.empty(0, np.int32)
         one = Pass(
             bucket=bucket,
@@ -311,7 +292,7 @@ class TorchBackend(Backend):
     @torch.inference_mode()
     def submit(self, batch: Batch) -> PendingStep:
         """Run a batch (CPU), or launch it (CUDA)."""
-        with self._on_device(), self._counted() as counts:
+        with self._on_device(), self._mode.step() as counts:
             timer = StepTimer(self._device, self._clock)
             self._rows.apply(batch, self._sampler)
             gate = LayerGate.of(self._connector, budget_s=self._layer_wait_s)
@@ -326,13 +307,6 @@ class TorchBackend(Backend):
             )
         pending.num_compilations = counts.num_compilations
         return pending
-
-    def _counted(self) -> contextlib.AbstractContextManager[StepCounts]:
-        return contextlib.nullcontext(StepCounts()) if self._mode is None else self._mode.step()
-
-    def metrics(self) -> str:
-        """Return what is counted about graphs; empty if there are none by configuration."""
-        return "" if self._mode is None else self._mode.watch.metrics()
 
     def _run(self, one: Pass, batch: Batch | None, gate: LayerGate | None = None) -> Any:
         if self._runner is None:
@@ -356,8 +330,9 @@ class TorchBackend(Backend):
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy whole KV blocks, all layers."""
         if len(sources):
-            pairs = to_device(np.stack([sources, targets]).astype(np.int64), self._device)
-            self._cache.copy_blocks(pairs[0], pairs[1])
+            with self._on_device():
+                pairs = to_device(np.stack([sources, targets]).astype(np.int64), self._device)
+                self._cache.copy_blocks(pairs[0], pairs[1])
 
     @torch.inference_mode()
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
@@ -365,11 +340,14 @@ class TorchBackend(Backend):
         with self._on_device():
             self._host_blocks.swap(outs=outs, ins=ins)
 
+    def metrics(self) -> str:
+        """Return what is counted about graphs; empty where there are none by configuration."""
+        return self._mode.metrics()
+
     def close(self) -> None:
-        """Let go of model and cache; may be called twice."""
+        """Let go of model, graphs and cache; may be called twice."""
+        self._mode.close()
         self._model = self._runner = self._embedder = None
-        if self._mode is not None:
-            self._mode.close()
         for name in ("_cache", "_host_blocks", "_rows"):
             self.__dict__.pop(name, None)
         if self._device.type == "cuda":

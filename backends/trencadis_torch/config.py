@@ -9,15 +9,19 @@ from attrs.validators import ge, in_, matches_re
 
 from trencadis.errors import ConfigValueError
 
-__all__ = ["ATTENTIONS", "COMPILES", "KV_DTYPES", "LAYOUTS", "PACKS", "QUANTIZATIONS", "TorchConfig"]
+__all__ = ["ATTENTIONS", "COMPILES", "GRAPHS", "KV_DTYPES", "LAYOUTS", "PACKS", "QUANTIZATIONS", "TorchConfig"]
 
 LAYOUTS = ("ragged", "padded")
 """``ragged``: flat tokens, nothing padded. ``padded``: static shapes, one per bucket."""
 
-ATTENTIONS = ("auto", "native", "sdpa")
-"""``native``: the CPU's own kernel over the paged cache. ``sdpa``: blocks are gathered for PyTorch's. ``auto``: what there is."""
+ATTENTIONS = ("auto", "native", "sdpa", "triton")
+"""``native``: the CPU's own kernel over the paged cache. ``triton``: the same for CUDA. ``sdpa``: blocks are gathered for PyTorch's.
+``auto``: what there is."""
 
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+
+GRAPHS = ("off", "buckets", "checked")
+"""``buckets``: every decode bucket is captured as a CUDA graph at the warm-up. ``checked``: the same on a CPU, to see whether it could be."""
 
 PACKS = ("auto", "off")
 """``auto``: linear layers of a float32 model on the CPU are packed and fused. ``off``: the model computes as transformers made it."""
@@ -40,7 +44,8 @@ class TorchConfig:
     Attributes:
         device: ``auto`` (the first CUDA device, else the CPU), ``cpu``, ``cuda`` or ``cuda:1``.
         layout: ``ragged`` or ``padded``.
-        attention: ``auto``, ``native`` or ``sdpa``; ``native`` needs a CPU, the ragged layout and a C++ compiler.
+        attention: ``auto``, ``native``, ``triton`` or ``sdpa``; ``native`` needs a CPU, the ragged layout and a C++ compiler, ``triton``
+            a CUDA device.
         kv_dtype: How keys and values are held in the cache; ``auto`` is the model's dtype.
         max_prefill_batch_size: Most sequences in one padded prefill pass.
         num_threads: Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.
@@ -51,6 +56,7 @@ class TorchConfig:
         compile: ``off`` or ``buckets``; ``buckets`` needs the CPU, ``layout = "padded"`` and a C++ compiler.
         compile_cache: Where compiled graphs are kept between starts; empty: ``TORCHINDUCTOR_CACHE_DIR``, else
             ``~/.cache/trencadis/inductor``.
+        graphs: ``off``, ``buckets`` or ``checked``; graphs need ``layout = "padded"``.
     """
 
     device: str = _setting(
@@ -61,7 +67,8 @@ class TorchConfig:
     layout: str = _setting("ragged", "ragged: nothing padded; padded: static shapes.", validator=in_(LAYOUTS))
     attention: str = _setting(
         "auto",
-        "native: the CPU's own kernel, compiled when first needed; sdpa: gathered blocks; auto: native if it can be had.",
+        "native: the CPU's own kernel, compiled when first needed; triton: the same for CUDA; sdpa: gathered blocks; auto: the device's "
+        "kernel if it can be had.",
         validator=in_(ATTENTIONS),
     )
     kv_dtype: str = _setting(
@@ -98,6 +105,12 @@ class TorchConfig:
         "",
         "Directory that keeps compiled graphs between starts; empty: TORCHINDUCTOR_CACHE_DIR, else ~/.cache/trencadis/inductor.",
     )
+    graphs: str = _setting(
+        "off",
+        "buckets: capture a CUDA graph for every decode bucket at the warm-up; checked: the same on a CPU, where what CUDA could not "
+        "replay is an error.",
+        validator=in_(GRAPHS),
+    )
 
     def check(self) -> None:
         """See that keys go together.
@@ -105,8 +118,26 @@ class TorchConfig:
         Raises:
             ConfigValueError: They do not.
         """
-        if self.compile != "off" and self.layout != "padded":
+        if self.compile != "off" and self.graphs != "off":
             raise ConfigValueError(
-                f'[backend.torch] compile = "{self.compile}": graphs have static shapes, and layout = "{self.layout}" has not.',
-                hint='Set [backend.torch] layout = "padded", or compile = "off".',
+                f'[backend.torch] compile = "{self.compile}" with graphs = "{self.graphs}": a bucket is compiled (CPU) or captured '
+                "(CUDA), not both.",
+                hint='Set [backend.torch] graphs = "off" on the CPU, or compile = "off" on CUDA.',
+            )
+        for key, value in (("compile", self.compile), ("graphs", self.graphs)):
+            if value != "off" and self.layout != "padded":
+                raise ConfigValueError(
+                    f'[backend.torch] {key} = "{value}": graphs have static shapes, and layout = "{self.layout}" has not.',
+                    hint=f'Set [backend.torch] layout = "padded", or {key} = "off".',
+                )
+        if self.compile != "off" and self.attention == "triton":
+            raise ConfigValueError(
+                f'[backend.torch] compile = "{self.compile}" with attention = "triton": these graphs are for the CPU, the kernel for CUDA.',
+                hint='Set [backend.torch] attention = "auto", or compile = "off".',
+            )
+        if self.graphs != "off" and self.quantization != "none":
+            raise ConfigValueError(
+                f'[backend.torch] graphs = "{self.graphs}" with quantization = "{self.quantization}": these layers are for the CPU, '
+                "outside of graphs.",
+                hint='Set [backend.torch] quantization = "none", or graphs = "off".',
             )

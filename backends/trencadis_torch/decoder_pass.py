@@ -20,7 +20,7 @@ from trencadis.errors import OutOfMemoryError
 from trencadis.records import Int32Array
 from trencadis_torch.decoder import FusedDecoder
 from trencadis_torch.kv_cache import PagedKVCache
-from trencadis_torch.native_attention import CALL, DTYPES
+from trencadis_torch.native_attention import CALL, DTYPES, NativeAttention
 from trencadis_torch.native_decoder import PARTS, Pass
 from trencadis_torch.native_linear import threads_for
 from trencadis_torch.ragged import RaggedPass
@@ -48,7 +48,7 @@ class DecoderPasses:
         self._scratch = torch.empty(0)
         self._widest, self._scratch_floats = decoder.native.sizes(decoder.structure)
         self._calls = _calls(decoder, cache)
-        assert cache.kernel is not None, "asked for by whoever makes it"
+        assert isinstance(cache.kernel, NativeAttention), "asked for by whoever makes it"
         self._pass = Pass(
             attend=cache.kernel.in_team,
             calls=self._calls.ctypes.data,

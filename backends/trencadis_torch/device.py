@@ -12,7 +12,7 @@ import torch
 
 from trencadis.errors import BackendError, ModelLoadError
 
-__all__ = ["choose_device", "choose_dtype", "host_memory", "to_device"]
+__all__ = ["choose_device", "choose_dtype", "fill", "host_memory", "to_device"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -88,6 +88,21 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return tensor
     # Pinned memory is CUDA's; another device copies from where the array is.
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def fill(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
+    """Copy an array into a tensor that keeps its place, behind what the device was given before, without waiting.
+
+    Args:
+        target: Contiguous, of as many elements and the same dtype.
+        array: Contiguous; may be changed as soon as this returns.
+    """
+    source = torch.from_numpy(array)
+    if target.device.type == "cuda":
+        # Pinned for each copy: PyTorch hands pinned memory out again only when the copies from it are done.
+        target.copy_(source.pin_memory(), non_blocking=True)
+    else:
+        target.copy_(source)
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -13,26 +15,25 @@ import torch
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, WarmUpReport
+from trencadis_torch import graph_ops, native_linear
+from trencadis_torch.bucket_mode import BucketMode, LogitsCheck, StepCounts
 from trencadis_torch.compile_cache import CompileCounts, set_up
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.graph_watch import GraphWatch
 from trencadis_torch.graphs import Graphs
-from trencadis_torch.runner import Forward
+from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.native_linear import Native
+from trencadis_torch.ragged import Workspace
+from trencadis_torch.rows import Rows
+from trencadis_torch.runner import Forward, PassRunner
 
-__all__ = ["GraphMode", "StepCounts"]
+__all__ = ["GraphMode"]
 
 logger = logging.getLogger("trencadis.torch")
 
 
-@attrs.define
-class StepCounts:
-    """What happened in one step."""
-
-    num_compilations: int = 0
-
-
-class GraphMode:
-    """Graphs of one backend.
+class GraphMode(BucketMode):
+    """Compiled graphs of one backend.
 
     Args:
         config: Of the backend.
@@ -47,7 +48,11 @@ class GraphMode:
         BackendError: Nothing can be compiled here.
     """
 
+    compiles = True
+    layerwise_kv = False  # a graph does not stop between its layers
+
     def __init__(self, config: TorchConfig, *, device: torch.device, clock: Clock) -> None:
+        super().__init__(config)
         if device.type != "cpu":
             raise BackendError(
                 f'[backend.torch] compile = "buckets": only on the CPU, and the device is {device}.',
@@ -56,10 +61,30 @@ class GraphMode:
         self.directory = set_up(config.compile_cache, os.environ)
         self._clock = clock
         self._graphs: Graphs | None = None
+        self._counts_blocks = True
         self.watch = GraphWatch()
 
-    def graphs(self, plain: Forward, *, check: Callable[[torch.Tensor, torch.Tensor], None] | None) -> Graphs:
-        """Return the forward that makes and uses graphs; see :class:`Graphs`."""
+    def native(self) -> Native | None:
+        """Return the library of linear layers that graphs can call."""
+        return None if native_linear.native() is None else graph_ops.graph_native()
+
+    def make_runner(self, model: Any, *, rows: Rows, cache: PagedKVCache, check: LogitsCheck | None) -> PassRunner:
+        """Return a runner that makes and uses graphs; see :class:`Graphs`."""
+        if native_linear.native() is not None:
+            graph_ops.define()
+        # Gathered blocks are a shape; where a kernel reads them, buckets that differ in their number alone are one graph.
+        self._counts_blocks = cache.kernel is None
+        cache.kernels += "+inductor"
+        return PassRunner(
+            model,
+            rows=rows,
+            cache=cache,
+            layout="padded",
+            workspace=Workspace(),
+            wrap=functools.partial(self._wrap, check=check),
+        )
+
+    def _wrap(self, plain: Forward, *, check: LogitsCheck | None) -> Graphs:
         self._graphs = Graphs(plain, check=check)
         return self._graphs
 
@@ -68,16 +93,9 @@ class GraphMode:
         buckets: Sequence[Bucket],
         *,
         run: Callable[[Bucket], None],
-        counts_blocks: bool,
         progress: Callable[[int, int], None] | None = None,
     ) -> WarmUpReport:
-        """Make the graphs of some buckets.
-
-        Args:
-            buckets: Largest first, so that the memory of the smaller ones is there.
-            run: Runs one on padding.
-            counts_blocks: Shapes follow from the number of blocks as well; where not, buckets that differ in it alone are one graph.
-            progress: As in ``Backend.warm_up``.
+        """Make the graphs of some buckets, the largest first; see :class:`~trencadis_torch.bucket_mode.BucketMode`.
 
         Raises:
             BackendError: The model cannot be compiled, or a graph computes something else.
@@ -86,8 +104,8 @@ class GraphMode:
         num_before = len(graphs)
         with graphs.preparing():
             seen: set[Bucket] = set()
-            for done, bucket in enumerate(buckets, start=1):
-                shape = bucket if counts_blocks else attrs.evolve(bucket, num_blocks=0)
+            for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
+                shape = bucket if self._counts_blocks else attrs.evolve(bucket, num_blocks=0)
                 if shape not in seen:
                     run(bucket)
                 seen.add(shape)
@@ -119,6 +137,10 @@ class GraphMode:
         yield found
         found.num_compilations = CompileCounts.now().since(before).num_graphs
         self.watch.stepped(num_compilations=found.num_compilations, num_eager=graphs.num_eager - num_eager)
+
+    def metrics(self) -> str:
+        """Return what is counted."""
+        return self.watch.metrics()
 
     def close(self) -> None:
         """Let go of the graphs; what was counted stays."""

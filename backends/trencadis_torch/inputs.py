@@ -17,11 +17,21 @@ from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.padded import PaddedDecode, PaddedPrefill
 from trencadis_torch.padded_kernel import PaddedKernelPass
+from trencadis_torch.paged_kernel import StaticKernel
 from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.rows import Rows
+from trencadis_torch.static_decode import StaticKernelPass
 from trencadis_torch.trees import DraftTrees
 
-__all__ = ["AttentionPass", "ModelInputs", "padded_inputs", "ragged_inputs"]
+__all__ = [
+    "AttentionPass",
+    "ModelInputs",
+    "padded_facts",
+    "padded_firsts",
+    "padded_inputs",
+    "padded_tokens",
+    "ragged_inputs",
+]
 
 
 class AttentionPass(Protocol):
@@ -110,28 +120,65 @@ def _found(host: npt.NDArray[np.int64], rows: Rows, size: int) -> tuple[torch.Te
 
 def padded_inputs(one: Pass, rows: Rows, cache: PagedKVCache) -> ModelInputs:
     """Return the inputs of a pass padded to its bucket; every shape follows from the bucket."""
-    bucket, device, size = one.bucket, rows.tokens.device, cache.block_size
-    host = np.zeros((3, bucket.batch_size), np.int64)
+    bucket, host = one.bucket, padded_facts(one)
+    token_ids, positions, slots = padded_tokens(to_device(host, rows.tokens.device), bucket, rows, cache)
+    return ModelInputs(
+        token_ids=token_ids,
+        positions=positions,
+        attention=_padded_attention(one, rows, cache, slots, host),
+        firsts=padded_firsts(bucket),
+    )
+
+
+def padded_facts(one: Pass) -> npt.NDArray[np.int64]:
+    """Return row, start and query length of each sequence of a bucket, int64 ``[3, B]``; 0 of padding. Pure."""
+    host = np.zeros((3, one.bucket.batch_size), np.int64)
     host[:, : len(one.rows)] = one.rows, one.starts, one.query_lens
-    row, starts, lengths = to_device(host, device)[:, :, None]
+    return host
+
+
+def padded_firsts(bucket: Bucket) -> npt.NDArray[np.int64]:
+    """Return the index of each sequence's first token, ``[B]``. Pure."""
+    return np.arange(bucket.batch_size, dtype=np.int64) * bucket.query_len
+
+
+def padded_tokens(
+    facts: torch.Tensor, bucket: Bucket, rows: Rows, cache: PagedKVCache
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return token ids and positions, int64 ``[1, T]``, and slots, int64 ``[T]``, of a padded pass; looks at nothing on the host.
+
+    Args:
+        facts: As :func:`padded_facts` returns them, on the device.
+        bucket: The shape.
+        rows: Tokens and block tables.
+        cache: Read for sizes only.
+    """
+    device, size = facts.device, cache.block_size
+    row, starts, lengths = facts[:, :, None]
     steps = torch.arange(bucket.query_len, device=device)
     real = steps < lengths
     positions = torch.where(real, starts + steps, 0)
     token_ids = torch.where(real, rows.tokens[row, positions], 0).long()
     padding = cache.padding_block * size + torch.arange(real.numel(), device=device).view_as(real) % size
     slots = torch.where(real, rows.tables[row, positions // size].long() * size + positions % size, padding)
-    return ModelInputs(
-        token_ids=token_ids.view(1, -1),
-        positions=positions.view(1, -1),
-        attention=_padded_attention(one, rows, cache, slots.flatten(), host),
-        firsts=np.arange(bucket.batch_size, dtype=np.int64) * bucket.query_len,
-    )
+    return token_ids.view(1, -1), positions.view(1, -1), slots.flatten()
 
 
 def _padded_attention(
     one: Pass, rows: Rows, cache: PagedKVCache, slots: torch.Tensor, host: npt.NDArray[np.int64]
 ) -> AttentionPass:
     bucket: Bucket = one.bucket
+    if isinstance(cache.kernel, StaticKernel):
+        calls = cache.kernel.begin(
+            cache,
+            tables=rows.tables,
+            slots=slots,
+            rows=one.rows,
+            starts=one.starts,
+            query_lens=one.query_lens,
+            firsts=padded_firsts(bucket)[: len(one.rows)].astype(np.int32),
+        )
+        return StaticKernelPass(calls)
     if cache.kernel is not None:
         return PaddedKernelPass(cache, tables=rows.tables, slots=slots, facts=host, bucket=bucket)
     if bucket.phase is Phase.DECODE:

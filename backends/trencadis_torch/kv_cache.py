@@ -21,7 +21,7 @@ from trencadis_torch.host_parts import HostParts
 from trencadis_torch.kv_storage import STORED_DTYPES, encode, stored_dim
 
 if TYPE_CHECKING:
-    from trencadis_torch.native_attention import NativeAttention
+    from trencadis_torch.paged_kernel import PagedKernel
 
 __all__ = ["AttentionLayer", "PagedKVCache", "stored_layers"]
 
@@ -98,12 +98,12 @@ class PagedKVCache(KVPool):
         num_blocks: int,
         block_size: int,
         device: torch.device,
-        kernel: NativeAttention | None = None,
+        kernel: PagedKernel | None = None,
     ) -> None:
         self.layers = layers
         self.kernel = kernel
         if kernel is not None:
-            self.kernels = "native"
+            self.kernels = kernel.name
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device

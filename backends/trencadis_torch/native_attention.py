@@ -20,7 +20,7 @@ from trencadis.records import Int32Array
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_build import load_library
 
-__all__ = ["CALL", "DTYPES", "NativeAttention", "NativePass", "choose_kernel", "compiled_kernel"]
+__all__ = ["CALL", "DTYPES", "NativeAttention", "NativePass", "compiled_kernel", "obstacle"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -70,6 +70,8 @@ class NativeAttention:
     Raises:
         BackendError: It is another one.
     """
+
+    name = "native"
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.trencadis_call_bytes.restype = ctypes.c_int64
@@ -266,38 +268,14 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def choose_kernel(
-    asked: str, *, device: torch.device, layout: str, layers: tuple[AttentionLayer, ...], in_graphs: bool = False
-) -> NativeAttention | None:
-    """Return the kernel, compiled if need be, or None for attention through gathering.
+def obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, ...]) -> str | None:
+    """Return why the kernel cannot serve these layers; None: nothing speaks against it.
 
     Args:
-        asked: ``auto``, ``native`` or ``sdpa``.
         device: Of the model.
-        layout: ``ragged`` or ``padded``.
+        layout: ``ragged`` or ``padded``; graphs of torch.compile, which may call the kernel, count as ``ragged``.
         layers: The attention layers.
-        in_graphs: Padded passes are graphs of torch.compile, which may call the kernel.
-
-    Raises:
-        BackendError: ``native`` was asked for and cannot be had.
     """
-    if asked == "sdpa":
-        return None
-    reason = _obstacle(device, "ragged" if in_graphs else layout, layers)
-    try:
-        if reason is None:
-            return compiled_kernel()
-    except BackendError as error:
-        if asked == "native":
-            raise
-        logger.warning("Attention gathers blocks, which is slower: %s %s", error, error.hint)
-        return None
-    if asked == "native":
-        raise BackendError(f'[backend.torch] attention = "native": {reason}.', hint='Choose "auto" or "sdpa".')
-    return None
-
-
-def _obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, ...]) -> str | None:
     if device.type != "cpu":
         return f"the kernel runs on the CPU, not on {device}"
     if layout != "ragged":

@@ -24,7 +24,7 @@ from trencadis_torch.attention import attend
 from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.kv_storage import decode
-from trencadis_torch.native_attention import NativePass
+from trencadis_torch.paged_kernel import KernelPass
 from trencadis_torch.trees import DraftTrees
 
 __all__ = ["RaggedPass", "Workspace"]
@@ -132,7 +132,7 @@ class RaggedPass:
         return left
 
     @cached_property
-    def _native(self) -> NativePass | None:
+    def _native(self) -> KernelPass | None:
         mine = ~self._left
         if self._cache.kernel is None or not mine.any():
             return None

@@ -21,6 +21,7 @@ from trencadis_torch.device import to_device
 from trencadis_torch.gated import GatedPass
 from trencadis_torch.inputs import AttentionPass, ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.kv_cache import PagedKVCache
+from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
 from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.rows import Rows
@@ -99,8 +100,8 @@ class PassRunner:
         self._cache = cache
         self._padded = layout == "padded"
         self._workspace = workspace
-        decoder = decoder_of(model)
-        self._decoder = None if decoder is None or cache.kernel is None else DecoderPasses(decoder, cache)
+        decoder = decoder_of(model) if isinstance(cache.kernel, NativeAttention) else None
+        self._decoder = None if decoder is None else DecoderPasses(decoder, cache)
 
     def run(
         self,
@@ -184,7 +185,15 @@ class PassRunner:
         attention = inputs.attention
         if self._decoder is not None and isinstance(attention, RaggedPass) and attention.trees is None:
             return self._decoder.logits(attention, inputs.token_ids, inputs.positions, tokens)
-        keep = to_device(tokens, inputs.token_ids.device)
+        return self.logits_at(inputs, to_device(tokens, inputs.token_ids.device))
+
+    def logits_at(self, inputs: ModelInputs, keep: torch.Tensor) -> torch.Tensor:
+        """Return the same logits; looks at nothing on the host.
+
+        Args:
+            inputs: Of the pass.
+            keep: Indices into the pass, int64 ``[L]`` on the device.
+        """
         return self._forward(inputs.token_ids, inputs.positions, keep, inputs.attention)
 
     def _logits(

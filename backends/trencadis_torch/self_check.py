@@ -17,7 +17,7 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.bridge import PAGED, switch
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.native_attention import NativeAttention
+from trencadis_torch.paged_kernel import PagedKernel
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
@@ -47,7 +47,7 @@ class ModelCheck:
 
     @torch.inference_mode()
     def __init__(
-        self, model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: NativeAttention | None = None
+        self, model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: PagedKernel | None = None
     ) -> None:
         lengths = LENGTHS if model.num_parameters() < LARGE_MODEL else LENGTHS_LARGE
         vocab_size = model.get_output_embeddings().weight.shape[0]
@@ -97,7 +97,7 @@ class ModelCheck:
 
 
 def check_model(
-    model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: NativeAttention | None = None
+    model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: PagedKernel | None = None
 ) -> None:
     """Compare the paged forward with the model's own; the paged attention is switched on afterwards.
 
@@ -160,7 +160,7 @@ def paged_logits(
     layers: tuple[AttentionLayer, ...],
     sequences: list[torch.Tensor],
     layout: str,
-    kernel: NativeAttention | None = None,
+    kernel: PagedKernel | None = None,
 ) -> list[torch.Tensor]:
     """Return the logits of every position: a chunk, the rest but one token together with the other sequence, one token.
 

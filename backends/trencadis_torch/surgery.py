@@ -28,6 +28,7 @@ from trencadis_torch.linear import BlockedLinear, FusedLinear, Int8Linear, Packe
 from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.native_decoder import native_decoder
 from trencadis_torch.native_linear import ACTIVATIONS, Native
+from trencadis_torch.paged_kernel import PagedKernel
 from trencadis_torch.self_check import paged_logits
 
 __all__ = ["Operation", "fuse_decoder", "operate"]
@@ -107,17 +108,17 @@ def operate(model: Any, *, quantised: bool, native: Native | None) -> Operation:
 
 @torch.inference_mode()
 def fuse_decoder(
-    model: Any, *, layers: tuple[AttentionLayer, ...], kernel: NativeAttention | None, native: Native | None
+    model: Any, *, layers: tuple[AttentionLayer, ...], kernel: PagedKernel | None, native: Native | None
 ) -> bool:
     """Let passes of a plain decoder run in one call, if it gives the logits that its modules give; returns whether it does.
 
     Args:
         model: It has been operated on. The paged attention is switched on afterwards.
         layers: Its attention layers, as the model computes them.
-        kernel: That attends over the cache; None: nothing is fused.
+        kernel: That attends over the cache; if it is not the compiled one, nothing is fused.
         native: The library of its linear layers; None: the same.
     """
-    library = None if kernel is None or native is None else native_decoder()
+    library = native_decoder() if isinstance(kernel, NativeAttention) and native is not None else None
     if native is None or library is None or not switch(model, PAGED):
         return False
     decoder = read_decoder(model, library, panel=native.panel)

@@ -20,7 +20,7 @@ from trencadis.records import Bucket, MemoryReport, ModelFacts, Pass
 from trencadis_torch.device import host_memory
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.live_bytes import LiveBytes
-from trencadis_torch.native_attention import NativeAttention
+from trencadis_torch.paged_kernel import PagedKernel
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
@@ -52,7 +52,7 @@ def measure_memory(
     layout: str,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    kernel: NativeAttention | None = None,
+    kernel: PagedKernel | None = None,
 ) -> MemoryReport:
     """Run the largest step, or one that stands for it, with a cache just large enough, and report memory.
 
@@ -102,7 +102,7 @@ def _run(
     num_tokens: int,
     facts: ModelFacts,
     num_logits: int,
-    kernel: NativeAttention | None,
+    kernel: PagedKernel | None,
     watch: contextlib.AbstractContextManager[Any] | None = None,
 ) -> int:
     """Run one prefill pass of whole prompts, its forward under ``watch``; return its tokens."""

@@ -30,9 +30,10 @@ import attrs
 import numpy as np
 import torch
 
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.kv_storage import STORED_DTYPES
-from trencadis_torch.native_attention import NativeAttention, choose_kernel
+from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.native_build import find_compiler
 from trencadis_torch.ragged import RaggedPass, Workspace
 

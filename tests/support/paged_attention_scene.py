@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 import torch
 
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.native_attention import choose_kernel
 from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.trees import DraftTrees
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs_pages.markdown import heading_note, table
 from trencadis.clock import SimulatedClock
 from trencadis.engine.transfers import Transfers
-from trencadis.records import Bucket, FinishReason
+from trencadis.records import Bucket, FinishReason, Phase
 from trencadis.server.http_metrics import HttpMetrics
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import load_habana
@@ -19,6 +19,7 @@ from trencadis_gaudi.watch import Watch
 from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
+from trencadis_torch.capture_watch import CaptureWatch
 from trencadis_torch.graph_watch import GraphWatch
 
 __all__ = ["metrics_page"]
@@ -39,7 +40,10 @@ _VLLM = """The same numbers under the names that vLLM gives them, so that existi
 _GAUDI = """`phase` is `prompt` or `decode`, of a unified pass `causal` or `not causal`; `kind` is `real` or `padding`; `state` is `prepared` or `deferred`.
 """
 
-_TORCH = """With `compile = "buckets"` only.
+_TORCH = """With `compile = "buckets"`; see [backends](plugins/backend.md).
+"""
+
+_CAPTURES = """With `graphs` other than `"off"`; see [backends](plugins/backend.md).
 """
 
 _TRANSFERS = """Of an engine with a KV connector. What the connector counts itself stands beside them; see [KV connectors](do/kv-connectors.md).
@@ -57,6 +61,7 @@ def metrics_page() -> str:
     parts += ["## KV transfers\n", _TRANSFERS, _rows(text_string_to_metric_families(_transfers_text()))]
     parts += ["## Backend gaudi\n", _GAUDI, _rows(text_string_to_metric_families(_gaudi_text()))]
     parts += ["## Backend torch\n", _TORCH, _rows(text_string_to_metric_families(GraphWatch().metrics()))]
+    parts += [_CAPTURES, _rows(text_string_to_metric_families(_captures_text()))]
     parts += ["## Server\n", _rows(text_string_to_metric_families(_server_text()))]
     return "\n".join(parts)
 
@@ -82,6 +87,14 @@ def _gaudi_text() -> str:
     watch.warmed_up(bucket)
     watch.warm_up(1.0, num_prepared=1, num_deferred=0)
     watch.note(empty_pass(bucket))
+    return watch.metrics()
+
+
+def _captures_text() -> str:
+    """Return what the backend shows after one replayed pass."""
+    watch = CaptureWatch()
+    watch.graphs(1, 1)
+    watch.note(Bucket(1, 1, 1, Phase.DECODE), replayed=True)
     return watch.metrics()
 
 

@@ -154,7 +154,6 @@ def test_int8_is_refused_with_activations_of_sixteen_bits(model_path):
 
 
 def test_int8_is_refused_without_a_compiler_and_packing_goes_on(model_path, monkeypatch):
-    monkeypatch.setattr("trencadis_torch.backend.native", lambda: None)
     monkeypatch.setattr("trencadis_torch.native_linear.native", lambda: None)
     source = ModelSource(path=str(model_path("llama")))
     with pytest.raises(BackendError, match="no working C"):

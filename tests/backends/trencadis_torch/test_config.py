@@ -25,6 +25,7 @@ def test_known_devices_are_accepted(device):
         {"pack": "always"},
         {"quantization": "int4"},
         {"compile": "all"},
+        {"graphs": "all"},
     ],
 )
 def test_impossible_values_are_refused(wrong):
@@ -42,3 +43,26 @@ def test_graphs_need_static_shapes():
 
 def test_every_field_explains_itself():
     assert all(field.metadata["help"].endswith(".") for field in attrs.fields(TorchConfig))
+
+
+@pytest.mark.parametrize("graphs", ["buckets", "checked"])
+def test_graphs_need_static_shapes_and_layers_that_a_graph_can_hold(graphs):
+    with pytest.raises(ConfigValueError, match=f'graphs = "{graphs}".*layout = "ragged"'):
+        TorchConfig(graphs=graphs).check()
+    with pytest.raises(ConfigValueError, match=f'graphs = "{graphs}" with quantization = "int8"'):
+        TorchConfig(graphs=graphs, layout="padded", quantization="int8").check()
+    TorchConfig(graphs=graphs, layout="padded").check()
+    TorchConfig().check()
+
+
+@pytest.mark.parametrize("graphs", ["buckets", "checked"])
+def test_a_bucket_is_compiled_or_captured_not_both(graphs):
+    with pytest.raises(ConfigValueError, match=f'compile = "buckets" with graphs = "{graphs}"') as failed:
+        TorchConfig(compile="buckets", graphs=graphs, layout="padded").check()
+    assert 'graphs = "off"' in failed.value.hint
+    assert 'compile = "off"' in failed.value.hint
+
+
+def test_compiled_graphs_do_not_attend_by_the_kernel_for_cuda():
+    with pytest.raises(ConfigValueError, match=r'compile = "buckets" with attention = "triton"'):
+        TorchConfig(compile="buckets", attention="triton", layout="padded").check()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trencadis.errors import BackendError, ModelLoadError
-from trencadis_torch.device import SMALL_MODEL, choose_device, choose_dtype, host_memory, to_device
+from trencadis_torch.device import SMALL_MODEL, choose_device, choose_dtype, fill, host_memory, to_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
@@ -54,6 +54,14 @@ def test_array_on_the_cpu_is_not_copied():
     array = np.arange(3)
     to_device(array, CPU)[0] = 7
     assert array[0] == 7
+
+
+def test_tensor_is_filled_where_it_is_and_keeps_nothing_of_the_array():
+    target, array = torch.zeros(4, dtype=torch.int64), np.arange(2)
+    place = target.data_ptr()
+    fill(target[1:3], array)
+    array[:] = 9
+    assert (target.tolist(), target.data_ptr()) == ([0, 0, 1, 0], place)
 
 
 def write(root, files):

@@ -228,9 +228,4 @@ def test_graphs_are_refused_on_another_device(directory):
 def test_a_batch_before_graphs_are_there_is_an_error(directory):
     mode = GraphMode(TorchConfig(compile_cache=str(directory)), device=torch.device("cpu"), clock=SystemClock())
     with pytest.raises(BackendError, match="after allocate"):
-        mode.warm_up([DECODE], run=lambda bucket: None, counts_blocks=True)
-
-
-def test_metrics_are_there_only_with_graphs():
-    backend = TorchBackend(TorchConfig(device="cpu"), clock=SystemClock())
-    assert backend.metrics() == ""
+        mode.warm_up([DECODE], run=lambda bucket: None)

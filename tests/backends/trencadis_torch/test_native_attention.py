@@ -9,9 +9,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 
-from trencadis.errors import BackendError
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.native_attention import MAX_HEAD_DIM, SOURCE, NativeAttention, choose_kernel
+from trencadis_torch.native_attention import MAX_HEAD_DIM, SOURCE, NativeAttention, obstacle
 from trencadis_torch.native_build import load_library, openmp_runtime
 
 SHAPES = st.builds(
@@ -195,10 +195,6 @@ def test_a_value_that_is_no_number_shows():
 LAYER = Shape().layer
 
 
-def test_asked_for_sdpa_there_is_no_kernel():
-    assert choose_kernel("sdpa", device=CPU, layout="ragged", layers=(LAYER,)) is None
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -209,11 +205,10 @@ def test_asked_for_sdpa_there_is_no_kernel():
     ],
     ids=["device", "layout", "head dimension", "dtype"],
 )
-def test_where_the_kernel_cannot_run_auto_does_without_and_native_says_why(changed, reason):
-    options = {"device": CPU, "layout": "ragged", "layers": (LAYER,), **changed}
-    assert choose_kernel("auto", **options) is None
-    with pytest.raises(BackendError, match=f"native.*{reason}"):
-        choose_kernel("native", **options)
+def test_where_the_kernel_cannot_run_there_is_a_reason(changed, reason):
+    options = {"device": CPU, "layout": "ragged", "layers": (LAYER,)}
+    assert obstacle(**options) is None
+    assert reason in obstacle(**{**options, **changed})
 
 
 def test_blocks_of_both_ways_to_attend_are_told_apart() -> None:

@@ -12,7 +12,8 @@ from paged_attention_scene import Sequence, Shape, attend
 
 from trencadis.errors import BackendError
 from trencadis_torch import native_attention, native_build
-from trencadis_torch.native_attention import NativeAttention, choose_kernel
+from trencadis_torch.kernel_choice import choose_kernel
+from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.native_build import cache_directory, find_compiler, load_library, openmp_runtime
 
 TEXT = '#include <cstdint>\nextern "C" int64_t answer() { return 42; }\n'

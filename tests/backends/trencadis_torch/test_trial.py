@@ -6,8 +6,8 @@ import torch
 
 from trencadis_torch import bridge, trial
 from trencadis_torch.inspection import attention_layers, model_facts
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.live_bytes import LiveBytes
-from trencadis_torch.native_attention import choose_kernel
 from trencadis_torch.trial import measure_memory
 
 
