@@ -139,8 +139,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
 
     Scores are kept in base 2: one multiplication less for each weight.
     """
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
-    span, spans = tl.program_id(2), tl.num_programs(2)
+    tile, kv_head, span, spans = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     facts = sequences + tile // tiles * 4
     row, first = tl.load(facts).to(tl.int64), tl.load(facts + 3).to(tl.int64)
     context, length = tl.load(facts + 1), tl.load(facts + 2)
@@ -188,10 +187,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     is_output = is_row[:, None] & (value_dims < VALUE_DIM)[None, :]
     if IS_SPLIT:
         entries = ((tile * QUERIES + rows // GROUPS).to(tl.int64) * HEADS + heads) * spans + span
+        is_output &= (begin + rows * 0 < end)[:, None]  # two numbers compared are no mask to Triton 3.9's interpreter
         tl.store(stats + entries * 2, highest, mask=is_row)
         tl.store(stats + entries * 2 + 1, total, mask=is_row)
         # Spans without keys are known by their highest score and never read.
-        tl.store(partials + entries[:, None] * VALUE_DIM + value_dims[None, :], sums, mask=is_output & (begin < end))
+        tl.store(partials + entries[:, None] * VALUE_DIM + value_dims[None, :], sums, mask=is_output)
     else:
         if HAS_SINKS:
             shrink, total = _with_sink(highest, total, tl.load(sinks + heads, mask=is_row, other=0.0))

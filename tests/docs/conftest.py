@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from block_runner import BlockRunner
 from doc_blocks import STAND_INS, write_files
 
 LOADING_S = 60
@@ -69,6 +70,13 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="session")
+def python_blocks() -> Iterator[BlockRunner]:
+    """Runs blocks of Python, each as in a process of its own."""
+    with BlockRunner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="session")

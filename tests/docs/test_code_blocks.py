@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import configparser
 import json
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -40,16 +38,18 @@ def ready_text(request: pytest.FixtureRequest) -> Callable[[Block], str]:
 
 
 @pytest.mark.parametrize("block", parameters("python"))
-def test_python_block_runs(block: Block, page_folder, ready_text) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "error::SyntaxWarning", "-c", ready_text(block)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=page_folder(block.page),
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
+    result = python_blocks.run(ready_text(block), page_folder(block.page))
+    assert result.returncode == 0, result.output[-3000:]
+
+
+def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("SIX = 6")
+    assert python_blocks.run("from beside import SIX\nassert SIX == 6, __name__\nprint(SIX)", tmp_path).output == "6\n"
+    failed = python_blocks.run("SIX = 7\nassert SIX == 6, 'seven'", tmp_path)
+    assert failed.returncode == 1
+    assert "AssertionError: seven" in failed.output
+    assert python_blocks.run("raise SystemExit(3)", tmp_path).returncode == 3
 
 
 @pytest.mark.parametrize("block", parameters("sh"))

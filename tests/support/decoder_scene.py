@@ -15,8 +15,8 @@ from trencadis.records import Bucket, Pass
 from trencadis_torch import bridge
 from trencadis_torch.decoder import attach, decoder_of
 from trencadis_torch.inspection import attention_layers
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import PagedKVCache
-from trencadis_torch.native_attention import choose_kernel
 from trencadis_torch.native_linear import native
 from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows

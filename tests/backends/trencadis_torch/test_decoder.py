@@ -9,7 +9,7 @@ from torch import nn
 from trencadis_torch import bridge
 from trencadis_torch.decoder import Angles, attach, decoder_of, read_decoder
 from trencadis_torch.inspection import attention_layers
-from trencadis_torch.native_attention import choose_kernel
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.native_decoder import native_decoder
 from trencadis_torch.native_linear import native
 from trencadis_torch.surgery import operate

@@ -14,8 +14,8 @@ from trencadis_torch import bridge, self_check
 from trencadis_torch.decoder import decoder_of
 from trencadis_torch.fused import FusedNorm, GatedMLP, RotaryAttention
 from trencadis_torch.inspection import attention_layers
+from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.linear import FusedLinear, PackedLinear, RowsEmbedding
-from trencadis_torch.native_attention import choose_kernel
 from trencadis_torch.native_linear import native
 from trencadis_torch.self_check import ModelCheck
 from trencadis_torch.surgery import fuse_decoder, operate
