@@ -231,7 +231,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     numbers = tl.arange(0, MOST_SPANS)
     dims = tl.arange(0, VALUE_PAD)
     entries = (place.to(tl.int64) * HEADS + head) * spans + numbers
-    is_span = is_query & (numbers < spans)
+    is_span = (number + numbers * 0 < length) & (numbers < spans)  # as above: a mask is made of blocks
     highest = tl.load(stats + entries * 2, mask=is_span, other=float("-inf"))
     totals = tl.load(stats + entries * 2 + 1, mask=is_span, other=0.0)
     has_keys = highest > float("-inf")
@@ -248,7 +248,9 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     parts = tl.load(partials + of_part, mask=has_keys[:, None] & (dims < VALUE_DIM)[None, :], other=0.0)
     result = tl.sum(parts * shares[:, None], 0) / tl.where(is_query, total, 1.0)
     of_output = ((first + number) * HEADS + head) * VALUE_DIM + dims
-    tl.store(output + of_output, result.to(output.dtype.element_ty), mask=is_query & (dims < VALUE_DIM))
+    tl.store(
+        output + of_output, result.to(output.dtype.element_ty), mask=(number + dims * 0 < length) & (dims < VALUE_DIM)
+    )
 
 
 def is_installed() -> bool:
