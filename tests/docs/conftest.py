@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from block_runner import BlockRunner
+from block_runner import CLIENT, BlockRunner
 from doc_blocks import STAND_INS, write_files
 
 LOADING_S = 60
@@ -94,14 +94,18 @@ def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture(scope="session")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], subprocess.CompletedProcess[str]]:
-    """Runs a block by bash in a folder; a failing command ends it."""
+def shell(
+    tmp_path_factory: pytest.TempPathFactory, python_blocks: BlockRunner
+) -> Callable[[str, Path], subprocess.CompletedProcess[str]]:
+    """Runs a block by bash in a folder; a failing command ends it. Commands of ``trencadis`` run in forks."""
     tools = tmp_path_factory.mktemp("tools")
     for name, body in STAND_INS.items():
         (tools / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tools / name).chmod(0o755)
     environment = os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "CLIENT": CLIENT,
+        "FORKS_AT": python_blocks.address,
         "REAL_CURL": shutil.which("curl") or "curl",
         # What looks at the port, such as doctor, must not depend on who else listens on this machine.
         "TRENCADIS_SERVER__PORT": str(_free_port()),

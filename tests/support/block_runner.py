@@ -1,52 +1,106 @@
-"""Runs Python code in forks of a process that has imported what is slow to import: each as if it were alone in ``python -c``."""
+"""Runs Python code and ``trencadis`` commands in forks of a process that has imported what is slow to import.
+
+Each has a process of its own, with its own folder, environment and streams, as if it had been started alone::
+
+    block ─▶ BlockRunner.run ───────────┐ asks, and hands its streams over
+    shell ─▶ trencadis ─▶ CLIENT ───────┴──▶ SERVER ─ fork ─▶ waits for ─ fork ─▶ runs
+                                        ◀────────────────── exit status
+"""
 
 from __future__ import annotations
 
 import json
-import select
+import os
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import attrs
 
-__all__ = ["BlockRunner", "Ran"]
+__all__ = ["CLIENT", "BlockRunner", "Ran"]
 
 TIMEOUT_S = 600.0
 
 SERVER = """
-import json, os, sys, traceback, types
+import json, os, signal, socket, sys, traceback, types
 from trencadis_torch.environment import set_environment
 set_environment(os.environ, sys.modules)
-import transformers, trencadis, trencadis_torch.backend
+import transformers, trencadis, trencadis.cli, trencadis.llm, trencadis_torch.backend
 from transformers import AutoModelForCausalLM, AutoTokenizer
-for line in sys.stdin:
-    asked = json.loads(line)
-    child = os.fork()
-    if child:
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    os.chdir(asked["folder"])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-    os.dup2(1, 2)
+from trencadis.cli import serve_command
+
+def run(asked):
+    if asked["argv"] is not None:
+        if asked["argv"][:1] == ["serve"]:  # flags and configuration are checked; the server of the pages runs already
+            serve_command.run = lambda *_: 0
+        sys.argv = ["trencadis", *asked["argv"]]
+        return trencadis.cli.main(asked["argv"])
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     module.__builtins__ = __builtins__
-    status = 0
+    exec(compile(asked["text"], "<block>", "exec"), module.__dict__)
+
+def child(asked, streams):
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
     try:
-        exec(compile(asked["text"], "<block>", "exec"), module.__dict__)
+        status = run(asked) or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(64)
+print("ready", flush=True)
+sys.path.insert(0, "")
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    connection, _ = listener.accept()
+    if os.fork():
+        connection.close()
+        continue
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    listener.close()
+    data, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    length = int.from_bytes(data, "little")
+    data = b""
+    while len(data) < length:
+        data += connection.recv(length - len(data))
+    worker = os.fork()
+    if not worker:
+        connection.close()
+        child(json.loads(data), streams)
+    connection.sendall(str(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])).encode())
+    os._exit(0)
 """
+"""Is told where to listen."""
+
+CLIENT = """
+import json, os, socket, sys
+asked = {"argv": sys.argv[2:], "text": "", "folder": os.getcwd(), "environment": dict(os.environ)}
+body = json.dumps(asked).encode()
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(sys.argv[1])
+    socket.send_fds(connection, [len(body).to_bytes(8, "little")], [0, 1, 2])
+    connection.sendall(body)
+    sys.exit(int(connection.recv(16)) & 255)
+"""
+"""Is told where the server listens, and what follows ``trencadis``; needs nothing but the standard library."""
 
 
 @attrs.frozen
@@ -58,27 +112,42 @@ class Ran:
 
 
 class BlockRunner:
-    """The process that forks, started at the first block."""
+    """The process that forks.
+
+    Attributes:
+        address: Where it listens; the process starts when it is asked for.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._folder = tempfile.TemporaryDirectory()
+
+    @property
+    def address(self) -> str:
+        address = f"{self._folder.name}/socket"
+        if self._process is None:
+            command = [sys.executable, "-W", "error::SyntaxWarning", "-c", SERVER, address]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            assert self._process.stdout is not None, "as it was opened"
+            assert self._process.stdout.readline() == "ready\n", "the process that forks does not start"
+        return address
 
     def run(self, text: str, folder: Path) -> Ran:
         """Run code in a folder, from which it may import."""
-        if self._process is None:
-            command = [sys.executable, "-W", "error::SyntaxWarning", "-c", SERVER]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        process = self._process
-        assert process.stdin is not None, "as it was opened"
-        assert process.stdout is not None, "the same"
-        with tempfile.NamedTemporaryFile("r") as log:
-            process.stdin.write(json.dumps({"text": text, "folder": str(folder), "log": log.name}) + "\n")
-            process.stdin.flush()
-            ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-            assert ready, f"no end after {TIMEOUT_S:.0f} s: {log.read()[-3000:]}"
-            answer = process.stdout.readline()
-            assert answer, f"the process that forks has ended with {process.wait()}"
-            return Ran(int(answer), Path(log.name).read_text())
+        asked = {"argv": None, "text": text, "folder": str(folder), "environment": dict(os.environ)}
+        with tempfile.TemporaryFile() as log, open(os.devnull, "rb") as nothing:
+            status = self._ask(asked, [nothing.fileno(), log.fileno(), log.fileno()])
+            log.seek(0)
+            return Ran(status, log.read().decode())
+
+    def _ask(self, asked: dict[str, Any], streams: Sequence[int]) -> int:
+        body = json.dumps(asked).encode()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(self.address)
+            socket.send_fds(connection, [len(body).to_bytes(8, "little")], streams)
+            connection.sendall(body)
+            return int(connection.recv(16))
 
     def __enter__(self) -> Self:
         return self
@@ -87,3 +156,4 @@ class BlockRunner:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+        self._folder.cleanup()

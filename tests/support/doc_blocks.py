@@ -72,15 +72,7 @@ STAND_INS = {
     "pip": "exit 0",
     "pytest": "exit 0",
     "kill": "exit 0",
-    "trencadis": f"""
-if [ "$1" = serve ]; then
-  # Flags and configuration are checked; the server of the pages runs already.
-  exec {sys.executable} -c 'import sys; from trencadis.cli import main, serve_command
-serve_command.run = lambda *_: 0
-sys.exit(main(sys.argv[1:]))' "$@"
-fi
-exec {sys.executable} -m trencadis "$@"
-""",
+    "trencadis": f'exec {sys.executable} -I -S -c "$CLIENT" "$FORKS_AT" "$@"',
     "python": f'exec {sys.executable} "$@"',
     "curl": 'exec "$REAL_CURL" --fail-with-body --silent --show-error "$@"',
 }
