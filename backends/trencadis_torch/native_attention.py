@@ -94,17 +94,7 @@ class NativeAttention:
         query_lens: Int32Array,
         firsts: Int32Array,
     ) -> NativePass:
-        """Return the calls of one pass.
-
-        Args:
-            cache: Read and written.
-            tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
-            slots: Where new keys go, of all tokens of the pass, int64 ``[T]``.
-            rows: Row of each sequence that attends.
-            starts: First query position of each.
-            query_lens: Queries of each.
-            firsts: Token of the pass with each one's first query.
-        """
+        """Return the calls of one pass; see :class:`~trencadis_torch.paged_kernel.PagedKernel`."""
         return NativePass(self._attend, cache, tables, slots.contiguous(), (rows, starts, query_lens, firsts))
 
     def attend(

@@ -20,7 +20,7 @@ from trencadis_torch.device import to_device
 from trencadis_torch.kv_cache import PagedKVCache
 from trencadis_torch.kv_storage import decode
 
-__all__ = ["PaddedDecode", "PaddedPrefill", "flat_block_lists", "flat_paged_attention"]
+__all__ = ["FlatDecode", "PaddedDecode", "PaddedPrefill", "flat_block_lists", "flat_paged_attention"]
 
 FLOOR = -1e30
 """Stands for the maximum of an empty block: finite, so that differences of it are no NaN."""
@@ -115,54 +115,38 @@ def _prefill_mask(
     return torch.cat([see_context, see_new], dim=-1)[:, None]
 
 
-class PaddedDecode:
-    """A decode pass in a bucket, with drafts if the bucket's query length is above 1.
+class FlatDecode:
+    """A decode pass over gathered blocks of all sequences, whoever found out which these are. Read by every layer.
 
     Args:
         cache: Written to.
-        tables: Block tables of all rows, int32 ``[num_rows, max_blocks]`` on the device.
         slots: Where new keys go, int64 ``[B × Q]``.
-        rows: Row of each real sequence, on the host.
-        starts: First query position of each, on the host.
-        query_lens: Queries of each, on the host.
         bucket: The shape.
-
-    Attributes:
-        signature: What the shapes follow from.
+        blocks: Ids, int64 ``[N]``.
+        mapping: bool ``[N, B]``, True where a block belongs to a sequence.
+        keys: Positions of each block's keys, int64 ``[N, S]``.
+        queries: Positions of the queries of each block's sequence, int64 ``[N, Q]``.
+        padding: bool ``[N]``, blocks of no sequence.
     """
 
     def __init__(
         self,
         cache: PagedKVCache,
         *,
-        tables: torch.Tensor,
         slots: torch.Tensor,
-        rows: Int32Array,
-        starts: Int32Array,
-        query_lens: Int32Array,
         bucket: Bucket,
+        blocks: torch.Tensor,
+        mapping: torch.Tensor,
+        keys: torch.Tensor,
+        queries: torch.Tensor,
+        padding: torch.Tensor,
     ) -> None:
         self._cache = cache
         self._slots = slots
-        self.signature = (bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks)
         self._shape = (bucket.batch_size, bucket.query_len)
+        self._blocks = blocks
+        self._mapping = mapping
         self._windows = {layer.index: layer.window for layer in cache.layers}
-        size = cache.block_size
-        counts = -(-(starts + query_lens) // size)
-        owners, columns = flat_block_lists(counts, num_entries=bucket.num_blocks)
-        real = owners >= 0
-        # The last real query of a sequence lends its position to the padding behind it.
-        steps = np.minimum(np.arange(bucket.query_len), query_lens[:, None] - 1)
-        # Entry -1 of the extended arrays is that of padding.
-        positions = np.append(starts[:, None] + steps, np.zeros((1, bucket.query_len), np.int32), axis=0)[owners]
-        facts = np.stack([np.append(rows, 0)[owners], np.where(real, columns, 0), owners]).astype(np.int64)
-        device_rows, device_columns, groups = to_device(facts, tables.device)
-        padding = groups < 0
-        blocks = tables[device_rows, device_columns].long()
-        self._blocks = torch.where(padding, cache.padding_block, blocks)
-        self._mapping = groups[:, None] == torch.arange(bucket.batch_size, device=tables.device)
-        keys = device_columns[:, None] * size + torch.arange(size, device=tables.device)
-        queries = to_device(positions.astype(np.int64), tables.device)
         self._masks = {window: _decode_mask(keys, queries, padding, window) for window in set(self._windows.values())}
 
     def attend(
@@ -192,6 +176,57 @@ class PaddedDecode:
         return output.flatten(0, 1)
 
 
+class PaddedDecode(FlatDecode):
+    """A decode pass in a bucket, with drafts if the bucket's query length is above 1; its blocks are listed by the host.
+
+    Args:
+        cache: Written to.
+        tables: Block tables of all rows, int32 ``[num_rows, max_blocks]`` on the device.
+        slots: Where new keys go, int64 ``[B × Q]``.
+        rows: Row of each real sequence, on the host.
+        starts: First query position of each, on the host.
+        query_lens: Queries of each, on the host.
+        bucket: The shape.
+
+    Attributes:
+        signature: What the shapes follow from.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: Int32Array,
+        starts: Int32Array,
+        query_lens: Int32Array,
+        bucket: Bucket,
+    ) -> None:
+        self.signature = (bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks)
+        size = cache.block_size
+        counts = -(-(starts + query_lens) // size)
+        owners, columns = flat_block_lists(counts, num_entries=bucket.num_blocks)
+        real = owners >= 0
+        # The last real query of a sequence lends its position to the padding behind it.
+        steps = np.minimum(np.arange(bucket.query_len), query_lens[:, None] - 1)
+        # Entry -1 of the extended arrays is that of padding.
+        positions = np.append(starts[:, None] + steps, np.zeros((1, bucket.query_len), np.int32), axis=0)[owners]
+        facts = np.stack([np.append(rows, 0)[owners], np.where(real, columns, 0), owners]).astype(np.int64)
+        device_rows, device_columns, groups = to_device(facts, tables.device)
+        padding = groups < 0
+        super().__init__(
+            cache,
+            slots=slots,
+            bucket=bucket,
+            blocks=torch.where(padding, cache.padding_block, tables[device_rows, device_columns].long()),
+            mapping=groups[:, None] == torch.arange(bucket.batch_size, device=tables.device),
+            keys=device_columns[:, None] * size + torch.arange(size, device=tables.device),
+            queries=to_device(positions.astype(np.int64), tables.device),
+            padding=padding,
+        )
+
+
 def flat_block_lists(counts: Int32Array, *, num_entries: int) -> tuple[Int32Array, Int32Array]:
     """Return the owner and the column of every block, sequence after sequence, padded with -1 to a bucket. Pure.
 
@@ -213,7 +248,7 @@ def _decode_mask(keys: torch.Tensor, queries: torch.Tensor, padding: torch.Tenso
     """Return what the queries of a block's sequence see of it, bool ``[N, Q, S]``, from positions ``[N, S]``, ``[N, Q]``."""
     mask = keys[:, None, :] <= queries[:, :, None]
     if window:
-        mask &= keys[:, None, :] > queries[:, :, None] - window
+        mask = mask & (keys[:, None, :] > queries[:, :, None] - window)
     return mask | padding[:, None, None]
 
 

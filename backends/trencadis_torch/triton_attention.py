@@ -156,17 +156,7 @@ class TritonAttention:
         query_lens: torch.Tensor,
         query_len: int,
     ) -> TritonPass:
-        """Return the calls of a padded pass whose sequences are known on the device alone.
-
-        Args:
-            cache: Read and written.
-            tables: As above.
-            slots: As above, of all tokens of the bucket.
-            rows: int64 ``[B]``; of padding any.
-            starts: int64 ``[B]``.
-            query_lens: int64 ``[B]``, 0 of padding.
-            query_len: The bucket's; each sequence has as many tokens.
-        """
+        """Return the calls of a padded pass; see :class:`~trencadis_torch.paged_kernel.StaticKernel`."""
         firsts = torch.arange(len(rows), device=rows.device) * query_len
         sequences = torch.stack([rows, starts, query_lens, firsts], dim=1).int()
         return TritonPass(cache, tables, slots, [(sequences, query_len)], self._num_processors)

@@ -7,7 +7,7 @@ import torch
 from trencadis.records import Bucket, Phase
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.padded import PaddedDecode
-from trencadis_torch.static_decode import FlatDecode, StaticKernelPass, static_decode
+from trencadis_torch.static_decode import StaticFlatDecode, StaticKernelPass, static_decode
 
 SIZE = 4
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def test_lists_made_on_the_device_are_those_of_the_host(rows, starts, lengths, b
         cache, tables=tables, slots=slots, rows=arrays[0], starts=arrays[1], query_lens=arrays[2], bucket=bucket
     )
     device = static_decode(torch.from_numpy(facts), bucket, slots=slots, tables=tables, cache=cache)
-    assert isinstance(device, FlatDecode)
+    assert isinstance(device, StaticFlatDecode)
     expected = host.attend(0, *new, **options).unflatten(0, (bucket.batch_size, bucket.query_len))
     found = device.attend(0, *new, **options).unflatten(0, (bucket.batch_size, bucket.query_len))
     assert found.isfinite().all()
