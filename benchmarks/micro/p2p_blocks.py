@@ -1,9 +1,11 @@
 """KV blocks pulled from another process through the connector ``p2p``, against a bare copy of the same bytes over a socket.
 
+``pull`` goes over the socket, as from another machine; ``shared`` through memory that both processes see.
+
     python benchmarks/micro/p2p_blocks.py --repeats 21 > p2p_blocks.json
 
-Both read from and write to preallocated memory over loopback. The pull also looks blocks up by their hashes, verifies header and
-checksum of each, and copies them to the pool of the torch backend on the CPU, whose blocks are of two pieces. The two take turns, and
+All read from and write to preallocated memory over loopback. The pull also looks blocks up by their hashes, verifies header and
+checksum of each, and copies them to the pool of the torch backend on the CPU, whose blocks are of two pieces. They take turns, and
 ``bare_again`` is the same code as ``bare``: the ratio of these two is the noise floor. CPU seconds are those of both processes.
 """
 
@@ -30,7 +32,8 @@ from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
-from trencadis_plugins.kv_connector.p2p_server import BATCH_BYTES
+from trencadis_plugins.kv_connector.p2p_shared_memory import shared_memory
+from trencadis_plugins.kv_connector.p2p_worker import TAKEN_BYTES
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 
 BLOCK_BYTES = 65536
@@ -56,7 +59,8 @@ def bytes_of(pool: PagedKVCache, num_blocks: int) -> NDArray[np.uint8]:
 
 def make_node(pool: PagedKVCache) -> Node:
     """Return an engine's part of the connector, with a pool."""
-    node = Node(P2PConfig(max_hold_s=3600.0, lease_s=3600.0), clock=SystemClock(), model="benchmark")
+    config = P2PConfig(max_hold_s=3600.0, lease_s=3600.0)
+    node = Node(config, clock=SystemClock(), model="benchmark", transport=shared_memory(1))
     node.pool = PoolAccess(pool)
     node.start(pool.layout)
     return node
@@ -103,17 +107,20 @@ def bare(port: int, target: NDArray[np.uint8]) -> None:
                 first += connection.recv_into(view[first:])
 
 
-def pull(node: Node, prefix: RemotePrefix, hashes: Sequence[bytes]) -> None:
+def pull(node: Node, prefix: RemotePrefix, hashes: Sequence[bytes], *, is_shared: bool) -> None:
     """Pull all blocks as the worker side does."""
     assert node.identity is not None
     assert node.pool is not None
-    pool = node.pool
+    assert node.transport is not None, "this system has no memory that processes can lend each other"
+    pool, landing = node.pool, node.transport.landing() if is_shared else None
     with PeerConnection(prefix, node.identity, connect_timeout_s=5) as connection:
 
         def take(first: int, rows: NDArray[np.uint8]) -> None:
             pool.write(range(first, first + len(rows)), rows, timeout_s=60)
 
-        connection.pull(hashes, take, num_rows=BATCH_BYTES // BLOCK_BYTES, timeout_s=60)
+        connection.pull(hashes, take, num_rows=TAKEN_BYTES // BLOCK_BYTES, timeout_s=60, landing=landing)
+    if landing is not None:
+        landing.close()
 
 
 def measure(repeats: int, num_blocks: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -130,7 +137,8 @@ def measure(repeats: int, num_blocks: int) -> tuple[dict[str, list[float]], dict
     hashes, target = hashes_of(num_blocks), np.zeros((num_blocks, BLOCK_BYTES), np.uint8)
     variants: dict[str, Callable[[], None]] = {
         "bare": lambda: bare(bare_port, target),
-        "pull": lambda: pull(node, prefix, hashes),
+        "pull": lambda: pull(node, prefix, hashes, is_shared=False),
+        "shared": lambda: pull(node, prefix, hashes, is_shared=True),
         "bare_again": lambda: bare(bare_port, target),
     }
 
@@ -165,17 +173,16 @@ def main() -> None:
     torch.set_num_threads(1)
     seconds, cpu_seconds = measure(given.repeats, given.blocks)
     gib = given.blocks * BLOCK_BYTES / 2**30
-    ratios = [one / other for one, other in zip(seconds["bare"], seconds["pull"], strict=True)]
-    noise = [one / other for one, other in zip(seconds["bare"], seconds["bare_again"], strict=True)]
+    ratios = {name: [a / b for a, b in zip(seconds["bare"], times, strict=True)] for name, times in seconds.items()}
     print(
         json.dumps(
             {
                 "machine": platform.platform(),
                 "bytes": given.blocks * BLOCK_BYTES,
                 "gib_per_s": {name: round(gib / statistics.median(times), 3) for name, times in seconds.items()},
-                "pull_to_bare_ratio": round(statistics.median(ratios), 3),
-                "pull_to_bare_quartiles": [round(one, 3) for one in statistics.quantiles(ratios, n=4)],
-                "bare_again_to_bare_ratio": round(statistics.median(noise), 3),
+                "rate_to_bare_quartiles": {
+                    name: [round(one, 3) for one in statistics.quantiles(of, n=4)] for name, of in ratios.items()
+                },
                 "cpu_ms_per_mib": {
                     name: round(statistics.median(times) / gib / 1.024, 3) for name, times in cpu_seconds.items()
                 },

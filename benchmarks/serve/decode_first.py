@@ -93,7 +93,8 @@ def rounds(args: argparse.Namespace, model: str, port: int, *, num_tokens: int, 
     with FaultProxy(port) as proxy:
         proxy.to_client.set(bytes_per_s=bytes_per_s)
         at = proxy.port if bytes_per_s else port
-        engines = {name: decoder(model, args, at, way) for name, way in WAYS.items()}
+        link = {"shared_memory": not bytes_per_s}  # which no link slows down
+        engines = {name: decoder(model, args, at, {**link, **way}) for name, way in WAYS.items()}
         try:
             names = list(WAYS)
             for number in range(args.rounds + 1):

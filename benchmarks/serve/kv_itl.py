@@ -1,6 +1,8 @@
 """ITL of a request that decodes while the prefixes of others are loaded, against the same while they lie in the engine's own cache.
 
-What is left between the two is the loading. All engines take turns, and one of them is there twice (A/A), which shows the noise.
+What is left between the two is the loading. Both are measured on one engine, whose cache is emptied before what is to be loaded: two
+engines differ by some percent already, for their memory lies elsewhere. The measurement from its own cache is there twice (A/A), which
+shows the noise; all take turns.
 Linux says what the thread of a step did meanwhile, so that three causes can be told apart, in ms of each step:
 
     cpu      it computed: more of it means that it ran slower, for memory and caches are shared
@@ -45,14 +47,15 @@ from trencadis.engine.build import build_engine
 from trencadis.front import configure
 from trencadis.records import Request, SamplingParams
 
+KINDS = ("cached", "cached again", "loaded")
 LOADERS = ("trencadis-kv-load", "trencadis-p2p-pull")
 
 
-def engine_of(args: argparse.Namespace, model: str, connector: str, own: dict[str, Any], **cache: Any) -> Any:
+def engine_of(args: argparse.Namespace, model: str, connector: str, own: dict[str, Any]) -> Any:
     """Return an engine with a connector and settings of its table."""
     tables = {
         "observer": {"names": []},
-        "cache": {"num_blocks": args.blocks, **cache},
+        "cache": {"num_blocks": args.blocks},
         "kv_policy": {"name": "always"},
         "kv_connector": {"name": connector, connector: own},
     }
@@ -142,7 +145,12 @@ class Steps:
 def measured(
     engine: Any, steps: Steps, prefix: tuple[int, ...], held: Sequence[dict[str, Any] | None], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the times between the tokens of a request that decodes, while others come with a known prefix."""
+    """Return the times between the tokens of a request that decodes, while others come with a known prefix.
+
+    ``held`` says where each of them is to load it from, if not from the connector's store; empty: all find it in the engine's own cache.
+    One that comes while another one still waits for its prefix waits until that has it.
+    """
+    num_loaded = engine._state.transfers.num_loaded
     params = SamplingParams(max_tokens=args.gaps + 2, temperature=0.0, ignore_eos=True)
     slot = engine.add(Request(request_id="decodes", prompt_token_ids=(5, 6, 7), params=params))
     engine.step()
@@ -151,12 +159,12 @@ def measured(
     loading, faults = times_of(loaders), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     gaps, last_s, number, came_s, waits = [], time.perf_counter(), 0, 0.0, []
     while len(gaps) < args.gaps:
-        if len(gaps) % args.every == 4 and len(gaps) // args.every == number:
+        if len(gaps) >= args.every * number + 4 and len(waits) == number:  # nobody finds what another one loads
+            if held:
+                engine._state.blocks.reset_cache()
             one, came_s = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), time.perf_counter()
-            prompt = (*prefix, 900 + number)
-            engine.add(
-                Request(request_id=f"other {number}", prompt_token_ids=prompt, params=one, transfer_params=held[number])
-            )
+            prompt, more = (*prefix, 900 + number), {"transfer_params": held[number]} if held else {}
+            engine.add(Request(request_id=f"other {number}", prompt_token_ids=prompt, params=one, **more))
             number += 1
         deltas = engine.step()
         now_s = time.perf_counter()
@@ -168,6 +176,8 @@ def measured(
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     while engine.has_work:
         engine.step()
+    num_loaded = engine._state.transfers.num_loaded - num_loaded
+    assert num_loaded == (number if held else 0), f"{num_loaded} of {number} prefixes were loaded"
     quantiles = statistics.quantiles(gaps, n=100)
     return {
         "p50_ms": quantiles[49],
@@ -177,35 +187,39 @@ def measured(
         "queue_ms": statistics.fmean(queue_ms for _, queue_ms, _ in found),
         "blocked_ms": statistics.fmean(blocked_ms for _, _, blocked_ms in found),
         "faults": faults / args.gaps,
-        "loader_cpu_ms": (loaded[0] - loading[0]) / len(held),
-        "loader_queue_ms": (loaded[1] - loading[1]) / len(held),
+        "loader_cpu_ms": (loaded[0] - loading[0]) / number,
+        "loader_queue_ms": (loaded[1] - loading[1]) / number,
         "first_token_ms": 1000 * statistics.median(waits) if waits else 0.0,
         "own": [cpu_ms + blocked_ms for cpu_ms, _, blocked_ms in found],
     }
 
 
-def compared(runs: dict[str, Callable[[], dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
-    """Return medians, and quartiles of the ratios to the first, by name and measure; all take turns."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
-    names, until_s = list(runs), time.monotonic() + args.max_seconds
+def compared(runs: dict[str, Callable[[bool], dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
+    """Return medians, and quartiles of the ratios to an engine's own cache, by name, kind and measure; all take turns."""
+    turns = [(name, kind) for name in runs for kind in KINDS]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {turn: [] for turn in turns}
+    until_s = time.monotonic() + args.max_seconds
     for number in range(args.rounds + 1):
         if number > 2 and time.monotonic() > until_s:
             break
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            one = runs[name]()
+        for name, kind in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            one = runs[name](kind == "loaded")
             if number:  # the first round touches memory that nobody has touched
-                found[name].append(one)
-    base, results = found[names[0]], {}
-    for name, values in found.items():
-        own = statistics.quantiles([one for value in values for one in value.pop("own")], n=100)
-        results[name] = {
-            "own_ms": {"p50": own[49], "p90": own[89], "p95": own[94], "p99": own[98]},
-            **{
-                measure: summary([one[measure] for one in values], [one[measure] for one in base])
-                for measure in values[0]
-            },
-        }
-    return results
+                found[name, kind].append(one)
+    return {name: {kind: measures(found[name, kind], found[name, KINDS[0]]) for kind in KINDS} for name in runs}
+
+
+def measures(values: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return all measures of the rounds of one kind, against others of the same rounds."""
+    own = statistics.quantiles([step for value in values for step in value["own"]], n=100)
+    return {
+        "own_ms": {"p50": own[49], "p90": own[89], "p95": own[94], "p99": own[98]},
+        **{
+            measure: summary([one[measure] for one in values], [one[measure] for one in base])
+            for measure in values[0]
+            if measure != "own"
+        },
+    }
 
 
 def summary(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
@@ -219,34 +233,30 @@ def summary(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
 
 
 def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, Any]:
-    """Return the measures of all engines with one connector."""
+    """Return the measures of an engine with one connector, and of others with other settings of it."""
     prefix = tuple(random.Random(1).choices(range(1000, 4000), k=args.load_tokens))
     number = -(-args.gaps // args.every)
     with tempfile.TemporaryDirectory() as directory:
         own = {"filesystem": {"path": f"{directory}/blocks"}, "redis": {"url": args.redis_url}}.get(connector, {})
-        variants = {"loaded": {}, **args.variants}
-        engines = {name: engine_of(args, model, "none", {}) for name in ("cached", "cached again")}
-        for name, more in variants.items():
-            engines[name] = engine_of(args, model, connector, {**own, **more}, prefix_caching=False)
+        engines = {
+            name: engine_of(args, model, connector, {**own, **more})
+            for name, more in {"as configured": {}, **args.variants}.items()
+        }
         producer = Producer(args, model, prefix) if connector == "p2p" else None
-
         steps = {name: Steps(engine) for name, engine in engines.items()}
 
-        def run(name: str) -> dict[str, Any]:
-            held: list[Any] = producer.hold(number) if producer and name in variants else [None] * number
+        def run(name: str, loads: bool) -> dict[str, Any]:
+            held: list[Any] = [] if not loads else producer.hold(number) if producer else [None] * number
             return measured(engines[name], steps[name], prefix, held, args)
 
         try:
-            for name, engine in engines.items():
-                if producer is None or name not in variants:
-                    serve(engine, (*prefix, 9))
+            for engine in engines.values():
+                serve(engine, (*prefix, 9))
             time.sleep(1.0)  # the last blocks are being written
-            results = compared({name: (lambda name=name: run(name)) for name in engines}, args)
-            books = {name: engines[name]._state.transfers for name in variants}
+            results = compared({name: (lambda loads, name=name: run(name, loads)) for name in engines}, args)
             return {
                 **results,
-                "num_loads": {name: book.num_loaded for name, book in books.items()},
-                "num_failed": {name: book.num_failed_loads for name, book in books.items()},
+                "num_failed": {name: one._state.transfers.num_failed_loads for name, one in engines.items()},
             }
         finally:
             for engine in engines.values():

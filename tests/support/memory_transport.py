@@ -55,11 +55,14 @@ class MemoryFlight(Flight):
     def __init__(self, transport: MemoryTransport, landing: MemoryLanding) -> None:
         self._transport = transport
         self._landing = landing
-        self.rows = np.zeros_like(landing.pieces[0])
+        self._rows = np.zeros_like(landing.pieces[0])
+
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        return self._rows
 
     def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
-        self._transport.on_write(self.rows)
-        self._landing.pieces[index, :num_rows] = self.rows[:num_rows]
+        self._transport.on_write(self._rows)
+        self._landing.pieces[index, :num_rows] = self._rows[:num_rows]
         self._transport.written.append(num_rows)
 
     def close(self) -> None:

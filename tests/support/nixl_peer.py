@@ -74,7 +74,7 @@ def _main(role: str, block_bytes: int) -> None:
             continue
         flight = transport.flight(bytes.fromhex(line.strip()))
         assert flight is not None
-        flight.rows[:] = 1
+        flight.rows(0)[:] = 1
         try:
             with flight:
                 flight.write(0, 1, timeout_s=5.0, is_gone=lambda: False)

@@ -24,6 +24,7 @@ from trencadis.kv.format import HEADER_BYTES
 from trencadis.kv.messages import LoadOrder
 from trencadis.kv.objects import BlockObjects
 from trencadis.kv.parts import CHUNK_BYTES, StoreParts
+from trencadis.kv.pool_access import is_on_host
 from trencadis.kv.threads import StoreThreads
 from trencadis.records import ConnectorReport, FailedLoad, TransferCause
 
@@ -161,8 +162,9 @@ class Loads:
         self.arrived: deque[tuple[Load, Sequence[int], NDArray[np.uint8]]] = deque()
         self.finished: deque[Load] = deque()
         self._objects = objects
+        parts.pace.is_needed = is_on_host(pool)
         # A device may take many small blocks at once more quickly; host memory takes each from where it came.
-        self._in_place = objects.is_plain and pool.any_thread and pool.view_blocks([]) is not None
+        self._in_place = objects.is_plain and is_on_host(pool)
         self._live: dict[int, Load] = {}
         self._cancelled: list[Load] = []
         self._released: list[int] = []

@@ -6,7 +6,8 @@ spread over many steps the same work is felt by none::
     no step lately      ▸ no rest
     else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond a quarter of what computing would take
 
-Work is a thread's processor time: who waits for a network disturbs nobody. All loads together have one share of the time. Those that wait for a thread shorten the rests of those that run.
+Work is a thread's processor time: who waits for a network disturbs nobody. All loads together have one share of the time. Those that
+wait for a thread shorten the rests of those that run. Where steps are computed on a device, nobody rests.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ class Pace:
         cost: Predicts what computing would take.
         clock: The engine's.
         cpu_s: Returns the processor time of the thread that calls it, seconds.
+
+    Attributes:
+        is_needed: Steps are computed by the processors that loads work on.
     """
+
+    is_needed: bool = True
 
     def __init__(
         self, share: float, *, cost: CostModel, clock: Clock, cpu_s: Callable[[], float] = time.thread_time
@@ -68,8 +74,9 @@ class Pace:
             num_tokens: That would have to be computed without it.
             wait_s: It is given up after so many seconds.
         """
-        compute_s = self._cost.compute_s(num_tokens)
-        limit_s = 0.0 if math.isnan(compute_s) else min(_LIMIT * compute_s, _SAFE * wait_s)
+        limit_s, compute_s = _SAFE * wait_s, self._cost.compute_s(num_tokens)
+        if not math.isnan(compute_s):
+            limit_s = min(limit_s, _LIMIT * compute_s)
         load = LoadPace(self, self._clock, self._cpu_s, limit_s=limit_s)
         with self._lock:
             self._loads.add(load)
@@ -83,7 +90,7 @@ class Pace:
     @property
     def rest_ratio(self) -> float:
         """How long to rest for each second of work; 0: not now."""
-        if self._share >= 1.0 or self._clock.now_s() >= self._computes_until_s:
+        if not self.is_needed or self._share >= 1.0 or self._clock.now_s() >= self._computes_until_s:
             return 0.0
         with self._lock:
             num_running = sum(load.is_running for load in self._loads)

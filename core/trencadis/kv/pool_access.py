@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["PoolAccess"]
+__all__ = ["PoolAccess", "is_on_host"]
+
+
+def is_on_host(pool: KVPool) -> bool:
+    """Return whether blocks lie in host memory: then the processors compute the steps, too. Pure."""
+    return pool.any_thread and pool.view_blocks([]) is not None
 
 
 class PoolAccess:

@@ -82,7 +82,8 @@ class StoreSettings:
     load_share: float = setting(
         0.1,
         "The part of the time that a load works while the engine computes, so that nobody waits longer for a token; it rests for the "
-        "others, but never beyond a quarter of the time that computing would take. 1: it does not rest.",
+        "others, but never beyond a quarter of the time that computing would take. 1: it does not rest, nor "
+        "does it where steps are computed on a device.",
         unit="ratio",
         validator=and_(gt(0), le(1)),
     )

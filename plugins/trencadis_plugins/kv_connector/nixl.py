@@ -5,6 +5,8 @@ Engines with ``p2p`` and with ``nixl`` understand each other; between them block
 
 from __future__ import annotations
 
+import attrs
+
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.defaults import codec_of, policy_of
 from trencadis_plugins.kv_connector.nixl_config import NixlConfig
@@ -30,5 +32,7 @@ def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
     """
     check_hold(config, context, name="nixl")
     model = "" if context.model is None else context.model.identity
-    node = Node(config, clock=context.clock, model=model, transport=NixlTransport(config), codec=codec_of(context))
+    transport = NixlTransport(config)
+    config = attrs.evolve(config, max_pushed_bytes=0)  # what comes along with an offer comes over the connection
+    node = Node(config, clock=context.clock, model=model, name="nixl", transport=transport, codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

@@ -196,8 +196,12 @@ class _NixlFlight(Flight):
         self._target = target
         self._is_ours = True
         rows = agent.rows(piece)
-        self.rows = rows[: min(len(rows), target.num_rows)]
+        self._rows = rows[: min(len(rows), target.num_rows)]
         self.num_pieces = len(target.addresses)
+
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        """Return the piece of this side, whatever the other one: it is free again when a write returns."""
+        return self._rows
 
     def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
         """Write leading rows to a piece."""
@@ -206,7 +210,7 @@ class _NixlFlight(Flight):
         try:
             self._agent.write(
                 self._piece,
-                num_rows * self.rows.shape[1],
+                num_rows * self._rows.shape[1],
                 metadata=self._target.metadata,
                 address=self._target.addresses[index],
                 timeout_s=timeout_s,

@@ -1,4 +1,6 @@
-"""KV blocks from engine to engine over TCP: one computes a prefix and holds it, another pulls it and goes on.
+"""KV blocks from engine to engine: one computes a prefix and holds it, another pulls it and goes on.
+
+They go over TCP, and between engines of one machine through memory that both see.
 
 Prefill first: a router sends a request to a prefill engine with ``kv_transfer_params`` that ask for a remote decode, and sends it on to a
 decode engine with the parameters of the answer. Decode first: the request stays where it came, and that engine sends the prompt to one of
@@ -12,6 +14,7 @@ from trencadis.kv.defaults import codec_of, policy_of
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig, check_hold
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
+from trencadis_plugins.kv_connector.p2p_shared_memory import shared_memory
 from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
 
 __all__ = ["make_p2p"]
@@ -29,5 +32,6 @@ def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
     """
     check_hold(config, context, name="p2p")
     model = "" if context.model is None else context.model.identity
-    node = Node(config, clock=context.clock, model=model, codec=codec_of(context))
+    transport = shared_memory(config.num_pull_threads) if config.shared_memory else None
+    node = Node(config, clock=context.clock, model=model, transport=transport, codec=codec_of(context))
     return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))

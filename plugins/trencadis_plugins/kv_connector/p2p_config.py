@@ -73,6 +73,11 @@ class P2PConfig:
         unit="s",
         validator=and_(gt(0), le(600)),
     )
+    shared_memory: bool = setting(
+        True,
+        "Engines of one machine and user pass blocks through memory that both see; else, and where they do not see each other's "
+        "processes, over the connection. Not with a codec, nor with ``layerwise``, nor with ``nixl``.",
+    )
     layerwise: bool = setting(
         False,
         "A request runs while its prefix is still being pulled, each layer as soon as it is there; else it waits for all of it. Needs a "
@@ -94,7 +99,8 @@ class P2PConfig:
     load_share: float = setting(
         0.1,
         "The part of the time that a pull works while the engine computes, so that nobody waits longer for a token; it rests for the "
-        "others, but never beyond a quarter of the time that computing would take. 1: it does not rest.",
+        "others, but never beyond a quarter of the time that computing would take. 1: it does not rest, nor "
+        "does it where steps are computed on a device.",
         unit="ratio",
         validator=and_(gt(0), le(1)),
     )

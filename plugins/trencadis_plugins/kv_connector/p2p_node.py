@@ -34,6 +34,7 @@ class Node:
         config: The connector's.
         clock: Source of time.
         model: Identity of the model.
+        name: Of the connector.
         transport: Another way for the bytes of blocks than TCP.
         codec: In which form blocks travel; None: as they are.
 
@@ -64,6 +65,7 @@ class Node:
         *,
         clock: Clock,
         model: str,
+        name: str = "p2p",
         transport: Transport | None = None,
         codec: KVCodec | None = None,
     ) -> None:
@@ -77,7 +79,6 @@ class Node:
             max_hold_s=config.max_hold_s,
             max_bytes=config.max_held_bytes,
         )
-        name = "p2p" if transport is None else transport.name
         self.peers = Peers(config.peers, clock, retry_s=config.retry_s, name=name)
         self.errands = Errands(self.peers, connect_timeout_s=config.connect_timeout_s)
         self.metrics = P2PMetrics(self.holds, self.peers, name=name)
@@ -85,7 +86,7 @@ class Node:
         self.pace = Pace(config.load_share, cost=self.cost, clock=clock)
         self.guests = Guests(config.max_guests, release=self.holds.release)
         self.metrics.watch_guests(lambda: self.guests.num_guests)
-        self.pushes = Pushes(_room(config, transport))
+        self.pushes = Pushes(_room(config))
         self.metrics.watch_aside(lambda: self.pushes.num_bytes)
         self.terms: FirstTokenTerms | None = None
         self.registry = Registry(
@@ -139,6 +140,6 @@ class Node:
             self.transport.close()
 
 
-def _room(config: P2PConfig, transport: Transport | None) -> int:
-    """Return the bytes for blocks that are sent along: none where they come by layer, or another way than over the connection. Pure."""
-    return config.max_pushed_bytes if config.push and not config.layerwise and transport is None else 0
+def _room(config: P2PConfig) -> int:
+    """Return the bytes for blocks that are sent along: none where they come by layer. Pure."""
+    return config.max_pushed_bytes if config.push and not config.layerwise else 0

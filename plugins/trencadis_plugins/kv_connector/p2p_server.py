@@ -47,11 +47,11 @@ from trencadis_plugins.kv_connector.p2p_transport import Flight, Transport
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BATCH_BYTES", "BlockServer"]
+__all__ = ["BlockServer"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
-BATCH_BYTES: Final = 1 << 19
+_BATCH_BYTES: Final = 1 << 19
 """Copied at once between pool and socket: enough that calls cost nothing, little enough that both ends work at the same time."""
 _MIN_PIECE_BYTES: Final = 2048
 """Smaller pieces are copied together: each costs the system as much as copying so many bytes."""
@@ -301,24 +301,26 @@ class BlockServer:
     ) -> None:
         """Write blocks to the other engine's memory; piece by piece, as it gives them back."""
         assert self._identity is not None, "it listens"
-        layout, timeout_s, free = pool.layout, self._config.pull_timeout_s, list(range(flight.num_pieces))
+        layout, timeout_s = pool.layout, self._config.pull_timeout_s
         draft = start_header(layout, compat=self._identity.compat, block_hash=bytes(32))
-        most = len(flight.rows) if pool.any_thread else self._config.max_bytes_per_step // layout.block_bytes
-        num_rows = max(1, min(len(flight.rows), most))
-        for first in range(0, len(hashes), num_rows):
-            part = hashes[first : first + num_rows]
-            rows = flight.rows[: len(part)]
+        free, lent, most = list(range(flight.num_pieces)), set[int](), len(flight.rows(0))
+        if not pool.any_thread:
+            most = min(most, max(1, self._config.max_bytes_per_step // layout.block_bytes))
+        for first in range(0, len(hashes), most):
+            part = hashes[first : first + most]
+            if not free:
+                free.append(_taken(stream.receive(), lent))
+            piece = free.pop(0)
+            rows = flight.rows(piece)[: len(part)]
             pool.read([hold.index[one] for one in part], rows, timeout_s=timeout_s)
             headers = [seal_header(for_block(draft, one), row.data) for one, row in zip(part, rows, strict=True)]
-            while not free:
-                free.append(_taken(stream.receive()))
-            piece = free.pop(0)
             flight.write(piece, len(part), timeout_s=timeout_s, is_gone=lambda: stream.is_gone)
             stream.send(Placed(index=piece, headers=[bytes(header) for header in headers]))
+            lent.add(piece)
             num_bytes = len(part) * (layout.block_bytes + HEADER_BYTES)
             self._metrics.moved("send", num_tokens=len(part) * layout.block_size, num_bytes=num_bytes)
-        for _ in range(flight.num_pieces - len(free)):
-            _taken(stream.receive())
+        while lent:
+            _taken(stream.receive(), lent)
 
     def _send_layers(self, stream: FrameStream, pool: PoolAccess, hold: Hold, hashes: list[bytes]) -> None:
         assert self._identity is not None, "it listens"
@@ -330,7 +332,7 @@ class BlockServer:
         assert self._identity is not None, "it listens"
         layout, codec = pool.layout, self._identity.codec
         draft = start_header(layout, compat=self._identity.compat, block_hash=bytes(32), codec_flags=codec.flags)
-        most_bytes = BATCH_BYTES if pool.any_thread else self._config.max_bytes_per_step
+        most_bytes = _BATCH_BYTES if pool.any_thread else self._config.max_bytes_per_step
         num_rows = max(1, min(len(hashes), most_bytes // layout.block_bytes))
         rows = np.empty((num_rows, layout.block_bytes), np.uint8)
         for first in range(0, len(hashes), num_rows):
@@ -359,9 +361,10 @@ class BlockServer:
         return [[row.data] for row in rows]
 
 
-def _taken(message: object) -> int:
-    if not isinstance(message, Taken):
+def _taken(message: object, lent: set[int]) -> int:
+    if not isinstance(message, Taken) or message.index not in lent:
         raise TransferError(f"{message!r} came in the place of TAKEN.", cause=TransferCause.CORRUPT)
+    lent.remove(message.index)
     return message.index
 
 

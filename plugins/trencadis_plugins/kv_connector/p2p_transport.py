@@ -60,16 +60,22 @@ class Flight(ABC):
     """A producer's way to one landing; a context manager that closes it.
 
     Attributes:
-        rows: Memory of the producer's to write from, ``[rows, block_bytes]``; at most as many rows as a piece has.
         num_pieces: Of the landing.
     """
 
-    rows: NDArray[np.uint8]
     num_pieces: int
 
     @abstractmethod
+    def rows(self, index: int) -> NDArray[np.uint8]:
+        """Return where blocks for a piece are put together, ``[rows, block_bytes]``: memory of the producer's, or the piece itself.
+
+        Args:
+            index: Of a piece that is the producer's to write to.
+        """
+
+    @abstractmethod
     def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
-        """Write leading rows to a piece; returns when they are there.
+        """Write leading rows of :meth:`rows` to the piece; returns when they are there.
 
         Args:
             index: Of the piece.

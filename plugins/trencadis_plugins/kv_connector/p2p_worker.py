@@ -13,22 +13,23 @@ import msgspec
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.kv.format import HEADER_BYTES
-from trencadis.kv.pool_access import PoolAccess
+from trencadis.kv.pool_access import PoolAccess, is_on_host
 from trencadis.records import ConnectorReport, FailedLoad, TransferCause
 from trencadis_plugins.kv_connector.p2p_layers import Arrivals, LayerSink
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
-from trencadis_plugins.kv_connector.p2p_server import BATCH_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LoadOrder", "P2PWorker", "Work"]
+__all__ = ["TAKEN_BYTES", "LoadOrder", "P2PWorker", "Work"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
+TAKEN_BYTES: Final = 4 << 20
+"""Copied at once to the pool of what came over the connection: whoever wakes the sender more often is interrupted by it more often."""
 _SLOW: Final = frozenset({TransferCause.DEADLINE, TransferCause.CANCELLED})
 """Ends of pulls that might have gone on: who cuts a connection, or answers nonsense, says nothing of how quick the way is."""
 
@@ -73,6 +74,7 @@ class P2PWorker(KVWorkerSide):
     def register(self, kv_cache: KVPool) -> None:
         """Take the pool."""
         self._node.pool = PoolAccess(kv_cache)
+        self._node.pace.is_needed = is_on_host(kv_cache)
 
     def begin_step(self, message: bytes) -> None:
         """Start pulls, and cut those that are not wanted any more."""
@@ -248,7 +250,7 @@ class _Pull:
             self._since_s = self._taken_s = time.monotonic()
             self._is_connected = True
             self._pace.begin()
-            most_bytes = BATCH_BYTES if pool.any_thread else config.max_bytes_per_step
+            most_bytes = TAKEN_BYTES if pool.any_thread else config.max_bytes_per_step
             num_rows = max(1, most_bytes // identity.block_bytes)
             sink = None if self.arrivals is None else LayerSink(layout=pool.layout, take=self._take_layer)
             landing = None if node.transport is None or sink is not None else node.transport.landing()

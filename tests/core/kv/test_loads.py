@@ -488,6 +488,8 @@ def test_load_that_rests_ends_when_it_is_cancelled(house):
 
 def test_loads_that_ended_or_were_cancelled_slow_nobody_down(house):
     one = house(gated=True, num_load_threads=1, load_share=0.5)
+    assert not one.parts.pace.is_needed, "these blocks do not lie in host memory"
+    one.parts.pace.is_needed = True
     one.parts.pace.stepped(device_s=10.0)
     assert one.parts.pace.rest_ratio == 1.0
     one.start(1, blocks=[4], numbers=[0])

@@ -77,8 +77,16 @@ def test_load_that_takes_longer_than_that_does_not_rest():
     assert House().load(num_tokens=100, pieces=10, work_s=0.006)[0] == [0.0] * 10
 
 
-def test_load_does_not_rest_where_nobody_knows_what_computing_takes():
-    assert House(computed=False).load()[0] == [0.0] * 5
+def test_load_rests_for_its_share_alone_where_nobody_knows_what_computing_takes():
+    """An engine that only generates never finds out, and is the one whose steps are to be spared."""
+    assert House(computed=False).load(pieces=50)[0] == pytest.approx([0.006] * 49 + [0.0])
+    assert House(computed=False).load(pieces=10, work_s=0.003, give_up_s=0.1)[1] <= 0.0501
+
+
+def test_load_does_not_rest_where_steps_need_no_processor():
+    house = House()
+    house.pace.is_needed = False
+    assert house.load()[0] == [0.0] * 5
 
 
 def test_loads_that_run_side_by_side_have_one_share():

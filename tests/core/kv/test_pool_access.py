@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trencadis.errors import TransferError
-from trencadis.kv.pool_access import PoolAccess
+from trencadis.kv.pool_access import PoolAccess, is_on_host
 from trencadis_testing.fake_pool import FakeKVCache
 
 
@@ -121,3 +121,11 @@ def test_error_of_the_pool_goes_to_who_asked(any_thread: bool) -> None:
     thread, errors = background(lambda: access.read([1000], np.empty((1, 32), np.uint8), timeout_s=5))
     serve_until_done(access, thread)
     assert [type(error) for error in errors] == [IndexError]
+
+
+@pytest.mark.parametrize("any_thread", [True, False])
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_blocks_are_the_hosts_if_any_thread_may_read_them_where_they_lie(any_thread: bool, is_seen: bool) -> None:
+    pool = pool_of(any_thread=any_thread)
+    pool.view_blocks = lambda blocks: [] if is_seen else None
+    assert is_on_host(pool) == (any_thread and is_seen)

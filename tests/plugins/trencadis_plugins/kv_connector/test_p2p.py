@@ -178,7 +178,8 @@ def test_blocks_of_another_kind_are_refused_and_the_engine_is_not_asked_again() 
 )
 def test_fault_on_the_way_costs_what_did_not_come(fault: dict[str, int], cause: str, num_blocks: int) -> None:
     """A block is 96 bytes here, 232 with its heads: what was verified before the fault is used."""
-    with Station() as producer, Station(pull_timeout_s=0.3, connect_timeout_s=0.3) as consumer:
+    timeouts = {"pull_timeout_s": 0.3, "connect_timeout_s": 0.3}
+    with Station() as producer, Station(shared_memory=False, **timeouts) as consumer:
         params = producer.prefill(PROMPT)
         producer.step_s = consumer.step_s = (
             1e-5  # the connector's own time-out, which is real, comes before the engine's

@@ -246,7 +246,7 @@ def test_pull_that_rests_ends_when_it_is_cancelled(consumer: Consumer, producer:
 def test_rests_are_no_part_of_what_a_pull_takes(
     consumer: Consumer, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(p2p_worker, "BATCH_BYTES", 1)
+    monkeypatch.setattr(p2p_worker, "TAKEN_BYTES", 1)
     measured: list[float] = []
     consumer.node.cost.loaded = lambda *, num_bytes, seconds: measured.append(seconds)  # type: ignore[method-assign]
     calls = resting(consumer, 0.3)
@@ -258,6 +258,8 @@ def test_rests_are_no_part_of_what_a_pull_takes(
 
 
 def test_pulls_that_ended_slow_nobody_down(consumer: Consumer, producer: Producer) -> None:
+    assert not consumer.node.pace.is_needed, "these blocks do not lie in host memory"
+    consumer.node.pace.is_needed = True
     consumer.node.pace.stepped(device_s=1e6)
     alone = consumer.node.pace.rest_ratio
     assert alone == pytest.approx(9.0)
