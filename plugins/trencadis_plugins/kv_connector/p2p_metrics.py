@@ -38,6 +38,9 @@ class P2PMetrics(TransferCounters):
             "token",
         )
         self._pushed = self._counter("pushed_bytes", "Bytes of blocks sent along with offers, or received so.", "end")
+        self._pulled = self._counter(
+            "pulled_bytes", "Bytes of blocks pulled, by the way they came: connection, shared memory or nixl.", "way"
+        )
         self._aside = self._gauge("push_bytes", "Bytes of memory set aside for blocks that are sent along.")
         self._guests = self._gauge("guests", "Prompts of other engines that are being computed here.")
         self._away = self._gauge("prompts_away", "Prompts of this engine that another one is computing.")
@@ -58,6 +61,15 @@ class P2PMetrics(TransferCounters):
             num_bytes: As in the pool.
         """
         self._pushed.labels(self._name, end).inc(num_bytes)
+
+    def pulled(self, way: str, *, num_bytes: int) -> None:
+        """Count blocks that were asked for.
+
+        Args:
+            way: Name of a transport, or ``connection``.
+            num_bytes: As in the pool.
+        """
+        self._pulled.labels(self._name, way).inc(num_bytes)
 
     def watch_aside(self, num_bytes: Callable[[], int]) -> None:
         """Read a gauge from where it is whenever somebody looks."""

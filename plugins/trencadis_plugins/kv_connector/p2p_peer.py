@@ -52,6 +52,7 @@ class PeerConnection:
 
     Attributes:
         engine: Id of the producer.
+        num_placed: Blocks that were taken from a landing.
 
     Raises:
         TransferError: As of :func:`trencadis.kv.handshake.greet`, or ``unreachable``.
@@ -61,6 +62,7 @@ class PeerConnection:
         self._prefix = prefix
         self._me = me
         self._header = bytearray(HEADER_BYTES)
+        self.num_placed = 0
         address = prefix.host, prefix.port
         try:
             connection = socket.create_connection(address, timeout=connect_timeout_s)
@@ -264,6 +266,7 @@ class PeerConnection:
         finally:
             if num_good:
                 take(first, rows[:num_good])
+                self.num_placed += num_good
         self._stream.send(Taken(index=placed.index))
         return num_good
 

@@ -339,6 +339,10 @@ class _Pull:
         if num_taken > self._num_pushed:  # of others the receiver has told what they took
             num_bytes = (num_taken - self._num_pushed) * layout.block_bytes
             node.cost.loaded(num_bytes=num_bytes, seconds=self._taken_s - self._since_s)
+            num_placed = 0 if self._connection is None else self._connection.num_placed * layout.block_bytes
+            if node.transport is not None and num_placed:
+                node.metrics.pulled(node.transport.name, num_bytes=num_placed)
+            node.metrics.pulled("connection", num_bytes=num_bytes - num_placed)
 
     def _gave_up(self, cause: str) -> None:
         """Note how long the rest of a pull was waited for in vain.

@@ -26,10 +26,11 @@ def prefill_flags() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def engines(prefill_flags: tuple[str, ...]) -> Iterator[tuple[ServedProcess, ServedProcess]]:
-    """Prefill and decode; they start side by side, and serve all tests that harm nobody."""
+    """Prefill and decode; they start side by side, and serve all tests that harm nobody. Blocks go over TCP, where faults can be put."""
+    own = ("--kv-connector.p2p.pull-timeout-s", "2", "--kv-connector.p2p.retry-s", "0")
     both = (
         ServedProcess(*prefill_flags),
-        ServedProcess(*FLAGS, "--kv-connector.p2p.pull-timeout-s", "2", "--kv-connector.p2p.retry-s", "0"),
+        ServedProcess(*FLAGS, *own, "--kv-connector.p2p.shared-memory", "false"),
     )
     try:
         for engine in both:

@@ -239,6 +239,9 @@ def test_prefix_goes_from_one_engine_to_the_other_and_all_is_given_back(
             assert pulled(producer, consumer).num_cached_tokens == 4 * NUM_BLOCKS
             consumer.engine._state.blocks.reset_cache()
         assert counted == Counted(over_memory=3 * NUM_BLOCKS)
+        num_bytes = 3 * NUM_BLOCKS * consumer.node.block_bytes
+        assert consumer.count("pulled_bytes", way="shared memory") == num_bytes
+        assert consumer.count("pulled_bytes", way="connection") == 0
         producer.until(lambda: not producer.engine.has_work)
         assert producer.num_used_blocks == consumer.num_used_blocks == 0
         assert producer.node.holds.ends == {"released": 3}
@@ -258,6 +261,7 @@ def test_without_it_blocks_go_over_the_connection(lack: str, counted: Counted, m
         assert pulled(producer, consumer).num_cached_tokens == 4 * NUM_BLOCKS
         assert counted.over_memory == 0
         assert counted.over_connection >= NUM_BLOCKS
+        assert consumer.count("pulled_bytes", way="connection") == NUM_BLOCKS * consumer.node.block_bytes
 
 
 def test_wrong_bytes_are_refused_and_their_memory_is_never_used_again(
