@@ -40,6 +40,7 @@ class Pulling:
                 host=self.here.address,
                 peers=(PEERS,),
                 connect_timeout_s=CONNECT_S,
+                shared_memory=False,  # two networks, but one machine
                 **pulls,
             )
         stack.callback(self.taker.close)
