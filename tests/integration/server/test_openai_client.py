@@ -4,74 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
-import attrs
 import numpy as np
 import openai
 import pydantic
 import pytest
-import uvicorn
+from openai_server import Running, running
 
 from trencadis import AsyncLLM
-from trencadis.clock import SystemClock
 from trencadis.config.server import ServerConfig
-from trencadis.errors import EngineEndedError
 from trencadis.front import configure
-from trencadis.server.app import make_app
-from trencadis.server.context import ServerContext
-from trencadis.server.limits import AdmissionControl
 
 CHAT: list[Any] = [{"role": "user", "content": "What did the old man see?"}]
 PROMPT = "The old man looked at the sea and"
-
-
-@attrs.define(eq=False)
-class Engines:
-    """An engine that can be taken away."""
-
-    current: AsyncLLM | None
-
-    @property
-    def llm(self) -> AsyncLLM:
-        if self.current is None:
-            raise EngineEndedError("the engine died: out of memory.")
-        return self.current
-
-
-@attrs.frozen(eq=False)
-class Running:
-    """A server on loopback."""
-
-    url: str
-    engines: Engines
-    admission: AdmissionControl
-
-    def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(**{"base_url": self.url, "api_key": "none", "max_retries": 0, "timeout": 60, **options})
-
-
-@contextmanager
-def running(llm: AsyncLLM, config: ServerConfig) -> Iterator[Running]:
-    clock = SystemClock()
-    admission = AdmissionControl(
-        max_requests=config.max_requests, max_waiting_tokens=config.max_waiting_tokens, clock=clock
-    )
-    engines = Engines(llm)
-    context = ServerContext(engines, config=config, model_names=("demo",), admission=admission, clock=clock, created=1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(make_app(context), log_level="error", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", engines, admission)
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @pytest.fixture(scope="module")
