@@ -1,37 +1,21 @@
-"""Who is drafted for and how much; and that nothing but time depends on it, even when a component fails."""
+"""Who is drafted for and how much, and what is told of what became of it."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
+from guesses import PROMPT, request, right, wrong
 
 from trencadis.clock import SimulatedClock
 from trencadis.engine.drafting import Drafting
-from trencadis.interfaces import DraftLength, DraftView, LengthView, Observer, PendingStep, Speculator, VerifiedStep
-from trencadis.records import Batch, Drafts, FinishReason, Request, SamplingParams, StepStats
-from trencadis_testing.doubles import AsManyAsMay, LoopConnector, ScriptedSpeculator
+from trencadis.interfaces import DraftLength, LengthView, Observer, PendingStep, VerifiedStep
+from trencadis.records import Batch, StepStats
+from trencadis_testing.doubles import AsManyAsMay, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
-
-PROMPT = tuple(range(1, 11))
-
-
-def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: object) -> Request:
-    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**{"max_tokens": 12, **params}))
-
-
-def right(tokens: Any) -> list[int]:
-    return fake_text(tokens.tolist(), 3, eos=-1)
-
-
-def wrong(tokens: Any) -> list[int]:
-    return [(right(tokens)[0] + 1) % 97] * 3
 
 
 class Recorder(FakeExecutor):
@@ -242,120 +226,7 @@ def test_oracle_drafts_take_a_step_for_four_tokens_and_wrong_ones_a_step_each(la
         assert engine.totals.num_steps == 1 + num_decodes
 
 
-# ------------------------------------------------------------------------------------------------ components that fail
-
-
-class Broken(ScriptedSpeculator):
-    """Drafts rightly until it is broken in one way."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__(right)
-        self.way = way
-        self.num_calls = 0
-        self.is_closed = False
-
-    def propose(self, view: DraftView) -> Drafts:
-        self.num_calls += 1
-        drafts = super().propose(view)
-        if self.num_calls < 3:
-            return drafts
-        match self.way:
-            case "raises":
-                raise RuntimeError("boom")
-            case "too many":
-                return Drafts(num_drafts=drafts.num_drafts + 9, token_ids=np.repeat(drafts.token_ids, 9))
-            case "negative":
-                return Drafts(num_drafts=drafts.num_drafts * 0 - 1, token_ids=drafts.token_ids[:0])
-            case "miscounted":
-                return attrs.evolve(drafts, token_ids=drafts.token_ids[:-1])
-            case "a tree":
-                return attrs.evolve(drafts, parents=np.full(len(drafts.token_ids), -1, np.int32))
-            case "nothing":
-                return None  # type: ignore[return-value]
-        return drafts
-
-    def on_verified(self, **verdict: Any) -> None:
-        if self.way == "cannot be told" and self.num_calls > 1:
-            raise RuntimeError("boom")
-        super().on_verified(**verdict)
-
-    def on_finished(self, **end: Any) -> None:
-        if self.way == "cannot end":
-            raise RuntimeError("boom")
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-WAYS = ["raises", "too many", "negative", "miscounted", "a tree", "nothing", "cannot be told", "cannot end"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_speculator_that_fails_is_switched_off_and_requests_go_on(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    speculator = Broken(way)
-    engine = make_engine(backend=FakeBackend(eos=-1), speculator=speculator)
-    for name, length in (("first", 4), ("other", 40)):
-        engine.add(request(name, max_tokens=length))
-    ends = drain(engine)
-    assert {name: end.token_ids.tolist() for name, end in ends.items()} == {
-        "first": fake_text(PROMPT, 4, eos=-1),
-        "other": fake_text(PROMPT, 40, eos=-1),
-    }
-    assert {end.finish_reason for end in ends.values()} == {FinishReason.LENGTH}
-    assert engine._drafting.fault.startswith("Broken raised")
-    assert engine.totals.num_drafters_quarantined == 1
-    assert speculator.is_closed
-    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 1
-    assert "Broken raised" in errors[0]
-    assert "Speculation goes off" in errors[0]
-
-
-def test_an_engine_whose_speculator_failed_takes_new_requests() -> None:
-    engine = make_engine(backend=FakeBackend(eos=-1), speculator=Broken("raises"))
-    for name in ("one", "two", "three"):
-        engine.add(request(name, max_tokens=30))
-        assert drain(engine)[name].token_ids.tolist() == fake_text(PROMPT, 30, eos=-1)
-        assert broken_invariants(engine) == []
-    engine.close()
-
-
-class BrokenLength(AsManyAsMay):
-    def __init__(self, way: str) -> None:
-        self.way = way
-
-    def choose(self, view: LengthView) -> Any:
-        match self.way:
-            case "raises":
-                raise RuntimeError("boom")
-            case "too many":
-                return view.max_draft_tokens + 1
-            case "negative":
-                return view.max_draft_tokens * 0 - 1
-            case "one for all":
-                return np.ones(7, np.int32)
-        return view.max_draft_tokens
-
-    def on_verified(self, step: VerifiedStep) -> None:
-        if self.way == "cannot be told":
-            raise RuntimeError("boom")
-
-    def on_finished(self, *, slot: int) -> None:
-        if self.way == "cannot end":
-            raise RuntimeError("boom")
-
-
-@pytest.mark.parametrize("way", ["raises", "too many", "negative", "one for all", "cannot be told", "cannot end"])
-def test_a_draft_length_that_fails_is_switched_off_and_requests_go_on(way: str) -> None:
-    engine = make_engine(
-        backend=FakeBackend(eos=-1), speculator=ScriptedSpeculator(right), draft_length=BrokenLength(way)
-    )
-    engine.add(request("r"))
-    engine.add(request("s", max_tokens=20))
-    ends = drain(engine)
-    assert ends["r"].token_ids.tolist() == fake_text(PROMPT, 12, eos=-1)
-    assert ends["s"].token_ids.tolist() == fake_text(PROMPT, 20, eos=-1)
-    assert engine._drafting.fault.startswith("BrokenLength raised")
+# --------------------------------------------------------------------------------------------------- start and end
 
 
 def test_a_speculator_that_cannot_be_given_the_sizes_ends_the_start() -> None:
@@ -373,85 +244,3 @@ def test_without_speculation_nothing_is_drafted_or_counted() -> None:
     assert (drafting.num_quarantined, drafting.fault, drafting.draft_s) == (0, "", 0.0)
     drafting.finished(0, np.zeros(1, np.int32))
     drafting.close()
-
-
-# ------------------------------------------------------------------------------------------------- verified tokens only
-
-
-@pytest.mark.parametrize("draft", [right, wrong, lambda tokens: [*right(tokens)[:1], 3, 3]])
-def test_only_verified_tokens_are_saved_by_a_connector(draft: Any) -> None:
-    """A block is saved when its tokens are committed, so a new engine that loads them has the very same text."""
-    connector = LoopConnector()
-    engine = make_engine(
-        backend=FakeBackend(eos=-1),
-        speculator=ScriptedSpeculator(draft),
-        connector=connector.pair(),
-        prefix_caching=False,
-    )
-    engine.add(request("a", max_tokens=18))
-    text = drain(engine)["a"].token_ids.tolist()
-    assert text == fake_text(PROMPT, 18, eos=-1)
-    longer = (*PROMPT, *text)
-    assert len(connector.store.blocks) == (len(longer) - 1) // 4
-    engine.add(request("b", longer))
-    end = drain(engine)["b"]
-    assert end.token_ids.tolist() == fake_text(longer, 12, eos=-1)
-    assert end.num_cached_tokens == (len(longer) - 1) // 4 * 4
-
-
-@pytest.mark.parametrize("draft", [right, wrong])
-def test_a_connector_holds_no_block_that_only_drafts_were_given(draft: Any) -> None:
-    connector, held = LoopConnector(holds=True), []
-    engine = make_engine(
-        backend=FakeBackend(eos=-1),
-        speculator=ScriptedSpeculator(draft),
-        connector=connector.pair(),
-        prefix_caching=False,
-    )
-    on_finished = connector.scheduler.on_finished
-    connector.scheduler.on_finished = lambda request, blocks: (
-        held.append(len(blocks))
-        or on_finished(  # type: ignore[method-assign]
-            request, blocks=blocks
-        )
-    )
-    for length in range(1, 9):
-        engine.add(request(str(length), max_tokens=20))
-        while engine._state.slot_of and len(engine._state.known_tokens(engine._state.table.sequence(0))) < 10 + length:
-            engine.step()
-        sequence = engine._state.table.sequences[0]
-        known = len(engine._state.known_tokens(sequence))
-        engine.stop(str(length))
-        assert held[-1] <= -(-known // 4)
-        drain(engine)
-        assert engine._state.blocks.num_used == 0
-
-
-@pytest.mark.parametrize("draft", [right, wrong])
-def test_only_verified_tokens_are_found_in_the_prefix_cache(draft: Any) -> None:
-    engine = make_engine(backend=FakeBackend(eos=-1), speculator=ScriptedSpeculator(draft))
-    engine.add(request("a", max_tokens=18))
-    text = drain(engine)["a"].token_ids.tolist()
-    longer = (*PROMPT, *text)
-    engine.add(request("b", longer))
-    end = drain(engine)["b"]
-    assert end.num_cached_tokens == (len(longer) - 1) // 4 * 4
-    assert end.token_ids.tolist() == fake_text(longer, 12, eos=-1)
-
-
-def test_speculators_see_committed_tokens_only() -> None:
-    seen: list[list[int]] = []
-
-    class Watching(Speculator):
-        max_draft_tokens = 3
-
-        def propose(self, view: DraftView) -> Drafts:
-            seen.extend(tokens.tolist() for tokens in view.token_ids)
-            return ScriptedSpeculator(wrong).propose(view)
-
-    engine = make_engine(backend=FakeBackend(eos=-1), speculator=Watching())
-    engine.add(request("r"))
-    drain(engine)
-    whole = [*PROMPT, *fake_text(PROMPT, 12, eos=-1)]
-    assert seen
-    assert all(tokens == whole[: len(tokens)] for tokens in seen)

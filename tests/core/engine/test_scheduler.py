@@ -5,28 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from guesses import PROMPT, request, right, wrong
 
 from trencadis.interfaces import PendingStep
-from trencadis.records import Batch, Request, SamplingParams
+from trencadis.records import Batch
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants
-
-PROMPT = tuple(range(1, 11))
-
-
-def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, **params: object) -> Request:
-    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**{"max_tokens": 12, **params}))
-
-
-def right(tokens: Any) -> list[int]:
-    return fake_text(tokens.tolist(), 3, eos=-1)
-
-
-def wrong(tokens: Any) -> list[int]:
-    return [(right(tokens)[0] + 1) % 97] * 3
 
 
 class Recorder(FakeExecutor):
