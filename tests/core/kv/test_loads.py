@@ -1,89 +1,22 @@
+"""Loads from a store: what arrives, what is refused, how they are cancelled, and at which pace they go."""
+
 from __future__ import annotations
 
 import threading
 import time
 
-import numpy as np
 import pytest
-from kv_parts import BLOCK_BYTES, BLOCK_SIZE, GatedStore, OnlyBackendThread, hashes_of, make_parts, make_pool, read
+from kv_parts import hashes_of
+from load_house import CONTENTS, flip, houses
 
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVCodec
-from trencadis.kv.defaults import AsTheyAre
-from trencadis.kv.loads import Loads
-from trencadis.kv.messages import LoadOrder
-from trencadis_testing.fake_pool import FakeKVCache
-from trencadis_testing.kv_faults import DictStore
-
-CONTENTS = {i: np.random.default_rng(i).integers(0, 256, BLOCK_BYTES, np.uint8) for i in range(9)}
-
-
-class House:
-    """Loads from a store that has blocks 0 to 8, each with its own content."""
-
-    def __init__(self, *, gated=False, pool=None, chunk=2, codec=None, **settings):
-        self.objects = {}
-        self.store = GatedStore(self.objects) if gated else DictStore(self.objects)
-        self.parts = make_parts(lambda: self.store, codec=codec, **settings)
-        self.pool = pool or make_pool()
-        self.packing = self.parts.objects(self.pool.layout)
-        for number, content in CONTENTS.items():
-            (key,), (block_hash,) = self.keys(number), hashes_of(number)
-            self.objects[key] = b"".join(self.packing.pack(block_hash, memoryview(content)))
-        self.loads = Loads(self.parts, self.pool, self.packing)
-        self.loads.chunk = chunk
-        self.before = read(self.pool, range(16))
-
-    def keys(self, *numbers):
-        return self.packing.keys(hashes_of(*numbers))
-
-    def start(self, ticket, *, blocks, numbers):
-        self.loads.start(LoadOrder(ticket, list(blocks), hashes_of(*numbers)))
-
-    def settle(self):
-        assert self.parts.activity.wait_idle(60.0)
-
-    def report(self):
-        self.settle()
-        return self.loads.poll()
-
-    def spoil(self, number, change):
-        data = bytearray(self.objects[self.keys(number)[0]])
-        change(data)
-        self.objects[self.keys(number)[0]] = bytes(data)
-
-    def check(self, expected):
-        """Check that blocks hold contents, and that all others are as they were."""
-        now = read(self.pool, range(16))
-        for block in range(16):
-            right = CONTENTS[expected[block]] if block in expected else self.before[block]
-            assert (now[block] == right).all(), f"block {block}"
-
-    def failures(self, cause):
-        return self.parts.counters.value("transfer_failures_total", cause=cause)
-
-
-def flip(position):
-    def change(data):
-        data[position] ^= 1
-
-    return change
 
 
 @pytest.fixture
 def house():
-    made = []
-
-    def make(**options):
-        made.append(House(**options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        if isinstance(one.store, GatedStore):
-            one.store.open()
-        one.loads.close(5.0)
-        assert one.parts.activity.wait_idle(60.0), "work is counted that nobody does"
+    with houses() as make:
+        yield make
 
 
 def test_load_fills_its_blocks_and_no_other(house):
@@ -217,6 +150,19 @@ def test_store_that_is_left_alone_is_not_asked(house):
     assert one.store.calls == []
 
 
+def test_store_that_fails_to_delete_costs_a_counter(house):
+    one = house()
+    one.spoil(0, flip(-1))
+
+    def refuse(keys):
+        raise TransferError("read-only", cause="unreachable")
+
+    one.store.delete = refuse
+    one.start(1, blocks=[4], numbers=[0])
+    assert one.report().failed[0].cause == "corrupt"
+    assert one.failures("unreachable") == 1
+
+
 # ---------------------------------------------------------------------------------------------------- cancelling
 
 
@@ -339,129 +285,6 @@ def test_closing_interrupts_every_call_that_waits(house, caplog):
     one.loads.close(10.0)
     assert one.store.num_waiting == 0
     assert "does not end" not in caplog.text
-
-
-# --------------------------------------------------------------------------------- a device with a thread of its own
-
-
-def test_blocks_of_a_device_are_written_on_its_own_thread_a_share_in_each_step(house):
-    one = house(pool=OnlyBackendThread(make_pool()), max_load_bytes_per_step=2 * BLOCK_BYTES)
-    one.start(1, blocks=[4, 2, 9, 1, 3], numbers=range(5))
-    one.settle()
-    one.check({})
-    steps = [one.report().loaded for _ in range(4)]
-    assert steps == [(), (), (), (1,)]
-    one.check({4: 0, 2: 1, 9: 2, 1: 3, 3: 4})
-
-
-def test_two_loads_share_what_a_step_may_write(house):
-    one = house(pool=OnlyBackendThread(make_pool()), max_load_bytes_per_step=3 * BLOCK_BYTES)
-    one.start(1, blocks=[4, 2], numbers=[0, 1])
-    one.start(2, blocks=[5, 6], numbers=[2, 3])
-    one.settle()
-    one.loads.poll()
-    written = (read(one.pool, range(16)) != one.before).any(axis=1).sum()
-    assert written == 2
-    one.settle()
-    one.loads.poll()
-    one.check({4: 0, 2: 1, 5: 2, 6: 3})
-
-
-def test_chunk_is_no_larger_than_a_steps_share():
-    pool = OnlyBackendThread(make_pool())
-    parts = make_parts(max_load_bytes_per_step=3 * BLOCK_BYTES)
-    assert Loads(parts, pool, parts.objects(pool.layout)).chunk == 3
-
-
-def test_block_larger_than_a_steps_share_is_written_alone(house):
-    one = house(pool=OnlyBackendThread(make_pool()), max_load_bytes_per_step=1, chunk=1)
-    one.start(1, blocks=[4, 2], numbers=[0, 1])
-    assert [one.report().loaded for _ in range(3)] == [(), (), (1,)]
-    one.check({4: 0, 2: 1})
-
-
-def test_load_that_waits_for_the_devices_thread_is_cancelled(house):
-    one = house(pool=OnlyBackendThread(make_pool()))
-    one.start(1, blocks=[4, 2, 9], numbers=[0, 1, 2])
-    one.settle()
-    one.loads.cancel(1)
-    assert one.report().released == (1,)
-    one.check({})
-
-
-def test_device_that_raises_fails_the_load(house):
-    one = house(pool=OnlyBackendThread(make_pool()))
-    one.pool._pool.write_blocks = lambda blocks, data: 1 / 0
-    one.start(1, blocks=[4, 2, 9], numbers=[0, 1, 2])
-    one.settle()
-    one.loads.poll()
-    (failed,) = one.report().failed
-    assert (failed.num_valid_tokens, failed.cause) == (0, "raised")
-
-
-def test_store_that_fails_to_delete_costs_a_counter(house):
-    one = house()
-    one.spoil(0, flip(-1))
-
-    def refuse(keys):
-        raise TransferError("read-only", cause="unreachable")
-
-    one.store.delete = refuse
-    one.start(1, blocks=[4], numbers=[0])
-    assert one.report().failed[0].cause == "corrupt"
-    assert one.failures("unreachable") == 1
-
-
-# ---------------------------------------------------------------------------------------------------- host memory
-
-
-class HostPool(FakeKVCache):
-    """A pool whose blocks lie in host memory, and which wants its rows in one piece, as ever."""
-
-    def view_blocks(self, blocks):
-        return [[array[block].data for array in self._bytes] for block in blocks]
-
-    def write_blocks(self, blocks, data):
-        assert data.flags.c_contiguous
-        super().write_blocks(blocks, data)
-
-
-class Untouched(AsTheyAre):
-    def decode(self, data, header, out):
-        raise AssertionError("what no codec changed is copied once")
-
-
-def host_pool():
-    noise = np.random.default_rng(1)
-    return HostPool([noise.integers(0, 2**60, 16 * BLOCK_SIZE) for _ in range(2)], block_size=BLOCK_SIZE)
-
-
-def test_blocks_that_no_codec_changed_go_to_host_memory_from_where_they_were_read(house):
-    one = house(pool=host_pool(), codec=Untouched())
-    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
-    assert one.report().loaded == (7,)
-    one.check({4: 0, 2: 1, 9: 2, 1: 3, 3: 4})
-
-
-@pytest.mark.parametrize("position", [1, 30, 90, 128, -1])
-@pytest.mark.parametrize("bad", [0, 1, 4])
-def test_broken_object_ends_a_load_into_host_memory_too(house, position, bad):
-    one = house(pool=host_pool())
-    one.spoil(bad, flip(position))
-    one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
-    (failed,) = one.report().failed
-    assert (failed.num_valid_tokens, failed.cause) == (4 * bad, "corrupt")
-    one.check(dict(list(zip([4, 2, 9, 1, 3], range(5), strict=True))[:bad]))
-
-
-def test_whole_object_of_another_size_is_no_block_of_host_memory(house):
-    one = house(pool=host_pool())
-    (key,), (block_hash,) = one.keys(1), hashes_of(1)
-    one.objects[key] = b"".join(one.packing.pack(block_hash, memoryview(CONTENTS[1][:-8])))
-    one.start(7, blocks=[4, 2], numbers=[0, 1])
-    (failed,) = one.report().failed
-    assert (failed.num_valid_tokens, failed.cause) == (4, "corrupt")
-    one.check({4: 0})
 
 
 # ------------------------------------------------------------------------------------------------------- its pace
