@@ -1,0 +1,61 @@
+"""A real Redis server, a way to it that can be disturbed, and stores and engines that use it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from faultproxy import FaultProxy
+from redis_objects import stores
+from redis_scene import Scene
+from redis_server import RedisServer, running_redis
+
+from trencadis_plugins.kv_connector.redis_store import RedisStore
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RedisServer]:
+    """One server for all tests of a file that do not end it."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: RedisServer) -> RedisServer:
+    """The same, empty."""
+    shared.run("FLUSHALL")
+    return shared
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    """A way to the empty server."""
+    with FaultProxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store_at() -> Iterator[Callable[..., RedisStore]]:
+    """``store_at(server, **settings)``: closed after the test."""
+    with stores() as make:
+        yield make
+
+
+@pytest.fixture
+def scene_at() -> Iterator[Callable[..., Scene]]:
+    """``scene_at(port, **settings)``: torn down after the test."""
+    scenes = []
+
+    def make(port: int, **options: Any) -> Scene:
+        scenes.append(Scene(port, **options))
+        return scenes[-1]
+
+    yield make
+    for scene in scenes:
+        scene.teardown_method()
