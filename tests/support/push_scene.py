@@ -1,0 +1,107 @@
+"""An engine that has its prompts computed by others in the same process, which send their blocks along with the offer."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kv_pairs import Station, pause, prompt_of
+
+from trencadis.interfaces import ConnectorPair
+from trencadis.records import FinishedSequence
+from trencadis_testing.kv_watch import TicketBooks, watched
+
+__all__ = [
+    "BLOCK_BYTES",
+    "NUM_BLOCKS",
+    "PATIENCE_S",
+    "PROMPT",
+    "Decoder",
+    "check_nothing_is_left",
+    "decoder",
+    "eventually",
+    "firsts_of",
+    "port_of",
+    "serve",
+]
+
+BLOCK_BYTES = 96
+PROMPT = prompt_of(1, 41)
+NUM_BLOCKS = 10
+"""Full blocks of the prompt."""
+PATIENCE_S = 60.0
+
+
+def eventually(condition: Callable[[], bool], *, of: Sequence[Station] = ()) -> None:
+    """Step engines until something holds."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until_s, "it never happens"
+        for station in of:
+            if station.engine.has_work:
+                station.step()
+        pause()
+
+
+class Decoder(Station):
+    """An engine that lets engines at these ports compute its prompts.
+
+    Args:
+        ports: On loopback.
+        config: Arguments of ``Station``.
+
+    Attributes:
+        books: What its connector was told of every ticket.
+    """
+
+    books: TicketBooks
+
+    def __init__(self, *ports: int, **config: Any) -> None:
+        def watch(pair: ConnectorPair) -> ConnectorPair:
+            pair, self.books = watched(pair)
+            return pair
+
+        names = tuple(f"127.0.0.1:{port}" for port in ports)
+        super().__init__(
+            prefill_engines=names, **{"min_remote_tokens": 8, "heartbeat_s": 60.0, "wrap": watch, **config}
+        )
+
+
+@contextlib.contextmanager
+def decoder(*ports: int, **config: Any) -> Iterator[Decoder]:
+    """Have a decoder for as long as the block runs; it knows all engines at the ports."""
+    with Decoder(*ports, **config) as one:
+        eventually(lambda: len(one.node.registry.ready()) == len(ports))
+        yield one
+
+
+def port_of(station: Station) -> int:
+    """Return where others reach it."""
+    port: int = station.node.server.port
+    return port
+
+
+def serve(one: Station, *others: Station, prompt: tuple[int, ...] = PROMPT) -> FinishedSequence:
+    """Serve one request to its end, while the others go on as well."""
+    name = one.add(prompt, max_tokens=6)
+    eventually(lambda: name in one.ends, of=(one, *others))
+    return one.ends[name]
+
+
+def firsts_of(one: Station) -> dict[str, int]:
+    """Return what became of first tokens that others chose."""
+    return dict(one.engine._state.transfers.first_tokens.results)
+
+
+def check_nothing_is_left(one: Decoder, *others: Station) -> None:
+    """Wait until all engines are at rest, and check that no memory, block, ticket or hold is left."""
+    eventually(lambda: one.node.pushes.num_bytes == 0, of=(one, *others))
+    assert one.node.pushes._by_name == {}
+    eventually(lambda: not one.engine.has_work, of=(one, *others))
+    assert one.books.faults() == []
+    eventually(lambda: not any(s.num_used_blocks for s in (one, *others)), of=(one, *others))
+    for station in (one, *others):
+        assert station.engine._state.blocks.num_used == 0
+        assert station.node.holds.num_holds == 0
