@@ -2,24 +2,13 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from bucket_cases import SMALL, of_phase
 
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
 from trencadis_plugins.bucketing.config import ExponentialConfig
 from trencadis_plugins.bucketing.exponential import Exponential, exponential_range
 from trencadis_plugins.bucketing.prompt_rules import PromptRules
 from trencadis_testing.bucketing import BucketingConformance
-
-SMALL = BucketLimits(
-    block_size=128,
-    max_model_len=1024,
-    max_num_seqs=4,
-    max_num_batched_tokens=1024,
-    max_prefill_batch_size=1,
-    num_blocks=5781,
-    contiguous=False,
-    prefix_caching=True,
-    max_draft_tokens=0,
-)
 
 
 class TestExponential(BucketingConformance):
@@ -31,19 +20,6 @@ class TestExponentialOfOneSize(BucketingConformance):
 
     def make(self, limits):
         return Exponential(limits, ExponentialConfig(limit=1))
-
-
-class TestExponentialOf2025(BucketingConformance):
-    def make(self, limits):
-        return Exponential(limits, ExponentialConfig(generation="2025-07"))
-
-    def is_within(self, bucket, limits):
-        """The older rules list counts up to the whole cache, rounded up to a block size, for every batch."""
-        if bucket.phase is Phase.DECODE and bucket.num_blocks <= -(-limits.num_blocks // limits.block_size) * (
-            limits.block_size
-        ):
-            return bucket.batch_size <= limits.max_num_seqs and bucket.query_len <= 1 + limits.max_draft_tokens
-        return super().is_within(bucket, limits)
 
 
 class TestExponentialInSlices(BucketingConformance):
@@ -75,10 +51,6 @@ def limits(seqs, tokens, length, blocks, contiguous=False):
         num_blocks=blocks,
         contiguous=contiguous,
     )
-
-
-def of_phase(buckets, phase):
-    return [bucket for bucket in buckets if bucket.phase is phase]
 
 
 @pytest.mark.parametrize(
@@ -152,16 +124,17 @@ def test_decode_buckets_equal_the_vendors_list():
     ]  # fmt: skip
 
 
-def test_contiguous_decode_buckets_reach_over_the_whole_cache():
-    case = attrs.evolve(SMALL, contiguous=True)
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (limits(4, 1024, 1024, 5781, contiguous=True), [1, 4, 8, 12, 16, 24, 32, 5781]),
+        (limits(256, 8192, 32768, 4127, contiguous=True), exponential_range(1, 256, 4127, 14)),
+    ],
+    ids=["small", "large"],
+)
+def test_contiguous_decode_buckets_reach_over_the_whole_cache(case, expected):
     sizes = {bucket.num_blocks for bucket in of_phase(Exponential(case).buckets(case), Phase.DECODE)}
-    assert sorted(sizes) == [1, 4, 8, 12, 16, 24, 32, 5781]
-
-
-def test_contiguous_decode_blocks_of_a_large_engine_are_as_many_as_the_caches_doublings_and_one():
-    case = limits(256, 8192, 32768, 4127, contiguous=True)
-    sizes = {bucket.num_blocks for bucket in of_phase(Exponential(case).buckets(case), Phase.DECODE)}
-    assert sorted(sizes) == exponential_range(1, 256, 4127, 14)
+    assert sorted(sizes) == expected
 
 
 def test_decode_blocks_end_with_the_longest_tables_of_all_sequences():
@@ -275,43 +248,6 @@ def test_shape_beyond_the_table_gets_a_fallback_that_covers_it():
     assert Exponential(case).bucket_for(Shape(4, 1, 31, Phase.DECODE)) == Bucket(4, 1, 32, Phase.DECODE)
 
 
-def test_tables_of_july_2025_equal_the_vendors_lists():
-    table = Exponential(SMALL, ExponentialConfig(generation="2025-07")).buckets(SMALL)
-    prefill = [(b.batch_size, b.query_len, b.num_blocks) for b in of_phase(table, Phase.PREFILL)]
-    decode = [(b.batch_size, b.query_len, b.num_blocks) for b in of_phase(table, Phase.DECODE)]
-    blocks = [128, 256, 384, 512, 640, 768, 896, 1024, 1408, 1792, 2432, 3328, 4352, 5888]
-    assert prefill == [(1, 128 * i, context) for i in range(1, 9) for context in range(9 - i)]
-    assert decode == [(batch_size, 1, count) for batch_size in (1, 2, 4) for count in blocks]
-    assert (len(prefill), len(decode)) == (36, 42)
-
-
-@pytest.mark.parametrize(
-    ("setting", "num_prefill", "num_decode"),
-    [
-        ({"limit": 1}, 1, 1),
-        ({"prompt_query_limit": 1}, 1, 42),
-        ({"decode_bs_limit": 1}, 36, 14),
-        ({"decode_block_limit": 4}, 36, 12),
-    ],
-)
-def test_limits_of_july_2025_belong_to_their_dimensions(setting, num_prefill, num_decode):
-    table = Exponential(SMALL, ExponentialConfig(generation="2025-07", **setting)).buckets(SMALL)
-    assert len(of_phase(table, Phase.PREFILL)) == num_prefill
-    assert len(of_phase(table, Phase.DECODE)) == num_decode
-
-
-def test_prefill_batches_of_july_2025_follow_the_limit():
-    case = attrs.evolve(SMALL, max_prefill_batch_size=4)
-    batches = lambda **setting: {  # noqa: E731
-        bucket.batch_size
-        for bucket in of_phase(
-            Exponential(case, ExponentialConfig(generation="2025-07", **setting)).buckets(case), Phase.PREFILL
-        )
-    }
-    assert batches() == {1, 2, 4}
-    assert batches(prompt_bs_limit=1) == {4}
-
-
 def test_decode_blocks_without_clamp_reach_over_all_tables_and_are_denser():
     case = limits(256, 8192, 32768, 4127)  # 65,536 blocks in tables, a cache of 4,127: 16 doublings, and 4 more
     table = Exponential(case, ExponentialConfig(clamp_decode_blocks=False)).buckets(case)
@@ -393,33 +329,6 @@ def test_long_context_follows_the_query_length_below_the_maximum_by_hand():
         contexts[bucket.query_len] = max(contexts.get(bucket.query_len, 0), bucket.num_blocks)
     # From 1536 tokens on a query leaves fewer than 248 blocks; shorter ones keep the largest of the range.
     assert {query: contexts[query] for query in (128, 1024, 1536, 2048)} == {128: 192, 1024: 192, 1536: 244, 2048: 240}
-
-
-def test_ranges_of_july_2025_are_logged_as_the_vendor_did(caplog):
-    with caplog.at_level("INFO"):
-        Exponential(SMALL, ExponentialConfig(generation="2025-07"))
-    head = "bucket config (min, step, max_warmup, limit)"
-    assert caplog.messages[:2] == [
-        f"Prompt {head} bs:[1, 1, 1, 1], seq:[128, 128, 1024, 11]",
-        f"Decode {head} bs:[1, 1, 4, 3], block:[128, 128, 5781, 14]",
-    ]
-    assert caplog.messages[2].startswith("Generated 36 prompt buckets [bs, query, num_blocks]: [(1, 128, 0), ")
-    assert caplog.messages[3].startswith("Generated 42 decode buckets [bs, query, num_blocks]: [(1, 1, 128), ")
-
-
-def test_passes_of_july_2025_run_where_the_vendors_page_says():
-    """Three sequences of 413 tokens read twelve blocks, which the smallest count of four sequences covers."""
-    strategy = Exponential(SMALL, ExponentialConfig(generation="2025-07"))
-    assert strategy.bucket_for(Shape(3, 1, 3 * 4, Phase.DECODE)) == Bucket(4, 1, 128, Phase.DECODE)
-    three = attrs.evolve(SMALL, max_prefill_batch_size=4, max_num_batched_tokens=2048)
-    strategy = Exponential(three, ExponentialConfig(generation="2025-07"))
-    assert strategy.bucket_for(Shape(3, 412, 0)) == Bucket(4, 512, 0)
-
-
-def test_fallback_of_july_2025_is_a_power_of_two_and_an_even_context():
-    case = attrs.evolve(SMALL, prefix_caching=False)
-    strategy = Exponential(case, ExponentialConfig(generation="2025-07"))
-    assert strategy.bucket_for(Shape(1, 300, 3)) == Bucket(1, 384, 4)
 
 
 def test_spec_decode_buckets_are_said_to_be_so(caplog):
