@@ -198,8 +198,7 @@ class _SharedLanding(Landing):
 
     def holds(self, index: int, num_rows: int) -> bool:
         """Return whether there is such a piece."""
-        num_pieces, most_rows, _ = self._pieces.shape
-        return 0 <= index < num_pieces and num_rows <= most_rows
+        return 0 <= index < len(self._pieces) and num_rows <= len(self._pieces[index])
 
     def close(self) -> None:
         """Give the memory back."""
