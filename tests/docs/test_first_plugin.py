@@ -28,7 +28,6 @@ class Reader:
             **os.environ,
             "PYTHONPATH": str(self._installed),
             "OMP_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "TRENCADIS_SERVER__PORT": "0",
         }
 

@@ -51,7 +51,7 @@ def conform(here: Path, *values: str, more: tuple[str, ...] = ()) -> subprocess.
     script = Path(sys.executable).with_name(
         "pytest"
     )  # unlike python -m pytest it does not look into the current folder
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [str(script), "-p", "no:cacheprovider", *options, *more],
         cwd=here,
