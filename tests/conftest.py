@@ -20,11 +20,6 @@ ROOT = Path(__file__).parents[1]
 EXPECTED = {"bucketing", "eviction", "executor", "observer", "sampling", "scheduling", "torch"}
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests that wait for servers and deadlines leave theirs to others."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_sessionstart() -> None:
     import trencadis
 
