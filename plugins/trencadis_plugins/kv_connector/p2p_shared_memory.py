@@ -42,8 +42,8 @@ _HEAD_BYTES: Final = 4096
 """The key, and nothing else; pieces begin on a page."""
 _PIECE_BYTES: Final = 1 << 20
 """Of a piece, about: what was just written is still in a processor's cache when it is verified and taken."""
-_NUM_PIECES: Final = 2
-"""One is written to while the other is verified."""
+_NUM_PIECES: Final = 4
+"""While one is verified others are written to: neither end often waits for the other to be given a processor."""
 
 
 class _Target(msgspec.Struct, array_like=True):
