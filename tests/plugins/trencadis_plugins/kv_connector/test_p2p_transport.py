@@ -10,6 +10,8 @@ from kv_pairs import Station, prompt_of, true_text
 from memory_transport import MemoryTransport
 
 from trencadis.errors import TransferError
+from trencadis.kv.stream import FrameStream
+from trencadis.kv.stream_messages import Taken
 from trencadis.records import TransferCause
 from trencadis_plugins.kv_connector.p2p_transport import Landing
 
@@ -82,6 +84,19 @@ def test_write_that_fails_leaves_memory_that_is_not_quiet(two: Two) -> None:
 
     two.sends.on_write = fail
     assert two.pulled().num_cached_tokens == 4 * 2
+    assert two.lends.quiet == [False]
+
+
+def test_who_gives_back_what_was_not_lent_is_hung_up_on(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = FrameStream.send
+
+    def wrong(self: FrameStream, message: Any) -> None:
+        send(self, Taken(index=-1) if isinstance(message, Taken) else message)
+
+    monkeypatch.setattr(FrameStream, "send", wrong)
+    assert two.pulled().num_cached_tokens == 4 * 4, "what was placed before is used"
+    assert two.sends.written == [2, 2], "it went on writing"
+    assert two.consumer.count("transfer_failures", cause="unreachable") == 1
     assert two.lends.quiet == [False]
 
 
