@@ -38,12 +38,7 @@ from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
 from trencadis.engine.warmup import BackgroundWarmUp, WarmUp
-from trencadis.errors import (
-    InvalidRequestError,
-    RequestRefusedError,
-    StepFailedError,
-    UnpreparedShapeError,
-)
+from trencadis.errors import InvalidRequestError, RequestRefusedError, StepFailedError, UnpreparedShapeError
 from trencadis.interfaces import Executor
 from trencadis.records import (
     Embedding,
@@ -354,6 +349,7 @@ class Engine:
             self._failures.refused(plan, error)
             return True  # something is left to run: what it takes apart, or who was not in it
         except StepFailedError as error:
+            self._state.transfers.put_back(plan.connector_message)
             self._failures.everything_failed(error)
             return False
         try:

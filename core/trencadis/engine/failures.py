@@ -54,6 +54,7 @@ class Failures:
 
     def refused(self, plan: Plan, error: Exception) -> None:
         """Take apart a plan that was not submitted: nobody else needs to fail for its shape, or for its swaps."""
+        self._state.transfers.put_back(plan.connector_message)
         self.step_failed(plan, error)
         rows = set(plan.rows.tolist())
         self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]

@@ -87,8 +87,8 @@ class Transfers:
         self._held: dict[int, Int32Array] = {}
         self._held_until_s: dict[int, float] = {}
         self._has_news = False
-        self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = 0
-        self.num_unused = 0
+        self._unsent = b""
+        self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = self.num_unused = 0
 
     @property
     def connector(self) -> GuardedConnector | None:
@@ -108,12 +108,12 @@ class Transfers:
     @property
     def has_message(self) -> bool:
         """True if the connector may have orders for its worker side that no step has taken there yet."""
-        return self._has_news
+        return self._has_news or bool(self._unsent)
 
     @property
     def wants_step(self) -> bool:
         """True while a step can change anything: a report is awaited, or what was computed last is not saved yet."""
-        return self.is_active or self._has_news
+        return self.is_active or self.has_message
 
     @property
     def num_parked(self) -> int:
@@ -240,9 +240,16 @@ class Transfers:
             self._connector.on_abandoned(request)
 
     def take_message(self) -> bytes:
-        """Return what the worker side is to do in the next step."""
-        self._has_news = False
-        return b"" if self._connector is None else self._connector.take_message()
+        """Return what the worker side is to do in the next step; first what it was to do in one that never was."""
+        message, self._unsent = self._unsent, b""
+        if not message and self._connector is not None:  # else what it has asked for since goes with the step behind
+            self._has_news = False
+            message = self._connector.take_message()
+        return message
+
+    def put_back(self, message: bytes) -> None:
+        """Keep the message of a plan that did not become a step."""
+        self._unsent = message
 
     def apply(self, reports: Mapping[int, ConnectorReport], state: EngineState, *, missed_layers: bool = False) -> None:
         """Take the ranks' reports: unpark what loaded or failed, free what was released; then enforce deadlines.

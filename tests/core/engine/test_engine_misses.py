@@ -7,6 +7,7 @@ import pytest
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, BucketLimits, FinishReason, Phase, Request, SamplingParams, Shape
+from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 
@@ -58,6 +59,31 @@ def test_request_that_fits_no_prepared_bucket_alone_ends_with_an_error_and_other
     assert "fits no prepared bucket" in ended["long"].error
     assert ended["short"].token_ids.tolist() == fake_text(PROMPT, 8)
     assert engine._state.blocks.num_used == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_a_refused_plan_had_for_the_kv_connector_goes_with_the_next(overlap: bool) -> None:
+    """All is saved and loaded that is where every pass is prepared, and no block stays held."""
+    prompts = {name: tuple((len(name) * 7 + i) % 97 for i in range(9)) for name in ("a", "bb", "ccc")}
+    stores = []
+    for table in ((), (Bucket(1, 32, 8), Bucket(1, 1, 8, Phase.DECODE))):
+        loop = LoopConnector(delay=1)
+        options = {"bucketing": Prepares(*table), "on_miss": "refuse"} if table else {}
+        backend = FakeBackend(layout="padded", max_model_len=256, eos=-1)
+        engine = make_engine(backend=backend, connector=loop.pair(), async_scheduling=overlap, **options)
+        for name, prompt in prompts.items():
+            engine.add(request(name, prompt))
+        drain(engine)
+        engine._state.blocks.reset_cache()
+        for name, prompt in prompts.items():
+            engine.add(request(f"{name} again", prompt))
+        ended = drain(engine)
+        assert [end.num_cached_tokens for end in ended.values()] == [8, 8, 8]
+        assert (engine.totals.num_failed_steps > 0) == bool(table)
+        assert (engine._state.transfers.num_loaded, engine._state.transfers.num_held_blocks) == (3, 0)
+        assert engine._state.blocks.num_used == 0
+        stores.append(set(loop.store.blocks))
+    assert stores[0] == stores[1]
 
 
 @pytest.mark.parametrize(
