@@ -1,8 +1,13 @@
 """ITL of a request that decodes while the prefixes of others are loaded, against the same while they lie in the engine's own cache.
 
 What is left between the two is the loading. Both are measured on one engine, whose cache is emptied before what is to be loaded: two
-engines differ by some percent already, for their memory lies elsewhere. The measurement from its own cache is there twice (A/A), which
-shows the noise; all take turns.
+engines differ by some percent already, for their memory lies elsewhere. All kinds take turns:
+
+    cached, cached again    from its own cache; the second shows the noise (A/A)
+    worked                  the same, and beside it another process computes for as long as the next one copies, within its caches
+    copied                  the same, and beside it another process copies as many bytes, as slowly, once
+    loaded                  through the connector
+
 Linux says what the thread of a step did meanwhile, so that three causes can be told apart, in ms of each step:
 
     cpu      it computed: more of it means that it ran slower, for memory and caches are shared
@@ -10,7 +15,8 @@ Linux says what the thread of a step did meanwhile, so that three causes can be 
     blocked  neither: it waited for Python's lock
 
 ``own`` is a step's ``cpu`` and ``blocked``, of all rounds together: on a machine that does other things as well, that is what is left of
-a comparison, as far as these do not interrupt a thread between two looks at its clocks. ``p50`` and ``p95`` are of the time between two tokens, by round, as a client sees it.
+a comparison, as far as these do not interrupt a thread between two looks at its clocks. ``p50`` and ``p95`` are of the time between two
+tokens, by round, as a client sees it.
 
 ``p2p`` pulls from an engine in another process on the same machine, whose work is part of what is measured.
 
@@ -24,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -36,18 +43,22 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 from kv_ttft import RANDOM, make_random_model
 
 from trencadis.engine.build import build_engine
 from trencadis.front import configure
 from trencadis.records import Request, SamplingParams
 
-KINDS = ("cached", "cached again", "loaded")
+KINDS = ("cached", "cached again", "worked", "copied", "loaded")
+PIECE_BYTES = 1 << 20
+CACHED_BYTES = 16 << 10
 LOADERS = ("trencadis-kv-load", "trencadis-p2p-pull")
 
 
@@ -103,11 +114,56 @@ def produce(args: argparse.Namespace, model: str, prefix: tuple[int, ...], pipe:
     engine = engine_of(args, model, "p2p", {"lease_s": 50.0})
     serve(engine, (*prefix, 9))  # computed once, held often
     try:
-        while number := pipe.recv():
+        while True:
+            while not pipe.poll(0.1):  # what was given back is let go in a step
+                if engine.has_work:
+                    engine.step()
+            if not (number := pipe.recv()):
+                break
             asked = {"do_remote_decode": True}
             pipe.send([dict(serve(engine, (*prefix, 9), transfer_params=asked).transfer_params) for _ in range(number)])
     finally:
         engine.close()
+
+
+class Control:
+    """A process beside the engine that does no more than what a load cannot do without, over as long a time.
+
+    Args:
+        num_bytes: Of a load.
+        seconds: That a load takes.
+    """
+
+    def __init__(self, num_bytes: int, seconds: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=control, args=(num_bytes, seconds, theirs), daemon=True)
+        self._process.start()
+
+    def begin(self, kind: str) -> None:
+        """``copied``: copy; ``worked``: compute for as long as that takes, within the caches. Returns at once."""
+        self._pipe.send(kind)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def control(num_bytes: int, seconds: float, pipe: Any) -> None:
+    """Do what the pipe asks for, a piece at once."""
+    source, target = (np.ones((num_bytes // PIECE_BYTES, PIECE_BYTES), np.uint8) for _ in range(2))
+    while True:
+        kind, until_s = pipe.recv(), time.monotonic()
+        if kind not in ("worked", "copied"):
+            continue
+        for index in range(len(source)):
+            if kind == "copied":
+                target[index] = source[index]
+            else:
+                for _ in range(PIECE_BYTES // CACHED_BYTES):
+                    target[0, :CACHED_BYTES] = source[0, :CACHED_BYTES]
+            until_s += seconds / len(source)
+            time.sleep(max(0.0, until_s - time.monotonic()))
 
 
 def times_of(threads: Sequence[int | None]) -> tuple[float, float]:
@@ -143,7 +199,12 @@ class Steps:
 
 
 def measured(
-    engine: Any, steps: Steps, prefix: tuple[int, ...], held: Sequence[dict[str, Any] | None], args: argparse.Namespace
+    engine: Any,
+    steps: Steps,
+    prefix: tuple[int, ...],
+    held: Sequence[dict[str, Any] | None],
+    args: argparse.Namespace,
+    begin: Callable[[], None],
 ) -> dict[str, Any]:
     """Return the times between the tokens of a request that decodes, while others come with a known prefix.
 
@@ -166,6 +227,7 @@ def measured(
             prompt, more = (*prefix, 900 + number), {"transfer_params": held[number]} if held else {}
             engine.add(Request(request_id=f"other {number}", prompt_token_ids=prompt, params=one, **more))
             number += 1
+            begin()
         deltas = engine.step()
         now_s = time.perf_counter()
         waits += [now_s - came_s for end in deltas.finished if end.request_id.startswith("other")]
@@ -194,7 +256,7 @@ def measured(
     }
 
 
-def compared(runs: dict[str, Callable[[bool], dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
+def compared(runs: dict[str, Callable[[str], dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
     """Return medians, and quartiles of the ratios to an engine's own cache, by name, kind and measure; all take turns."""
     turns = [(name, kind) for name in runs for kind in KINDS]
     found: dict[tuple[str, str], list[dict[str, Any]]] = {turn: [] for turn in turns}
@@ -203,7 +265,7 @@ def compared(runs: dict[str, Callable[[bool], dict[str, Any]]], args: argparse.N
         if number > 2 and time.monotonic() > until_s:
             break
         for name, kind in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            one = runs[name](kind == "loaded")
+            one = runs[name](kind)
             if number:  # the first round touches memory that nobody has touched
                 found[name, kind].append(one)
     return {name: {kind: measures(found[name, kind], found[name, KINDS[0]]) for kind in KINDS} for name in runs}
@@ -213,6 +275,7 @@ def measures(values: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -
     """Return all measures of the rounds of one kind, against others of the same rounds."""
     own = statistics.quantiles([step for value in values for step in value["own"]], n=100)
     return {
+        "rounds": len(values),
         "own_ms": {"p50": own[49], "p90": own[89], "p95": own[94], "p99": own[98]},
         **{
             measure: summary([one[measure] for one in values], [one[measure] for one in base])
@@ -229,7 +292,21 @@ def summary(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
         "median": statistics.median(values),
         "mean": statistics.fmean(values),
         "ratio_quartiles": statistics.quantiles(ratios, n=4) if ratios else None,
+        "ratio_interval": interval_of_median(ratios) if ratios else None,
     }
+
+
+def interval_of_median(values: Sequence[float]) -> list[float]:
+    """Return an interval that holds the median with a probability of at least 95 %, whatever the distribution; of six or more.
+
+    Each value is as likely below the median as above, so how many are below is binomial.
+    Source: Conover, Practical Nonparametric Statistics, 3rd ed., 3.2.
+    """
+    ordered, count, below = sorted(values), len(values), 0
+    while 2 * sum(math.comb(count, k) for k in range(below + 1)) / 2**count <= 0.05:
+        below += 1
+    below = max(0, below - 1)
+    return [ordered[below], ordered[count - 1 - below]]
 
 
 def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, Any]:
@@ -243,17 +320,19 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
             for name, more in {"as configured": {}, **args.variants}.items()
         }
         producer = Producer(args, model, prefix) if connector == "p2p" else None
+        beside = Control(args.load_mb << 20, args.load_s)
         steps = {name: Steps(engine) for name, engine in engines.items()}
 
-        def run(name: str, loads: bool) -> dict[str, Any]:
-            held: list[Any] = [] if not loads else producer.hold(number) if producer else [None] * number
-            return measured(engines[name], steps[name], prefix, held, args)
+        def run(name: str, kind: str) -> dict[str, Any]:
+            held: list[Any] = [] if kind != "loaded" else producer.hold(number) if producer else [None] * number
+            begin = partial(beside.begin, kind)
+            return measured(engines[name], steps[name], prefix, held, args, begin)
 
         try:
             for engine in engines.values():
                 serve(engine, (*prefix, 9))
             time.sleep(1.0)  # the last blocks are being written
-            results = compared({name: (lambda loads, name=name: run(name, loads)) for name in engines}, args)
+            results = compared({name: partial(run, name) for name in engines}, args)
             return {
                 **results,
                 "num_failed": {name: one._state.transfers.num_failed_loads for name, one in engines.items()},
@@ -261,6 +340,7 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
         finally:
             for engine in engines.values():
                 engine.close()
+            beside.close()
             if producer is not None:
                 producer.close()
 
@@ -280,6 +360,8 @@ def main() -> None:
     parser.add_argument("--redis-url", default="redis://127.0.0.1:7379", metavar="URL")
     parser.add_argument("--variant", dest="variants", nargs="+", action=Variant, default={}, help="NAME KEY=VALUE ...")
     parser.add_argument("--load-tokens", type=int, default=1024, help="of a prefix that is loaded while others decode")
+    parser.add_argument("--load-mb", type=int, default=72, help="MiB of it, for who only copies as many")
+    parser.add_argument("--load-s", type=float, default=0.25, help="seconds that it takes, for the same")
     parser.add_argument("--gaps", type=int, default=96, help="tokens of the request that decodes meanwhile")
     parser.add_argument("--every", type=int, default=16, help="tokens between two loads")
     parser.add_argument(
