@@ -11,7 +11,7 @@ import pytest
 from trencadis.engine.drafting import Drafting, Speculation
 from trencadis.engine.guarded_speculator import GuardedSpeculator
 from trencadis.errors import StepFailedError
-from trencadis.interfaces import Speculator
+from trencadis.interfaces import LengthView, Speculator, VerifiedStep
 from trencadis.records import BucketLimits, Drafts, Request, SamplingParams
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
@@ -169,3 +169,56 @@ def test_requests_go_on_with_the_drafts_of_the_fallback() -> None:
     assert spare.num_accepted == 9
     assert engine._drafting.fault == ""
     assert engine.totals.num_drafters_quarantined == 1
+
+
+class Breaks(AsManyAsMay):
+    """Goes wrong once it is asked a second time, in one way."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.num_asked = 0
+
+    def choose(self, view: LengthView) -> Any:
+        self.num_asked += 1
+        if self.num_asked == 1 or self.way == "on_verified":
+            return super().choose(view)
+        if self.way == "raises":
+            raise RuntimeError("boom")
+        return {"too many": view.max_draft_tokens + 1, "negative": -view.max_draft_tokens, "no array": [3]}[self.way]
+
+    def on_verified(self, step: VerifiedStep) -> None:
+        if self.way == "on_verified":
+            raise RuntimeError("boom")
+
+
+class One(AsManyAsMay):
+    """A draft for everybody."""
+
+    def choose(self, view: LengthView) -> Any:
+        return np.ones_like(view.max_draft_tokens)
+
+
+@pytest.mark.parametrize("has_fallback", [True, False])
+@pytest.mark.parametrize("way", ["raises", "too many", "negative", "no array", "on_verified"])
+def test_a_draft_length_that_fails_is_replaced_or_speculation_ends(
+    way: str, has_fallback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text is the same; drafts are those of the first step, and from then on one for each step, or none."""
+    speculator = ScriptedSpeculator(lambda tokens: fake_text(tokens.tolist(), 3, eos=-1))
+    engine = make_engine(backend=FakeBackend(eos=-1), speculator=speculator)
+    speculation = Speculation(
+        speculator=speculator,
+        length=Breaks(way),
+        acceptance=Matching(),
+        labels=("", "draft_length mine"),
+        make_fallbacks=(None, One if has_fallback else None),
+    )
+    engine._drafting = Drafting(engine._state, speculation)
+    prompt = (1, 2, 3)
+    engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
+    assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
+    # One token of the prompt's step and four of the first drafts; of the eight that are left every second is a draft.
+    assert speculator.num_accepted == (3 + 4 if has_fallback else 3)
+    assert engine.totals.num_drafters_quarantined == 1
+    assert bool(engine._drafting.fault) is not has_fallback
+    assert "draft_length mine" in caplog.text
