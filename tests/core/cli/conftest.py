@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import types
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import attrs
@@ -16,6 +14,8 @@ from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from only_installed import only_installed
 
 NAMES = {
     "bucketing": ("exact", "exponential"),
@@ -67,14 +67,13 @@ def plugin() -> types.ModuleType:
 @pytest.fixture
 def installed(plugin: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[types.ModuleType], None]:
     """The plugin is the only one installed; the value installs another module under its name."""
-    points = [EntryPoint(name="house", value=plugin.__name__, group="trencadis")]
-    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(points))
+    modules = [plugin]
+    only_installed(monkeypatch, modules, name="house")
     for name in ("TRENCADIS_CONFIG", "TRENCADIS_BLOCKED_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
 
     def add(module: types.ModuleType) -> None:
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        points.append(EntryPoint(name=module.__name__, value=module.__name__, group="trencadis"))
+        modules.append(module)
+        only_installed(monkeypatch, modules, name="house")
 
     return add

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import types
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from only_installed import only_installed
 
 from trencadis.doctor import Findings
 
@@ -30,10 +33,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes the given modules the only plugins that are installed."""
 
     def install(*modules: types.ModuleType) -> None:
-        points = []
-        for module in modules:
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-            points.append(EntryPoint(name=module.__name__, value=module.__name__, group="trencadis"))
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(points))
+        only_installed(monkeypatch, modules)
 
     return install
