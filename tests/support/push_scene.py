@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from kv_pairs import Station, pause, prompt_of
+from eventually import eventually
+from kv_pairs import Station, prompt_of
 
 from trencadis.interfaces import ConnectorPair
 from trencadis.records import FinishedSequence
@@ -16,12 +16,10 @@ from trencadis_testing.kv_watch import TicketBooks, watched
 __all__ = [
     "BLOCK_BYTES",
     "NUM_BLOCKS",
-    "PATIENCE_S",
     "PROMPT",
     "Decoder",
     "check_nothing_is_left",
     "decoder",
-    "eventually",
     "firsts_of",
     "port_of",
     "serve",
@@ -31,18 +29,6 @@ BLOCK_BYTES = 96
 PROMPT = prompt_of(1, 41)
 NUM_BLOCKS = 10
 """Full blocks of the prompt."""
-PATIENCE_S = 60.0
-
-
-def eventually(condition: Callable[[], bool], *, of: Sequence[Station] = ()) -> None:
-    """Step engines until something holds."""
-    until_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until_s, "it never happens"
-        for station in of:
-            if station.engine.has_work:
-                station.step()
-        pause()
 
 
 class Decoder(Station):

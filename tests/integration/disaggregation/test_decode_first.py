@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from eventually import eventually
 from served_process import ServedProcess, family, send
 
 PATIENCE_S = 60.0
@@ -105,13 +106,6 @@ def cluster() -> Iterator[ClusterProcess]:
     finally:
         one.process.kill()
         one.process.wait(PATIENCE_S)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until_s, "it never happens"
-        threading.Event().wait(0.01)
 
 
 def alone(engines: tuple[ServedProcess, ServedProcess], prompt: str) -> str:

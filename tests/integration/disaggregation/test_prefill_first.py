@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from eventually import eventually
 from faultproxy import FaultProxy
 from served_process import ServedProcess
 
@@ -37,15 +36,6 @@ def cached_of(answer: httpx.Response) -> int:
 def alone(engine: ServedProcess, prompt: list[int]) -> list[int]:
     """Return what an engine says that knows nothing of the prompt; nothing of it stays in its cache."""
     return tokens_of(engine.post(prompt=prompt, cache_salt="alone", **GREEDY))
-
-
-def eventually(condition: Callable[[], bool], *, within_s: float = 20.0) -> float:
-    """Wait until something holds; returns for how long."""
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < within_s, "it never happens"
-        threading.Event().wait(0.05)
-    return time.monotonic() - start_s
 
 
 def test_decode_engine_goes_on_where_the_prefill_engine_ended(engines: Engines, prefilled: Any) -> None:

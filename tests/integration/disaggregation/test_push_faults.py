@@ -11,17 +11,16 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from eventually import PATIENCE_S, eventually
 from faultproxy import FaultProxy
 from kv_pairs import Station, prompt_of, true_text
 from push_scene import (
     BLOCK_BYTES,
     NUM_BLOCKS,
-    PATIENCE_S,
     PROMPT,
     Decoder,
     check_nothing_is_left,
     decoder,
-    eventually,
     firsts_of,
     port_of,
     serve,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from eventually import eventually
 from kv_pairs import Station, prompt_of, true_text
 from push_scene import (
     BLOCK_BYTES,
@@ -12,7 +13,6 @@ from push_scene import (
     PROMPT,
     check_nothing_is_left,
     decoder,
-    eventually,
     firsts_of,
     port_of,
     serve,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import pytest
+from eventually import eventually
 from faultproxy import FaultProxy
 from kv_pairs import Station, prompt_of, true_text
 
@@ -27,16 +26,6 @@ def decoder(*ports: int, **config: Any) -> Iterator[Station]:
     with Station(prefill_engines=tuple(map(NAME.format, ports)), **given) as one:
         eventually(lambda: len(one.node.registry.ready()) == len(ports))
         yield one
-
-
-def eventually(condition: Callable[[], bool], *, of: Sequence[Station] = ()) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s, "it never happens"
-        for station in of:
-            if station.engine.has_work:
-                station.step()
-        threading.Event().wait(0.001)
 
 
 def serve(one: Station, prompt: tuple[int, ...], *others: Station) -> FinishedSequence:

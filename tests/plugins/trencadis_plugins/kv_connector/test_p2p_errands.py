@@ -1,22 +1,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
+from eventually import eventually
 from p2p_ends import producing
 
 from trencadis.clock import SimulatedClock
 from trencadis_plugins.kv_connector.p2p_errands import Errands
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_peers import Peers
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s
-        threading.Event().wait(0.001)
 
 
 def errands_of() -> tuple[Errands, Peers]:

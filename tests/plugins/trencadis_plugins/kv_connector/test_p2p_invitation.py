@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
+from eventually import eventually
 from p2p_ends import Producer, producing
 
 from trencadis.records import Request, TransferCause
@@ -20,13 +19,6 @@ REQUEST = Request(
     priority=-2,
     weight=3.0,
 )
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s, "it never happens"
-        threading.Event().wait(0.002)
 
 
 class Sent:

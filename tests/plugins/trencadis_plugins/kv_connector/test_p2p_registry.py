@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
 
 import attrs
 import pytest
+from eventually import eventually
 from p2p_ends import Producer, producing
 
 from trencadis.errors import TransferError
@@ -15,13 +14,6 @@ from trencadis.records import TransferCause
 from trencadis_plugins.kv_connector.p2p_registry import PrefillEngine, Registry
 
 STATE = State(accepts=True, num_guests=1, num_tokens=100, tokens_per_s=1000.0)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s, "it never happens"
-        threading.Event().wait(0.002)
 
 
 def registry_of(producer: Producer) -> Registry:

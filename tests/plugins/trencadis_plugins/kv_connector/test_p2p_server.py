@@ -3,12 +3,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
 import pytest
+from eventually import eventually
 from numpy.typing import NDArray
 from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
 
@@ -29,13 +29,6 @@ from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
 def producer() -> Iterator[Producer]:
     with producing() as one:
         yield one
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until_s
-        threading.Event().wait(0.001)
 
 
 def test_blocks_are_sent_in_the_order_that_is_asked_for(producer: Producer) -> None:
