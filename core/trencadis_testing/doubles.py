@@ -178,7 +178,7 @@ class _LoopWorker(KVWorkerSide):
     def poll(self) -> ConnectorReport:
         loaded, failed = [], []
         for ticket, cause in self._layered.items():
-            del self._loads[ticket]
+            self._loads.pop(ticket, None)  # it may have been cancelled in the same message
             if cause:
                 failed.append(FailedLoad(ticket=ticket, num_valid_tokens=0, cause=cause))
             else:

@@ -37,7 +37,12 @@ class Admission:
         policy: The guarded scheduling policy.
         max_wait_s: Sequences that waited longer come first, oldest first.
         watermark_ratio: Share of all blocks kept free for decodes while others run. Source: vLLM's first scheduler.
+
+    Attributes:
+        lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
     """
+
+    lacks_blocks: bool = False
 
     def __init__(
         self, state: EngineState, policy: GuardedScheduling, *, max_wait_s: float, watermark_ratio: float = 0.01
@@ -115,10 +120,12 @@ class Admission:
         return np.array(self.admitted, np.int32), np.array(chunks, np.int32)
 
     def admit_alone(self, slot: int, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
-        """Admit one sequence without asking the policy, if it can be admitted."""
+        """Admit one sequence without asking the policy or the KV connector, if it can be admitted; else :attr:`lacks_blocks` says why not."""
+        self.lacks_blocks = False
         if not self._state.rows.num_free or not self._state.adapters.fits(slot):
             return np.empty(0, np.int32), np.empty(0, np.int32)
         outcome = self._try(self._state.table.sequence(slot), None, token_budget)
+        self.lacks_blocks = outcome is _Outcome.FULL
         count = [self._chunk] if outcome is _Outcome.ADMITTED else []
         return np.array(self.admitted, np.int32), np.array(count, np.int32)
 
@@ -183,7 +190,7 @@ class Admission:
         else:
             hit = state.local_hit(sequence)
             num_computed = len(hit) * state.block_size
-            if sequence.host_blocks is None:
+            if sequence.host_blocks is None and view is not None:
                 found = self._look_up(sequence, len(hit))
                 if found is not None and (found.pending or self._ends_with(sequence, found)):
                     return _Outcome.SKIPPED

@@ -234,7 +234,7 @@ class Engine:
         if self._embeddings:
             newest = self._in_flight[-1].plan.num_tokens if self._in_flight else 0
             embedded = self._embeddings.run(num_scheduled_tokens=newest)
-        return self._guests.without(self._state.transfers.first_tokens.behind(self._run(embedded)))
+        return self._guests.without(self._state.transfers.first_tokens.ahead_of(self._run(embedded)))
 
     def work_ahead(self) -> float | None:
         """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.
@@ -297,8 +297,9 @@ class Engine:
     def _bring_message(self) -> None:
         """Take a last step if the KV connector has orders left: what was computed last is to be saved."""
         with contextlib.suppress(Exception):  # of an executor that is dead already
-            if self._state.transfers.has_message and self._submit_next() and self._in_flight:
-                self._failures.drain_one()
+            for _ in range(2):  # first what a refused plan had for it, if there is any
+                if self._state.transfers.has_message and self._submit_next() and self._in_flight:
+                    self._failures.drain_one()
 
     def _run(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
         """Submit what can be, and commit the oldest step in flight; everybody's news, guests included."""

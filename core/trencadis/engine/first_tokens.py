@@ -17,7 +17,7 @@ import numpy as np
 
 from trencadis.engine.endings import Endings
 from trencadis.engine.sequence import Sequence
-from trencadis.records import FinishedSequence, FirstToken, Int32Array, RowStart, TokenDeltas, TokenLogprobs
+from trencadis.records import FinishedSequence, FirstToken, RowStart, TokenDeltas, TokenLogprobs
 
 if TYPE_CHECKING:
     from trencadis.engine.state import EngineState
@@ -90,25 +90,29 @@ class FirstTokens:
         num_new, self.num_new = self.num_new, 0
         return num_new
 
-    def behind(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Return a step's news with the tokens that were taken since the last one; forgets them."""
+    def ahead_of(self, deltas: TokenDeltas) -> TokenDeltas:
+        """Return the tokens that were taken since the last step, and then this step's news; forgets them.
+
+        A sequence whose prefix is loaded layer by layer, or not at all in the end, may run in the step that was planned with its token.
+        """
         if not self._taken:
             return deltas
         taken, self._taken = self._taken, []
-        # Nobody of these runs yet: who was given a token a moment ago is parked, and has none in a step that was planned with it.
-        slots: Int32Array = np.array([slot for slot, _ in taken], np.int32)
-        tokens: Int32Array = np.array([first.token_id for _, first in taken], np.int32)
         logprobs = [
-            attrs.evolve(first.logprobs, index=len(deltas.slots) + i)
-            for i, (_, first) in enumerate(taken)
-            if first.logprobs is not None
+            attrs.evolve(first.logprobs, index=i) for i, (_, first) in enumerate(taken) if first.logprobs is not None
         ]
+        logprobs += [attrs.evolve(entry, index=entry.index + len(taken)) for entry in deltas.logprobs]
+        counts = np.concatenate([np.ones(len(taken), np.int32), deltas.num_tokens])
+        tokens = np.concatenate([np.array([first.token_id for _, first in taken], np.int32), deltas.token_ids])
+        slots, places = np.unique(
+            np.concatenate([np.array([slot for slot, _ in taken], np.int32), deltas.slots]), return_inverse=True
+        )
         return attrs.evolve(
             deltas,
-            slots=np.concatenate([deltas.slots, slots]),
-            num_tokens=np.concatenate([deltas.num_tokens, np.ones(len(slots), np.int32)]),
-            token_ids=np.concatenate([deltas.token_ids, tokens]),
-            logprobs=(*deltas.logprobs, *logprobs),
+            slots=slots,
+            num_tokens=np.bincount(places, weights=counts).astype(np.int32),
+            token_ids=tokens[np.argsort(np.repeat(places, counts), kind="stable")],
+            logprobs=tuple([attrs.evolve(entry, index=int(places[entry.index])) for entry in logprobs]),
         )
 
     def _refusal(self, sequence: Sequence, first: FirstToken, state: EngineState) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from trencadis.engine.admission import Admission
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError
@@ -55,6 +53,4 @@ class ProgressWatch:
         num_held = state.transfers.num_held_blocks
         if state.blocks.num_used > num_held:
             return False
-        slots = state.waiting.slots
-        longest = int(slots[np.argmax(state.table.num_tokens[slots])])
-        return not num_held or self._admission.lacks(longest) == (0, 0)
+        return not num_held or all(self._admission.lacks(slot) == (0, 0) for slot in state.waiting.slots.tolist())

@@ -41,7 +41,9 @@ class Recovery:
             error: What it raised.
         """
         suspects = self._live(plan)
-        alone = plan.num_sequences == 1
+        alone = (
+            plan.num_sequences == 1 and not plan.preempted.size
+        )  # else it may be the copies of whom it took the place of
         refused = isinstance(error, UnpreparedShapeError)
         logger.error("Step %d failed: %s", plan.step, error, exc_info=None if refused else error)
         at_fault: list[FinishedSequence] = []

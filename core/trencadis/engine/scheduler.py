@@ -177,14 +177,14 @@ class Scheduler:
         table.num_blocks[slots] += extra
         return decodes, lengths
 
-    def _make_room(self, view: SchedulerView, *, num_needed: int = 0) -> bool:
-        """Free blocks: loaded ones that wait, then a victim's; False if a sequence had to be failed instead."""
+    def _make_room(self, view: SchedulerView, *, num_needed: int = 0, may_fail: bool = True) -> bool:
+        """Free blocks: loaded ones that wait, then a victim's, or where that may be one that has no room alone; False if nobody had any."""
         state, table = self._state, self._state.table
         if self.admission.reclaim():
             return True
         candidates = state.running
         borrowed = state.transfers.num_held_blocks
-        if candidates.size <= 1 and not borrowed:
+        if may_fail and candidates.size <= 1 and not borrowed:
             for slot in candidates.tolist():
                 error = f"the KV cache of {state.blocks.num_blocks} blocks has no room for this sequence alone"
                 self.failed.append(state.finish(table.sequence(slot), FinishReason.ERROR, error=error))
@@ -229,7 +229,11 @@ class Scheduler:
             return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
         if table.row[slot] < 0:
             slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
-            while not slots.size and state.running.size and self._make_room(self._views.view()):
+            while (
+                self.admission.lacks_blocks
+                and state.running.size
+                and self._make_room(self._views.view(), may_fail=False)
+            ):
                 slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
             return self._finish_plan(slots, counts, None, _EMPTY)
         if table.num_tokens[slot] >= table.max_total_tokens[slot]:

@@ -157,9 +157,10 @@ class Transfers:
     def goes_by_layer(self, sequence: Sequence, found: Lookup) -> bool:
         """Whether a sequence runs beside its load.
 
-        One whose load failed waits for the next, so that others wait for it but once; and so does one that has its first token.
+        One whose load failed waits for the next, so that others wait for it but once; and so does one that has its first token, and any
+        whose order would come a step late, behind a refused plan's.
         """
-        if found.first_token is not None or sequence.num_failed_loads:
+        if found.first_token is not None or sequence.num_failed_loads or self._unsent:
             return False
         return self._layerwise and found.layerwise and not found.approximate
 
@@ -242,9 +243,8 @@ class Transfers:
     def take_message(self) -> bytes:
         """Return what the worker side is to do in the next step; first what it was to do in one that never was."""
         message, self._unsent = self._unsent, b""
-        if not message and self._connector is not None:  # else what it has asked for since goes with the step behind
-            self._has_news = False
-            message = self._connector.take_message()
+        if not message and self._connector is not None:
+            self._has_news, message = False, self._connector.take_message()
         return message
 
     def put_back(self, message: bytes) -> None:

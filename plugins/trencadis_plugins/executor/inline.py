@@ -60,6 +60,7 @@ class InlineExecutor(Executor):
         self._swaps: list[Future[None]] = []
         self._ins = BlockCopies.none()
         self._rest: Future[tuple[Bucket, ...]] | None = None
+        self._untold: list[ConnectorReport] = []
         self._is_closed = False
 
     def start(
@@ -133,7 +134,8 @@ class InlineExecutor(Executor):
         backend = self._started()
         swaps, self._swaps = self._swaps, []
         ins, self._ins = self._ins, BlockCopies.none()
-        return _InlineStep(self._worker.submit(self._run, backend, batch, swaps, ins), type(backend).__name__)
+        future = self._worker.submit(self._run, backend, batch, swaps, ins)
+        return _InlineStep(future, type(backend).__name__, self._untold)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts behind every batch submitted so far."""
@@ -214,6 +216,15 @@ class InlineExecutor(Executor):
             _contained(connector.close, None)
 
 
+def _merged(reports: Sequence[ConnectorReport]) -> ConnectorReport:
+    """Return one report that says what all do. Pure."""
+    return ConnectorReport(
+        loaded=tuple([ticket for report in reports for ticket in report.loaded]),
+        failed=tuple([failed for report in reports for failed in report.failed]),
+        released=tuple([ticket for report in reports for ticket in report.released]),
+    )
+
+
 def _all_done(swaps: Sequence[Future[None]]) -> None:
     """Raise what a copy raised; they ran before on the same thread."""
     for swap in swaps:
@@ -235,11 +246,15 @@ class _InlineStep:
     Args:
         future: Of the submission.
         name: Of the backend, for errors.
+        untold: Reports of steps that failed; what is reported once goes with the next step that does not.
     """
 
-    def __init__(self, future: Future[tuple[PendingStep, ConnectorReport | None]], name: str) -> None:
+    def __init__(
+        self, future: Future[tuple[PendingStep, ConnectorReport | None]], name: str, untold: list[ConnectorReport]
+    ) -> None:
         self._future = future
         self._name = name
+        self._untold = untold
 
     def wait(self) -> StepOutput:
         """Block until the step is done.
@@ -249,9 +264,15 @@ class _InlineStep:
         """
         try:
             pending, report = self._future.result()
+            if report is not None:
+                self._untold.append(report)
             output = pending.wait()
         except StepFailedError:
             raise
         except Exception as error:
             raise StepFailedError(f"{self._name}: {type(error).__name__}: {error}") from error
-        return output if report is None else attrs.evolve(output, connector_reports={0: report})
+        if report is None:
+            return output
+        reports = self._untold.copy()
+        self._untold.clear()
+        return attrs.evolve(output, connector_reports={0: _merged(reports)})

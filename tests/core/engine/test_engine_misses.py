@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.errors import ConfigValueError
+from trencadis.errors import ConfigValueError, UnpreparedShapeError
 from trencadis.interfaces import BucketingStrategy
-from trencadis.records import Bucket, BucketLimits, FinishReason, Phase, Request, SamplingParams, Shape
+from trencadis.records import Batch, Bucket, BucketLimits, FinishReason, Phase, Plan, Request, SamplingParams, Shape
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -84,6 +84,34 @@ def test_what_a_refused_plan_had_for_the_kv_connector_goes_with_the_next(overlap
         assert engine._state.blocks.num_used == 0
         stores.append(set(loop.store.blocks))
     assert stores[0] == stores[1]
+
+
+def test_nobody_runs_beside_a_load_whose_order_waits_behind_that_of_a_refused_plan() -> None:
+    """The order to load would come a step after the first layer is read."""
+    loop = LoopConnector(by_layer=True)
+    engine = make_engine(
+        backend=FakeBackend(eos=-1, max_model_len=256), connector=loop.pair(), async_scheduling=False, max_num_seqs=1
+    )
+    prompt = tuple(range(1, 20))
+    for name, tokens in (("before", prompt), ("behind it", (9,))):
+        engine.add(Request(request_id=name, prompt_token_ids=tokens, params=SamplingParams(max_tokens=1)))
+        drain(engine)
+    engine._state.blocks.reset_cache()
+    engine.add(request("refused", tuple(range(60, 64))))
+    slot, build, refused = engine._state.slot_of["refused"], engine._builder.build, list[Plan]()
+
+    def refusing(plan: Plan) -> Batch:
+        if not refused and plan.connector_message and plan.slots.tolist() == [slot]:
+            refused.append(plan)
+            raise UnpreparedShapeError("refused")
+        return build(plan)
+
+    engine._builder.build = refusing
+    engine.step()
+    engine.add(request("loads", prompt))
+    end = drain(engine)["loads"]
+    assert (end.token_ids.tolist(), end.num_cached_tokens) == (fake_text(prompt, 8, eos=-1), 16)
+    assert (len(refused), engine._state.transfers.num_failed_loads, engine._state.blocks.num_used) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(

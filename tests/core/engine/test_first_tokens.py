@@ -321,3 +321,33 @@ def test_many_at_once_beside_others_get_each_their_own() -> None:
     scene.run()
     assert {slot: scene.texts(slot) for slot in slots} == {slot: truth(prompt, 4) for slot, prompt in slots.items()}
     assert scene.results == {"taken": 3}
+
+
+def test_first_token_comes_before_the_second_also_where_both_are_of_one_step() -> None:
+    """The first look-up finds it and no room; another one's load makes some, and the second look-up finds the prefix alone."""
+    mine, other = tuple(range(1, 20)), (*range(40, 60), 1, 2)
+    scene = Scene(
+        mine,
+        other,
+        by_layer=True,
+        delay=50,
+        num_blocks=10,
+        prefix_caching=True,
+        async_scheduling=False,
+        backend=FakeBackend(eos=-1, max_model_len=40),
+    )
+    scene.engine._state.blocks.reset_cache()
+    lookup = scene.bringer.scheduler.lookup
+
+    def told_once(request: Request, **known: Any) -> Lookup:
+        found = lookup(request, **known)
+        scene.bringer.firsts.pop(request.request_id, None)
+        return attrs.evolve(found, layerwise=request.request_id == "mine")
+
+    scene.bringer.scheduler.lookup = told_once
+    scene.add("other", other, max_tokens=1)
+    scene.step()  # it waits for its load, and has six of ten blocks
+    slot = scene.add("mine", mine, first=truth(mine, 1)[0], max_tokens=4)
+    scene.run()
+    assert scene.texts(slot) == truth(mine, 4) == scene.ends["mine"].token_ids.tolist()
+    assert max(len(run) for run in scene.said[slot]) == 2, "both are of one step"

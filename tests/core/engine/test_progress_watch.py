@@ -13,8 +13,8 @@ from guest_connector import Host
 
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
-from trencadis.records import Request, SamplingParams
-from trencadis_testing.engines import make_engine
+from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend
 
 
@@ -96,3 +96,20 @@ def test_blocks_that_are_held_are_an_excuse_if_what_is_left_is_too_little() -> N
         assert engine.step().finished == ()
     assert host.ends == []
     assert engine.num_waiting == 1
+
+
+def test_who_needs_most_is_not_who_is_longest() -> None:
+    """Four of 13 blocks are free for some steps: the first one needs five; the longest has its prefix in the cache, and needs one."""
+    host = Holding()
+    host.store.delay = 6
+    engine = engine_of(host, SchedulingPolicy(), num_blocks=13)
+    engine.add(prompt("held", 36))
+    for _ in range(3):
+        engine.step()
+    assert engine._state.transfers.num_held_blocks == 9
+    engine.add(prompt("first", 17, first=50))
+    engine.add(prompt("longest", 37))
+    ended = drain(engine)
+    assert {name: end.finish_reason for name, end in ended.items()} == dict.fromkeys(
+        ("first", "longest"), FinishReason.LENGTH
+    )

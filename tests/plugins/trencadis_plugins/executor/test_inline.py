@@ -336,6 +336,24 @@ def test_without_a_connector_there_is_no_report(started):
     assert executor.submit(batch()).wait().connector_reports == {}
 
 
+def test_report_of_a_step_that_fails_after_it_was_submitted_goes_with_the_next(started, monkeypatch):
+    """As an error that a device tells only when its results are read; the worker side reports everything once."""
+    executor, backend = started
+    executor.allocate(plan(Worker(backend.calls)))
+
+    class Failed:
+        def wait(self):
+            raise RuntimeError("a hiccup of the device")
+
+    submit = backend.submit
+    monkeypatch.setattr(backend, "submit", lambda one: Failed() if one.step < 2 else submit(one))
+    steps = [executor.submit(batch(number)) for number in range(4)]
+    for step in steps[:2]:
+        with pytest.raises(StepFailedError, match="a hiccup"):
+            step.wait()
+    assert [step.wait().connector_reports[0].loaded for step in steps[2:]] == [(7, 7, 7), (7,)]
+
+
 def test_text_is_that_of_the_backend(started):
     executor, _ = started
     executor.allocate(plan())

@@ -1,0 +1,251 @@
+"""Random histories in which everything happens together: no text is wrong, nobody is lost, nothing is left.
+
+Steps that fail, plans that are refused and copies that fail, while KV is loaded and held, sequences are swapped out, drafts are verified,
+adapters take turns, clients leave, and the store is slow or lies.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.engine.engine import Engine
+from trencadis.errors import UnpreparedShapeError
+from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy
+from trencadis.records import (
+    Batch,
+    FinishedSequence,
+    FinishReason,
+    FirstToken,
+    Int32Array,
+    Plan,
+    Request,
+    SamplingParams,
+    TokenDeltas,
+)
+from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, ScriptedTrees
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.invariants import broken_invariants
+
+MAX_STEPS = 3000
+
+
+class Pushy(SchedulingPolicy):
+    """Who matters more takes the place of who matters less."""
+
+    preempts = True
+
+    def order(self, view: SchedulerView) -> Int32Array:
+        waiting = view.waiting
+        ordered: Int32Array = waiting[np.lexsort((view.arrival_s[waiting], view.priority[waiting]))]
+        return ordered
+
+    def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
+        worse = candidates[view.priority[candidates] > view.priority[slot]]
+        return int(worse[-1]) if worse.size else -1
+
+
+class Store(LoopConnector):
+    """Brings a first token with half of what it finds."""
+
+    def __init__(self, chance: random.Random, brings: bool, **options: Any) -> None:
+        super().__init__(**options)
+
+        class Side(type(self.scheduler)):  # type: ignore[misc]
+            def lookup(self, request: Request, **known: Any) -> Lookup:
+                found: Lookup = super().lookup(request, **known)
+                if not brings or not found.num_tokens or chance.random() < 0.5:
+                    return found
+                (token,) = fake_text(request.prompt_token_ids, 1, eos=-1, adapter=request.adapter)
+                return attrs.evolve(found, first_token=FirstToken(token_id=token))
+
+        self.scheduler.__class__ = Side
+
+
+class History:
+    """One engine, drawn at random, and what becomes of its requests."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw, self.chance = random.Random(seed), random.Random(seed + 1)
+        self.clock = SimulatedClock()
+        self.requests: dict[str, Request] = {}
+        self.told: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishedSequence] = {}
+        self.left: set[str] = set()
+        self.blamed: set[str] = set()
+        self.families = [[self.draw.randrange(97) for _ in range(30)] for _ in range(3)]
+        pick = self.draw.choice
+        self.failing, self.refusing, self.leaving = pick([0, 0.05, 0.15]), pick([0, 0.05, 0.15]), pick([0, 0.05])
+        self.forgets, self.has_adapters = self.draw.random() < 0.3, self.draw.random() < 0.3
+        self.engine = self.made(pick([0, 0.2]))
+        self.watch()
+
+    def made(self, failing_copies: float) -> Engine:
+        pick, is_true = self.draw.choice, lambda probability: self.draw.random() < probability
+        layout = pick(["ragged", "ragged", "padded", "unified"])
+
+        def fails(batch: Batch, one: Any) -> None:
+            if self.chance.random() < self.failing:
+                raise RuntimeError("injected")
+
+        def fails_to_swap() -> None:
+            if self.chance.random() < failing_copies:
+                raise RuntimeError("injected copies")
+
+        backend = FakeBackend(
+            max_model_len=48,
+            layout=layout,
+            max_prefill_batch_size=pick([1, 2]),
+            fails=fails,
+            fails_to_swap=fails_to_swap,
+        )
+        return make_engine(
+            backend=backend,
+            clock=self.clock,
+            connector=self.store().pair() if is_true(0.7) else None,
+            speculator=self.speculator(layout),
+            policy=pick([None, Pushy()]),
+            num_blocks=pick([14, 20, 30, 60]),
+            max_num_seqs=pick([2, 3, 6]),
+            max_num_batched_tokens=pick([6, 12, 24, 64]),
+            max_preemptions=pick([1, 4]),
+            max_loras=3 if self.has_adapters else 0,
+            preemption=pick(["swap", "recompute"]),
+            swap_blocks=pick([64, 7, 3]),
+            async_scheduling=is_true(0.5),
+            prefix_caching=is_true(0.7),
+            quarantine_s=pick([1e6, 2.0, 5.0]),
+            load_timeout_s=pick([0.2, 1.0, 1e6]),
+            max_parked=pick([1, 2, 256]),
+            layer_wait_s=0.01,
+        )
+
+    def store(self) -> Store:
+        pick, lies, known = self.draw.choice, self.draw.choice([0, 0, 0.2]), dict[int, int | None]()
+
+        def fail(ticket: int) -> int | None:
+            if ticket not in known:
+                known[ticket] = self.chance.choice([0, 4, 8]) if self.chance.random() < lies else None
+            return known[ticket]
+
+        return Store(
+            self.chance,
+            brings=self.draw.random() < 0.3,
+            delay=pick([1, 2, 5]),
+            pending=pick([0, 0, 1, 3]),
+            holds=self.draw.random() < 0.3,
+            by_layer=self.draw.random() < 0.5,
+            fail=fail,
+        )
+
+    def speculator(self, layout: str) -> Any:
+        def tree(tokens: Any) -> list[tuple[int, int]]:
+            right = fake_text(tokens.tolist(), 2, eos=-1)
+            return [(3, -1), (right[0], -1), (5, 1), (right[1], 1)]
+
+        kind = self.draw.choice(["none", "none", "line", "tree"])
+        if kind == "none":
+            return None
+        if kind == "tree" and layout == "ragged":
+            return ScriptedTrees(tree)
+        return ScriptedSpeculator(lambda tokens: [*fake_text(tokens.tolist(), 1 + len(tokens) % 3), 3][:3])
+
+    def watch(self) -> None:
+        """Refuse plans of several, and note who was alone in one that failed: it may end with that."""
+        engine = self.engine
+        build, step_failed = engine._builder.build, engine._failures.step_failed
+
+        def refusing(plan: Plan) -> Batch:
+            if plan.num_sequences > 1 and self.chance.random() < self.refusing:
+                raise UnpreparedShapeError("refused")
+            return build(plan)
+
+        def noting(plan: Plan, error: Exception) -> None:
+            assert str(error).endswith(("refused", "injected", "injected copies")), error
+            if plan.num_sequences == 1 and not plan.preempted.size:
+                self.blamed |= {name for name, slot in engine._state.slot_of.items() if slot == plan.slots[0]}
+            step_failed(plan, error)
+
+        engine._builder.build, engine._failures.step_failed = refusing, noting
+
+    def happen(self) -> None:
+        """Live through it."""
+        num_left = self.draw.randint(5, 14)
+        for _ in range(MAX_STEPS):
+            while num_left and self.draw.random() < 0.4:
+                num_left -= 1
+                self.add()
+            running = sorted(self.engine._state.slot_of)
+            if running and self.draw.random() < self.leaving:
+                self.left.add(self.draw.choice(running))
+                self.engine.abort(*(self.left & set(running)))
+            if self.forgets and self.draw.random() < 0.1:
+                self.engine._state.blocks.reset_cache()
+            names = {slot: name for name, slot in self.engine._state.slot_of.items()}
+            self.tell(self.engine.step(), names)
+            self.clock.advance(0.05)
+            assert broken_invariants(self.engine) == []
+            if not num_left and not self.engine.has_work:
+                return
+        raise AssertionError("it never ends")
+
+    def add(self) -> None:
+        draw, name = self.draw, f"r{len(self.requests)}"
+        prompt = draw.choice(self.families)[: draw.randint(1, 26)]
+        prompt += [draw.randrange(97) for _ in range(draw.choice([0, 0, 1, 3]))]
+        params = SamplingParams(
+            max_tokens=min(draw.choice([1, 3, 8, 16]), 47 - len(prompt)),
+            logprobs=draw.choice([None, None, 1]),
+            prompt_logprobs=0 if draw.random() < 0.15 else None,
+        )
+        self.requests[name] = Request(
+            request_id=name,
+            prompt_token_ids=tuple(prompt),
+            params=params,
+            cache_salt=draw.choice(["", "", "s"]),
+            priority=draw.randrange(3),
+            adapter=draw.choice(["", "x", "y", "z", "w"]) if self.has_adapters else "",
+        )
+        self.told[name] = []
+        self.engine.add(self.requests[name])
+
+    def tell(self, deltas: TokenDeltas, names: dict[int, str]) -> None:
+        tokens = iter(deltas.token_ids.tolist())
+        assert len(set(deltas.slots.tolist())) == len(deltas.slots), "one entry for each sequence"
+        for slot, number in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            self.told[names[slot]] += [next(tokens) for _ in range(number)]
+        assert next(tokens, None) is None
+        self.ends.update({end.request_id: end for end in deltas.finished})
+
+    def check(self) -> None:
+        state = self.engine._state
+        assert (state.blocks.num_used, state.swapping.num_host_blocks - state.swapping.num_free) == (0, 0)
+        for name, request in self.requests.items():
+            text = fake_text(request.prompt_token_ids, request.params.max_tokens, adapter=request.adapter)
+            assert self.told[name] == text[: len(self.told[name])], name
+            if name in self.left:
+                continue
+            end = self.ends[name]
+            if end.finish_reason is FinishReason.ERROR:
+                assert name in self.blamed, end.error
+            else:
+                assert end.token_ids.tolist() == text == self.told[name], name
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> None:
+    for seed in range(first, first + 50):
+        history = History(seed)
+        try:
+            history.happen()
+            history.check()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        history.engine.close()
