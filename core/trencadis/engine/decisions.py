@@ -191,7 +191,7 @@ class Decisions:
         if len(passes) == 1 and self._notes:  # nearly always, and three times as fast
             one = passes[0]
             self._notes[-1].passes = ((one.bucket, one.indices),)
-        elif self._notes:
+        elif passes and self._notes:
             self._notes[-1].passes = tuple([(one.bucket, one.indices) for one in passes])
 
     def failed(self, step: int, error: str) -> None:

@@ -19,7 +19,7 @@ from trencadis.engine.guards import Guarded
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
-from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput
+from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
 
 __all__ = ["Drafting", "Speculation"]
 
@@ -151,9 +151,13 @@ class Drafting:
             self._switch_off(error)
 
     def close(self) -> None:
-        """Let the speculator free what it holds."""
-        if self._is_on:
+        """Let the speculator free what it holds; what it raises ends here."""
+        if not self._is_on:
+            return
+        try:
             self._speculator.strategy.close()
+        except Exception:
+            logger.warning("close() of %s raised.", self._speculator.label, exc_info=True)
 
     # ------------------------------------------------------------------------------------------------- innards
 
@@ -215,7 +219,7 @@ class Drafting:
         return DraftView(
             slots=slots,
             epochs=table.epoch[slots],
-            token_ids=tuple(state.known_tokens(sequence) for sequence in sequences),
+            token_ids=tuple([read_only(state.known_tokens(sequence)) for sequence in sequences]),
             max_draft_tokens=most,
             requests=tuple(sequence.request for sequence in sequences),
             seeds=tuple(sequence.seed for sequence in sequences),

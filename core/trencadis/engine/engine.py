@@ -206,7 +206,8 @@ class Engine:
         state = self._state
         awaits = self.is_paused or state.transfers.is_active or self._scheduler.admission.num_pending
         could_run = state.running.size and not self.is_paused
-        return bool(awaits and not self._in_flight and not could_run and not self._embeddings)
+        computes = any(step.plan.num_tokens for step in self._in_flight)
+        return bool(awaits and not computes and not could_run and not self._embeddings)
 
     @property
     def num_running(self) -> int:

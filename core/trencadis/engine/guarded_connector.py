@@ -169,10 +169,14 @@ class GuardedConnector:
     def metrics(self) -> str:
         """Return what it counts."""
         try:
-            return self._side.metrics()
+            text = self._side.metrics()
         except Exception:
             logger.warning("The KV connector's metrics() raised.", exc_info=True)
             return ""
+        if isinstance(text, str):
+            return text
+        logger.warning("The KV connector's metrics() returned %s, which is no text.", type(text).__name__)
+        return ""
 
     def close(self) -> None:
         """Close it; may be called twice."""

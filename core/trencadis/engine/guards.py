@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from operator import index
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -158,9 +159,11 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why the request is refused for what its tenant has waiting, or an empty string."""
-        return self.guarded(
-            lambda policy: policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
+        refusal: str = self.guarded(
+            lambda policy: policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens),
+            partial(_no_text, method="admit_tenant"),
         )
+        return refusal
 
     @property
     def preempts(self) -> bool:
@@ -260,8 +263,8 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
             self.quarantine(error)  # the fallback never knew it
 
 
-def _no_text(refusal: object) -> str:
-    return "" if isinstance(refusal, str) else f"admit() returned {refusal!r}, which is no text"
+def _no_text(refusal: object, *, method: str = "admit") -> str:
+    return "" if isinstance(refusal, str) else f"{method}() returned {refusal!r}, which is no text"
 
 
 class GuardedEviction(Guarded[EvictionPolicy]):

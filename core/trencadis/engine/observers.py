@@ -58,8 +58,8 @@ class Observers:
         """Return what all measured, in Prometheus' text format, one after the other."""
         texts: list[str] = []
         for watched in tuple(self._watched):
-            self._call(watched, lambda observer: texts.append(observer.metrics()))
-        return "".join(text if text.endswith("\n") else f"{text}\n" for text in texts if text)
+            self._call(watched, lambda observer: texts.append(_lines(observer.metrics())))
+        return "".join(texts)
 
     def close(self) -> None:
         """Let all flush."""
@@ -89,3 +89,14 @@ class Observers:
                     1000 * self._budget_s,
                 )
             watched.num_calls, watched.spent_s = 0, 0.0
+
+
+def _lines(text: object) -> str:
+    """Return a text that ends with its last line. Pure.
+
+    Raises:
+        TypeError: It is no text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"metrics() returned {type(text).__name__}, which is no text")
+    return f"{text}\n" if text and not text.endswith("\n") else text

@@ -292,7 +292,8 @@ class Scheduler:
         notes.running, notes.admitted = state.running, self.admission.admitted
         if self._loads:
             notes.parked = state.transfers.parked
-        self._decisions.end(notes)
+        if slots.size or state.slot_of or self.failed:  # else it only asks what became of a transfer
+            self._decisions.end(notes)
 
     def _drafts_of(
         self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array

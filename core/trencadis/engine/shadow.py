@@ -14,7 +14,7 @@ import numpy as np
 from trencadis.clock import Clock
 from trencadis.errors import ContractError
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.records import Int32Array, Request
+from trencadis.records import Int32Array, Request, read_only
 
 __all__ = ["Shadow", "ShadowStep"]
 
@@ -134,13 +134,13 @@ class Shadow:
 
     def victim(self, live: int, view: SchedulerView, *, candidates: Int32Array) -> None:
         """Ask who should lose its blocks."""
-        victim = self._ask(lambda: self._policy.victim(copy.copy(view), candidates=_read_only(candidates)))
+        victim = self._ask(lambda: self._policy.victim(copy.copy(view), candidates=read_only(candidates)))
         if victim is not None:
             self._compare("victim", victim == live, live, victim)
 
     def give_way(self, live: int, view: SchedulerView, *, slot: int, candidates: Int32Array) -> None:
         """Ask who should give way."""
-        victim = self._ask(lambda: self._policy.give_way(copy.copy(view), slot=slot, candidates=_read_only(candidates)))
+        victim = self._ask(lambda: self._policy.give_way(copy.copy(view), slot=slot, candidates=read_only(candidates)))
         if victim is not None:
             self._compare("give_way", victim == live, live, victim)
 
@@ -203,12 +203,6 @@ class _Open:
     differs: bool = False
     displacement: float = 0.0
     spent_s: float = 0.0
-
-
-def _read_only(array: Int32Array) -> Int32Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _short(answer: object) -> object:

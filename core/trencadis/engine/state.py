@@ -23,7 +23,7 @@ from trencadis.engine.table import Rows, SequenceTable
 from trencadis.engine.tenants import Tenants
 from trencadis.engine.transfers import Transfers
 from trencadis.errors import InternalError
-from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart
+from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart, read_only
 
 __all__ = ["EngineState"]
 
@@ -152,7 +152,7 @@ class EngineState:
         finished = FinishedSequence(
             request_id=sequence.request.request_id,
             slot=slot,
-            token_ids=tokens[num_prompt:].copy(),
+            token_ids=read_only(tokens[num_prompt:].copy()),
             finish_reason=reason,
             num_prompt_tokens=num_prompt,
             num_cached_tokens=max(sequence.num_cached_tokens, 0),

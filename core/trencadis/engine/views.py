@@ -11,7 +11,7 @@ from trencadis.engine.prefix_index import PrefixIndex
 from trencadis.engine.state import EngineState
 from trencadis.engine.table import SequenceTable
 from trencadis.interfaces import SchedulerView
-from trencadis.records import Int32Array, Int64Array
+from trencadis.records import Int32Array, Int64Array, read_only
 
 __all__ = ["ViewMaker"]
 
@@ -40,11 +40,11 @@ class ViewMaker:
         state = self._state
         if self._version != state.table.version:
             self._version = state.table.version
-            self._columns = {name: self._read_only(getattr(state.table, name)) for name in _COLUMNS}
+            self._columns = {name: read_only(getattr(state.table, name)) for name in _COLUMNS}
         return SchedulerView(
             now_s=state.clock.now_s(),
             waiting=state.waiting.slots,
-            running=self._read_only(state.running),
+            running=read_only(state.running),
             num_free_rows=state.rows.num_free,
             num_free_blocks=state.blocks.num_available,
             num_total_blocks=state.blocks.num_blocks,
@@ -59,9 +59,3 @@ class ViewMaker:
         if not self._state.prefix_caching:
             return np.zeros(len(slots), np.int64)
         return self._prefixes.num_blocks(slots) * self._state.block_size
-
-    @staticmethod
-    def _read_only(array: Any) -> Any:
-        view = array.view()
-        view.flags.writeable = False
-        return view

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32Array, Int64Array
+from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32Array, Int64Array, read_only
 from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
 from trencadis.records.beam import BeamSearchParams
 from trencadis.records.bucket import Bucket, BucketLimits, Phase, Shape, UnifiedBucket, UnifiedShape
@@ -80,4 +80,5 @@ __all__ = [
     "UnifiedBucket",
     "UnifiedShape",
     "WarmUpReport",
+    "read_only",
 ]

@@ -1,16 +1,24 @@
-"""Names for the array types that records and contracts use."""
+"""Names for the array types that records and contracts use, and the way to show one to a strategy."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoolArray", "Float32Array", "FloatArray", "Int32Array", "Int64Array"]
+__all__ = ["BoolArray", "Float32Array", "FloatArray", "Int32Array", "Int64Array", "read_only"]
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+A = TypeVar("A", bound=npt.NDArray[np.generic])
+
+
+def read_only(array: A) -> A:
+    """Return a view that nobody can write to, of an array that its owner can. Pure."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -176,6 +176,14 @@ def test_metrics_and_close_may_raise_too(caplog) -> None:
     assert "close() raised" in caplog.text
 
 
+@pytest.mark.parametrize("text", [b"trencadis_mine 1\n", None, {}, 3])
+def test_metrics_that_are_no_text_are_none(text, caplog, monkeypatch) -> None:
+    """As of a library that returns bytes: whoever scrapes gets the rest, and serving goes on."""
+    monkeypatch.setattr(Scripted, "metrics", lambda self: text)
+    assert GuardedConnector(Scripted()).metrics() == ""
+    assert f"metrics() returned {type(text).__name__}, which is no text" in caplog.text
+
+
 def test_metrics_are_the_sides_own_even_when_it_is_off() -> None:
     guard = GuardedConnector(Scripted())
     guard.close()

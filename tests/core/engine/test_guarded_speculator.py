@@ -15,6 +15,7 @@ from trencadis.interfaces import LengthView, Speculator, VerifiedStep
 from trencadis.records import BucketLimits, Drafts, Request, SamplingParams
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
+from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.speculation import draft_view
 
@@ -222,3 +223,27 @@ def test_a_draft_length_that_fails_is_replaced_or_speculation_ends(
     assert engine.totals.num_drafters_quarantined == 1
     assert bool(engine._drafting.fault) is not has_fallback
     assert "draft_length mine" in caplog.text
+
+
+def test_who_writes_into_what_it_is_shown_is_out_and_the_text_is_right() -> None:
+    class Writes(Giving):
+        def propose(self, view: Any) -> Drafts:
+            view.token_ids[0][:] = 5
+            return super().propose(view)
+
+    engine = make_engine(backend=FakeBackend(eos=-1), speculator=Writes(None), prefix_caching=True)
+    prompt = tuple(range(1, 10))
+    engine.add(Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(max_tokens=13)))
+    assert drain(engine)["r"].token_ids.tolist() == fake_text(prompt, 13, eos=-1)
+    assert "read-only" in engine._drafting.fault
+
+
+def test_a_speculator_that_cannot_be_closed_keeps_nobody_from_being_closed(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Giving):
+        def close(self) -> None:
+            raise RuntimeError("cannot free the draft cache")
+
+    executor = FakeExecutor(FakeBackend())
+    engine = make_engine(executor=executor, speculator=Stuck(None))
+    engine.close()
+    assert "cannot free the draft cache" in caplog.text

@@ -120,6 +120,18 @@ def test_a_policy_is_told_what_the_tenant_has_waiting_and_may_refuse() -> None:
     assert policy.seen == [(0, 0), (1, 5), (0, 0)]
 
 
+@pytest.mark.parametrize("answer", [None, True])
+def test_a_policy_whose_answer_is_no_text_is_at_fault_and_says_of_what(answer: object, caplog: Any) -> None:
+    class Mute(SchedulingPolicy):
+        def admit_tenant(self, request: Request, **waiting: int) -> Any:
+            return answer
+
+    engine = engine_of(policy=Mute(), fallback=True)
+    engine.add(request("a", "t"))
+    assert engine.num_waiting == 1
+    assert f"admit_tenant() returned {answer}, which is no text" in caplog.text
+
+
 def test_policies_see_a_weight_in_every_request() -> None:
     class Sees(SchedulingPolicy):
         def __init__(self) -> None:

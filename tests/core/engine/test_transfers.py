@@ -90,6 +90,25 @@ def test_blocks_of_a_finished_sequence_stay_held_until_released() -> None:
     assert engine._state.blocks.num_used == 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_engine_that_only_holds_blocks_for_others_has_no_need_to_hurry(overlap: bool) -> None:
+    """Whoever steps it sleeps between two steps, and what its requests were given stays in the record."""
+    engine = make_engine(
+        connector=LoopConnector(holds=True, delay=5000).pair(), backend=FakeBackend(eos=-1), async_scheduling=overlap
+    )
+    engine.add(request())
+    seen = []
+    for _ in range(2000):
+        seen.append(engine.is_stalled)
+        engine.step()
+    assert engine.has_work
+    assert not any(seen[:3]), "it computes"
+    assert all(seen[12:])
+    assert 0 < engine._decisions._notes[-1].step < 100, (
+        "what it ran in is not pushed out by steps that asked for its blocks"
+    )
+
+
 def test_late_writes_of_a_cancelled_load_hit_no_other_sequence() -> None:
     loop = LoopConnector()
     engine = make_engine(connector=loop.pair(), backend=FakeBackend(eos=-1))
