@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["EngineHost"]
 
 _TRANSFER_POLL_S = 0.001
+_HOLD_POLL_S = 0.02
+"""Nobody waits: blocks are only held for others, and what comes meanwhile ends the rest."""
 _EMPTY = np.empty(0, np.int32)
 _NO_NEWS = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
 
@@ -91,7 +93,7 @@ class EngineHost:
                     self._channel.wait(self._engine.work_ahead())
                     waker.clear()
                 elif self._engine.is_stalled:
-                    self._channel.wait(_TRANSFER_POLL_S)
+                    self._channel.wait(_TRANSFER_POLL_S if self._engine.num_waiting else _HOLD_POLL_S)
         finally:
             waker.close()
 
