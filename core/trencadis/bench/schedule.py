@@ -212,7 +212,9 @@ class _Run:
     def _add(self, request: Request) -> None:
         try:
             slot = self._engine.add(request)
-        except RequestError:
+        except RequestError as error:
+            if isinstance(error.__cause__, StepFailedError):  # the policy failed: it refused nobody
+                raise error.__cause__ from None
             self._num_refused += 1
             return
         if slot >= len(self._tenant_of_slot):

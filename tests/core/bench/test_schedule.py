@@ -44,6 +44,11 @@ class Careless(SchedulingPolicy):
         return view.waiting[:-1]
 
 
+class Mute(SchedulingPolicy):
+    def admit(self, request, *, num_waiting, num_waiting_tokens):
+        return None
+
+
 class Peeks(SchedulingPolicy):
     """Looks for a true length in all that it is shown."""
 
@@ -125,6 +130,8 @@ def test_tenants_prompts_share_their_beginning_if_asked_to(measure) -> None:
 def test_a_policy_that_breaks_its_contract_is_no_result(measure) -> None:
     with pytest.raises(StepFailedError, match=r"order\(\) returned"):
         measure(burst(), f"{POLICIES}:Careless")
+    with pytest.raises(StepFailedError, match=r"admit\(\) returned None"):
+        measure(burst(), f"{POLICIES}:Mute")
 
 
 def test_an_unknown_policy_is_refused_in_words(measure) -> None:
