@@ -30,6 +30,7 @@ from trencadis.config.sources import (
     nest,
     read_file,
 )
+from trencadis.config.strangers import warn_of_strangers
 
 __all__ = ["ResolvedConfig", "blocked_plugins", "load_config"]
 
@@ -61,7 +62,7 @@ def load_config(
     flags: Mapping[str, str] | Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """Return the configuration that all sources make together. Reads the file; else pure.
+    """Return the configuration that all sources make together. Reads the file; else pure but for warnings.
 
     Args:
         components: Config classes of the registered components, by noun and name; none: no component tables.
@@ -92,6 +93,7 @@ def load_config(
 
 
 def _warn(config: Config, given: Iterable[Given], environ: Mapping[str, str], settings: Settings) -> None:
+    warn_of_strangers(environ, settings)
     name = config.bucketing.name
     # Which one "auto" is, the backend's layout says.
     may_be = BUCKETING_BY_LAYOUT.values() if name == "auto" else (name,)

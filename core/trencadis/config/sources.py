@@ -22,6 +22,7 @@ __all__ = [
     "BLOCKED_VARIABLE",
     "FILE_VARIABLE",
     "Given",
+    "flat_names",
     "from_environment",
     "from_flags",
     "from_tree",
@@ -141,14 +142,21 @@ def _unknown(table: str, key: str, value: Any, settings: Settings, source: str) 
     return UnknownKeyError(f"[{table}] {key}{origin(source)}: no such key. {known}{did_you_mean(key, keys)}")
 
 
+def flat_names(settings: Settings) -> dict[str, str]:
+    """Return the variable of each setting by its name with one underscore too few. Pure."""
+    return {setting.environment.replace("__", "_"): setting.environment for setting in settings}
+
+
 def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Given]:
     """Return the values of variables named ``TRENCADIS_TABLE__KEY``. Pure.
+
+    Others that start like ours are left alone: see ``strangers.py``.
 
     Raises:
         UnknownKeyError: A variable of that shape that belongs to no setting, or that has one underscore too few.
     """
     known = {setting.environment: setting.path for setting in settings}
-    flat = {name.replace("__", "_"): name for name in known}
+    flat = flat_names(settings)
     given = []
     for name, text in sorted(environ.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in {FILE_VARIABLE, BLOCKED_VARIABLE}:

@@ -10,7 +10,6 @@ from trencadis.config import ResolvedConfig, Settings, blocked_plugins, load_con
 from trencadis.config.assemble import Assembly
 from trencadis.config.settings import ENVIRONMENT_PREFIX
 from trencadis.config.sources import (
-    BLOCKED_VARIABLE,
     FILE_VARIABLE,
     Given,
     from_environment,
@@ -18,6 +17,7 @@ from trencadis.config.sources import (
     from_tree,
     read_file,
 )
+from trencadis.config.strangers import strangers
 from trencadis.doctor.findings import Findings
 from trencadis.errors import ConfigError
 from trencadis.registry import Registry
@@ -53,7 +53,11 @@ def check_configuration(
     for read in (_of_file(tree, named), _of_environment(environ), _of_flags(flags)):
         for ask in read:
             _take(found, ask, settings, good)
-    _warn_of_strangers(found, environ)
+    unknown = strangers(environ, settings)
+    for name, advice in unknown.items():
+        found.warn(f"environment {name}: has no effect", advice)
+    # Found here, so that loading need not say it again.
+    environ = {name: text for name, text in environ.items() if name not in unknown}
     _say_where_values_come_from(found, named, good)
     try:
         return load_config(components=components, file=file, flags=flags, environ=environ)
@@ -133,16 +137,6 @@ def _of_environment(environ: Mapping[str, str]) -> Iterator[_Ask]:
 def _of_flags(flags: Sequence[str]) -> Iterator[_Ask]:
     for flag in flags:
         yield _Ask("flag", [flag])
-
-
-def _warn_of_strangers(found: Findings, environ: Mapping[str, str]) -> None:
-    """Name variables that start like ours and have no effect: nobody sets one without a reason."""
-    for name in sorted(environ):
-        if name.startswith(ENVIRONMENT_PREFIX) and "__" not in name and name not in {FILE_VARIABLE, BLOCKED_VARIABLE}:
-            found.warn(
-                f"environment {name}: has no effect",
-                "Settings are named TRENCADIS_TABLE__KEY, with two underscores between table and key.",
-            )
 
 
 def _say_where_values_come_from(found: Findings, file: Path | None, good: Mapping[str, Given]) -> None:
