@@ -7,7 +7,10 @@ from attrs.validators import ge, gt, le
 
 from trencadis.config.setting import setting
 
-__all__ = ["ServerConfig"]
+__all__ = ["LOOPBACK", "ServerConfig"]
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Addresses that only this machine reaches."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,3 +67,8 @@ class ServerConfig:
     observer: str = setting(
         "prometheus", "Observer added to [observer] names so that /metrics has the engine's; empty: none."
     )
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether other machines may reach the server and no key is asked for."""
+        return self.host not in LOOPBACK and not self.api_keys

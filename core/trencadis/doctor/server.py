@@ -18,7 +18,7 @@ def check_server(found: Findings, server: ServerConfig) -> None:
     _check_port(found, server.host, server.port, key="port")
     if server.admin_port:
         _check_port(found, _LOOPBACK, server.admin_port, key="admin_port")
-    if server.host not in {_LOOPBACK, "localhost", "::1"} and not server.api_keys:
+    if server.is_open_to_all:
         found.warn(
             f"[server] host = {server.host!r} without api_keys: whoever reaches this machine can use the server",
             "Set [server] api_keys, or listen on 127.0.0.1 behind a proxy that checks who asks.",

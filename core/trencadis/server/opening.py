@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Self
 from trencadis.async_llm import AsyncLLM
 from trencadis.clock import SystemClock
 from trencadis.config import Config, ResolvedConfig
+from trencadis.config.messages import show
 from trencadis.registry import Registry, resolve_plan
 from trencadis.server.admin import make_admin_app
 from trencadis.server.app import make_app
@@ -25,6 +27,8 @@ from trencadis.server.sockets import listen, url_of
 from trencadis.server.supervisor import Supervisor
 
 __all__ = ["OpenServer", "make_context", "open_server"]
+
+logger = logging.getLogger("trencadis.server")
 
 _ADMIN_HOST = "127.0.0.1"
 
@@ -74,6 +78,12 @@ class OpenServer:
                 self.close()
                 raise
         self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
+        if config.server.is_open_to_all:
+            logger.warning(
+                "[server] host = %s without api_keys: whoever reaches this machine can use the server. Set server.api_keys, "
+                "or listen on 127.0.0.1 behind a proxy that checks who asks.",
+                show(config.server.host),
+            )
 
     def greeting(self) -> list[str]:
         """Return what to print at the start."""

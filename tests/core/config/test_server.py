@@ -26,3 +26,12 @@ def test_the_server_listens_on_this_machine_alone_and_without_administration_by_
 def test_an_impossible_limit_is_refused_by_name(key, value):
     with pytest.raises(ConfigValueError, match=f"server.*{key}"):
         load_config(environ={}, overrides={"server": {key: value}})
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "is_open"),
+    [("0.0.0.0", "", True), ("::", "", True), ("0.0.0.0", "k", False), ("127.0.0.1", "", False), ("::1", "", False)],
+)
+def test_a_server_that_others_reach_without_a_key_is_open_to_all(host, keys, is_open):
+    resolved = load_config(environ={}, flags=[f"--server.host={host}", f"--server.api-keys={keys}"])
+    assert resolved.config.server.is_open_to_all is is_open

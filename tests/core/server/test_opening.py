@@ -49,6 +49,13 @@ def test_a_port_in_use_is_known_at_once(house):
             open_(*house(admin_port=port))
 
 
+@pytest.mark.parametrize(("keys", "count"), [((), 1), (("secret",), 0)])
+def test_a_server_for_the_whole_network_without_a_key_is_warned_of_once(house, caplog, keys, count):
+    with caplog.at_level("WARNING", "trencadis.server"), open_(*house(host="0.0.0.0", api_keys=keys)):
+        said = [line for line in caplog.messages if line.startswith('[server] host = "0.0.0.0" without api_keys: ')]
+    assert len(said) == count
+
+
 def test_a_component_that_does_not_exist_is_known_at_once(house):
     config, registry = house(observer="nobody")
     with pytest.raises(UnknownComponentError, match="nobody"):
