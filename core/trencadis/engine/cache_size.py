@@ -61,15 +61,19 @@ def _affordable_blocks(
     usable = report.cache_bytes
     if usable is None:
         usable = int((report.free_bytes - report.activation_bytes) * cache.memory_fraction)
-    if cache.max_bytes:
-        usable = min(usable, cache.max_bytes)
-    num_blocks = usable // max(1, model.kv_bytes_per_token * block_size)
+    is_capped = 0 < cache.max_bytes < usable
+    if is_capped:
+        usable = cache.max_bytes
+    block_bytes = model.kv_bytes_per_token * block_size
+    num_blocks = usable // max(1, block_bytes)
     # More than every sequence at full length can never be used.
     num_blocks = min(num_blocks, config.engine.max_num_seqs * -(-max_model_len // block_size))
     if num_blocks < 2:
+        cap = f"[cache] max_bytes = {cache.max_bytes}: " if is_capped else ""
         raise OutOfMemoryError(
-            f"{usable / 2**20:.0f} MiB for the KV cache pay for {num_blocks} blocks of "
-            f"{model.kv_bytes_per_token * block_size / 2**20:.2f} MiB.",
-            hint="Raise cache.memory_fraction, or free memory on the device.",
+            f"{cap}{usable / 2**20:.2f} MiB for the KV cache pay for {num_blocks} blocks of {block_bytes / 2**20:.2f} MiB.",
+            hint=f"Raise cache.max_bytes to at least {2 * block_bytes}."
+            if is_capped
+            else "Raise cache.memory_fraction, or free memory on the device.",
         )
     return int(num_blocks)

@@ -74,6 +74,15 @@ def test_less_than_two_blocks_are_no_cache() -> None:
         size(config(memory_fraction=1.0), free(79))
 
 
+def test_the_hint_names_what_bounds_the_cache() -> None:
+    with pytest.raises(
+        OutOfMemoryError, match=r"^\[cache\] max_bytes = 10: .*0 blocks.* Raise cache.max_bytes to at least 80\.$"
+    ):
+        size(config(memory_fraction=1.0, max_bytes=10), free(5000))
+    with pytest.raises(OutOfMemoryError, match=r"^0\.00 MiB .*Raise cache.memory_fraction"):
+        size(config(memory_fraction=1.0, max_bytes=79), free(60))
+
+
 def test_nobody_gets_longer_sequences_than_the_model_was_made_for() -> None:
     assert longest_sequence(config(), FACTS) == 64
     assert longest_sequence(config(30), FACTS) == 30
