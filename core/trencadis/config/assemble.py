@@ -9,7 +9,7 @@ import attrs
 
 from trencadis.config.blame import culprit, reason
 from trencadis.config.convert import WrongValueError, parse_text, structure
-from trencadis.config.messages import DEFAULT, origin, value_error
+from trencadis.config.messages import DEFAULT, origin, value_error, with_origin
 from trencadis.config.schema import Config
 from trencadis.config.settings import NOUN_TABLES, Setting, Settings
 from trencadis.config.sources import Given
@@ -78,7 +78,9 @@ class Assembly:
         names = {field.name: field.alias for field in attrs.fields(config_class)}
         try:
             return config_class(**{names[name]: value for name, value in values.items()})
-        except ConfigError:
+        except ConfigError as error:
+            # A class that words its own objection does not know who set the values.
+            error.args = (with_origin(str(error), {path: item.source for path, item in self._given.items()}),)
             raise
         except Exception as error:
             raise self._blamed(table, config_class, values, error) from error

@@ -6,6 +6,7 @@ import attrs
 from attrs.validators import ge, gt, le
 
 from trencadis.config.setting import setting
+from trencadis.errors import ConfigValueError
 
 __all__ = ["LOOPBACK", "ServerConfig"]
 
@@ -15,7 +16,11 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 @attrs.frozen(kw_only=True)
 class ServerConfig:
-    """Table ``[server]``. Read by ``trencadis serve`` and ``trencadis run-batch`` only."""
+    """Table ``[server]``. Read by ``trencadis serve`` and ``trencadis run-batch`` only.
+
+    Raises:
+        ConfigValueError: Both ports are the same.
+    """
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every interface.")
     port: int = setting(8000, "Port to listen on; 0: any free one, printed at start.", validator=[ge(0), le(65535)])
@@ -67,6 +72,13 @@ class ServerConfig:
     observer: str = setting(
         "prometheus", "Observer added to [observer] names so that /metrics has the engine's; empty: none."
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.admin_port and self.admin_port == self.port:
+            raise ConfigValueError(
+                f"[server] admin_port = {self.admin_port}: it is server.port as well, which must be another.",
+                hint="Choose another server.admin_port; 0: no administration pages.",
+            )
 
     @property
     def is_open_to_all(self) -> bool:

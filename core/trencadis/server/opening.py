@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -69,20 +68,27 @@ class OpenServer:
         self._resolved = resolved
         # A component that does not exist is known before anything is opened.
         self._plan = resolve_plan(config, registry)
-        self._sockets: list[socket.socket] = []
-        self._listen(config.server.host, config.server.port, "server.port")
-        if config.server.admin_port:
+        server = config.server
+        self._sockets = [listen(server.host, server.port)]
+        if server.admin_port:
             try:
-                self._listen(_ADMIN_HOST, config.server.admin_port, "server.admin_port")
+                self._sockets.append(
+                    listen(
+                        _ADMIN_HOST,
+                        server.admin_port,
+                        setting="server.admin_port",
+                        meaning_of_zero="no administration pages",
+                    )
+                )
             except BaseException:
                 self.close()
                 raise
         self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
-        if config.server.is_open_to_all:
+        if server.is_open_to_all:
             logger.warning(
                 "[server] host = %s without api_keys: whoever reaches this machine can use the server. Set server.api_keys, "
                 "or listen on 127.0.0.1 behind a proxy that checks who asks.",
-                show(config.server.host),
+                show(server.host),
             )
 
     def greeting(self) -> list[str]:
@@ -129,9 +135,6 @@ class OpenServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def _listen(self, host: str, port: int, setting: str) -> None:
-        self._sockets.append(listen(host, port, setting=setting))
 
 
 def _readiness(llm: AsyncLLM) -> str:

@@ -13,13 +13,16 @@ __all__ = ["listen", "url_of"]
 _BACKLOG = 2048
 
 
-def listen(host: str, port: int, *, setting: str = "server.port") -> socket.socket:
+def listen(
+    host: str, port: int, *, setting: str = "server.port", meaning_of_zero: str = "any free one"
+) -> socket.socket:
     """Return a socket that listens.
 
     Args:
         host: Name or address.
         port: Port; 0: any free one.
         setting: The setting behind the port, for messages.
+        meaning_of_zero: What the setting 0 stands for, for messages.
 
     Raises:
         ConfigError: The address does not exist, or the port is in use or forbidden.
@@ -40,8 +43,13 @@ def listen(host: str, port: int, *, setting: str = "server.port") -> socket.sock
         listener.setblocking(False)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f'[server] host = "{host}": this machine does not have that address.',
+                hint="Correct server.host: 127.0.0.1, 0.0.0.0, or an address of this machine.",
+            ) from error
         raise ConfigError(
-            f"{setting} = {port}: {_reason(error, host)}", hint=f"Choose another {setting}; 0: any free one."
+            f"{setting} = {port}: {_reason(error, host)}", hint=f"Choose another {setting}; 0: {meaning_of_zero}."
         ) from error
     return listener
 
@@ -58,7 +66,5 @@ def _reason(error: OSError, host: str) -> str:
             return f"the port is in use on {host}."
         case errno.EACCES:
             return "this user may not listen on it."
-        case errno.EADDRNOTAVAIL:
-            return f'this machine does not have the address "{host}" (server.host).'
         case _:
             return f"cannot listen on it: {os.strerror(error.errno or 0)}."

@@ -35,3 +35,13 @@ def test_an_impossible_limit_is_refused_by_name(key, value):
 def test_a_server_that_others_reach_without_a_key_is_open_to_all(host, keys, is_open):
     resolved = load_config(environ={}, flags=[f"--server.host={host}", f"--server.api-keys={keys}"])
     assert resolved.config.server.is_open_to_all is is_open
+
+
+def test_one_port_for_two_things_is_refused_with_who_set_it():
+    with pytest.raises(ConfigValueError) as caught:
+        load_config(environ={"TRENCADIS_SERVER__ADMIN_PORT": "8000"})
+    assert str(caught.value) == (
+        "[server] admin_port = 8000 (from environment TRENCADIS_SERVER__ADMIN_PORT): it is server.port as well, which must be "
+        "another. Choose another server.admin_port; 0: no administration pages."
+    )
+    assert load_config(environ={}, flags=["--server.port=0", "--server.admin-port=0"]).config.server.port == 0

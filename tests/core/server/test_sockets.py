@@ -24,9 +24,20 @@ def test_a_port_in_use_is_said_in_words():
             listen("127.0.0.1", port, setting="server.admin_port")
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
-def test_an_address_that_is_not_ours_is_said_in_words(host):
-    with pytest.raises(ConfigError, match=r"host|server.port"):
+def test_the_hint_says_what_zero_stands_for():
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"Choose another server.port; 0: any free one\.$"):
+            listen("127.0.0.1", port)
+        with pytest.raises(ConfigError, match=r"Choose another a.b; 0: none at all\.$"):
+            listen("127.0.0.1", port, setting="a.b", meaning_of_zero="none at all")
+
+
+@pytest.mark.parametrize(
+    ("host", "hint"), [("no.such.host.invalid", "Write 127.0.0.1"), ("203.0.113.1", "Correct server.host")]
+)
+def test_an_address_that_is_not_ours_is_said_in_words(host, hint):
+    with pytest.raises(ConfigError, match=rf'^\[server\] host = "{host}": .* {hint}'):
         listen(host, 0)
 
 
