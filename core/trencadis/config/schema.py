@@ -43,11 +43,20 @@ BUCKETING_BY_LAYOUT: Mapping[str, str] = {"ragged": "exact", "padded": "exponent
 """What ``[bucketing] name = "auto"`` becomes, by the backend's batch layout: padding is paid only where graphs pay it back."""
 
 
+def _check_model_path(_: object, __: attrs.Attribute[str], path: str) -> None:
+    if not path.strip():
+        raise ValueError('must name a model: a directory, a .gguf file, a hub id, or "demo".')
+
+
 @attrs.frozen(kw_only=True)
 class ModelConfig:
     """Table ``[model]``: which model, and how it is held."""
 
-    path: str = setting("demo", 'A directory, a .gguf file, a hub id, or "demo" for the model in this package.')
+    path: str = setting(
+        "demo",
+        'A directory, a .gguf file, a hub id, or "demo" for the model in this package.',
+        validator=_check_model_path,
+    )
     tokenizer: str = setting("", "Directory or hub id of the tokenizer, if it is not the model's own.")
     dtype: str = setting(
         "auto", "Of weights and activations.", validator=in_(["auto", "float32", "bfloat16", "float16"])

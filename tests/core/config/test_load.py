@@ -200,3 +200,12 @@ def test_a_blocked_value_of_another_type_is_refused():
     environ = {"TRENCADIS_BLOCKED_PLUGINS": "a"}
     with pytest.raises(ConfigValueError, match=r"\[plugins\] blocked = 3 \(from argument\): must be a list of text"):
         blocked_plugins(environ=environ, overrides={"plugins.blocked": 3})
+
+
+@pytest.mark.parametrize("path", ["", " "])
+def test_a_model_without_a_name_is_refused(path):
+    with pytest.raises(ConfigValueError) as caught:
+        load_config(environ={}, flags=[f"--model.path={path}"])
+    assert str(caught.value) == (
+        f'[model] path = "{path}" (from flag --model.path): must name a model: a directory, a .gguf file, a hub id, or "demo".'
+    )
