@@ -18,7 +18,6 @@ __all__ = [
     "TREES",
     "check_adapters",
     "check_misses",
-    "check_role",
     "check_trees",
     "with_drafter",
     "without_sharing",
@@ -52,19 +51,6 @@ def check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
             f"[engine] max_loras = {config.engine.max_loras}: the backend does not compute with LoRA adapters (it does not "
             f'provide "{ADAPTERS}"), so a request would get the text of the model itself.',
             hint="Leave it at 0, or choose a backend that serves adapters.",
-        )
-
-
-def check_role(config: Config, *, has_connector: bool) -> None:
-    """Refuse a role where nothing hands KV over.
-
-    Raises:
-        ConfigValueError: There is no KV connector.
-    """
-    if config.engine.role != "both" and not has_connector:
-        raise ConfigValueError(
-            f'[engine] role = "{config.engine.role}": there is no KV connector, so that nothing can be handed over.',
-            hint='Set kv_connector.name, such as "p2p", or leave engine.role at "both".',
         )
 
 

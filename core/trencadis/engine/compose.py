@@ -13,7 +13,6 @@ from trencadis.engine.administration import Administration
 from trencadis.engine.agreement import (
     check_adapters,
     check_misses,
-    check_role,
     check_trees,
     with_drafter,
     without_sharing,
@@ -133,7 +132,6 @@ def compose_engine(
     executor, capabilities = parts.executor, parts.executor.capabilities
     config = without_sharing(config, capabilities)
     check_adapters(config, capabilities)
-    check_role(config, has_connector=parts.connector is not None)
     block_size = config.cache.block_size or capabilities.default_block_size
     drafter = parts.speculation.speculator if parts.speculation else None
     check_trees(parts.speculation, capabilities)

@@ -167,6 +167,7 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
         CapabilityError: A component requires what no chosen one provides.
         PluginLoadError: An import path cannot be imported.
         ContractError: An import path leads to something else than the noun's contract.
+        ConfigValueError: A component is within itself, or a role where nothing hands KV over.
     """
     sources = registry.sources if sources is None else sources
     resolver = _Resolver(config, registry, sources)
@@ -184,6 +185,7 @@ def resolve_plan(config: Config, registry: Registry, *, sources: Mapping[str, st
         sources=dict(sources),
     )
     plan.check(registry)
+    _check_role(plan, config.engine.role)
     return plan
 
 
@@ -268,6 +270,16 @@ class _Resolver:
             for layout, name in BUCKETING_BY_LAYOUT.items()
             if name in offered
         }
+
+
+def _check_role(plan: ResolvedPlan, role: str) -> None:
+    """Raise for a role that needs a KV connector where none is chosen."""
+    if role != "both" and "kv_connector" not in plan.choices:
+        raise ConfigValueError(
+            f"{spot('engine.role', role, plan.sources.get('engine.role', ''))}: there is no KV connector, so that nothing can be "
+            "handed over.",
+            hint='Set kv_connector.name, such as "p2p", or leave engine.role at "both".',
+        )
 
 
 def _check_shapes(plan: ResolvedPlan, layout: str) -> None:

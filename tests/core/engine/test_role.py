@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from trencadis.config.schema import Config, EngineConfig
-from trencadis.engine.agreement import check_role
 from trencadis.engine.engine import Engine
-from trencadis.errors import ConfigValueError, InvalidRequestError, WrongRoleError
+from trencadis.errors import InvalidRequestError, WrongRoleError
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
@@ -72,5 +70,3 @@ def test_role_that_is_none_and_one_that_nothing_supports_are_refused_and_nothing
     with pytest.raises(InvalidRequestError, match="no KV connector"):
         alone.answer("set_role", {"role": "prefill"})
     assert engine.answer("role", {})["role"] == alone.answer("role", {})["role"] == "both"
-    with pytest.raises(ConfigValueError, match=r'role = "decode": there is no KV connector.*kv_connector.name'):
-        check_role(Config(engine=EngineConfig(role="decode")), has_connector=False)

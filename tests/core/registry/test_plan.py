@@ -93,6 +93,18 @@ def test_codec_and_policy_are_chosen_beside_a_connector_only(house, make_plugin)
     }, "a component that is called none is one like any other"
 
 
+def test_a_role_needs_a_connector_and_is_refused_before_anything_is_built(house, make_plugin):
+    extra = make_plugin("extra", kv_connector=["shelf"], kv_codec=["none"], kv_policy=["cost_aware"])
+    registry = Registry.discover(entry_points=(), extra_plugins=[house, extra])
+    with pytest.raises(ConfigValueError) as caught:
+        _resolve(registry, engine__role="decode")
+    assert str(caught.value) == (
+        '[engine] role = "decode" (from argument): there is no KV connector, so that nothing can be handed over. '
+        'Set kv_connector.name, such as "p2p", or leave engine.role at "both".'
+    )
+    _resolve(registry, engine__role="decode", kv_connector__name="shelf")
+
+
 def test_a_choice_carries_its_own_options(registry):
     choice = _resolve(registry, scheduling__name="tuned", scheduling__tuned__limit=7).choices["scheduling"]
     assert (choice.component.name, choice.options.limit) == ("tuned", 7)
