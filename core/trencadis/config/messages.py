@@ -48,10 +48,10 @@ def origin(source: str) -> str:
 
 
 def spot(path: str, value: Any, source: str, *, secret: bool = False) -> str:
-    """Return ``[table] key = value (from source)``. Pure."""
+    """Return ``[table] key = value (from source)``, without the table at the top level. Pure."""
     table, _, key = path.rpartition(".")
     shown = "***" if secret else show(value)
-    return f"[{table}] {key} = {shown}{origin(source)}"
+    return f"{f'[{table}] ' if table else ''}{key} = {shown}{origin(source)}"
 
 
 def value_error(path: str, value: Any, source: str, reason: str, *, secret: bool = False) -> ConfigValueError:

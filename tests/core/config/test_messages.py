@@ -45,6 +45,10 @@ def test_an_error_names_table_key_value_source_and_reason():
     assert str(error) == "[bucketing.tiles] limit = -1 (from serve.toml): must be >= 0."
 
 
+def test_a_key_of_the_top_level_has_no_brackets():
+    assert spot("server", 80, "") == "server = 80"
+
+
 def test_a_secret_is_never_shown():
     assert spot("cache.key", "hunter2", "flag --cache.key", secret=True) == "[cache] key = *** (from flag --cache.key)"
 

@@ -155,6 +155,12 @@ def test_a_value_where_a_table_belongs_is_refused(settings):
     )
 
 
+def test_a_value_where_a_table_of_the_top_level_belongs_is_refused(settings):
+    assert _said(ConfigValueError, from_tree, {"server": 80}, settings, "serve.toml") == (
+        "server = 80 (from serve.toml): must be a table: write [server] and its keys below."
+    )
+
+
 def test_options_of_a_component_by_import_path_are_taken_key_by_key(settings):
     given = from_tree({"scheduling": {"options": {"limit": 3}}}, settings, "serve.toml")
     assert [(item.path, item.raw) for item in given] == [("scheduling.options.limit", 3)]
