@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
-from attrs.validators import ge, in_, matches_re
+from attrs.validators import ge, in_
 
 from trencadis.errors import ConfigValueError
 
@@ -37,6 +38,11 @@ def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None) 
     return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit})
 
 
+def _check_device(_: object, __: attrs.Attribute[str], device: str) -> None:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
+        raise ValueError('must be "auto", "cpu", "cuda" or "cuda:N" with the number of a device, such as "cuda:0".')
+
+
 @attrs.frozen(kw_only=True)
 class TorchConfig:
     """Table ``[backend.torch]``.
@@ -62,7 +68,7 @@ class TorchConfig:
     device: str = _setting(
         "auto",
         "auto (the first CUDA device, else the CPU), cpu, cuda or cuda:N.",
-        validator=matches_re(r"auto|cpu|cuda(:\d+)?"),
+        validator=_check_device,
     )
     layout: str = _setting("ragged", "ragged: nothing padded; padded: static shapes.", validator=in_(LAYOUTS))
     attention: str = _setting(

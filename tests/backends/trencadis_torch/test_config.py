@@ -33,6 +33,11 @@ def test_impossible_values_are_refused(wrong):
         TorchConfig(**wrong)
 
 
+def test_a_device_that_does_not_exist_is_told_those_that_do():
+    with pytest.raises(ValueError, match=r'^must be "auto", "cpu", "cuda" or "cuda:N"'):
+        TorchConfig(device="gpu")
+
+
 def test_graphs_need_static_shapes():
     TorchConfig(compile="buckets", layout="padded").check()
     TorchConfig().check()
