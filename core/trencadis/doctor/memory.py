@@ -8,6 +8,7 @@ from typing import Any
 
 from trencadis.config import Config
 from trencadis.doctor.findings import Findings
+from trencadis.engine.cache_size import most_blocks
 from trencadis.records import ModelFacts
 
 __all__ = ["check_memory", "free_host_bytes"]
@@ -20,26 +21,30 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
 
     Args:
         found: Takes the findings.
-        config: Tables ``model`` and ``cache`` are read.
+        config: Tables ``model``, ``cache`` and ``engine`` are read.
         model: What the model's files say.
     """
-    free, where = _free_bytes()
-    weights = int(model.weights_bytes * _held_per_stored(config, model))
-    cache = config.cache
-    length = config.model.max_model_len or model.max_model_len
-    one_sequence = length * model.kv_bytes_per_token
+    free, where, on_cpu = _free_bytes()
+    growth, assumed = _held_per_stored(config, model, on_cpu=on_cpu)
+    weights = int(model.weights_bytes * growth)
     if weights > free:
-        found.fail(
-            f"the weights take about {_mib(weights)}, {where} has {_mib(free)} free",
+        note = found.fail if not assumed or model.weights_bytes > free else found.warn
+        note(
+            f"the weights take about {_mib(weights)}{assumed}, {where} has {_mib(free)} free",
             "Take a smaller model, model.dtype = bfloat16, or a machine with more memory.",
         )
         return
     left = free - weights
+    cache, block_size = config.cache, config.cache.block_size or 16
+    block_bytes = int(block_size * model.kv_bytes_per_token * growth)
+    length = config.model.max_model_len or model.max_model_len
+    one_sequence = -(-length // block_size) * block_bytes
     if cache.num_blocks:
-        asked = cache.num_blocks * (cache.block_size or 16) * model.kv_bytes_per_token
+        asked = cache.num_blocks * block_bytes
         if asked > left:
             found.fail(
-                f"[cache] num_blocks = {cache.num_blocks} takes about {_mib(asked)}, beside the weights {_mib(left)} are free",
+                f"[cache] num_blocks = {cache.num_blocks} takes about {_mib(asked)}{assumed}, "
+                f"beside the weights {_mib(left)} are free",
                 "Lower cache.num_blocks, or set it to 0: then it is sized by cache.memory_fraction.",
             )
             return
@@ -47,15 +52,17 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
     else:
         room = int(left * cache.memory_fraction)
         room = min(room, cache.max_bytes) if cache.max_bytes else room
+        room = min(room, most_blocks(config, length, block_size) * block_bytes)
     if one_sequence > room:
         found.warn(
-            f"one sequence of {length} tokens takes about {_mib(one_sequence)} of KV cache, there is room for {_mib(room)}",
+            f"one sequence of {length} tokens takes about {_mib(one_sequence)} of KV cache{assumed}, "
+            f"there is room for {_mib(room)}",
             "Lower model.max_model_len, or raise cache.memory_fraction or cache.num_blocks.",
         )
         return
     num_sequences = room // one_sequence if one_sequence else 0
     found.ok(
-        f"about {_mib(weights)} of weights and {_mib(room)} of KV cache in {_mib(free)} free of {where}: "
+        f"about {_mib(weights)} of weights and {_mib(room)} of KV cache in {_mib(free)} free of {where}{assumed}: "
         f"{num_sequences} sequences of {length} tokens"
     )
 
@@ -80,19 +87,30 @@ def free_host_bytes(root: Path = Path("/")) -> int:
     return min(free, max(0, limit - used))
 
 
-def _free_bytes() -> tuple[int, str]:
-    """Return the free bytes of the device that a model would be loaded to, and its name."""
+def _free_bytes() -> tuple[int, str, bool]:
+    """Return the free bytes of the device that a model would be loaded to, its name, and whether it is the CPU."""
     torch: Any = importlib.import_module("torch")
     if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info(0)[0]), "the first CUDA device"
-    return free_host_bytes(), "this machine"
+        return int(torch.cuda.mem_get_info(0)[0]), "the first CUDA device", False
+    return free_host_bytes(), "this machine", True
 
 
-def _held_per_stored(config: Config, model: ModelFacts) -> float:
-    """Return by which factor weights grow when they are loaded: the dtype asked for against the one in the files. Pure."""
+def _held_per_stored(config: Config, model: ModelFacts, *, on_cpu: bool) -> tuple[float, str]:
+    """Return by which factor the files' sizes grow when a model is loaded, and what of it is assumed, in words. Pure.
+
+    With ``model.dtype`` left open it is the backend that decides; on a CPU, what takes the most memory is assumed: float32.
+
+    Args:
+        config: Table ``model`` is read.
+        model: What the model's files say.
+        on_cpu: Whether it is loaded to the CPU.
+    """
     widths = {"float32": 4, "float16": 2, "bfloat16": 2}
     stored = widths.get(model.dtype, 2)
-    return widths.get(config.model.dtype, stored) / stored
+    asked = config.model.dtype
+    if asked == "auto" and on_cpu and stored < widths["float32"]:
+        return widths["float32"] / stored, f" if {model.dtype} is held as float32, as on most CPUs"
+    return widths.get(asked, stored) / stored, ""
 
 
 def _mib(num_bytes: int) -> str:

@@ -9,7 +9,7 @@ from trencadis.errors import ConfigValueError, OutOfMemoryError
 from trencadis.interfaces import Executor
 from trencadis.records import MemoryReport, ModelFacts
 
-__all__ = ["longest_sequence", "size_cache"]
+__all__ = ["longest_sequence", "most_blocks", "size_cache"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -54,6 +54,11 @@ def longest_sequence(config: Config, model: ModelFacts) -> int:
     return asked or model.max_model_len
 
 
+def most_blocks(config: Config, max_model_len: int, block_size: int) -> int:
+    """Return the number of KV blocks of every sequence at full length: more can never be used. Pure."""
+    return config.engine.max_num_seqs * -(-max_model_len // block_size)
+
+
 def _affordable_blocks(
     config: Config, model: ModelFacts, report: MemoryReport, max_model_len: int, block_size: int
 ) -> int:
@@ -65,9 +70,7 @@ def _affordable_blocks(
     if is_capped:
         usable = cache.max_bytes
     block_bytes = model.kv_bytes_per_token * block_size
-    num_blocks = usable // max(1, block_bytes)
-    # More than every sequence at full length can never be used.
-    num_blocks = min(num_blocks, config.engine.max_num_seqs * -(-max_model_len // block_size))
+    num_blocks = min(usable // max(1, block_bytes), most_blocks(config, max_model_len, block_size))
     if num_blocks < 2:
         cap = f"[cache] max_bytes = {cache.max_bytes}: " if is_capped else ""
         raise OutOfMemoryError(
