@@ -1,4 +1,4 @@
-"""Every component that the configuration makes active: exists, fits the others, and can be built."""
+"""Every component that the configuration makes active: exists, fits the others, can be built, and reaches its store."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import attrs
 from trencadis.clock import SystemClock
 from trencadis.config import Config
 from trencadis.doctor.findings import Findings
-from trencadis.errors import TrencadisError
+from trencadis.errors import TransferError, TrencadisError
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.kv.settings import StoreSettings
+from trencadis.kv.store_connector import StoreConnector
 from trencadis.records import BucketLimits, ModelFacts
 from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
@@ -35,7 +37,7 @@ _NOMINAL = ModelFacts(
 def check_components(
     found: Findings, registry: Registry, config: Config, sources: Mapping[str, str], model: ModelFacts | None
 ) -> None:
-    """Resolve the plan and build each of its components once.
+    """Resolve the plan and build each of its components once; the store of a KV connector is tried with one small object.
 
     Args:
         found: Takes the findings.
@@ -87,6 +89,8 @@ def _active(plan: ResolvedPlan) -> Iterator[tuple[str, str, Choice]]:
         yield noun, "active", choice
     for layout, choice in plan.by_layout.items():
         yield "bucketing", f"with a {layout} backend", choice
+    for choice in plan.inner.values():
+        yield choice.component.noun, "inner", choice
     for choice in plan.observers:
         yield "observer", "active", choice
     if plan.shadow is not None:
@@ -105,15 +109,28 @@ def _check_one(
     except TrencadisError as error:
         found.fail_with(error)
         return
+    unusable = made.try_store() if isinstance(made, StoreConnector) else None
     trouble = _close(made)
     origin = component.provenance
     owner = f"{origin.distribution} {origin.version}" if origin.distribution else f"{origin.module}, no distribution"
     version = component.component.interface_version
     text = f"{noun}: {component.name}, {role}; {owner}, interface {version}, can be built"
-    if trouble:
+    if unusable is not None:
+        _note_store(found, choice, text, unusable)
+    elif trouble:
         found.warn(f"{text}, but not closed again: {trouble}", f"Upgrade {owner}, or tell its author.")
     else:
         found.ok(text)
+
+
+def _note_store(found: Findings, choice: Choice, text: str, error: TransferError) -> None:
+    """Note that a store cannot be used: wrong where it is required, else doubtful."""
+    what = f"{text}, but its store cannot be used ({error.cause}): {str(error).removesuffix(error.hint)}"
+    remedy = error.hint or f"Mend it, or correct [kv_connector.{choice.component.name}]."
+    if isinstance(choice.options, StoreSettings) and choice.options.required:
+        found.fail(what, f"{remedy} Nothing starts until then: required = true.")
+    else:
+        found.warn(what, f"{remedy} Until then serving goes on without it.")
 
 
 def _close(made: Any) -> str:

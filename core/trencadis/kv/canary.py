@@ -10,11 +10,19 @@ from trencadis.kv.client import StoreClient
 from trencadis.kv.objects import BlockObjects
 from trencadis.kv.parts import StoreParts
 from trencadis.kv.store import BlockStore
-from trencadis.records import TransferCause
+from trencadis.kv.threads import StoreThreads
+from trencadis.records import KVLayout, KVPart, TransferCause
 
-__all__ = ["Canary"]
+__all__ = ["Canary", "try_store"]
 
 _PAYLOAD_BYTES = 64
+_NO_MODELS = KVLayout(
+    parts=(KVPart(layer=0, kind="key", num_heads=1, head_dim=_PAYLOAD_BYTES, dtype="uint8", item_bytes=1),),
+    block_size=1,
+    last_head=1,
+    numerics="none",
+)
+"""Of blocks that no engine asks for."""
 
 
 class Canary:
@@ -26,15 +34,17 @@ class Canary:
     Args:
         parts: Of the connector.
         objects: Packs the object.
+        describes: Leave the description; False leaves nothing.
 
     Attributes:
         error: Why the store cannot be used, or None.
         is_wanted: False once nobody waits for the result.
     """
 
-    def __init__(self, parts: StoreParts, objects: BlockObjects) -> None:
+    def __init__(self, parts: StoreParts, objects: BlockObjects, *, describes: bool = True) -> None:
         self._parts = parts
         self._objects = objects
+        self._describes = describes
         self._done = threading.Event()
         self.error: TransferError | None = None
         self.is_wanted = True
@@ -70,6 +80,7 @@ class Canary:
             self._get(store, keys, block_hash, payload if num_kept else b"")
         if num_kept:
             store.delete(keys)
+        if num_kept and self._describes:
             key, description = self._objects.description
             store.put([key], [[memoryview(description)]])
 
@@ -83,3 +94,21 @@ class Canary:
         self._objects.unpack(block_hash, memoryview(raw)[:num_bytes], memoryview(out))
         if out != payload:
             raise TransferError("it gave back another object than was put.", cause=TransferCause.CORRUPT)
+
+
+def try_store(parts: StoreParts) -> TransferError | None:
+    """Return why the store of a connector without an engine cannot be used, or None; nothing is left in it.
+
+    Takes ``start_timeout_s`` at most, and ``close_timeout_s`` for a store that does not let go.
+
+    Args:
+        parts: Of the connector.
+    """
+    canary = Canary(parts, parts.objects(_NO_MODELS), describes=False)
+    threads: StoreThreads[Canary] = StoreThreads(
+        "trencadis-kv-trial", 1, make_client=parts.client, activity=parts.activity
+    )
+    threads.put(canary)
+    error = canary.wait(parts.settings.start_timeout_s)
+    threads.close(parts.settings.close_timeout_s)
+    return error

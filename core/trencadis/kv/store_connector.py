@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 import attrs
 
+from trencadis.errors import TransferError
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.breaker import Breaker
+from trencadis.kv.canary import try_store
 from trencadis.kv.counters import TransferCounters
 from trencadis.kv.defaults import codec_of, policy_of
 from trencadis.kv.parts import StoreParts
@@ -33,9 +35,12 @@ class StoreConnector(ConnectorPair):
     Attributes:
         with_stores: ``with_stores(wrap)`` returns the same connector anew, each of its connections wrapped: what test kits put faults
             around.
+        try_store: Returns why the store cannot be used, or None; asked of a pair that no engine has. Waits. By default
+            None: a store in this process.
     """
 
     with_stores: Callable[[Callable[[BlockStore], BlockStore]], ConnectorPair] = attrs.field(eq=False, repr=False)
+    try_store: Callable[[], TransferError | None] = attrs.field(default=lambda: None, eq=False, repr=False)
 
 
 def store_connector(
@@ -76,4 +81,5 @@ def store_connector(
         scheduler=StoreScheduler(parts, staging),
         worker=StoreWorker(parts, staging),
         with_stores=lambda wrap: store_connector(lambda: wrap(make_store()), settings, context, name=name),
+        try_store=lambda: try_store(parts),
     )

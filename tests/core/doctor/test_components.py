@@ -6,9 +6,13 @@ import pytest
 from trencadis.config import Config
 from trencadis.config.schema import NounConfig, ObserverConfig
 from trencadis.doctor.components import check_components
+from trencadis.errors import TransferError
 from trencadis.interfaces import Component, Observer
+from trencadis.kv.settings import StoreSettings
+from trencadis.kv.store_connector import store_connector
 from trencadis.records import ModelFacts
 from trencadis.registry import Registry, load_with_plugins
+from trencadis_testing.kv_faults import DictStore
 
 
 def kinds(told):
@@ -113,6 +117,39 @@ def test_default_names_without_any_plugin_are_all_unknown(found, told):
     assert set(kinds(told)) == {"fail"}
 
 
+@pytest.mark.parametrize(("required", "kind"), [(False, "warn"), (True, "fail")])
+def test_store_that_cannot_be_used_is_doubtful_or_wrong_where_it_is_required(found, told, fake_house, required, kind):
+    def refuse():
+        raise TransferError("shelf://nowhere refuses.", cause="unreachable", hint="Start it.")
+
+    check_components(found, *house_with_store(fake_house, refuse, required=required), {}, None)
+    (item,) = (item for item in found if item.severity.value != "ok")
+    assert item.severity.value == kind
+    assert item.message.startswith("kv_connector: mine, active")
+    assert item.message.endswith("but its store cannot be used (unreachable): shelf://nowhere refuses.")
+    assert item.remedy.startswith("Start it. ")
+    assert ("serving goes on without it." in item.remedy) is not required
+
+
+def test_store_that_works_is_sound_and_nothing_is_left_in_it(found, told, fake_house):
+    objects = {}
+    check_components(found, *house_with_store(fake_house, lambda: DictStore(objects), required=True), {}, None)
+    assert set(kinds(told)) == {"ok"}
+    assert not objects
+
+
+def house_with_store(fake_house, make_store, *, required):
+    config, registry = fake_house()
+    settings = StoreSettings(required=required)
+    add(
+        registry,
+        "kv_connector",
+        lambda config, context: store_connector(make_store, config, context, name="mine"),
+        config=StoreSettings,
+    )
+    return registry, attrs.evolve(config, kv_connector=NounConfig(name="mine", components={"mine": settings}))
+
+
 def add(registry, noun, factory, **more):
     from trencadis.hookspecs import NOUNS, hookimpl
 
@@ -127,4 +164,23 @@ def test_policy_around_another_one_and_a_shadow_are_built_with_what_they_name(fo
     check_components(found, registry, resolved.config, {}, None)
     assert set(kinds(told)) == {"ok"}
     built = [message.split(";")[0] for _, message in told() if message.startswith("scheduling")]
-    assert built[:2] == ["scheduling: fair_share, active", "scheduling: shortest_first, shadow"]
+    assert built[:3] == [
+        "scheduling: fair_share, active",
+        "scheduling: fcfs, inner",
+        "scheduling: shortest_first, shadow",
+    ]
+
+
+def test_stores_of_tiers_are_tried(found, told):
+    chosen = {
+        "kv_connector": {
+            "name": "tiered",
+            "tiered": {"children": ["host_offload", "filesystem"]},
+            "filesystem": {"path": "/proc/nope"},
+        }
+    }
+    resolved, registry = load_with_plugins(environ={}, overrides=chosen)
+    check_components(found, registry, resolved.config, {}, None)
+    (message,) = (message for kind, message in told() if kind == "warn")
+    assert message.startswith("kv_connector: filesystem, inner")
+    assert "The KV directory /proc/nope cannot be used" in message

@@ -3,11 +3,12 @@ from __future__ import annotations
 import threading
 
 import pytest
-from kv_parts import make_parts, make_pool
+from kv_parts import GatedStore, make_parts, make_pool
 
 from trencadis.errors import TransferError
 from trencadis.kv.breaker import BreakerState
 from trencadis.kv.canary import Canary
+from trencadis.kv.canary import try_store as try_alone
 from trencadis_testing.kv_faults import DictStore, Fault, Faults, FaultyStore
 
 
@@ -95,3 +96,17 @@ def test_who_waits_is_woken_by_the_result():
     thread.start()
     assert canary.wait(60.0) is None
     thread.join()
+
+
+def test_store_is_tried_without_an_engine_and_left_as_it_was():
+    objects = {}
+    assert try_alone(make_parts(lambda: DictStore(objects))) is None
+    assert not objects
+    assert try_alone(make_parts(faulty({}, Fault.REFUSES))).cause == "unreachable"
+
+
+def test_store_that_does_not_answer_without_an_engine_is_not_waited_for_any_longer():
+    gated = GatedStore({})
+    error = try_alone(make_parts(lambda: gated, start_timeout_s=0.05))
+    assert error.cause == "deadline"
+    assert gated.calls
