@@ -13,7 +13,12 @@ class LogObserverConfig:
     """Table ``[observer.log]``: how often a line is written."""
 
     interval_s: float = attrs.field(
-        default=5.0, validator=gt(0), metadata={"help": "Shortest time between two lines, engine clock.", "unit": "s"}
+        default=5.0,
+        validator=gt(0),
+        metadata={
+            "help": "Time between two lines while there is work, engine clock; one more when it ends.",
+            "unit": "s",
+        },
     )
 
 

@@ -23,7 +23,7 @@ class _Window:
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_output_tokens: int = 0
+    num_emitted_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_padded_tokens: int = 0
     num_preemptions: int = 0
@@ -35,7 +35,7 @@ class _Window:
         self.num_steps += 1
         self.num_prompt_tokens += stats.num_prompt_tokens_admitted
         self.num_cached_tokens += stats.num_prompt_tokens_cached
-        self.num_output_tokens += stats.num_emitted_tokens
+        self.num_emitted_tokens += stats.num_emitted_tokens
         self.num_scheduled_tokens += stats.num_scheduled_tokens
         self.num_padded_tokens += stats.num_padded_tokens
         self.num_preemptions += stats.num_preempted
@@ -45,10 +45,10 @@ class _Window:
 
 
 class LogObserver(Observer):
-    """Writes one INFO line to the logger ``trencadis.stats``, at most every ``interval_s`` of the engine's clock.
+    """Writes one INFO line to the logger ``trencadis.stats``, every ``interval_s`` of the engine's clock and when work ends.
 
-    A line counts the steps since the line before; an idle engine makes no steps and writes none. ``close`` writes what
-    is left.
+    A line counts the steps since the line before, or since work began: time without work is in none. Steps in which no token was
+    computed make no line. ``close`` writes what is left.
 
     Args:
         config: How often.
@@ -60,18 +60,23 @@ class LogObserver(Observer):
         self._last: StepStats | None = None
 
     def on_step(self, stats: StepStats) -> None:
-        """Add the step, and write the line if it is due. The first step starts the clock."""
+        """Add the step, and write the line if it is due. A step with work starts the clock at its beginning."""
+        goes_on = bool(stats.num_running or stats.num_waiting)
         if self._window is None:
-            self._window = _Window(stats.now_s)
+            if not goes_on and not _has_tokens(stats):
+                return
+            self._window = _Window(stats.now_s - stats.plan_s - stats.device_s - stats.commit_s)
         self._window.add(stats)
         self._last = stats
-        if stats.now_s - self._window.start_s >= self._interval_s:
-            self._write(stats, self._window)
+        if not goes_on:
+            self.close()
+        elif stats.now_s - self._window.start_s >= self._interval_s:
+            self.close()
             self._window = _Window(stats.now_s)
 
     def close(self) -> None:
-        """Write the line of the steps since the last one, if there are any."""
-        if self._window is not None and self._window.num_steps and self._last is not None:
+        """Write the line of the steps since the last one, if a token was computed in them."""
+        if self._window is not None and self._last is not None and _has_tokens(self._window):
             self._write(self._last, self._window)
         self._window = self._last = None
 
@@ -84,7 +89,7 @@ class LogObserver(Observer):
             stats.num_running,
             stats.num_waiting,
             _ratio(window.num_prompt_tokens, elapsed_s),
-            _ratio(window.num_output_tokens, elapsed_s),
+            _ratio(window.num_emitted_tokens, elapsed_s),
             100 * _ratio(stats.num_used_blocks, num_blocks),
             100 * _ratio(window.num_cached_tokens, window.num_prompt_tokens),
             100 * _ratio(window.num_padded_tokens - window.num_scheduled_tokens, window.num_padded_tokens),
@@ -93,6 +98,11 @@ class LogObserver(Observer):
             window.num_steps,
             elapsed_s,
         )
+
+
+def _has_tokens(counts: _Window | StepStats) -> bool:
+    """Return whether a token was computed or put out. Pure."""
+    return bool(counts.num_scheduled_tokens or counts.num_emitted_tokens)
 
 
 def _drafts(window: _Window) -> str:

@@ -8,6 +8,9 @@ from trencadis_plugins.observer.config import LogObserverConfig
 from trencadis_plugins.observer.log import LogObserver
 from trencadis_testing.observer import ObserverConformance, step_stats
 
+WORK = {"num_running": 1, "num_scheduled_tokens": 1, "num_padded_tokens": 1}
+"""Of a step after which there is more to do."""
+
 
 class TestLogObserver(ObserverConformance):
     make = LogObserver
@@ -21,7 +24,9 @@ def lines(caplog):
 
 def test_line_holds_the_sums_and_rates_of_its_window(lines):
     observer = LogObserver()
-    observer.on_step(step_stats(now_s=100.0, num_emitted_tokens=4, num_preempted=1, num_padded_tokens=30))
+    observer.on_step(
+        step_stats(now_s=100.0, num_running=1, num_emitted_tokens=4, num_preempted=1, num_padded_tokens=30)
+    )
     observer.on_step(
         step_stats(
             now_s=108.0,
@@ -47,7 +52,7 @@ def test_line_holds_the_sums_and_rates_of_its_window(lines):
 def test_no_line_is_written_before_the_interval_is_over(lines):
     observer = LogObserver(LogObserverConfig(interval_s=2.0))
     for tenths in range(61):
-        observer.on_step(step_stats(now_s=tenths / 8))
+        observer.on_step(step_stats(now_s=tenths / 8, **WORK))
     assert [line.rpartition("| ")[2] for line in lines()] == [
         "steps 17 in 2.0 s",
         "steps 16 in 2.0 s",
@@ -58,14 +63,14 @@ def test_no_line_is_written_before_the_interval_is_over(lines):
 def test_each_line_counts_only_its_own_window(lines):
     observer = LogObserver()
     for now_s, num_tokens in [(0.0, 0), (5.0, 50), (10.0, 100)]:
-        observer.on_step(step_stats(now_s=now_s, num_emitted_tokens=num_tokens))
+        observer.on_step(step_stats(now_s=now_s, num_emitted_tokens=num_tokens, **WORK))
     assert "output 10.0 tok/s" in lines()[0]
     assert "output 20.0 tok/s" in lines()[1]
 
 
 def test_close_writes_what_is_left_once(lines):
     observer = LogObserver()
-    observer.on_step(step_stats(now_s=1.0))
+    observer.on_step(step_stats(now_s=1.0, **WORK))
     observer.on_step(step_stats(now_s=2.0, num_emitted_tokens=3, num_running=1))
     observer.close()
     observer.close()
@@ -76,16 +81,43 @@ def test_close_writes_what_is_left_once(lines):
 
 def test_close_writes_nothing_after_a_line_that_counted_all(lines):
     observer = LogObserver()
-    observer.on_step(step_stats(now_s=0.0))
-    observer.on_step(step_stats(now_s=5.0))
+    observer.on_step(step_stats(now_s=0.0, **WORK))
+    observer.on_step(step_stats(now_s=5.0, **WORK))
     observer.close()
     assert len(lines()) == 1
 
 
-def test_ratios_of_an_idle_step_are_zero(lines):
+def test_time_without_work_is_in_no_line(lines):
+    """Two requests, 700 s apart: each has a line of its own as soon as it is done, from the beginning of its first step."""
     observer = LogObserver()
-    observer.on_step(step_stats())
+    for start_s in (10.0, 710.0):
+        observer.on_step(step_stats(now_s=start_s + 0.5, plan_s=0.1, device_s=0.3, commit_s=0.1, **WORK))
+        observer.on_step(step_stats(now_s=start_s + 1.0, num_emitted_tokens=1, num_prompt_tokens_admitted=3))
+        observer.on_step(step_stats(now_s=start_s + 600.0))
+    assert (
+        lines()
+        == [
+            "running 0, waiting 0 | prompt 3.0 tok/s, output 1.0 tok/s | cache used 0.0 %, prefix hits 0.0 % | "
+            "padding 0.0 % | preemptions 0 | steps 2 in 1.0 s"
+        ]
+        * 2
+    )
+
+
+def test_steps_without_a_token_make_no_line(lines):
+    observer = LogObserver()
+    for now_s in range(12):
+        observer.on_step(step_stats(now_s=float(now_s), num_waiting=1))
+    observer.on_step(step_stats(now_s=12.0, num_emitted_tokens=4))
+    observer.on_step(step_stats(now_s=13.0))
     observer.close()
+    (line,) = lines()
+    assert line.endswith("steps 2 in 2.0 s")
+
+
+def test_ratios_without_a_denominator_are_zero(lines):
+    observer = LogObserver()
+    observer.on_step(step_stats(num_emitted_tokens=1))
     assert lines() == [
         "running 0, waiting 0 | prompt 0.0 tok/s, output 0.0 tok/s | cache used 0.0 %, prefix hits 0.0 % | "
         "padding 0.0 % | preemptions 0 | steps 1 in 0.0 s"
@@ -94,8 +126,8 @@ def test_ratios_of_an_idle_step_are_zero(lines):
 
 def test_line_says_what_became_of_drafts_if_there_were_any(lines):
     observer = LogObserver()
-    observer.on_step(step_stats(now_s=1.0, num_drafted_sequences=2, num_draft_tokens=6, num_accepted_tokens=4))
-    observer.on_step(step_stats(now_s=6.0, num_drafted_sequences=2, num_draft_tokens=2, num_accepted_tokens=0))
-    observer.on_step(step_stats(now_s=11.0))
+    observer.on_step(step_stats(now_s=1.0, num_drafted_sequences=2, num_draft_tokens=6, num_accepted_tokens=4, **WORK))
+    observer.on_step(step_stats(now_s=6.0, num_drafted_sequences=2, num_draft_tokens=2, num_accepted_tokens=0, **WORK))
+    observer.on_step(step_stats(now_s=11.0, **WORK))
     assert "preemptions 0 | drafts 8, accepted 50.0 %, mean acceptance length 2.00 | steps 2 in 5.0 s" in lines()[0]
     assert "drafts" not in lines()[1]
