@@ -98,17 +98,17 @@ def _row(shelf: Shelf) -> list[str]:
 
 
 def _verify(directory: ObjectDirectory, args: argparse.Namespace) -> int:
-    from trencadis.kv.inventory import examine
+    from trencadis.kv.inventory import BlockKey, examine
     from trencadis.progress import track
     from trencadis.records import TransferCause
 
-    counts = {"num_whole": 0, "num_foreign": 0, "num_broken": 0, "num_deleted": 0}
+    counts = {"num_whole": 0, "num_descriptions": 0, "num_foreign": 0, "num_broken": 0, "num_deleted": 0}
     broken: list[dict[str, str]] = []
-    with track(f"Reading {directory.root}", unit="blocks") as advance:
+    with track(f"Reading {directory.root}", unit="objects") as advance:
         for number, finding in enumerate(examine(directory), 1):
             advance(number)
             if not finding.cause:
-                counts["num_whole"] += 1
+                counts["num_descriptions" if BlockKey.parse(finding.key) is None else "num_whole"] += 1
             elif finding.cause == TransferCause.INCOMPATIBLE:
                 counts["num_foreign"] += 1
             elif finding.cause == TransferCause.CORRUPT:
@@ -130,8 +130,8 @@ def _print_verdict(counts: dict[str, int], broken: list[dict[str, str]]) -> None
     if len(broken) > _MOST_NAMED:
         print(f"… and {len(broken) - _MOST_NAMED} more; --json lists all")
     print(
-        f"{counts['num_whole']} whole, {counts['num_broken']} broken, {counts['num_deleted']} of them deleted, "
-        f"{counts['num_foreign']} of another format version"
+        f"{counts['num_whole']} blocks whole, {counts['num_broken']} broken, {counts['num_deleted']} of them deleted, "
+        f"{counts['num_foreign']} of another format version; beside blocks, {counts['num_descriptions']} descriptions of them whole"
     )
 
 

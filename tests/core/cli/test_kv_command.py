@@ -40,18 +40,25 @@ def test_show_lists_what_there_is(blocks, capsys):
 def test_verify_finds_what_is_broken_and_repair_deletes_it(blocks, capsys):
     root = blocks.directory.root
     assert run("verify", root) == 0
-    assert "6 whole, 0 broken" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("5 blocks whole, 0 broken, ")
+    assert out.endswith("; beside blocks, 1 descriptions of them whole\n")
+    assert run("show", root) == 0
+    assert "5 blocks, " in capsys.readouterr().out
     broken, foreign, *_ = blocks.payloads
     blocks.damage(broken)
     blocks.damage(foreign, 4)
     assert run("verify", root) == 1
     out = capsys.readouterr().out
     assert f"{broken}: The KV object is broken: the checksum differs." in out
-    assert "4 whole, 1 broken, 0 of them deleted, 1 of another format version" in out
+    assert "3 blocks whole, 1 broken, 0 of them deleted, 1 of another format version" in out
     assert run("verify", root, "--repair", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert {name: report[name] for name in ("num_whole", "num_broken", "num_deleted", "num_foreign")} == {
-        "num_whole": 4,
+    assert {
+        name: report[name] for name in ("num_whole", "num_descriptions", "num_broken", "num_deleted", "num_foreign")
+    } == {
+        "num_whole": 3,
+        "num_descriptions": 1,
         "num_broken": 1,
         "num_deleted": 1,
         "num_foreign": 1,
