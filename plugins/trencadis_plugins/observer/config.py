@@ -16,7 +16,7 @@ class LogObserverConfig:
         default=5.0,
         validator=gt(0),
         metadata={
-            "help": "Time between two lines while there is work, engine clock; one more when it ends.",
+            "help": "Shortest time between two lines, engine clock.",
             "unit": "s",
         },
     )

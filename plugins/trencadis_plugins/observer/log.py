@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import attrs
 
@@ -20,6 +21,7 @@ class _Window:
     """Sums over the steps since the last line."""
 
     start_s: float
+    idle_since_s: float | None = None
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -45,10 +47,10 @@ class _Window:
 
 
 class LogObserver(Observer):
-    """Writes one INFO line to the logger ``trencadis.stats``, every ``interval_s`` of the engine's clock and when work ends.
+    """Writes one INFO line to the logger ``trencadis.stats``, at most every ``interval_s`` of the engine's clock.
 
-    A line counts the steps since the line before, or since work began: time without work is in none. Steps in which no token was
-    computed make no line. ``close`` writes what is left.
+    A line counts the steps since the line before; time without work is in none, and steps in which no token was computed make none.
+    Where work ends the line is due if the last one is so long ago; else these steps are in the next. ``close`` writes what is left.
 
     Args:
         config: How often.
@@ -58,19 +60,27 @@ class LogObserver(Observer):
         self._interval_s = (config if config is not None else LogObserverConfig()).interval_s
         self._window: _Window | None = None
         self._last: StepStats | None = None
+        self._written_s = -math.inf
 
     def on_step(self, stats: StepStats) -> None:
         """Add the step, and write the line if it is due. A step with work starts the clock at its beginning."""
         goes_on = bool(stats.num_running or stats.num_waiting)
-        if self._window is None:
-            if not goes_on and not _has_tokens(stats):
-                return
-            self._window = _Window(stats.now_s - stats.plan_s - stats.device_s - stats.commit_s)
-        self._window.add(stats)
+        begin_s = stats.now_s - stats.plan_s - stats.device_s - stats.commit_s
+        window = self._window
+        if (window is None or window.idle_since_s is not None) and not goes_on and not _has_tokens(stats):
+            return
+        if window is None:
+            window = self._window = _Window(begin_s)
+        elif window.idle_since_s is not None:
+            window.start_s += max(0.0, begin_s - window.idle_since_s)
+            window.idle_since_s = None
+        window.add(stats)
         self._last = stats
-        if not goes_on:
+        if not goes_on and stats.now_s - self._written_s < self._interval_s:
+            window.idle_since_s = stats.now_s
+        elif not goes_on:
             self.close()
-        elif stats.now_s - self._window.start_s >= self._interval_s:
+        elif stats.now_s - window.start_s >= self._interval_s:
             self.close()
             self._window = _Window(stats.now_s)
 
@@ -81,6 +91,7 @@ class LogObserver(Observer):
         self._window = self._last = None
 
     def _write(self, stats: StepStats, window: _Window) -> None:
+        self._written_s = stats.now_s
         elapsed_s = stats.now_s - window.start_s
         num_blocks = stats.num_used_blocks + stats.num_cached_blocks + stats.num_free_blocks
         _log.info(

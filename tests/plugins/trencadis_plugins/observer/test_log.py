@@ -131,3 +131,18 @@ def test_line_says_what_became_of_drafts_if_there_were_any(lines):
     observer.on_step(step_stats(now_s=11.0, **WORK))
     assert "preemptions 0 | drafts 8, accepted 50.0 %, mean acceptance length 2.00 | steps 2 in 5.0 s" in lines()[0]
     assert "drafts" not in lines()[1]
+
+
+def test_short_requests_share_a_line_and_the_time_between_them_is_not_in_it(lines):
+    """Ten in ten seconds, each a tenth of a second: the first is told at once, the others once for five seconds."""
+    observer = LogObserver()
+    for start_s in range(10):
+        observer.on_step(step_stats(now_s=start_s + 0.1, device_s=0.1, num_emitted_tokens=1))
+        observer.on_step(step_stats(now_s=start_s + 0.5))
+    observer.close()
+    assert [line.rpartition("| ")[2] for line in lines()] == [
+        "steps 1 in 0.1 s",
+        "steps 5 in 0.5 s",
+        "steps 4 in 0.4 s",
+    ]
+    assert all("output 10.0 tok/s" in line for line in lines())
