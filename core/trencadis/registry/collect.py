@@ -9,7 +9,7 @@ import attrs
 
 from trencadis.config import settings_of_table
 from trencadis.config.schema import Config
-from trencadis.errors import ComponentConflictError, ContractError, PluginLoadError
+from trencadis.errors import ComponentConflictError, ContractError, PluginError, PluginLoadError
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Component
 from trencadis.registry.contracts import why_refused
@@ -19,6 +19,7 @@ from trencadis.registry.provenance import Provenance
 __all__ = ["RegisteredComponent", "add_component", "components_of"]
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
+_OUR_DISTRIBUTION = "trencadis"
 _HAS_NONE = frozenset({"kv_codec"})
 """Nouns whose ``none`` is a component: a connector asks for a codec, and gets one that does nothing."""
 
@@ -70,14 +71,26 @@ def add_component(table: dict[str, RegisteredComponent], new: RegisteredComponen
     """Add a component to its noun's table.
 
     Raises:
-        ComponentConflictError: The name is taken.
+        ComponentConflictError: Another plugin has the name.
+        ContractError: The same plugin yielded it before.
     """
     old = table.setdefault(new.name, new)
     if old is new:
         return
-    raise ComponentConflictError(
-        f'Two plugins offer a {new.noun} component "{new.name}": {old.provenance} and {new.provenance}.',
-        hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{new.provenance.plugin}"].',
+    raise _conflict(old, new)
+
+
+def _conflict(old: RegisteredComponent, new: RegisteredComponent) -> PluginError:
+    """Return the error for one name given twice; what comes with the engine is not what to block, or the other were active."""
+    if old.provenance == new.provenance:
+        return ContractError(
+            f'{new.provenance} yielded the {new.noun} component "{new.name}" twice.', hint=new.provenance.remedy
+        )
+    strangers = [item.provenance for item in (old, new) if item.provenance.distribution != _OUR_DISTRIBUTION]
+    hint = f'Uninstall one of them, or block one: [plugins] blocked = ["{new.provenance.plugin}"].'
+    return ComponentConflictError(
+        f'Two plugins offer the {new.noun} component "{new.name}": {old.provenance} and {new.provenance}.',
+        hint=strangers[0].remedy if len(strangers) == 1 else hint,
     )
 
 

@@ -42,7 +42,7 @@ def test_of_two_plugins_with_one_name_the_second_is_wrong_and_the_first_is_loade
     installed(plugin("house", "one"), plugin("zoo", "one"))
     registry = check_plugins(found, ())
     assert [kind for kind, _ in told()] == ["ok", "fail"]
-    assert 'Two plugins offer a observer component "one"' in told()[1][1]
+    assert 'Two plugins offer the observer component "one"' in told()[1][1]
     assert registry.components("observer")["one"].provenance.plugin == "house"
 
 

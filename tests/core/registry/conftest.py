@@ -67,8 +67,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     installed: list[str] = []
 
-    def install(distribution: str, version: str, source: str, *, name: str = "tiles") -> list[EntryPoint]:
-        module = distribution.replace("-", "_")
+    def install(
+        distribution: str, version: str, source: str, *, name: str = "tiles", module: str = ""
+    ) -> list[EntryPoint]:
+        module = module or distribution.replace("-", "_")
         installed.append(module)
         (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
         info = tmp_path / f"{module}-{version}.dist-info"

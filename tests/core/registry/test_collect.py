@@ -28,8 +28,24 @@ def test_two_packages_with_one_name_are_both_named(install, plugin_source):
     first = install("a-package", "1.0", plugin_source("fibonacci"), name="a")
     second = install("b-package", "2.0", plugin_source("fibonacci"), name="b")
     assert _said(ComponentConflictError, entry_points=[*first, *second]) == (
-        'Two plugins offer a bucketing component "fibonacci": a-package 1.0 (plugin "a") and b-package 2.0 (plugin "b"). '
+        'Two plugins offer the bucketing component "fibonacci": a-package 1.0 (plugin "a") and b-package 2.0 (plugin "b"). '
         'Uninstall one of them, or block one: [plugins] blocked = ["b"].'
+    )
+
+
+@pytest.mark.parametrize(("ours", "other"), [("a", "b"), ("b", "a")])
+def test_of_a_stranger_and_a_built_in_plugin_the_stranger_is_to_be_blocked(install, plugin_source, ours, other):
+    built_in = install("trencadis", "1.0", plugin_source("fibonacci"), name=ours, module="built_in_tiles")
+    stranger = install("b-package", "2.0", plugin_source("fibonacci"), name=other)
+    assert _said(ComponentConflictError, entry_points=[*built_in, *stranger]).endswith(
+        f'Upgrade or uninstall b-package, or block it: [plugins] blocked = ["{other}"].'
+    )
+
+
+def test_one_plugin_that_yields_a_name_twice_is_told_so(make_plugin):
+    assert _said(ContractError, extra_plugins=[make_plugin(eviction=["x", "x"])]) == (
+        'test_plugin, given in code (plugin "test_plugin") yielded the eviction component "x" twice. '
+        "Correct it, or do not pass it."
     )
 
 
