@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trencadis.config.defaults import check_defaults
 from trencadis.config.load import ResolvedConfig, blocked_plugins, load_config
 from trencadis.config.schema import Config
 from trencadis.config.settings import ComponentClasses, Setting, Settings, settings_of, settings_of_table
@@ -13,6 +14,7 @@ __all__ = [
     "Setting",
     "Settings",
     "blocked_plugins",
+    "check_defaults",
     "load_config",
     "settings_of",
     "settings_of_table",

@@ -53,6 +53,14 @@ class Assembly:
             tables[field.name] = self._table(field.name, extra)
         return Config(**tables)
 
+    def component(self, table: str) -> Any:
+        """Return the config object of the component whose table this is; None where a required value is missing.
+
+        Raises:
+            ConfigError: As in :func:`trencadis.config.load_config`.
+        """
+        return None if self._missing(table) else self._table(table, {})
+
     def _type(self, setting: Setting) -> Any:
         item = self._given[setting.path]
         raw = parse_text(setting.type, item.raw) if item.is_text else item.raw

@@ -6,22 +6,24 @@ Python gave, is checked and structured by cattrs. A whole number may stand for a
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import attrs
 import cattrs
 from cattrs.strategies import configure_union_passthrough
 
 from trencadis.config.named_tables import is_named_tables, structure_tables
 from trencadis.errors import did_you_mean
 
-__all__ = ["WrongValueError", "describe_type", "parse_text", "structure"]
+__all__ = ["WrongValueError", "describe_type", "has_classes", "is_readable", "parse_text", "structure"]
 
 _NAMES: Mapping[Any, str] = {
     int: "a whole number",
@@ -92,6 +94,35 @@ def structure(kind: Any, value: Any) -> Any:
         raise
     except Exception as error:
         raise WrongValueError(f"must be {describe_type(kind)}.") from error
+
+
+def is_readable(kind: Any) -> bool:
+    """Return whether :func:`structure` knows a type, with all types in it. Pure."""
+    return all(_is_known(leaf) for leaf in _leaves(kind))
+
+
+def has_classes(kind: Any) -> bool:
+    """Return whether a type has classes with fields in it: :func:`structure` takes tables for those, no instances. Pure."""
+    return any(attrs.has(leaf) or dataclasses.is_dataclass(leaf) for leaf in _leaves(kind))
+
+
+def _leaves(kind: Any) -> Iterator[Any]:
+    """Yield the types that unions, collections and mappings are made of, or the type itself."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if not arguments or not (_is_union(origin) or _is_collection(origin)):
+        yield kind
+        return
+    for item in arguments:
+        if item is not Ellipsis and item is not type(None):
+            yield from _leaves(item)
+
+
+def _is_known(kind: Any) -> bool:
+    try:
+        _converter().get_structure_hook(kind)
+    except cattrs.StructureHandlerNotFoundError:
+        return False
+    return True
 
 
 @functools.cache

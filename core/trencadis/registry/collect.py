@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
-from trencadis.config import settings_of_table
+from trencadis.config import check_defaults, settings_of_table
 from trencadis.config.schema import Config
-from trencadis.errors import ComponentConflictError, ContractError, PluginError, PluginLoadError
+from trencadis.errors import ComponentConflictError, ConfigError, ContractError, PluginError, PluginLoadError
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Component
 from trencadis.registry.contracts import why_refused
@@ -49,7 +49,8 @@ def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredCompo
     """Yield one plugin's components, checked, noun by noun.
 
     Raises:
-        PluginLoadError: A register hook raised, or a component was written for another interface version.
+        PluginLoadError: A register hook raised, or a component was written for another interface version, or the defaults of its
+            config class cannot be used.
         ContractError: A hook yielded what is no usable component.
     """
     provenance = loader.plugins[plugin]
@@ -111,10 +112,15 @@ def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
         raise ContractError(f"{owner}: the name is reserved.", hint=f"Not allowed: {', '.join(sorted(reserved))}.")
     if not attrs.has(item.config):
         raise ContractError(f"{owner}: config = {item.config!r} is no attrs class.", hint=provenance.remedy)
+    table = f"{noun}.{item.name}"
     try:
-        settings_of_table(f"{noun}.{item.name}", item.config)
+        settings = settings_of_table(table, item.config)
     except Exception as error:
         raise ContractError(
             f"{owner}: the fields of {item.config.__qualname__} cannot be read: {type(error).__name__}: {error}.",
             hint="Annotate them with types that are imported at run time.",
         ) from error
+    try:
+        check_defaults(settings, table)
+    except ConfigError as error:
+        raise PluginLoadError(f"{owner}: {error}", hint=provenance.remedy) from error

@@ -109,3 +109,14 @@ def test_a_config_whose_types_cannot_be_found_is_refused(make_plugin, component)
     said = _said(ContractError, extra_plugins=[make_plugin(bucketing=[component("x", config=Lost)])])
     assert "the fields of" in said
     assert "NoSuchType" in said
+
+
+def test_a_default_that_cannot_be_used_names_package_component_and_field(make_plugin, component):
+    @attrs.frozen
+    class Bad:
+        size: int = attrs.field(default=-1, validator=attrs.validators.ge(0))
+
+    assert _said(PluginLoadError, extra_plugins=[make_plugin(eviction=[component("bad", config=Bad)])]) == (
+        'eviction component "bad" of test_plugin, given in code (plugin "test_plugin"): '
+        "[eviction.bad] size = -1 (the default): must be >= 0. Correct it, or do not pass it."
+    )
