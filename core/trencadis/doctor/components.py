@@ -37,7 +37,9 @@ _NOMINAL = ModelFacts(
 def check_components(
     found: Findings, registry: Registry, config: Config, sources: Mapping[str, str], model: ModelFacts | None
 ) -> None:
-    """Resolve the plan and build each of its components once; the store of a KV connector is tried with one small object.
+    """Show plugins the configuration, resolve the plan and build each of its components once.
+
+    The store of a KV connector is tried with one small object.
 
     Args:
         found: Takes the findings.
@@ -46,6 +48,10 @@ def check_components(
         sources: Who asked, by dotted path.
         model: What the model's files say, or None.
     """
+    try:
+        registry.configure(config)
+    except TrencadisError as error:
+        found.fail_with(error)
     try:
         plan = resolve_plan(config, registry, sources=sources)
     except TrencadisError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -220,8 +221,15 @@ class Registry:
         except TrencadisError:
             raise
         except Exception as error:
-            owners = [str(self.plugins[item.plugin_name]) for item in hook.get_hookimpls()]
-            raise PluginLoadError(
-                f"A plugin raised in {name}: {type(error).__name__}: {error}.",
-                hint=f"Plugins with this hook: {'; '.join(owners)}.",
-            ) from error
+            blamed = self._that_raised(hook, error)
+            who, hint = "A plugin", f"Plugins with this hook: {'; '.join(map(str, blamed))}."
+            if len(blamed) == 1:
+                who, hint = str(blamed[0]), blamed[0].remedy
+            raise PluginLoadError(f"{who} raised in {name}: {type(error).__name__}: {error}.", hint=hint) from error
+
+    def _that_raised(self, hook: Any, error: Exception) -> list[Provenance]:
+        """Return the plugin in whose hook an error was raised; all with the hook if that cannot be told."""
+        owners = hook.get_hookimpls()
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        found = [item for item in owners if getattr(item.function, "__code__", None) in codes]
+        return [self.plugins[item.plugin_name] for item in found or owners]

@@ -7,6 +7,7 @@ from trencadis.config import Config
 from trencadis.config.schema import NounConfig, ObserverConfig
 from trencadis.doctor.components import check_components
 from trencadis.errors import TransferError
+from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, Observer
 from trencadis.kv.settings import StoreSettings
 from trencadis.kv.store_connector import store_connector
@@ -47,6 +48,22 @@ def test_component_that_cannot_be_built_is_named_and_the_others_are_built(found,
     assert "scheduling component" in message
     assert "ZeroDivisionError: no reason" in message
     assert kinds(told).count("ok") == 5
+
+
+def test_plugin_that_raises_when_it_is_shown_the_configuration_is_named_and_components_are_built(
+    found, told, fake_house
+):
+    class Grumpy:
+        @hookimpl
+        def trencadis_configure(self, config):
+            raise OSError("no licence")
+
+    config, registry = fake_house()
+    registry.register(Grumpy())
+    check_components(found, registry, config, {}, None)
+    assert told()[0][0] == "fail"
+    assert 'Grumpy") raised in trencadis_configure: OSError: no licence.' in told()[0][1]
+    assert kinds(told)[1:] == ["ok"] * 6
 
 
 def test_component_that_cannot_be_closed_is_doubtful(found, told, fake_house):

@@ -215,11 +215,24 @@ def test_plugins_are_told_of_ready_and_closing():
     assert listener.heard == [("facts", "hash"), "closing"]
 
 
-def test_a_life_cycle_hook_that_raises_names_hook_cause_and_plugins():
-    registry = Registry.discover(entry_points=(), extra_plugins=[Grumpy()])
+def test_a_life_cycle_hook_that_raises_names_plugin_hook_and_cause():
+    registry = Registry.discover(entry_points=(), extra_plugins=[Listener(), Grumpy(), LateListener()])
+    assert _said(PluginLoadError, registry.configure, Config()) == (
+        f'{__name__}, given in code (plugin "Grumpy") raised in trencadis_configure: OSError: no licence. '
+        "Correct it, or do not pass it."
+    )
+
+
+def test_of_plugins_that_share_a_life_cycle_hook_all_are_named():
+    class Heir(Grumpy):
+        pass
+
+    registry = Registry.discover(entry_points=(), extra_plugins=[Listener(), Grumpy(), Heir()])
     said = _said(PluginLoadError, registry.configure, Config())
     assert said.startswith("A plugin raised in trencadis_configure: OSError: no licence. Plugins with this hook: ")
     assert 'plugin "Grumpy"' in said
+    assert 'Heir")' in said
+    assert 'plugin "Listener"' not in said
 
 
 def test_a_life_cycle_hook_may_raise_in_our_words():
