@@ -79,6 +79,8 @@ def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise TypeError(f"requires and provides are sets of capabilities: write {{{names!r}}}, not {names!r}")
     return frozenset(names)
 
 
