@@ -26,7 +26,7 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.config import load_config
-from trencadis.errors import ConfigError, TrencadisError, did_you_mean
+from trencadis.errors import ConfigError, ContractError, TrencadisError, did_you_mean
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import BucketLimits, ModelFacts, ModelSource
@@ -179,7 +179,14 @@ def maker_of(asked: Conformance) -> Callable[..., Any]:
         return registry.build(registered, options, attrs.evolve(context, limits=limits, clock=clock))
 
     # Once before any test: what cannot be made at all is a mistake on the command line.
-    _close(make(None))
+    first = make(None)
+    try:
+        _close(first)
+    except Exception as error:
+        raise ContractError(
+            f"{registered}: close() raised {type(error).__name__}: {error}.",
+            hint="It must close right after it was made.",
+        ) from error
     return make
 
 

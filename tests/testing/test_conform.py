@@ -36,6 +36,9 @@ class Picky(SchedulingPolicy):
     def admit(self, request, *, num_waiting, num_waiting_tokens): return "no" if num_waiting > 2 else ""
 
 def shelf(): return LoopConnector().pair()
+
+class Stuck(Oldest):
+    def close(self): raise OSError("no key")
 """
 
 
@@ -179,6 +182,7 @@ def test_attributes_of_a_suite_are_read_as_the_type_they_have():
         ("eviction=nowhere:Oldest", "No module named 'nowhere'"),
         ("eviction=mine_of_this_test:Picky", "is no subclass of EvictionPolicy"),
         ("eviction=mine_of_this_test:Oldest,limit=3", "It takes: loses"),
+        ("eviction=mine_of_this_test:Stuck", "close() raised OSError: no key."),
         ("eviction=lur", 'Did you mean "lru"?'),
     ],
 )
