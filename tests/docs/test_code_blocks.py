@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import configparser
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +126,17 @@ def test_a_wrong_command_would_be_found(shell, tmp_path: Path) -> None:
     assert shell("trencadis serve --prot 8000\ntrue", tmp_path).returncode == 2
     assert shell("trencadis serve --server.port 99999", tmp_path).returncode == 2
     assert shell("curl http://127.0.0.1:9/health", tmp_path).returncode != 0
+
+
+def test_the_store_of_its_page_serves_by_import_path(page_folder) -> None:
+    page = "docs/plugins/kv_connector.md"
+    (command,) = [
+        block.text for block in BLOCKS if block.page == page and "my_package.shelf:" in block.text.splitlines()[0]
+    ]
+    assert command.startswith("pytest --kv-connector=my_package.shelf:make_shelf,")
+    words = [sys.executable, "-m", *command.split(), "-q", "-p", "no:cacheprovider", "-k", "taken_once"]
+    run = subprocess.run(words, cwd=page_folder(page), capture_output=True, text=True, check=False, timeout=600)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
 def test_every_command_that_pages_show_is_run_or_has_a_stand_in() -> None:
