@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint
@@ -48,6 +50,8 @@ class Registry:
     ) -> Registry:
         """Load plugins and collect their components. Imports the plugins, but none of what they offer.
 
+        What they print meanwhile goes to standard error: standard output is a command's own.
+
         Args:
             blocked: Plugin names, or ``distribution:name``, that are never imported.
             extra_plugins: Modules or objects with hook implementations, after the entry points.
@@ -59,12 +63,13 @@ class Registry:
             ContractError: A plugin yields what is no usable component.
         """
         registry = cls(PluginLoader(blocked))
-        registry._loader.load_entry_points(entry_points)
-        for plugin in extra_plugins:
-            registry._loader.load_object(plugin)
-        registry._loader.check_hooks()
-        for name in registry._loader.plugins:
-            registry._collect(name)
+        with contextlib.redirect_stdout(sys.stderr):
+            registry._loader.load_entry_points(entry_points)
+            for plugin in extra_plugins:
+                registry._loader.load_object(plugin)
+            registry._loader.check_hooks()
+            for name in registry._loader.plugins:
+                registry._collect(name)
         return registry
 
     def register(self, plugin: Any) -> None:

@@ -207,6 +207,12 @@ def test_a_blocked_plugin_cannot_come_late(make_plugin):
     assert registry.components("kv_connector") == {}
 
 
+def test_what_a_plugin_prints_while_it_is_loaded_goes_to_standard_error(install, plugin_source, capsys):
+    source = f"print('imported')\n{plugin_source('x')}    print('collected')\n"
+    Registry.discover(entry_points=install("chatty", "1.0", source))
+    assert capsys.readouterr() == ("", "imported\ncollected\n")
+
+
 def test_plugins_are_told_of_ready_and_closing():
     listener = Listener()
     registry = Registry.discover(entry_points=(), extra_plugins=[listener])
