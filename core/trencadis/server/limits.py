@@ -96,8 +96,10 @@ class AdmissionControl:
         self._refuse_if_hopeless(num_prompt_tokens, num_requests)
         excess = self.num_requests + num_requests - self.max_requests
         if excess > 0:
+            this = f"; this request counts as {num_requests}" if num_requests > 1 else ""
             raise TooBusyError(
-                f"The server has {self.num_requests} requests and takes {self.max_requests} at once (server.max_requests).",
+                f"The server has {self.num_requests} requests and takes {self.max_requests} at once (server.max_requests)"
+                f"{this}.",
                 retry_after_s=self._requests_rate.seconds_for(excess),
             )
         excess = self.num_waiting_tokens + num_prompt_tokens - self.max_waiting_tokens

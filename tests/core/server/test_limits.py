@@ -25,11 +25,21 @@ def test_it_is_what_endpoints_expect():
 def test_a_request_over_the_cap_is_refused_and_the_cap_is_named():
     admission = make()
     with admission.hold(1), admission.hold(1):
-        with pytest.raises(TooBusyError, match=r"takes 2 at once \(server.max_requests\)"), admission.hold(1):
+        with pytest.raises(TooBusyError, match=r"takes 2 at once \(server.max_requests\)\. "), admission.hold(1):
             pass
         assert admission.num_requests == 2
     with admission.hold(1):
         assert admission.num_requests == 1
+
+
+def test_a_request_for_several_texts_is_told_how_many_it_counts_as():
+    admission = make(max_requests=4)
+    with (
+        admission.hold(1, 2),
+        pytest.raises(TooBusyError, match=r"has 2 requests and takes 4 at once .*; this request counts as 3\. "),
+        admission.hold(1, 3),
+    ):
+        pass
 
 
 def test_prompt_tokens_count_until_the_first_token():
