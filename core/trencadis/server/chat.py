@@ -85,5 +85,11 @@ async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext) -> t
     prompt = truncated(
         encoded, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=body.most_tokens
     )
-    check_room([prompt], max_model_len=llm.max_model_len, num_output=max(1, body.most_tokens or 1), param=_PARAM)
+    check_room(
+        [prompt],
+        max_model_len=llm.max_model_len,
+        num_output=max(1, body.most_tokens or 1),
+        param=_PARAM,
+        output_param=body.most_tokens_field,
+    )
     return prompt

@@ -76,7 +76,9 @@ def truncated(prompt: TokenIds, limit: int | None, *, max_model_len: int, max_to
     return prompt[-limit:] if limit else ()
 
 
-def check_room(prompts: Sequence[TokenIds], *, max_model_len: int, num_output: int, param: str) -> None:
+def check_room(
+    prompts: Sequence[TokenIds], *, max_model_len: int, num_output: int, param: str, output_param: str = "max_tokens"
+) -> None:
     """Check that each prompt is one and leaves room for its output. Pure.
 
     Args:
@@ -84,16 +86,25 @@ def check_room(prompts: Sequence[TokenIds], *, max_model_len: int, num_output: i
         max_model_len: Longest sequence, tokens.
         num_output: Output tokens that must fit: as many as the request asks for, 1 if it does not say, 0 if there is no output.
         param: The field, for errors.
+        output_param: The field that asks for the output, for errors.
 
     Raises:
         ApiError: It is empty, or too long (``context_length_exceeded``).
     """
+    if num_output >= max(2, max_model_len):
+        raise ApiError(
+            400,
+            f"{output_param} asks for {num_output} tokens: {_limit(max_model_len)} Lower or leave out {output_param}.",
+            param=output_param,
+            code="context_length_exceeded",
+        )
     for index, prompt in enumerate(prompts):
         where = _place(param, index, len(prompts))
         if not prompt:
             raise ApiError(400, f"{where} has no tokens. Give at least one.", param=where)
         if len(prompt) + num_output > max_model_len:
-            raise _too_long(f"{where} has {len(prompt)} tokens{_wanted(num_output)}", max_model_len, param)
+            what = f"{where} has {_counted(len(prompt), 'token')}{_wanted(num_output, output_param)}"
+            raise _too_long(what, max_model_len, param, output_param if num_output > 1 else "")
 
 
 def echoes(body: CompletionRequest, prompts: Sequence[TokenIds], tokenizer: Tokenizer) -> list[str | None]:
@@ -119,7 +130,7 @@ def check_length(text: str, max_model_len: int, param: str) -> None:
         ApiError: It is longer than any text that fits (``context_length_exceeded``).
     """
     if len(text) > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
-        raise _too_long(f"{param} has {len(text)} characters", max_model_len, param)
+        raise _too_long(f"{param} has {_counted(len(text), 'character')}", max_model_len, param)
 
 
 def _encode(tokenizer: Tokenizer, text: str, where: str, *, add_special_tokens: bool) -> TokenIds:
@@ -134,20 +145,27 @@ def _place(param: str, index: int, num_prompts: int) -> str:
     return f"{param}[{index}]" if num_prompts > 1 else param
 
 
-def _wanted(num_output: int) -> str:
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _limit(max_model_len: int) -> str:
+    return f"this model's maximum context length is {_counted(max_model_len, 'token')}, prompt and output together."
+
+
+def _wanted(num_output: int, output_param: str) -> str:
     if num_output > 1:
-        return f", and max_tokens asks for {num_output} more"
+        return f", and {output_param} asks for {num_output} more"
     return f", and at least {num_output} more is wanted" if num_output else ""
 
 
-def _too_long(what: str, max_model_len: int, param: str) -> ApiError:
+def _too_long(what: str, max_model_len: int, param: str, output_param: str = "") -> ApiError:
+    """Return the error for a text that is too long; ``output_param`` names the field that a lower value may help in. Pure."""
     if param == _EMBEDDED:
         limit = f"this model embeds at most {max_model_len} tokens of a text. Shorten or divide it."
     else:
-        limit = (
-            f"this model's maximum context length is {max_model_len} tokens, prompt and output together. "
-            "Shorten the prompt, lower or leave out max_tokens, or set truncate_prompt_tokens."
-        )
+        lower = f", lower or leave out {output_param}," if output_param else ""
+        limit = f"{_limit(max_model_len)} Shorten the prompt{lower} or set truncate_prompt_tokens."
     return ApiError(
         400,
         f"{what}: {limit}",

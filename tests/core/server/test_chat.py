@@ -159,9 +159,13 @@ def test_a_prompt_beyond_the_model_is_told_so(serve: Any) -> None:
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_an_output_beyond_the_model_is_refused_not_shortened(serve: Any, field: str) -> None:
-    status, error = serve(lambda api: api.error(PATH, messages=HELLO, **{field: 256}))
+    status, error = serve(lambda api: api.error(PATH, messages=HELLO, **{field: 255}))
     assert (status, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
-    assert "asks for 256 more" in error["message"]
+    assert f", and {field} asks for 255 more" in error["message"]
+    assert f"lower or leave out {field}, or" in error["message"]
+    status, error = serve(lambda api: api.error(PATH, messages=HELLO, **{field: 256}))
+    assert (status, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+    assert error["message"].endswith(f"output together. Lower or leave out {field}.")
 
 
 def test_truncation_keeps_the_end_of_the_prompt(serve: Any, tokenizer: Tokenizer) -> None:

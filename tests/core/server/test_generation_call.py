@@ -41,5 +41,5 @@ def test_both_endpoints_refuse_the_same(
 def test_an_error_before_the_first_event_names_the_field_of_the_prompt(
     serve: Any, path: str, body: Any, param: str
 ) -> None:
-    found, error = serve(lambda api: api.error(path, **body, stream=True, max_tokens=300))
+    found, error = serve(lambda api: api.error(path, **body, stream=True, max_tokens=255))
     assert (found, error["param"], error["code"]) == (400, param, "context_length_exceeded")

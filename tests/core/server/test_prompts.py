@@ -62,6 +62,20 @@ def test_a_prompt_may_fill_all_but_the_room_for_the_output() -> None:
         check_room([(1,), ()], max_model_len=10, num_output=0, param="input")
 
 
+def test_only_what_would_help_is_proposed() -> None:
+    with pytest.raises(ApiError, match="Shorten the prompt or set truncate_prompt_tokens") as caught:
+        check_room([(1,) * 10], max_model_len=10, num_output=1, param="prompt")
+    assert "max_tokens" not in caught.value.message
+    with pytest.raises(ApiError, match=r"^limit asks for 10 tokens: .* Lower or leave out limit\.$") as caught:
+        check_room([(1,)], max_model_len=10, num_output=10, param="prompt", output_param="limit")
+    assert (caught.value.param, caught.value.code) == ("limit", "context_length_exceeded")
+
+
+def test_one_token_is_one() -> None:
+    with pytest.raises(ApiError, match=r"prompt has 1 token, .* length is 1 token, prompt"):
+        check_room([(1,)], max_model_len=1, num_output=1, param="prompt")
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

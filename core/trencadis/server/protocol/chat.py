@@ -66,3 +66,12 @@ class ChatRequest(GenerationRequest):
     def most_tokens(self) -> int | None:
         """The most tokens of a choice; None: as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def most_tokens_field(self) -> str:
+        """The field that ``most_tokens`` is from; the newer one if neither was given."""
+        return (
+            "max_tokens"
+            if self.max_completion_tokens is None and self.max_tokens is not None
+            else "max_completion_tokens"
+        )
