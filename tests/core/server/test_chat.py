@@ -139,6 +139,7 @@ def test_without_a_limit_the_answer_fills_the_model(serve: Any, tokenizer: Token
         ({"tools": [{"type": "function"}]}, "tools", "tool calls are not parsed"),
         ({"response_format": {"type": "json_object"}}, None, "does not constrain tokens"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex and guided_choice both"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", 'content = null: a message of the role "user" must'),
         ({"temprature": 1}, "temprature", 'Did you mean "temperature"?'),
         ({"n": "2"}, "n", "integer"),
         ({"max_tokens": 0}, "max_tokens", "1"),
@@ -146,7 +147,7 @@ def test_without_a_limit_the_answer_fills_the_model(serve: Any, tokenizer: Token
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(serve: Any, body: Any, param: str | None, words: str) -> None:
-    status, error = serve(lambda api: api.error(PATH, messages=HELLO, **body))
+    status, error = serve(lambda api: api.error(PATH, **{"messages": HELLO, **body}))
     assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert words in error["message"]
 

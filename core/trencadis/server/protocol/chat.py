@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic_core import PydanticCustomError
 
 from trencadis.records.sampling import MAX_LOGPROBS
 from trencadis.server.protocol.base import RequestModel, said_as
@@ -12,6 +13,7 @@ from trencadis.server.protocol.generation import GenerationRequest
 
 __all__ = ["ChatMessage", "ChatRequest"]
 
+_NEED_CONTENT = frozenset({"developer", "system", "user", "tool"})
 
 # Any object gets as far as the endpoint, which can say better what is wrong with a part; the document promises these.
 _PART_SCHEMAS = [
@@ -26,7 +28,9 @@ class ChatMessage(RequestModel):
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: Annotated[str | Parts, said_as("text, or a list of parts")] | None = Field(
-        None, description='Text, or parts {"type": "text", "text": "..."} of it.'
+        None,
+        validate_default=True,
+        description='Text, or parts {"type": "text", "text": "..."} of it; only an assistant may have said nothing.',
     )
     name: str | None = Field(None, description="For templates that write it.")
     tool_calls: list[dict[str, Any]] | None = Field(None, description="What an earlier answer called.")
@@ -36,6 +40,16 @@ class ChatMessage(RequestModel):
     function_call: dict[str, Any] | None = Field(None, description="For templates that write it.")
     audio: None = None
     annotations: list[Any] | None = Field(None, description="Ignored.")
+
+    @field_validator("content")
+    @classmethod
+    def _check_content(cls, content: Any, info: ValidationInfo) -> Any:
+        role = info.data.get("role")
+        if content is None and role in _NEED_CONTENT:
+            raise PydanticCustomError(
+                "no_content", 'a message of the role "{role}" must have text, or a list of parts', {"role": role}
+            )
+        return content
 
 
 class ChatRequest(GenerationRequest):
