@@ -159,7 +159,16 @@ class InvalidRequestError(RequestError):
 
     Cause: for example ``top_p = 1.5`` or a token id outside the vocabulary.
     Fix: the message names the parameter, its value and the allowed range.
+
+    Args:
+        message: What happened, with the value and where it came from.
+        hint: What to do about it; printed after the message.
+        field: The parameter at fault as :class:`trencadis.records.SamplingParams` calls it, or empty; a server tells clients.
     """
+
+    def __init__(self, message: str, *, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
 
 
 class PromptTooLongError(RequestError):

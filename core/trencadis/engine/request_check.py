@@ -36,8 +36,11 @@ def check_request(request: Request, *, vocab_size: int, max_model_len: int) -> N
             f"{name}: token id {wrong} in the prompt is outside the vocabulary, 0 to {vocab_size - 1}.",
             hint="Use the model's own tokenizer.",
         )
-    if request.params.largest_token_id() >= vocab_size:
+    outside = request.params.token_id_outside(vocab_size)
+    if outside is not None:
+        field, token = outside
         raise InvalidRequestError(
-            f"{name}: token id {request.params.largest_token_id()} in the sampling parameters is outside the "
-            f"vocabulary, 0 to {vocab_size - 1}."
+            f"sampling parameter {field}: token id {token} is outside the vocabulary, 0 to {vocab_size - 1}.",
+            hint="Use the model's own tokenizer.",
+            field=field,
         )

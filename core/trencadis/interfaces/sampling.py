@@ -143,7 +143,8 @@ class LogitsProcessor(ABC):
         """
         if arguments:
             raise InvalidRequestError(
-                f"logits_processors[{self.name!r}] = {dict(arguments)!r}: this processor takes no arguments."
+                f"logits_processors[{self.name!r}] = {dict(arguments)!r}: this processor takes no arguments.",
+                field="logits_processors",
             )
 
     def check_params(self, params: SamplingParams) -> None:  # noqa: B027 - most take any
@@ -232,12 +233,14 @@ class Sampler(ABC):
             raise InvalidRequestError(
                 f"structured output ({params.structured.kind}): this engine's sampler does not constrain tokens.",
                 hint='Leave the field out, or ask the operator for [sampling] name = "standard".',
+                field="structured",
             )
         if params.logits_processors:
             raise InvalidRequestError(
                 f"logits_processors names {', '.join(params.logits_processors)}: this engine's sampler has no processors that a "
                 "request may switch on.",
                 hint='Leave the field out, or ask the operator for [sampling] name = "standard" and its processors.',
+                field="logits_processors",
             )
 
     @abstractmethod

@@ -18,7 +18,7 @@ MAX_LOGPROBS = 50
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:
-    raise InvalidRequestError(f"sampling parameter {name} = {value!r} is impossible: it must be {allowed}.")
+    raise InvalidRequestError(f"sampling parameter {name} = {value!r} is impossible: it must be {allowed}.", field=name)
 
 
 def _number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
@@ -236,8 +236,18 @@ class SamplingParams:
         """True if the most likely token is always chosen (temperature below 1e-5)."""
         return self.temperature < 1e-5
 
-    def largest_token_id(self) -> int:
-        """Return the largest token id any field names, or -1; what a vocabulary check needs. Pure."""
-        listed = (self.logit_bias, self.allowed_token_ids or (), self.bad_token_ids, self.stop_token_ids)
-        more = (self.dry_breaker_token_ids, *self.bad_words_ids)
-        return max((token for ids in (*listed, *more) for token in ids), default=-1)
+    def token_id_outside(self, vocab_size: int) -> tuple[str, int] | None:
+        """Return a field that names a token id of ``vocab_size`` or more, and that id; None: there is none. Pure."""
+        listed = {
+            "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_token_ids": self.bad_token_ids,
+            "bad_words_ids": [token for word in self.bad_words_ids for token in word],
+            "stop_token_ids": self.stop_token_ids,
+            "dry_breaker_token_ids": self.dry_breaker_token_ids,
+        }
+        for name, ids in listed.items():
+            largest = max(ids, default=-1)
+            if largest >= vocab_size:
+                return name, largest
+        return None

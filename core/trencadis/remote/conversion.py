@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from trencadis import errors
-from trencadis.errors import InternalError, TrencadisError
+from trencadis.errors import InternalError, InvalidRequestError, TrencadisError
 from trencadis.front.news import StepNews
 from trencadis.records import (
     Embedding,
@@ -250,7 +250,8 @@ def fault_of(error: BaseException) -> Fault:
     """Return an error as the nearest class of :mod:`trencadis.errors`; anything else is a broken invariant. Pure."""
     if isinstance(error, TrencadisError):
         kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
-        return Fault(kind=kind, message=str(error), hint=error.hint)
+        field = error.field if isinstance(error, InvalidRequestError) else ""
+        return Fault(kind=kind, message=str(error), hint=error.hint, field=field)
     return Fault(kind=InternalError.__name__, message=f"{type(error).__name__}: {error}", hint="")
 
 
@@ -260,4 +261,6 @@ def error_of(fault: Fault) -> TrencadisError:
     kind = found if isinstance(found, type) and issubclass(found, TrencadisError) else InternalError
     error = kind(fault.message)  # the hint is part of the message already
     error.hint = fault.hint
+    if isinstance(error, InvalidRequestError):
+        error.field = fault.field
     return error

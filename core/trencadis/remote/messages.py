@@ -52,11 +52,12 @@ class Message(msgspec.Struct, array_like=True, gc=False, tag=True):
 
 
 class Fault(Part):
-    """A ``TrencadisError``: the name of its class, its whole message, its hint."""
+    """A ``TrencadisError``: the name of its class, its whole message, its hint, and the field at fault if it knows one."""
 
     kind: str
     message: str
     hint: str
+    field: str = ""
 
 
 # ------------------------------------------------------------------------------------------------- client to host

@@ -15,6 +15,7 @@ from typing import Any
 from trencadis.errors import (
     BackendError,
     EngineEndedError,
+    InvalidRequestError,
     PromptTooLongError,
     RequestError,
     RequestRefusedError,
@@ -126,6 +127,8 @@ def as_api_error(error: BaseException, *, param: str | None = None, request_id: 
             return _too_many(str(error), 1.0)
         case PromptTooLongError():
             return ApiError(400, str(error), INVALID_REQUEST, param, "context_length_exceeded")
+        case InvalidRequestError():
+            return ApiError(error.http_status, str(error), INVALID_REQUEST, error.field or None)
         case RequestError():
             return ApiError(error.http_status, str(error), INVALID_REQUEST)
         case EngineUnavailableError():

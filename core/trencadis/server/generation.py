@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from trencadis.errors import EngineEndedError
+from trencadis.errors import EngineEndedError, InvalidRequestError
 from trencadis.records import BeamSearchParams, FinishReason, RequestOutput, RequestTerms, SamplingParams
 from trencadis.server.errors import SERVER_ERROR, ApiError
 from trencadis.server.protocol.answers import Usage
@@ -46,6 +46,7 @@ class Generation:
         params: For all of them.
         terms: Who asks, and how urgent it is.
         beams: How to search the likeliest continuations, instead of ``params``; None: they are drawn.
+        http_field: Returns how the client calls a sampling parameter, for errors.
     """
 
     llm: AsyncLLM
@@ -55,6 +56,7 @@ class Generation:
     params: SamplingParams
     terms: RequestTerms
     beams: BeamSearchParams | None = None
+    http_field: Callable[[str], str] = str
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -71,12 +73,15 @@ class Generation:
             TooBusyError: There is no room now.
             RequestError: The engine refused a prompt.
             BackendError: The engine ended.
-            ApiError: A prompt failed while it ran.
+            ApiError: A prompt failed while it ran, or the engine refused a field of the request.
         """
         # The engine runs several sequences for a prompt, so a small request may ask for a great many.
         num_each = self.params.num_generated if self.beams is None else self.beams.beam_width
         num_requests = len(self.prompts) * num_each
-        with self.admission.hold(self.num_prompt_tokens, num_requests=num_requests) as hold:
+        with (
+            self._telling_the_field(),
+            self.admission.hold(self.num_prompt_tokens, num_requests=num_requests) as hold,
+        ):
             one = self._one if self.beams is None else self._search
             sources = [one(index, prompt, streams) for index, prompt in enumerate(self.prompts)]
             waiting = set(range(len(self.prompts)))
@@ -88,6 +93,15 @@ class Generation:
                             hold.first_token()
                     _check(output)
                     yield index, output
+
+    @contextmanager
+    def _telling_the_field(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidRequestError as error:
+            if not error.field:
+                raise
+            raise ApiError(error.http_status, str(error), param=self.http_field(error.field)) from error
 
     def _one(self, index: int, prompt: tuple[int, ...], streams: bool) -> AsyncIterator[RequestOutput]:
         return self.llm.generate(

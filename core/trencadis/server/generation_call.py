@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,7 @@ from trencadis.server.context import context_of
 from trencadis.server.generation import Generation, answer_id, finished_outputs
 from trencadis.server.json_response import json_response
 from trencadis.server.models import check_generates, check_model
+from trencadis.server.sampling import http_field
 from trencadis.server.sse import EventStream, check_stream_options
 from trencadis.server.terms import terms_of
 
@@ -91,6 +93,7 @@ class GenerationCall:
             prompts=prompts,
             params=params,
             beams=beams,
+            http_field=functools.partial(http_field, self.body),
             terms=terms_of(self.request.state.caller, self.body, allows_weight=allows_weight),
         )
 

@@ -38,15 +38,16 @@ async def encode_inputs(
         param: The field, for errors.
 
     Raises:
-        ApiError: A text that is surely too long, found before any is encoded; or one without a token.
+        ApiError: A text that is surely too long, found before any is encoded; one without a token; or a token id that the model
+            does not have.
     """
     if isinstance(inputs, str):
         inputs = [inputs]
     elif isinstance(inputs[0], int):
-        return [tuple(one for one in inputs if isinstance(one, int))]
+        return _checked([tuple(one for one in inputs if isinstance(one, int))], llm.model.vocab_size, param)
     texts = [one for one in inputs if isinstance(one, str)]
     if not texts:
-        return [tuple(one) for one in inputs if isinstance(one, list)]
+        return _checked([tuple(one) for one in inputs if isinstance(one, list)], llm.model.vocab_size, param)
     if not is_cut:
         for text in texts:
             check_length(text, llm.max_model_len, param)
@@ -131,6 +132,23 @@ def check_length(text: str, max_model_len: int, param: str) -> None:
     """
     if len(text) > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
         raise _too_long(f"{param} has {_counted(len(text), 'character')}", max_model_len, param)
+
+
+def _checked(prompts: list[TokenIds], vocab_size: int, param: str) -> list[TokenIds]:
+    """Return a client's own token ids. Pure.
+
+    Raises:
+        ApiError: One is outside the vocabulary.
+    """
+    for index, prompt in enumerate(prompts):
+        where, largest = _place(param, index, len(prompts)), max(prompt)
+        if largest >= vocab_size:
+            raise ApiError(
+                400,
+                f"{where}: token id {largest} is outside the vocabulary, 0 to {vocab_size - 1}. Use the model's own tokenizer.",
+                param=where,
+            )
+    return prompts
 
 
 def _encode(tokenizer: Tokenizer, text: str, where: str, *, add_special_tokens: bool) -> TokenIds:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from trencadis.errors import InvalidRequestError
 from trencadis.records import SamplingParams
 from trencadis.server.errors import ApiError
-from trencadis.server.structured import structured_of
+from trencadis.server.structured import structured_field, structured_of
 
 if TYPE_CHECKING:
     from trencadis.server.protocol.generation import GenerationRequest
     from trencadis.text import Tokenizer
 
-__all__ = ["sampling_params"]
+__all__ = ["http_field", "sampling_params"]
 
 _SAME_NAME = (
     "n",
@@ -49,6 +49,11 @@ _SAME_NAME = (
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
+_OTHER_NAMES = {
+    "bad_token_ids": "bad_words",
+    "bad_words_ids": "bad_words",
+    "dry_breaker_token_ids": "dry_sequence_breakers",
+}
 _NUM_SEEDS = 2**63
 _BREAKERS = ("\n", ":", '"', "*")
 """What ends a run of tokens to DRY unless the request says otherwise.
@@ -93,6 +98,16 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def http_field(body: GenerationRequest, name: str) -> str:
+    """Return how a request calls what :class:`trencadis.records.SamplingParams` calls ``name``. Pure.
+
+    Args:
+        body: A request that :func:`sampling_params` took.
+        name: Of an attribute, such as ``bad_words_ids``.
+    """
+    return structured_field(body) if name == "structured" else _OTHER_NAMES.get(name, name)
 
 
 def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

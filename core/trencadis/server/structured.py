@@ -12,7 +12,7 @@ from trencadis.server.errors import ApiError
 if TYPE_CHECKING:
     from trencadis.server.protocol.generation import GenerationRequest
 
-__all__ = ["structured_of"]
+__all__ = ["structured_field", "structured_of"]
 
 _Maker = Callable[[], StructuredOutput]
 _MAX_QUOTED = 80
@@ -28,7 +28,7 @@ def structured_of(body: GenerationRequest) -> StructuredOutput | None:
     Raises:
         ApiError: Two fields ask for something, or one holds what it cannot.
     """
-    asked = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
+    asked = _asked(body)
     if len(asked) > 1:
         (first, _), (second, _) = asked[:2]
         raise ApiError(
@@ -40,6 +40,19 @@ def structured_of(body: GenerationRequest) -> StructuredOutput | None:
         except InvalidRequestError as error:
             raise ApiError(400, f"{name}: {error}", param=name) from error
     return None
+
+
+def structured_field(body: GenerationRequest) -> str:
+    """Return the field that says what the text must be, such as ``guided_regex``, or an empty string. Pure.
+
+    Raises:
+        ApiError: A field holds what it cannot; not for a request that :func:`structured_of` took.
+    """
+    return next((name for name, _ in _asked(body)), "")
+
+
+def _asked(body: GenerationRequest) -> list[tuple[str, _Maker]]:
+    return [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
 
 
 def _guided(body: GenerationRequest) -> Iterator[tuple[str, _Maker]]:

@@ -121,6 +121,7 @@ def _end_of(vocabulary: Vocabulary) -> int:
         raise InvalidRequestError(
             "structured output: the tokenizer names no end-of-sequence token, so that no text could end.",
             hint="Set eos_token in the model's tokenizer_config.json, or leave the field out.",
+            field="structured",
         )
     return vocabulary.eos_token_id
 
@@ -141,7 +142,7 @@ def _grammar_text(wanted: StructuredOutput) -> str:
 def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:
     reason = reason.strip()
     shown = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]} ..."
-    return InvalidRequestError(f"structured output ({wanted.kind}) cannot be served: {shown}")
+    return InvalidRequestError(f"structured output ({wanted.kind}) cannot be served: {shown}", field="structured")
 
 
 def _llguidance() -> Any:
@@ -151,5 +152,6 @@ def _llguidance() -> Any:
         raise InvalidRequestError(
             f"structured output needs llguidance, which cannot be imported: {error}.",
             hint='The operator can add it: pip install "trencadis[structured]".',
+            field="structured",
         ) from error
     return llguidance

@@ -65,6 +65,7 @@ class StandardSampler(Sampler):
                     f"logits_processors names {name!r}, which is not enabled here; enabled: "
                     f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}",
                     hint="Choose one of those, or ask the operator to list it in [sampling.standard] processors.",
+                    field="logits_processors",
                 )
             known[name].check(arguments)
         if params.structured is not None:
@@ -75,6 +76,7 @@ class StandardSampler(Sampler):
             raise InvalidRequestError(
                 "structured output: this engine's chain of logits processors has no structured in it.",
                 hint="Leave the field out, or ask the operator to list structured in [sampling.standard] chain.",
+                field="structured",
             )
         for processor in self._chain:
             processor.check_params(params)

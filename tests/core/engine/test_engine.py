@@ -63,7 +63,7 @@ def test_prompt_over_the_limit_is_refused_at_once_and_others_go_on() -> None:
         (request("x", ()), "empty prompt"),
         (request("x", (1, 97)), "token id 97 in the prompt is outside the vocabulary, 0 to 96"),
         (request("x", (-1,)), "token id -1"),
-        (request("x", stop_token_ids=(500,)), "token id 500 in the sampling parameters"),
+        (request("x", stop_token_ids=(500,)), "stop_token_ids: token id 500 is outside"),
         (request("live"), "is live already"),
     ],
 )

@@ -25,11 +25,17 @@ def test_what_fits_passes() -> None:
         ((1, 2, 3, 4), {}, PromptTooLongError, "has 4 tokens; .* limit is 3 "),
         ((1, -1), {}, InvalidRequestError, "token id -1 in the prompt"),
         ((1, 10), {}, InvalidRequestError, "token id 10 in the prompt .* 0 to 9"),
-        ((1,), {"logit_bias": {10: 1.0}}, InvalidRequestError, "token id 10 in the sampling parameters"),
+        (
+            (1,),
+            {"logit_bias": {10: 1.0}},
+            InvalidRequestError,
+            "logit_bias: token id 10 is outside the vocabulary, 0 to 9",
+        ),
     ],
 )
 def test_what_no_engine_can_run_is_refused(
     prompt: tuple[int, ...], params: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         check(prompt, **params)
+    assert getattr(caught.value, "field", "") == "".join(params)

@@ -48,8 +48,8 @@ def test_n_are_chosen_from_at_least_as_many() -> None:
     assert [SamplingParams(n=2, best_of=given).is_chosen for given in (None, 2, 5)] == [False, False, True]
 
 
-def test_the_largest_token_id_is_that_of_any_field() -> None:
-    assert SamplingParams().largest_token_id() == -1
+def test_a_token_id_outside_the_vocabulary_is_found_in_any_field() -> None:
+    assert SamplingParams().token_id_outside(1) is None
     fields: dict[str, Any] = {
         "logit_bias": {99: 1.0},
         "allowed_token_ids": (99,),
@@ -59,4 +59,11 @@ def test_the_largest_token_id_is_that_of_any_field() -> None:
         "bad_words_ids": ((1,), (99, 2)),
     }
     for name, value in fields.items():
-        assert SamplingParams(**{name: value}).largest_token_id() == 99
+        assert SamplingParams(**{name: value}).token_id_outside(99) == (name, 99)
+        assert SamplingParams(**{name: value}).token_id_outside(100) is None
+
+
+def test_a_refusal_knows_its_field() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(min_tokens=9, max_tokens=3)
+    assert caught.value.field == "min_tokens"

@@ -138,6 +138,12 @@ def test_every_error_keeps_class_message_and_hint(name: str) -> None:
     assert arrived.http_status == error.http_status
 
 
+def test_the_field_at_fault_arrives() -> None:
+    arrived = error_of(fault_of(InvalidRequestError("no", field="stop_token_ids")))
+    assert isinstance(arrived, InvalidRequestError)
+    assert arrived.field == "stop_token_ids"
+
+
 def test_an_error_of_a_plugin_arrives_as_the_nearest_class_of_ours() -> None:
     class OwnError(RequestRefusedError):
         pass

@@ -137,13 +137,15 @@ def test_without_a_limit_the_answer_fills_the_model(serve: Any, tokenizer: Token
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "not in streams"),
         ({"tools": [{"type": "function"}]}, "tools", "tool calls are not parsed"),
-        ({"response_format": {"type": "json_object"}}, None, "does not constrain tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "does not constrain tokens"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex and guided_choice both"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", 'content = null: a message of the role "user" must'),
         ({"temprature": 1}, "temprature", 'Did you mean "temperature"?'),
         ({"n": "2"}, "n", "integer"),
         ({"max_tokens": 0}, "max_tokens", "1"),
-        ({"min_tokens": 9, "max_tokens": 3}, None, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "min_tokens"),
+        ({"stop_token_ids": [4096]}, "stop_token_ids", "stop_token_ids: token id 4096 is outside the vocabulary"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be at least 1, or -1"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(serve: Any, body: Any, param: str | None, words: str) -> None:

@@ -134,6 +134,8 @@ def test_the_extensions_of_vllm_have_their_effect(serve: Any, tokenizer: Tokeniz
         ({"prompt": "x", "logit_bias": {"a": 1}}, None, "logit_bias"),
         ({"prompt": "x", "kv_transfer_params": {"a": "x" * 70_000}}, None, "transfer_params are 70009 bytes"),
         ({"prompt": "x", "kv_transfer_params": [1]}, "kv_transfer_params", "dictionary"),
+        ({"prompt": [[5], [5, 99_999]]}, "prompt[1]", "prompt[1]: token id 99999 is outside the vocabulary, 0 to 4095"),
+        ({"prompt": "x", "guided_regex": "a", "stream": True}, "guided_regex", "does not constrain tokens"),
         ({"prompt": "x", "no_stop_trim": True}, "no_stop_trim", "not supported"),
     ],
 )

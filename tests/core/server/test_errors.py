@@ -56,6 +56,10 @@ def test_the_field_of_the_prompt_is_named_where_the_prompt_is_too_long():
     assert as_api_error(InvalidRequestError("x"), param="messages").param is None
 
 
+def test_the_field_that_an_error_knows_is_named():
+    assert as_api_error(InvalidRequestError("x", field="min_tokens"), param="messages").param == "min_tokens"
+
+
 def test_an_api_error_stays_as_it_is():
     error = ApiError(404, "no such model", param="model", code="model_not_found")
     assert as_api_error(error) is error

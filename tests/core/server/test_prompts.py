@@ -15,7 +15,7 @@ from trencadis.text import Tokenizer
 
 def encode(tokenizer: Tokenizer, inputs: Any, *, is_cut: bool = False) -> list[tuple[int, ...]]:
     async def main() -> list[tuple[int, ...]]:
-        llm: Any = SimpleNamespace(tokenizer=tokenizer, max_model_len=16)
+        llm: Any = SimpleNamespace(tokenizer=tokenizer, max_model_len=16, model=SimpleNamespace(vocab_size=97))
         return await encode_inputs(
             inputs, llm=llm, encoder=Encoder(), add_special_tokens=True, is_cut=is_cut, param="prompt"
         )
@@ -29,6 +29,13 @@ def test_every_form_of_input_becomes_a_list_of_prompts(tokenizer: Tokenizer) -> 
     assert encode(tokenizer, ["Hello", "you"]) == [hello, you]
     assert encode(tokenizer, [5, 6]) == [(5, 6)]
     assert encode(tokenizer, [[5, 6], [7]]) == [(5, 6), (7,)]
+
+
+@pytest.mark.parametrize(("inputs", "param"), [([5, 97], "prompt"), ([[5], [97, 6]], "prompt[1]")])
+def test_a_token_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, inputs: Any, param: str) -> None:
+    with pytest.raises(ApiError, match="token id 97 is outside the vocabulary, 0 to 96") as caught:
+        encode(tokenizer, inputs)
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_a_text_that_is_surely_too_long_is_not_even_encoded(tokenizer: Tokenizer) -> None:

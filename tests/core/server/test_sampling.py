@@ -8,7 +8,7 @@ from trencadis.errors import InvalidRequestError
 from trencadis.records import SamplingParams
 from trencadis.server.errors import ApiError
 from trencadis.server.protocol.generation import GenerationRequest
-from trencadis.server.sampling import sampling_params
+from trencadis.server.sampling import http_field, sampling_params
 from trencadis.text import Tokenizer
 
 
@@ -101,3 +101,11 @@ def test_a_run_of_tokens_breaks_at_the_usual_marks_unless_others_are_named(token
 def test_values_that_contradict_each_other_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="min_tokens"):
         params(tokenizer, min_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("stop_token_ids", "stop_token_ids"), ("bad_words_ids", "bad_words"), ("structured", "guided_regex")],
+)
+def test_a_parameter_is_called_as_the_client_calls_it(name: str, field: str) -> None:
+    assert http_field(GenerationRequest.model_validate({"model": "m", "guided_regex": "a"}), name) == field

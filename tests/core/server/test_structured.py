@@ -7,7 +7,7 @@ import pytest
 from trencadis.records import StructuredOutput
 from trencadis.server.errors import ApiError
 from trencadis.server.protocol.completions import CompletionRequest
-from trencadis.server.structured import structured_of
+from trencadis.server.structured import structured_field, structured_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -105,3 +105,16 @@ def test_what_is_wrong_is_named(fields: Any, param: str, words: str) -> None:
         asked(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, ""),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"grammar": "g"}}, "structured_outputs.grammar"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_the_field_is_known_by_its_name(fields: dict[str, Any], name: str) -> None:
+    assert structured_field(CompletionRequest.model_validate({"model": "m", "prompt": "x", **fields})) == name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from trencadis.records.sampling import MAX_LOGPROBS
 from trencadis.server.protocol.base import BiasKey, EndpointRequest, RequestModel, TokenIds, said_as
@@ -27,6 +28,12 @@ Stops = Annotated[
 ]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_WORD_CHARACTERS)]
 Label = Annotated[str, StringConstraints(max_length=_MAX_LABEL_CHARACTERS)]
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError("zero", "must be at least 1, or -1 for as many tokens as fit")
+    return value
 
 
 class StreamOptions(RequestModel):
@@ -149,8 +156,8 @@ class GenerationRequest(EndpointRequest):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Log-probabilities of the prompt, with so many alternatives; not with stream."
     )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = Field(
-        None, description="Keep the last tokens of the prompt only; -1: as many as fit."
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT), AfterValidator(_not_zero)] | None = Field(
+        None, description="Keep the last tokens of the prompt only, at least 1; -1: as many as fit."
     )
     priority: Annotated[int, Field(ge=-_MAX_INT, le=_MAX_INT)] | None = Field(
         None, description="Smaller is sooner, if the scheduling policy looks at it; 0."

@@ -85,6 +85,7 @@ def test_what_the_library_cannot_read_is_refused_with_its_reason(grammars, wante
         grammars.matcher(wanted)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 700
+    assert caught.value.field == "structured"
 
 
 def test_a_schema_that_would_take_long_is_refused(grammars):
