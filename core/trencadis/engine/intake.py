@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.guards import GuardedScheduling
@@ -13,6 +15,11 @@ from trencadis.errors import InvalidRequestError, RequestError, RequestRefusedEr
 from trencadis.records import ModelFacts, Request, SamplingParams
 
 __all__ = ["Intake"]
+
+logger = logging.getLogger("trencadis.engine")
+
+_HANDOVERS = ("do_remote_decode", "do_remote_prefill")
+"""Transfer parameters by which a request asks for what only a KV connector can do."""
 
 
 class Intake:
@@ -42,6 +49,7 @@ class Intake:
         self._model = model
         self._check_params = check_params
         self._role = role
+        self._warned: set[str] = set()
 
     def admit(self, request: Request) -> Request:
         """Return a request as it will run. Whoever holds KV for one that is turned away learns that it need not.
@@ -58,7 +66,20 @@ class Intake:
         except (RequestError, StepFailedError):
             self._state.transfers.not_served(request.transfer_params)
             raise
+        if request.transfer_params and not self._state.transfers.has_connector:
+            self._warn_of_handovers(request.transfer_params)
         return request
+
+    def _warn_of_handovers(self, params: Mapping[str, Any]) -> None:
+        """Say, once for each name, that nothing here hands KV over; the request is served all the same."""
+        for name in _HANDOVERS:
+            if params.get(name) is True and name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "Requests come with kv_transfer_params %s, which has no effect: this engine has no KV connector. "
+                    'Start it with kv_connector.name, such as "p2p". Said once.',
+                    name,
+                )
 
     def check(self, request: Request) -> None:
         """Raise unless the engine can serve the request.

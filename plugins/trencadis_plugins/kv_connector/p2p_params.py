@@ -6,17 +6,37 @@ parameters has ``do_remote_prefill``: its prefix is pulled. A router need only c
 
 from __future__ import annotations
 
+import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-__all__ = ["RemotePrefix", "address_of", "offer", "wants_hold"]
+__all__ = ["KeyCheck", "RemotePrefix", "address_of", "offer", "wants_hold"]
+
+logger = logging.getLogger("trencadis.kv.p2p")
 
 _MAX_NAMED_BLOCKS: Final = 1024
 """For routers that look whether there are any; who pulls names blocks by their hashes."""
 _MAX_CHARACTERS: Final = 256
 _DEFAULT_LEASE_S: Final = 30.0
+_KEYS: Final = (
+    "do_remote_prefill",
+    "do_remote_decode",
+    "remote_engine_id",
+    "remote_request_id",
+    "remote_block_ids",
+    "remote_host",
+    "remote_port",
+    "remote_num_tokens",
+    "remote_lease_s",
+    "tp_size",
+)
+_MISSPELT: Final = 0.9
+"""How alike a key is to one of ours, 0 to 1, to be taken for it; other engines' remote_notify_port is 0.76 alike to remote_port."""
+_MAX_KEYS: Final = 256
+"""Clients may make up any number of them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +79,27 @@ class RemotePrefix:
             num_tokens=num_tokens,
             lease_s=_duration(params.get("remote_lease_s")),
         )
+
+
+class KeyCheck:
+    """Warns of keys that are one of ours misspelt, once for each; foreign ones pass, since routers send them."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def look_at(self, params: Mapping[str, Any] | None) -> None:
+        """Look at a request's parameters."""
+        for key in params or ():
+            if key in _KEYS or key in self._seen or len(key) > _MAX_CHARACTERS or len(self._seen) >= _MAX_KEYS:
+                continue
+            self._seen.add(key)
+            close = difflib.get_close_matches(key, _KEYS, n=1, cutoff=_MISSPELT)
+            if close:
+                logger.warning(
+                    "kv_transfer_params have the key %s, which has no effect. Did the client or router mean %r? Said once for each key.",
+                    ascii(key),
+                    close[0],
+                )
 
 
 def wants_hold(params: Mapping[str, Any] | None) -> bool:

@@ -16,7 +16,7 @@ from trencadis.interfaces import FirstTokenTerms, KVPolicy, KVSchedulerSide, Loo
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis_plugins.kv_connector.p2p_delegation import Delegation, Waiting
 from trencadis_plugins.kv_connector.p2p_node import Node
-from trencadis_plugins.kv_connector.p2p_params import RemotePrefix, offer, wants_hold
+from trencadis_plugins.kv_connector.p2p_params import KeyCheck, RemotePrefix, offer, wants_hold
 from trencadis_plugins.kv_connector.p2p_worker import LoadOrder, Work
 
 __all__ = ["P2PScheduler"]
@@ -46,6 +46,7 @@ class P2PScheduler(KVSchedulerSide):
         self._unused: OrderedDict[str, None] = OrderedDict()
         self._offers: dict[str, dict[str, Any]] = {}
         self._work = Work(loads=[], cancels=[])
+        self._keys = KeyCheck()
 
     def on_ready(self, layout: KVLayout) -> None:
         """Listen for other engines.
@@ -58,6 +59,7 @@ class P2PScheduler(KVSchedulerSide):
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
         """Answer from the request's parameters, if they say where its prefix is; else another engine may compute it."""
         node, is_ours = self._node, False
+        self._keys.look_at(request.transfer_params)
         prefix: RemotePrefix | Waiting | None = RemotePrefix.of(request.transfer_params)
         if wants_hold(request.transfer_params):
             _remember(self._hashes, request.request_id, tuple(block_hashes))

@@ -113,3 +113,17 @@ def test_connector_that_raises_costs_nothing() -> None:
     assert drain(engine)["r"].transfer_params is None
     with pytest.raises(PromptTooLongError):
         engine.add(request(num_tokens=40))
+
+
+def test_handover_without_a_connector_is_warned_of_once_and_served(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(backend=FakeBackend(eos=-1, max_model_len=32))
+    for name in ("a", "b"):
+        engine.add(request(name, transfer_params={"do_remote_decode": True, "do_remote_prefill": False}))
+    (warning,) = [one.getMessage() for one in caplog.records if one.name == "trencadis.engine"]
+    assert "do_remote_decode, which has no effect: this engine has no KV connector" in warning
+    assert set(drain(engine)) == {"a", "b"}
+
+
+def test_handover_with_a_connector_is_the_connectors_business(caplog: pytest.LogCaptureFixture) -> None:
+    engine_of(Told()).add(request(transfer_params={"do_remote_decode": True}))
+    assert not caplog.records

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from trencadis_plugins.kv_connector.p2p_params import RemotePrefix, offer, wants_hold
+from trencadis_plugins.kv_connector.p2p_params import KeyCheck, RemotePrefix, offer, wants_hold
 
 PREFIX = RemotePrefix(engine="e", ticket="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5)
 GIVEN = offer(PREFIX, blocks=[3, 4])
@@ -32,6 +32,26 @@ def test_offer_has_the_names_that_vllm_gives_and_comes_back_as_it_was() -> None:
 
 def test_longest_prompt_fits_into_a_request() -> None:
     assert len(json.dumps(offer(PREFIX, blocks=range(1_000_000)))) < 65536
+
+
+def test_misspelt_key_is_warned_of_once_and_foreign_ones_pass(caplog: pytest.LogCaptureFixture) -> None:
+    keys = KeyCheck()
+    for _ in range(2):
+        keys.look_at({"do_remote_prefil": True, "remote_notify_port": 5, "remote_handshake_port": 6, "mine": 1})
+    keys.look_at({**GIVEN, "Remote_host": "x"})
+    keys.look_at(None)
+    first, second = (one.getMessage() for one in caplog.records)
+    assert (
+        "the key 'do_remote_prefil', which has no effect. Did the client or router mean 'do_remote_prefill'?" in first
+    )
+    assert "'Remote_host'" in second
+
+
+def test_made_up_keys_are_not_kept_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    keys = KeyCheck()
+    keys.look_at({f"made up {i}": 1 for i in range(1000)})
+    keys.look_at({"remote_hos": "x"})
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

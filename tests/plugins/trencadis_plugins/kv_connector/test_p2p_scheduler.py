@@ -47,6 +47,11 @@ def test_hit_is_what_the_parameters_say_in_whole_blocks(scheduler: P2PScheduler)
     assert lookup(scheduler, {"remote_num_tokens": 16}) == (0, -1)
 
 
+def test_misspelt_parameter_is_warned_of(scheduler: P2PScheduler, caplog: pytest.LogCaptureFixture) -> None:
+    assert lookup(scheduler, {"do_remote_prefil": True}) == (0, -1)
+    assert "'do_remote_prefill'" in caplog.text
+
+
 def test_what_is_there_already_is_a_miss(scheduler: P2PScheduler) -> None:
     assert lookup(scheduler, offer(PREFIX, blocks=[]), num_local_tokens=16) == (0, -1)
     assert lookup(scheduler, offer(PREFIX, blocks=[]), num_local_tokens=12)[0] == 16
