@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 import trencadis
@@ -54,12 +55,16 @@ def make_app(
         redirect_slashes=False,
     )
     app.state.context = context
-    for router in endpoint_routers() if routers is None else routers:
+    all_routers = [
+        *(endpoint_routers() if routers is None else routers),
+        health.make_router(gate),
+        metrics.make_router(http_metrics),
+    ]
+    for router in all_routers:
         app.include_router(router)
-    app.include_router(health.make_router(gate))
-    app.include_router(metrics.make_router(http_metrics))
+    paths = frozenset(route.path for router in all_routers for route in router.routes if isinstance(route, APIRoute))
     add_handlers(app)
-    _add_middlewares(app, context, gate, http_metrics)
+    _add_middlewares(app, context, gate, http_metrics, paths)
     _tidy_openapi(app)
     return app
 
@@ -71,7 +76,9 @@ def endpoint_routers() -> tuple[APIRouter, ...]:
     return tuple(module.make_router() for module in (chat, completions, embeddings, models, tokenization))
 
 
-def _add_middlewares(app: FastAPI, context: ServerContext, gate: Gate, http_metrics: HttpMetrics) -> None:
+def _add_middlewares(
+    app: FastAPI, context: ServerContext, gate: Gate, http_metrics: HttpMetrics, paths: frozenset[str]
+) -> None:
     """Put middlewares around the routes; the one added last is the outermost."""
     config = context.config
     app.add_middleware(HeadMiddleware)
@@ -87,7 +94,7 @@ def _add_middlewares(app: FastAPI, context: ServerContext, gate: Gate, http_metr
             allow_headers=["*"],
             expose_headers=["x-request-id", "Retry-After"],
         )
-    app.add_middleware(EnvelopeMiddleware, metrics=http_metrics, clock=context.clock)
+    app.add_middleware(EnvelopeMiddleware, metrics=http_metrics, clock=context.clock, paths=paths)
 
 
 def _tidy_openapi(app: FastAPI) -> None:

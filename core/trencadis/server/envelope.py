@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -46,12 +47,16 @@ class EnvelopeMiddleware:
         app: What is behind.
         metrics: Counts requests.
         clock: Times them.
+        paths: Of routes; a request for one of them is counted there although it never got so far.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics, clock: Clock) -> None:
+    def __init__(
+        self, app: ASGIApp, *, metrics: HttpMetrics, clock: Clock, paths: Collection[str] = frozenset()
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._clock = clock
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -81,7 +86,8 @@ class EnvelopeMiddleware:
     def _note(self, scope: Scope, answer: _Answer, duration_s: float) -> None:
         state = scope["state"]
         status = answer.status or CLIENT_GONE
-        path = getattr(scope.get("route"), "path", "")
+        known: str = scope["path"] if scope["path"] in self._paths else ""
+        path = getattr(scope.get("route"), "path", known)
         self._metrics.note(
             route=path, method=scope["method"], status=status, num_bytes=answer.num_bytes, duration_s=duration_s
         )

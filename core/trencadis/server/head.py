@@ -28,4 +28,9 @@ class HeadMiddleware:
         async def send_head(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self._app({**scope, "method": "GET"}, receive, send_head)
+        seen: Scope = {**scope, "method": "GET"}
+        try:
+            await self._app(seen, receive, send_head)
+        finally:
+            if "route" in seen:  # by which the request is counted
+                scope["route"] = seen["route"]

@@ -143,6 +143,19 @@ def test_requests_are_counted_by_route_and_status_and_none_stays_in_flight():
     assert samples[("trencadis_http_requests_in_flight",)] == 0
 
 
+def test_requests_that_never_reach_their_route_are_counted_there():
+    metrics = HttpMetrics()
+    app = app_with(routes(), more={"http_metrics": metrics}, max_body_bytes=1024)
+    ask(app, ("POST", "/v1/id", {"content": b"x" * 2000}), ("HEAD", "/v1/fail/key"))
+    counted = [
+        line for line in metrics.text(engine_up=True).splitlines() if line.startswith("trencadis_http_requests_total")
+    ]
+    assert counted == [
+        'trencadis_http_requests_total{method="POST",route="/v1/id",status="413"} 1.0',
+        'trencadis_http_requests_total{method="HEAD",route="/v1/fail/{what}",status="500"} 1.0',
+    ]
+
+
 def test_a_path_with_line_breaks_cannot_write_a_line_of_the_log(caplog):
     ask(app_with(routes()), ("GET", "/v1/fail/%0aforged"))
     (record,) = [record for record in caplog.records if "failed" in record.getMessage()]
