@@ -10,9 +10,14 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from trencadis.engine.transfer_metrics import transfer_metrics
+from trencadis.engine.transfers import Transfers
 from trencadis.interfaces import Observer
+from trencadis.kv.counters import TransferCounters
 from trencadis.records import FinishedSequence, FinishReason, StepStats
+from trencadis.server.http_metrics import HttpMetrics
 
 __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "ObserverConformance", "finished_sequence", "step_stats"]
 
@@ -85,7 +90,8 @@ SAMPLE_REQUESTS = {
         finished_sequence(num_output_tokens=1), first_scheduled_s=0.5, first_token_s=1.0, finish_s=1.0, stop_token_id=0
     ),
     "many_tokens": attrs.evolve(
-        finished_sequence(num_output_tokens=1000),
+        finished_sequence(),
+        token_ids=np.arange(1000, 0, -1, dtype=np.int32),  # in no order that sorting would keep
         num_prompt_tokens=2**31,
         num_cached_tokens=2**30,
         num_preemptions=7,
@@ -151,6 +157,19 @@ class ObserverConformance:
             assert finished == before, f"the sequence {name} was changed: {finished}"
         observer.close()
 
+    def test_metrics_are_text_for_prometheus_at_any_time(self) -> None:
+        """Before the first step, after each step and sequence, and after ``close``; beside what the engine counts itself."""
+        observer, taken = self.make(), _names_of_the_engine()
+        _check_metrics(observer.metrics(), taken, "before the first step")
+        for name, step in SAMPLE_STEPS.items():
+            observer.on_step(step)
+            _check_metrics(observer.metrics(), taken, f"after the step {name}")
+        for name, finished in SAMPLE_REQUESTS.items():
+            observer.on_request(_copy(finished))
+            _check_metrics(observer.metrics(), taken, f"after the sequence {name}")
+        observer.close()
+        _check_metrics(observer.metrics(), taken, "after close()")
+
     def test_records_are_not_kept(self) -> None:
         """All but the last one may be freed: an engine runs for months."""
         observer = self.make()
@@ -178,6 +197,25 @@ class ObserverConformance:
 def _copy(finished: FinishedSequence) -> FinishedSequence:
     """A sequence of its own for each test: its token ids can be written to, as the engine's can."""
     return attrs.evolve(finished, token_ids=finished.token_ids.copy())
+
+
+def _names_of_the_engine() -> set[str]:
+    """Return the families that ``/metrics`` has without any observer: Prometheus refuses an answer that has one of them twice."""
+    texts = transfer_metrics(Transfers()), TransferCounters("any").text(), HttpMetrics().text(engine_up=True)
+    return set().union(*map(_families, texts))
+
+
+def _families(text: str) -> set[str]:
+    return {family.name.removesuffix("_total") for family in text_string_to_metric_families(text)}
+
+
+def _check_metrics(text: object, taken: set[str], when: str) -> None:
+    assert isinstance(text, str), f"metrics() returned {text!r} {when}, no text"
+    try:
+        names = _families(text)
+    except ValueError as error:
+        raise AssertionError(f"metrics() returned {text!r} {when}, which Prometheus cannot read: {error}") from error
+    assert not names & taken, f"metrics() has families of the engine's own {when}: {sorted(names & taken)}"
 
 
 def _num_alive_after_clearing(records: list[StepStats] | list[FinishedSequence]) -> int:

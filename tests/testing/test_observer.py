@@ -66,6 +66,11 @@ class ChangesTokens(Totals):
         finished.token_ids[:] = -1
 
 
+class SortsTokens(Totals):
+    def on_request(self, finished):
+        finished.token_ids.sort()
+
+
 class KeepsSteps(Totals):
     def __init__(self):
         super().__init__()
@@ -97,6 +102,48 @@ class TakesAGlobalName(Totals):
         type(self).taken = None
 
 
+class MetricsAreBytes(Totals):
+    def metrics(self):
+        return b"tokens 1.0\n"
+
+
+class MetricsAreNothing(Totals):
+    def metrics(self):
+        return None
+
+
+class MetricsNeedAStep(Totals):
+    num_steps = 0
+
+    def on_step(self, stats):
+        self.num_steps += 1
+
+    def metrics(self):
+        return f"tokens_per_step {self.num_tokens / self.num_steps}\n"
+
+
+class MetricsNeedAnOpenObserver(Totals):
+    totals = ()
+
+    def close(self):
+        self.totals = None
+
+    def metrics(self):
+        return f"totals {len(self.totals)}\n"
+
+
+class MetricsAreJson(Totals):
+    def metrics(self):
+        return '{"tokens": 1}'
+
+
+class MetricsOfTheWholeProcess(Totals):
+    """As the registry that ``prometheus_client`` has by default, which the server shows."""
+
+    def metrics(self):
+        return "process_cpu_seconds_total 1.0\n"
+
+
 MUTANTS = {
     DividesByPadding: "test_any_step_may_come_first",
     NeedsSmallNumbers: "test_any_step_may_come_first",
@@ -104,6 +151,13 @@ MUTANTS = {
     DividesByElapsedTime: "test_steps_and_sequences_may_come_mixed",
     ClosesOnce: "test_close_may_come_twice_and_without_a_step",
     ChangesTokens: "test_records_are_not_changed",
+    SortsTokens: "test_records_are_not_changed",
+    MetricsAreBytes: "test_metrics_are_text_for_prometheus_at_any_time",
+    MetricsAreNothing: "test_metrics_are_text_for_prometheus_at_any_time",
+    MetricsNeedAStep: "test_metrics_are_text_for_prometheus_at_any_time",
+    MetricsNeedAnOpenObserver: "test_metrics_are_text_for_prometheus_at_any_time",
+    MetricsAreJson: "test_metrics_are_text_for_prometheus_at_any_time",
+    MetricsOfTheWholeProcess: "test_metrics_are_text_for_prometheus_at_any_time",
     KeepsSteps: "test_records_are_not_kept",
     KeepsSequences: "test_records_are_not_kept",
     TakesAGlobalName: "test_two_observers_live_side_by_side",

@@ -26,7 +26,8 @@ class Observer(ABC):  # noqa: B024 - every method has a default
     def metrics(self) -> str:
         """Return what the server's ``/metrics`` is to show, in Prometheus' text format; empty: nothing.
 
-        Engine thread, between steps, once per scrape; at most 10 ms.
+        Engine thread, between steps, once per scrape; at most 10 ms. May be called before the first step and after ``close``. A name
+        that the engine or its server has is not used again: Prometheus refuses the whole answer.
         """
         return ""
 
