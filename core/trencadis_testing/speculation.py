@@ -146,14 +146,19 @@ class SpeculationConformance:
             assert one == other, f"two speculators, one history: {one} and {other}"
 
     @pytest.mark.parametrize("told", [True, False])
-    def test_a_slot_forgets_the_sequence_that_held_it(self, told: bool) -> None:
-        """After ``on_finished``, and after a preemption, which only the epoch shows; the new sequence may be shorter."""
-        old, new = [50 + i % 4 for i in range(40)], [10 + i % 3 for i in range(12)]
+    @pytest.mark.parametrize("last", [12, 13])
+    def test_a_slot_forgets_the_sequence_that_held_it(self, told: bool, last: int) -> None:
+        """After ``on_finished``, and after a preemption, which only the epoch shows; the new sequence may be shorter.
+
+        Both hold the same tokens, with others behind them; what follows a 13 only the old one shows.
+        """
+        old, new = [13 - i % 4 for i in range(40)], [*([10, 11, 12] * 4)[:-1], last]
+        requests = [_request(asker, [1], asker) for asker in ("old", "new")]
         used, fresh = self.make(), self.make()
-        used.propose(draft_view([old], slots=[2], epochs=[1]))
+        used.propose(draft_view([old], slots=[2], epochs=[1], requests=requests[:1]))
         if told:
             used.on_finished(slot=2, token_ids=np.array(old, np.int32))
-        view = draft_view([new], slots=[2], epochs=[2])
+        view = draft_view([new], slots=[2], epochs=[2], requests=requests[1:])
         found, expected = _runs(used.propose(view)), _runs(fresh.propose(view))
         assert found == expected, f"slot 2 drafts {found} behind another sequence, {expected} for itself"
 
@@ -189,21 +194,22 @@ class SpeculationConformance:
             )
             assert self._faults(speculator, view) == []
 
-    def test_nobody_is_drafted_another_tenant_s_text(self) -> None:
-        """Nor is faster or slower for it: what is guessed for a request depends on no other cache salt."""
+    @pytest.mark.parametrize("other", [("green", "green"), ("blue", "salt of another")])
+    def test_nobody_is_drafted_another_tenant_s_text(self, other: tuple[str, str]) -> None:
+        """Nor is faster or slower for it: what is guessed for a request depends on no other cache salt, also of the same tenant."""
         secret = self._histories(7)[0]
-        requests = [_request(tenant, secret) for tenant in ("blue", "green")]
+        blue, stranger = (_request(tenant, secret, salt) for tenant, salt in (("blue", "blue"), other))
         used, fresh = self.make(), self.make()
         told = np.array(secret, np.int32)
         for epoch in range(1, 4):
-            view = draft_view([secret[:15]], slots=[2], epochs=[epoch], requests=[_request("blue", secret)])
+            view = draft_view([secret[:15]], slots=[2], epochs=[epoch], requests=[blue])
             counts = used.propose(view).num_drafts
             used.on_verified(slots=view.slots, num_drafts=counts, num_accepted=counts)
             used.on_finished(slot=2, token_ids=told)
-        used.propose(draft_view([secret], slots=[3], epochs=[4], requests=requests[:1]))
-        view = draft_view([secret[:10]], slots=[2], epochs=[5], requests=requests[1:])
+        used.propose(draft_view([secret], slots=[3], epochs=[4], requests=[blue]))
+        view = draft_view([secret[:10]], slots=[2], epochs=[5], requests=[stranger])
         found, expected = _runs(used.propose(view)), _runs(fresh.propose(view))
-        assert found == expected, f"drafts {found} behind another tenant's text, {expected} without it"
+        assert found == expected, f"drafts {found} behind another's text, {expected} without it"
 
     # --------------------------------------------------------------------------------------- whole engines
 
@@ -291,8 +297,8 @@ def _serve(
     return served
 
 
-def _request(tenant: str, prompt: Sequence[int]) -> Request:
-    return Request(request_id=f"request of {tenant}", prompt_token_ids=prompt, tenant=tenant)
+def _request(tenant: str, prompt: Sequence[int], salt: str) -> Request:
+    return Request(request_id=f"of {tenant}, {salt}", prompt_token_ids=prompt, tenant=tenant, cache_salt=salt)
 
 
 def _arrays(view: DraftView) -> list[Any]:

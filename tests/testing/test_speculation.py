@@ -133,6 +133,21 @@ class NeverForgets(RemembersSlots):
         pass
 
 
+class RemembersPairsOfSlots(LastPair):
+    """Adds what follows each token to what it knows of the slot, and forgets the epoch."""
+
+    def __init__(self):
+        self.after = {}
+
+    def draft(self, slot, epoch, tokens):
+        after = self.after.setdefault(slot, {})
+        after.update(itertools.pairwise(tokens))
+        return [after[tokens[-1]]] if tokens[-1] in after else []
+
+    def on_finished(self, *, slot, token_ids):
+        self.after.pop(slot, None)
+
+
 class NeedsToKnowTheSlot(LastPair):
     def __init__(self):
         self.seen = set()
@@ -246,6 +261,24 @@ class LearnsFromEverybody(LastPair):
         self.past += token_ids.tolist()
 
 
+class LearnsFromTheTenant(LearnsFromEverybody):
+    """Remembers what a tenant's requests were, whatever their cache salt."""
+
+    def __init__(self):
+        self.past = {}
+
+    def propose(self, view):
+        runs = []
+        for request, tokens, most in zip(view.requests, view.token_ids, view.max_draft_tokens.tolist(), strict=True):
+            past = self.past.setdefault(request.tenant, [])
+            runs.append(LastPair.draft(self, 0, 0, [*past, *tokens.tolist()])[:most])
+            past += tokens.tolist()
+        return self.drafts(runs)
+
+    def on_finished(self, *, slot, token_ids):
+        pass
+
+
 class RunsOutOfRoom(LastPair):
     """Takes a place for each sequence that ends, as if slots were never used again."""
 
@@ -305,6 +338,7 @@ MUTANTS = {
     WritesIntoTheView: "test_the_view_is_not_changed",
     EveryOtherOneIsDifferent: "test_same_calls_give_the_same_drafts",
     RemembersSlots: "test_a_slot_forgets_the_sequence_that_held_it",
+    RemembersPairsOfSlots: "test_a_slot_forgets_the_sequence_that_held_it",
     NeverForgets: "test_a_slot_forgets_the_sequence_that_held_it",
     NeedsToKnowTheSlot: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
     DividesByDrafts: "test_verdicts_and_ends_may_concern_sequences_without_drafts",
@@ -318,6 +352,7 @@ MUTANTS = {
     RowsOfNoLaw: "test_laws_say_how_each_draft_was_drawn",
     ExpectsEveryStep: "test_sequences_left_out_of_calls_come_back",
     LearnsFromEverybody: "test_nobody_is_drafted_another_tenant_s_text",
+    LearnsFromTheTenant: "test_nobody_is_drafted_another_tenant_s_text",
     WritesIntoLongTexts: "test_text_is_that_of_no_speculation",
     FailsOnManyAccepted: "test_text_that_repeats_itself_is_that_of_no_speculation",
     FailsOnHighEpochs: "test_preempted_sequences_go_on_as_if_nothing_had_happened",
