@@ -17,6 +17,8 @@ __all__ = ["KVCodecConformance", "payloads"]
 
 _HEADER = bytes(range(128))
 _OTHER_HEADER = _HEADER[:52] + bytes(32) + _HEADER[84:]
+_ENCRYPTED = 256
+"""Added to the flags of a codec that encrypts."""
 _GUARD = 64
 """Bytes on both sides of ``out`` that must stay as they are."""
 
@@ -76,6 +78,26 @@ class KVCodecConformance:
         assert _is_whole(first.flags, 2**16 - 1), f"flags = {first.flags!r}"
         assert _is_whole(first.max_growth_bytes, 65536), f"max_growth_bytes = {first.max_growth_bytes!r}"
         assert (first.flags, first.max_growth_bytes) == (second.flags, second.max_growth_bytes)
+
+    def test_flags_name_this_codec_and_no_other(self) -> None:
+        """An engine decodes what has its codec's flags; 0 says that there is nothing to decode."""
+        codec = self.make()
+        changed = [name for name, payload in payloads() if _encoded(codec, payload) != payload]
+        if codec.flags == 0:
+            assert not changed, f"flags = 0 say that payloads are kept as they are, and encode() changes {changed[0]}"
+        else:
+            number = codec.flags % _ENCRYPTED
+            is_built_in = type(codec).__module__.partition(".")[0] in ("trencadis", "trencadis_plugins")
+            assert number >= 128 or is_built_in, (
+                f"flags = {codec.flags} hold the number {number}, kept for built-in codecs: take 128 .. 255, and add 256 if it encrypts"
+            )
+
+    def test_what_was_encoded_stays_as_it_is(self) -> None:
+        """Several objects are on their way to the store at once."""
+        codec, cases = self.make(), list(payloads())
+        encoded = [codec.encode(memoryview(payload), _HEADER) for _, payload in cases]
+        for (name, payload), data in zip(cases, encoded, strict=True):
+            assert _decoded(codec, bytes(data), len(payload)) == payload, f"{name}: a later encode() changed it"
 
     def test_nothing_grows_beyond_the_bound(self) -> None:
         """Noise is what compresses worst."""

@@ -101,6 +101,34 @@ class WideFlags(Deflate):
     flags = 2**16
 
 
+class FlagsOfNothingDone(Deflate):
+    flags = 0
+
+
+class FlagsOfZstd(Deflate):
+    flags = 1
+
+
+class FlagsOfNobody(Deflate):
+    flags = 300
+
+
+class FlagsOfTheBuiltInCipher(Deflate):
+    flags = 256
+
+
+class ReturnsItsBuffer(Deflate):
+    """What it returned is overwritten by the next call."""
+
+    def __init__(self):
+        self.buffer = memoryview(bytearray(1 << 17))
+
+    def encode(self, payload, header):
+        data = super().encode(payload, header)
+        self.buffer[: len(data)] = data
+        return self.buffer[: len(data)]
+
+
 class UnderstatedGrowth(Deflate):
     max_growth_bytes = 0
 
@@ -206,6 +234,11 @@ MUTANTS = {
     StripsZeros: "test_other_lengths_are_refused",
     TrustsTheFirstByte: "test_what_was_encoded_is_a_payload_too",
     WideFlags: "test_flags_and_growth_are_small_whole_numbers_and_constant",
+    FlagsOfNothingDone: "test_flags_name_this_codec_and_no_other",
+    FlagsOfZstd: "test_flags_name_this_codec_and_no_other",
+    FlagsOfNobody: "test_flags_name_this_codec_and_no_other",
+    FlagsOfTheBuiltInCipher: "test_flags_name_this_codec_and_no_other",
+    ReturnsItsBuffer: "test_what_was_encoded_stays_as_it_is",
     UnderstatedGrowth: "test_nothing_grows_beyond_the_bound",
     WritesIntoThePayload: "test_payloads_and_headers_are_not_changed",
     KeepsADictionary: "test_nothing_is_left_of_earlier_payloads",

@@ -35,7 +35,7 @@ class KVCodec(ABC):
             header: Identity of the object: the same bytes are handed to :meth:`decode`. An encrypting codec authenticates them.
 
         Returns:
-            Contiguous bytes, at most ``len(payload) + max_growth_bytes``.
+            Contiguous bytes, at most ``len(payload) + max_growth_bytes``; they stay as they are when ``encode`` is called again.
         """
 
     @abstractmethod
