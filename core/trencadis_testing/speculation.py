@@ -88,6 +88,20 @@ class SpeculationConformance:
             speculator.propose(draft_view(self._histories(seed)))
         assert speculator.max_draft_tokens == before, "max_draft_tokens changed"
 
+    def test_bytes_it_keeps_for_each_token_are_a_whole_number(self) -> None:
+        """The engine leaves them room on the device."""
+        kept = self.make().kv_bytes_per_token
+        assert type(kept) is int, f"kv_bytes_per_token is {kept!r}, no int"
+        assert kept >= 0, f"kv_bytes_per_token is {kept}"
+
+    def test_close_may_come_twice_and_without_a_call(self) -> None:
+        """An engine that fails to start closes what it has, and the end of the process once more."""
+        unused, used = self.make(), self.make()
+        used.propose(draft_view(self._histories(1)))
+        for speculator in (unused, used):
+            speculator.close()
+            speculator.close()
+
     @pytest.mark.parametrize("seed", range(4))
     def test_drafts_are_no_more_than_allowed_and_in_one_flat_array(self, seed: int) -> None:
         """One count for each sequence, each within its limit; 0 is a limit too."""

@@ -63,6 +63,21 @@ class LimitIsZero(LastPair):
     max_draft_tokens = 0
 
 
+class LimitIsAFraction(LastPair):
+    max_draft_tokens = 3.0
+
+
+class KeepsLessThanNothing(LastPair):
+    kv_bytes_per_token = -1
+
+
+class ClosesOnce(LastPair):
+    def close(self):
+        if hasattr(self, "is_closed"):
+            raise RuntimeError("closed already")
+        self.is_closed = True
+
+
 class LimitGrows(LastPair):
     def __init__(self):
         self.max_draft_tokens = 3
@@ -261,7 +276,7 @@ class LearnsFromEverybody(LastPair):
         self.past += token_ids.tolist()
 
 
-class LearnsFromTheTenant(LearnsFromEverybody):
+class LearnsFromTheTenant(LastPair):
     """Remembers what a tenant's requests were, whatever their cache salt."""
 
     def __init__(self):
@@ -274,9 +289,6 @@ class LearnsFromTheTenant(LearnsFromEverybody):
             runs.append(LastPair.draft(self, 0, 0, [*past, *tokens.tolist()])[:most])
             past += tokens.tolist()
         return self.drafts(runs)
-
-    def on_finished(self, *, slot, token_ids):
-        pass
 
 
 class RunsOutOfRoom(LastPair):
@@ -330,6 +342,9 @@ class FailsOnHighEpochs(LastPair):
 
 MUTANTS = {
     LimitIsZero: "test_number_of_drafts_is_positive_and_constant",
+    LimitIsAFraction: "test_number_of_drafts_is_positive_and_constant",
+    KeepsLessThanNothing: "test_bytes_it_keeps_for_each_token_are_a_whole_number",
+    ClosesOnce: "test_close_may_come_twice_and_without_a_call",
     LimitGrows: "test_number_of_drafts_is_positive_and_constant",
     IgnoresTheLimit: "test_drafts_are_no_more_than_allowed_and_in_one_flat_array",
     WideTokens: "test_drafts_are_int32_token_ids_of_the_vocabulary",

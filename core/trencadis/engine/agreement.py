@@ -8,6 +8,7 @@ import attrs
 
 from trencadis.config.schema import Config
 from trencadis.engine.drafting import Speculation
+from trencadis.engine.guarded_speculator import check_numbers
 from trencadis.engine.guards import GuardedBucketing
 from trencadis.errors import CapabilityError, ConfigValueError
 from trencadis.interfaces import BackendCapabilities, Speculator
@@ -17,6 +18,7 @@ __all__ = [
     "ADAPTERS",
     "TREES",
     "check_adapters",
+    "check_drafter",
     "check_misses",
     "check_trees",
     "with_drafter",
@@ -52,6 +54,16 @@ def check_adapters(config: Config, capabilities: BackendCapabilities) -> None:
             f'provide "{ADAPTERS}"), so a request would get the text of the model itself.',
             hint="Leave it at 0, or choose a backend that serves adapters.",
         )
+
+
+def check_drafter(speculation: Speculation | None) -> None:
+    """Refuse a speculator that no room can be made for.
+
+    Raises:
+        ContractError: One of its numbers is none.
+    """
+    if speculation is not None:
+        check_numbers(speculation.labels[0] or type(speculation.speculator).__name__, speculation.speculator)
 
 
 def check_trees(speculation: Speculation | None, capabilities: BackendCapabilities) -> None:

@@ -12,6 +12,7 @@ from trencadis.config.schema import Config
 from trencadis.engine.administration import Administration
 from trencadis.engine.agreement import (
     check_adapters,
+    check_drafter,
     check_misses,
     check_trees,
     with_drafter,
@@ -134,6 +135,7 @@ def compose_engine(
     check_adapters(config, capabilities)
     block_size = config.cache.block_size or capabilities.default_block_size
     drafter = parts.speculation.speculator if parts.speculation else None
+    check_drafter(parts.speculation)
     check_trees(parts.speculation, capabilities)
     max_drafts = drafter.max_draft_tokens if drafter else 0
     max_model_len, num_blocks = size_cache(config, with_drafter(parts.model, drafter), executor, block_size=block_size)

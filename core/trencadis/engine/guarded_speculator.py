@@ -12,7 +12,26 @@ from trencadis.errors import ContractError
 from trencadis.interfaces import DraftView, Speculator
 from trencadis.records import BucketLimits, Drafts
 
-__all__ = ["GuardedSpeculator"]
+__all__ = ["GuardedSpeculator", "check_numbers"]
+
+
+def check_numbers(label: str, speculator: Speculator) -> None:
+    """Refuse a speculator whose numbers are none to reckon with: room is made by them.
+
+    Args:
+        label: Names it in messages.
+        speculator: Any.
+
+    Raises:
+        ContractError: ``max_draft_tokens`` or ``kv_bytes_per_token`` is no whole number, or too small.
+    """
+    for name, least in (("max_draft_tokens", 1), ("kv_bytes_per_token", 0)):
+        number = getattr(speculator, name)
+        if type(number) is not int or number < least:
+            raise ContractError(
+                f"{label} has {name} = {number!r}, which must be a whole number from {least} on.",
+                hint="Mend the speculator, or choose another in speculation.name.",
+            )
 
 
 class GuardedSpeculator(Guarded[Speculator]):
@@ -26,6 +45,9 @@ class GuardedSpeculator(Guarded[Speculator]):
 
     Attributes:
         drafts_trees: The chosen one may draft trees: no other may if it does not.
+
+    Raises:
+        ContractError: A number of the chosen one is none.
     """
 
     def __init__(
@@ -37,6 +59,7 @@ class GuardedSpeculator(Guarded[Speculator]):
         vocab_size: int = 1 << 31,
     ) -> None:
         super().__init__(label, strategy, make_fallback)
+        check_numbers(label, strategy)
         self._vocab_size = vocab_size
         self.drafts_trees = strategy.drafts_trees
         self._most = strategy.max_draft_tokens
@@ -73,6 +96,7 @@ class GuardedSpeculator(Guarded[Speculator]):
             self.quarantine(error)
 
     def _introduce(self, fallback: Speculator) -> None:
+        check_numbers(self.label, fallback)
         if fallback.kv_bytes_per_token > self._kv_bytes:
             raise ContractError(
                 f"it keeps {fallback.kv_bytes_per_token} bytes for each token, and room was made for {self._kv_bytes}"

@@ -10,7 +10,7 @@ import pytest
 
 from trencadis.engine.drafting import Drafting, Speculation
 from trencadis.engine.guarded_speculator import GuardedSpeculator
-from trencadis.errors import StepFailedError
+from trencadis.errors import ContractError, StepFailedError
 from trencadis.interfaces import LengthView, Speculator, VerifiedStep
 from trencadis.records import BucketLimits, Drafts, Request, SamplingParams
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
@@ -138,6 +138,26 @@ def test_a_fallback_that_fails_too_is_the_end() -> None:
 def test_a_fallback_has_no_more_room_than_was_made() -> None:
     guarded = GuardedSpeculator("mine", Giving(RuntimeError("boom")), lambda: Giving(GOOD, kv_bytes_per_token=64))
     with pytest.raises(StepFailedError, match="keeps 64 bytes for each token, and room was made for 0"):
+        guarded.propose(VIEW)
+
+
+NUMBERS = [
+    ("max_draft_tokens", 2.5, "1 on"),
+    ("max_draft_tokens", 0, "1 on"),
+    ("kv_bytes_per_token", -1, "0 on"),
+    ("kv_bytes_per_token", None, "0 on"),
+]
+
+
+@pytest.mark.parametrize(("name", "number", "says"), NUMBERS)
+def test_numbers_that_room_cannot_be_made_by_are_refused(name: str, number: Any, says: str) -> None:
+    says = f"mine has {name} = {number}, which must be a whole number from {says}"
+    with pytest.raises(ContractError, match=says):
+        GuardedSpeculator("mine", Giving(GOOD, **{name: number}))
+    with pytest.raises(ContractError, match=f"Giving has {name} = {number}, "):
+        make_engine(speculator=Giving(GOOD, **{name: number}))
+    guarded = GuardedSpeculator("mine", Giving(RuntimeError("boom")), lambda: Giving(GOOD, **{name: number}))
+    with pytest.raises(StepFailedError, match=f"fallback of {says}"):
         guarded.propose(VIEW)
 
 
