@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from trencadis.clock import SimulatedClock
-from trencadis.errors import PromptTooLongError, RequestRefusedError
+from trencadis.errors import PromptTooLongError, RequestRefusedError, StepFailedError
 from trencadis.interfaces import ConnectorPair, SchedulingPolicy, Speculator
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, SamplingParams, TokenDeltas
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator
@@ -196,7 +196,9 @@ class PolicyMachine(RuleBasedStateMachine):
         except PromptTooLongError:
             assert too_long, "18: a request that fits was refused"
             return
-        except RequestRefusedError:
+        except RequestRefusedError as error:
+            if isinstance(error.__cause__, StepFailedError):
+                raise  # the policy failed: that is no refusal
             assert self.may_refuse, "admit() refuses; declare may_refuse"
             return
         assert not too_long, "18: a request that can never fit was taken"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trencadis.clock import SimulatedClock
-from trencadis.errors import RequestRefusedError
+from trencadis.errors import RequestRefusedError, StepFailedError
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_testing.fakes import fake_text
 from trencadis_testing.invariants import broken_invariants
@@ -141,6 +141,8 @@ def wrong_texts(served: Served, todo: Sequence[Arrival], *, eos: int = 0) -> lis
 def _add(engine: Engine, request: Request, accepted: set[str]) -> None:
     try:
         engine.add(request)
-    except RequestRefusedError:
+    except RequestRefusedError as error:
+        if isinstance(error.__cause__, StepFailedError):
+            raise  # the policy failed: that is no refusal
         return
     accepted.add(request.request_id)

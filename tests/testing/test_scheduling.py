@@ -117,6 +117,18 @@ class RefusesQuietly(SchedulingPolicy):
         return "full" if num_waiting > 2 else ""
 
 
+class SaysNothingOfTenants(SchedulingPolicy):
+    """A policy that returns None where it has no objection."""
+
+    def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int):
+        return None
+
+
+class SaysYesToTenants(SchedulingPolicy):
+    def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int):
+        return True
+
+
 class ForgetsReusedSlots(SchedulingPolicy):
     """Remembers slots it has seen and puts them last for good: breaks when a slot is reused."""
 
@@ -239,8 +251,20 @@ class IdlesWhenOneRuns(SchedulingPolicy):
         ChangesTheView,
         SortsInPlace,
         RefusesQuietly,
+        SaysNothingOfTenants,
+        SaysYesToTenants,
         ForgetsReusedSlots,
     ],
 )
 def test_planted_fault_is_found(failures_of, mutant) -> None:
     assert failures_of(Small, mutant)
+
+
+class SmallThatRefuses(Small):
+    may_refuse = True
+
+
+@pytest.mark.parametrize("mutant", [SaysNothingOfTenants, SaysYesToTenants])
+@pytest.mark.parametrize("test", ["test_any_history_keeps_the_invariants", "test_nobody_is_lost_and_all_work_ends"])
+def test_policy_that_may_refuse_may_not_fail_instead(failures_of, mutant, test) -> None:
+    assert failures_of(SmallThatRefuses, mutant, only=test)

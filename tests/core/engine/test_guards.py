@@ -4,6 +4,7 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.engine.guards import GuardedEviction
+from trencadis.errors import RequestRefusedError
 from trencadis.interfaces import Observer, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape, StepStats
 from trencadis_testing.engines import ExactShapes, OldestFirst, drain, make_engine
@@ -52,6 +53,20 @@ def test_faulty_policy_without_fallback_ends_requests_with_its_name(policy: type
     assert end.finish_reason is FinishReason.ERROR
     assert end.error.startswith("scheduling raised ")
     assert engine._state.blocks.num_used == 0
+
+
+@pytest.mark.parametrize("method", ["admit", "admit_tenant"])
+@pytest.mark.parametrize("answer", [None, True])
+def test_refusal_that_is_no_text_is_the_policy_s_fault(method: str, answer: object) -> None:
+    policy = type(
+        "Policy", (SchedulingPolicy,), {"order": lambda _, view: view.waiting, method: lambda _, *a, **k: answer}
+    )
+    says = rf"ContractError: {method}\(\) returned {answer}, which is no text"
+    with pytest.raises(RequestRefusedError, match=says):
+        make_engine(policy=policy()).add(request("a"))
+    engine = make_engine(policy=policy(), fallback=True)
+    engine.add(request("a"))
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
 
 
 class TooSmall(ExactShapes):
