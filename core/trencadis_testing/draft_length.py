@@ -24,6 +24,9 @@ __all__ = ["DraftLengthConformance", "length_view", "verified_step"]
 _COST_RATIO = 24
 """Eight times as many sequences may take so many times as long: linear is 8, quadratic 64, and clocks are noisy."""
 
+_MAX_CALL_S = 50 * (20e-6 + 64 * 1e-6)
+"""For 64 sequences: fifty times what the contract says, for the same reason."""
+
 
 def length_view(
     most: Sequence[int],
@@ -173,6 +176,11 @@ class DraftLengthConformance:
         length.on_finished(slot=5)
         length.on_finished(slot=5)
         _check(length.choose(length_view([256], slots=[5], epochs=[2])), None)
+
+    def test_a_choice_takes_microseconds(self) -> None:
+        """The engine thread waits for it."""
+        took_s = _seconds(self.make(), 64)
+        assert took_s < _MAX_CALL_S, f"a choice for 64 sequences takes {took_s * 1e3:.1f} ms"
 
     def test_cost_grows_no_faster_than_the_number_of_sequences(self) -> None:
         """It is asked before every step."""

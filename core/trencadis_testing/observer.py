@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import statistics
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -20,6 +22,10 @@ from trencadis.records import FinishedSequence, FinishReason, StepStats
 from trencadis.server.http_metrics import HttpMetrics
 
 __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "ObserverConformance", "finished_sequence", "step_stats"]
+
+
+_MAX_CALL_S = 2.5e-3
+"""Fifty times what the contract says: clocks of shared machines are noisy."""
 
 
 def step_stats(**values: Any) -> StepStats:
@@ -184,6 +190,16 @@ class ObserverConformance:
         assert kept_sequences <= 1, f"{kept_sequences} of 20 FinishedSequence are still referenced"
         observer.close()
 
+    def test_steps_and_sequences_take_microseconds(self) -> None:
+        """The engine thread waits for them; half of the calls may take longer."""
+        observer = self.make()
+        per_step_s = _median_s(lambda: observer.on_step(_BUSY))
+        finished = _copy(SAMPLE_REQUESTS["many_tokens"])
+        per_sequence_s = _median_s(lambda: observer.on_request(finished))
+        observer.close()
+        assert per_step_s < _MAX_CALL_S, f"on_step() takes {per_step_s * 1e3:.1f} ms"
+        assert per_sequence_s < _MAX_CALL_S, f"on_request() takes {per_sequence_s * 1e3:.1f} ms"
+
     def test_two_observers_live_side_by_side(self) -> None:
         """Two engines in one process have one each: names must not collide in a global registry."""
         first, second = self.make(), self.make()
@@ -197,6 +213,15 @@ class ObserverConformance:
 def _copy(finished: FinishedSequence) -> FinishedSequence:
     """A sequence of its own for each test: its token ids can be written to, as the engine's can."""
     return attrs.evolve(finished, token_ids=finished.token_ids.copy())
+
+
+def _median_s(call: Callable[[], None]) -> float:
+    times_s = []
+    for _ in range(50):
+        begin_s = time.perf_counter()
+        call()
+        times_s.append(time.perf_counter() - begin_s)
+    return statistics.median(times_s)
 
 
 def _names_of_the_engine() -> set[str]:

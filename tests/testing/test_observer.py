@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import attrs
 import pytest
 
@@ -89,6 +91,16 @@ class KeepsSequences(Totals):
         self.sequences.append(finished)
 
 
+class WaitsForADisk(Totals):
+    def on_step(self, stats):
+        time.sleep(0.003)
+
+
+class WaitsForANetwork(Totals):
+    def on_request(self, finished):
+        time.sleep(0.003)
+
+
 class TakesAGlobalName(Totals):
     taken = None
 
@@ -160,6 +172,8 @@ MUTANTS = {
     MetricsOfTheWholeProcess: "test_metrics_are_text_for_prometheus_at_any_time",
     KeepsSteps: "test_records_are_not_kept",
     KeepsSequences: "test_records_are_not_kept",
+    WaitsForADisk: "test_steps_and_sequences_take_microseconds",
+    WaitsForANetwork: "test_steps_and_sequences_take_microseconds",
     TakesAGlobalName: "test_two_observers_live_side_by_side",
 }
 
