@@ -90,6 +90,10 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_the_server(
                 case.body.pop(field, None)
             for field in {"max_tokens", "max_completion_tokens", "min_tokens"} & case.body.keys():
                 case.body[field] = 1
+            # It cannot say that only an assistant's message may have no content.
+            for message in case.body.get("messages") or ():
+                if message.get("content") is None:
+                    message["content"] = "said"
         statuses.add(case.call_and_validate(checks=CHECKS).status_code)
 
     hold()
