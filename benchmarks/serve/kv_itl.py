@@ -5,7 +5,7 @@ engines differ by some percent already, for their memory lies elsewhere. All kin
 
     cached, cached again    from its own cache; the second shows the noise (A/A)
     worked                  the same, and beside it another process computes for as long as the next one copies, within its caches
-    copied                  the same, and beside it another process copies as many bytes, as slowly, once
+    copied                  the same, and beside it another process copies as many bytes once, within --load-s
     loaded                  through the connector
 
 Linux says what the thread of a step did meanwhile, so that three causes can be told apart, in ms of each step:
