@@ -35,6 +35,7 @@ from trencadis.kv.stream_messages import (
     Status,
     Taken,
 )
+from trencadis.kv.threads import let_others_first
 from trencadis.records import TransferCause
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_guests import Guest, Guests
@@ -167,6 +168,7 @@ class BlockServer:
     def _attend(self, stream: FrameStream) -> None:
         """Serve one connection to its end."""
         assert self._identity is not None, "it listens"
+        let_others_first()
         try:
             welcome(stream, self._identity)
             while True:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -67,6 +68,15 @@ def test_no_thread_starts_before_the_first_task(make_threads):
     threads.put(Task())
     assert threads.drain(10.0)
     assert threading.active_count() == before + 3
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="this system has no scheduling policies")
+def test_threads_interrupt_nobody_when_they_wake_up(make_threads, activity):
+    threads, policies = make_threads(), []
+    threads.put(Task(lambda client: policies.append(os.sched_getscheduler(0))))
+    assert activity.wait_idle(60.0)
+    assert policies == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER, "this thread is another one"
 
 
 def test_every_thread_has_a_connection_of_its_own(activity):
