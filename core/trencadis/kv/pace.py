@@ -6,8 +6,9 @@ spread over many steps the same work is felt by none::
     no step lately      ▸ no rest
     else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond a quarter of what computing would take
 
-Work is a thread's processor time: who waits for a network disturbs nobody. All loads together have one share of the time. Those that
-wait for a thread shorten the rests of those that run. Where steps are computed on a device, nobody rests.
+Work is a thread's processor time: who waits for a network disturbs nobody. Short rests are put together to longer ones. All loads
+together have one share of the time. Those that wait for a thread shorten the rests of those that run. Where steps are computed on a
+device, nobody rests.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _LIMIT: Final = 0.25
 """Of the time that computing would take: a load that rests is still much sooner."""
 _SAFE: Final = 0.5
 """Of the time after which it would be given up."""
+_LEAST_S: Final = 0.02
+"""Of a rest: behind each one, caches are cold, and a processor has to be woken up."""
 _LATELY: Final = 3.0
 """Steps' durations since the last one ended: the engine still computes, for a step may have to wait, too."""
 _LATELY_S: Final = 0.02
@@ -41,6 +44,7 @@ class Pace:
         cost: Predicts what computing would take.
         clock: The engine's.
         cpu_s: Returns the processor time of the thread that calls it, seconds.
+        least_s: Shorter rests wait until they are as long together.
 
     Attributes:
         is_needed: Steps are computed by the processors that loads work on.
@@ -49,12 +53,19 @@ class Pace:
     is_needed: bool = True
 
     def __init__(
-        self, share: float, *, cost: CostModel, clock: Clock, cpu_s: Callable[[], float] = time.thread_time
+        self,
+        share: float,
+        *,
+        cost: CostModel,
+        clock: Clock,
+        cpu_s: Callable[[], float] = time.thread_time,
+        least_s: float = _LEAST_S,
     ) -> None:
         self._share = share
         self._cost = cost
         self._clock = clock
         self._cpu_s = cpu_s
+        self._least_s = least_s
         self._lock = threading.Lock()
         self._loads: set[LoadPace] = set()
         self._computes_until_s = -math.inf
@@ -77,7 +88,7 @@ class Pace:
         limit_s, compute_s = _SAFE * wait_s, self._cost.compute_s(num_tokens)
         if not math.isnan(compute_s):
             limit_s = min(limit_s, _LIMIT * compute_s)
-        load = LoadPace(self, self._clock, self._cpu_s, limit_s=limit_s)
+        load = LoadPace(self, self._clock, self._cpu_s, limit_s=limit_s, least_s=self._least_s)
         with self._lock:
             self._loads.add(load)
         return load
@@ -106,17 +117,19 @@ class LoadPace:
         clock: The engine's.
         cpu_s: As of :class:`Pace`.
         limit_s: It does not rest where it would not be over in so many seconds from now.
+        least_s: As of :class:`Pace`.
 
     Attributes:
         is_running: It has begun.
     """
 
-    def __init__(self, pace: Pace, clock: Clock, cpu_s: Callable[[], float], *, limit_s: float) -> None:
+    def __init__(self, pace: Pace, clock: Clock, cpu_s: Callable[[], float], *, limit_s: float, least_s: float) -> None:
         self._pace = pace
         self._clock = clock
         self._cpu_s = cpu_s
         self._end_s = clock.now_s() + limit_s
-        self._since_s = self._since_cpu_s = self._took_s = 0.0
+        self._least_s = least_s
+        self._since_s = self._since_cpu_s = self._took_s = self._owed_s = 0.0
         self.is_running = False
 
     def begin(self) -> None:
@@ -138,10 +151,11 @@ class LoadPace:
         piece_s, work_s = now_s - self._since_s, cpu_s - self._since_cpu_s
         self._took_s += piece_s
         left_s = self._took_s * (1.0 - done) / done
-        spare_s = self._end_s - now_s - left_s
-        rest_s = 0.0
+        spare_s = self._end_s - now_s - left_s - self._owed_s
         if piece_s > 0.0 and left_s > 0.0 and spare_s > 0.0:
             # Each piece may have its part of what can be spared.
-            rest_s = min(work_s * self._pace.rest_ratio, spare_s * piece_s / (piece_s + left_s))
+            self._owed_s += min(work_s * self._pace.rest_ratio, spare_s * piece_s / (piece_s + left_s))
+        rest_s = self._owed_s if left_s > 0.0 and self._owed_s >= self._least_s else 0.0
+        self._owed_s -= rest_s
         self._since_s, self._since_cpu_s = now_s + rest_s, cpu_s
         return rest_s

@@ -80,7 +80,7 @@ class StoreSettings:
     )
     num_load_threads: int = setting(2, "Loads that run side by side.", unit="threads", validator=and_(ge(1), le(64)))
     load_share: float = setting(
-        0.1,
+        0.05,
         "The part of the time that a load works while the engine computes, so that nobody waits longer for a token; it rests for the "
         "others, but never beyond a quarter of the time that computing would take. 1: it does not rest, nor "
         "does it where steps are computed on a device.",
