@@ -20,6 +20,7 @@ from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
+from trencadis_plugins.kv_connector.p2p_transport import Transport
 from trencadis_testing.connector_desk import hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 
@@ -65,10 +66,10 @@ class Producer:
 
 
 @contextlib.contextmanager
-def producing(*, codec: KVCodec | None = None, **config: Any) -> Iterator[Producer]:
+def producing(*, codec: KVCodec | None = None, transport: Transport | None = None, **config: Any) -> Iterator[Producer]:
     """Have a producer for as long as the block runs."""
     clock = SimulatedClock()
-    node = Node(P2PConfig(**config), clock=clock, model="m", codec=codec)
+    node = Node(P2PConfig(**config), clock=clock, model="m", codec=codec, transport=transport)
     array = np.random.default_rng(0).integers(0, 2**60, NUM_BLOCKS * 4)
     pool = FakeKVCache([array], block_size=4)
     node.pool = PoolAccess(pool)

@@ -29,6 +29,7 @@ Who closes the connection while its prompt is computed wants it no more.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
@@ -215,6 +216,14 @@ class FrameStream:
             return False
         except OSError:
             return True
+
+    def has_more(self, wait_s: float) -> bool:
+        """Return whether something is there to receive, or comes within so many seconds; also true if the other side is gone."""
+        if self._num_head_bytes:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * wait_s))
 
     def cut(self) -> None:
         """End the connection: whoever waits in a call raises. From any thread; may be called twice."""

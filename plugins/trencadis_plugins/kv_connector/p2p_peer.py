@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import numpy as np
 
@@ -37,9 +37,35 @@ from trencadis_plugins.kv_connector.p2p_transport import Landing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PeerConnection"]
+__all__ = ["NO_RESTS", "PeerConnection", "Rests"]
 
 _RECEIVE_BUFFER_BYTES: Final = 4 << 20
+_NEXT_S: Final = 0.001
+"""A piece that is being written when a rest is due comes within so many seconds: it would be cold after the rest."""
+
+
+class Rests(Protocol):
+    """When a pull gives way to others."""
+
+    def due_s(self) -> float:
+        """Return how long to rest now, seconds; asked whenever blocks were taken."""
+        ...
+
+    def rest(self, seconds: float) -> None:
+        """Rest; may end sooner."""
+        ...
+
+
+class _NoRests:
+    def due_s(self) -> float:
+        return 0.0
+
+    def rest(self, seconds: float) -> None:
+        pass
+
+
+NO_RESTS: Final[Rests] = _NoRests()
+"""Never gives way."""
 
 
 class PeerConnection:
@@ -89,6 +115,7 @@ class PeerConnection:
         timeout_s: float,
         landing: Landing | None = None,
         by_layer: LayerSink | None = None,
+        rests: Rests = NO_RESTS,
     ) -> None:
         """Pull blocks, in order.
 
@@ -100,6 +127,7 @@ class PeerConnection:
             timeout_s: For all of them.
             landing: Where the producer may write them to, if it has that way, too.
             by_layer: Where their layers go, if the producer can send them one after the other; ``take`` is not called then.
+            rests: Says when to rest between two calls of ``take``.
 
         Raises:
             TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
@@ -117,10 +145,12 @@ class PeerConnection:
             return
         rows = np.empty((min(num_rows, max(1, len(hashes))), self._me.block_bytes), np.uint8)
         num_taken = num_pending = 0
+        pieces = _Pieces(self._stream, rests)
         try:
             while True:
                 if landing is not None and isinstance(answer, Placed):
                     num_taken += self._take_placed(answer, landing, hashes[num_taken:], take, num_taken)
+                    pieces.was_taken(answer.index, is_last=num_taken == len(hashes))
                 elif isinstance(answer, int):
                     index = num_taken + num_pending
                     if index >= len(hashes):
@@ -130,6 +160,8 @@ class PeerConnection:
                     if num_pending == len(rows):
                         take(num_taken, rows)
                         num_taken, num_pending = num_taken + num_pending, 0
+                        if due_s := rests.due_s():
+                            rests.rest(due_s)
                 else:
                     break
                 answer = self._stream.receive()
@@ -267,7 +299,6 @@ class PeerConnection:
             if num_good:
                 take(first, rows[:num_good])
                 self.num_placed += num_good
-        self._stream.send(Taken(index=placed.index))
         return num_good
 
     def _receive_block(
@@ -303,6 +334,41 @@ class PeerConnection:
         if not isinstance(answer, Ack):
             raise TransferError(f"{answer!r} came in the place of ACK.", cause=TransferCause.CORRUPT)
         return answer.known
+
+
+class _Pieces:
+    """Gives pieces of a landing back to the producer: at once, or behind a rest, as it is a waste to have them written before one.
+
+    What was written long before it is read has left the processors' caches, and is fetched from memory once more.
+
+    Args:
+        stream: To the producer.
+        rests: Says when to rest.
+    """
+
+    def __init__(self, stream: FrameStream, rests: Rests) -> None:
+        self._stream = stream
+        self._rests = rests
+        self._kept: list[int] = []
+        self._due_s = 0.0
+
+    def was_taken(self, index: int, *, is_last: bool) -> None:
+        """Give a piece back, or keep it until those that are being written were taken, too; then rest.
+
+        Args:
+            index: Of the piece.
+            is_last: No further one will come.
+        """
+        self._kept.append(index)
+        self._due_s = 0.0 if is_last else self._due_s or self._rests.due_s()
+        if self._due_s:
+            if self._stream.has_more(_NEXT_S):
+                return
+            self._rests.rest(self._due_s)
+            self._due_s = 0.0
+        for kept in self._kept:
+            self._stream.send(Taken(index=kept))
+        self._kept.clear()
 
 
 def _given_up(answer: Abort) -> TransferError:

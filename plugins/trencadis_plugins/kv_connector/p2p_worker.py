@@ -14,6 +14,7 @@ from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.kv.format import HEADER_BYTES
 from trencadis.kv.pool_access import PoolAccess, is_on_host
+from trencadis.kv.threads import let_others_first
 from trencadis.records import ConnectorReport, FailedLoad, TransferCause
 from trencadis_plugins.kv_connector.p2p_layers import Arrivals, LayerSink
 from trencadis_plugins.kv_connector.p2p_node import Node
@@ -64,7 +65,9 @@ class P2PWorker(KVWorkerSide):
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._threads = ThreadPoolExecutor(node.config.num_pull_threads, thread_name_prefix="trencadis-p2p-pull")
+        self._threads = ThreadPoolExecutor(
+            node.config.num_pull_threads, thread_name_prefix="trencadis-p2p-pull", initializer=let_others_first
+        )
         self._decoder = msgspec.msgpack.Decoder(Work)
         self._pulls: dict[int, _Pull] = {}
         self._unknown: list[int] = []
@@ -212,6 +215,16 @@ class _Pull:
             if self._connection is not None:
                 self._connection.cut()
 
+    def due_s(self) -> float:
+        """Return how long to rest now."""
+        return self._pace.rest_s(self._num_taken / len(self.order.blocks))
+
+    def rest(self, seconds: float) -> None:
+        """Rest, unless it is cancelled."""
+        since_s = time.monotonic()
+        self._was_cancelled.wait(seconds)
+        self._rested_s += time.monotonic() - since_s
+
     def run(self) -> None:
         """Pull; on a thread of its own. Whatever happens, :attr:`is_done` says so, and nothing is touched from then on."""
         self._is_running = True
@@ -262,6 +275,7 @@ class _Pull:
                     timeout_s=config.pull_timeout_s,
                     landing=landing,
                     by_layer=sink,
+                    rests=self,
                 )
             finally:
                 if landing is not None:
@@ -293,6 +307,7 @@ class _Pull:
                 break
             self._take(num_taken, rows)
             num_taken += len(rows)
+            self.rest(self.due_s())
         self._close_push()
         if num_taken < len(hashes) and time.monotonic() >= until_s:
             raise TransferError("Blocks that were sent along took too long.", cause=TransferCause.DEADLINE)
@@ -310,9 +325,6 @@ class _Pull:
             raise _cancelled()
         pool.write(self.order.blocks[first : first + len(rows)], rows, timeout_s=self._node.config.pull_timeout_s)
         self._num_taken, self._taken_s = first + len(rows), time.monotonic() - self._rested_s
-        rest_s = self._pace.rest_s(self._num_taken / len(self.order.blocks))
-        self._was_cancelled.wait(rest_s)
-        self._rested_s += rest_s
 
     def _take_layer(self, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
         pool, arrivals = self._node.pool, self.arrivals

@@ -216,6 +216,18 @@ def test_block_that_is_the_last_word_is_taken_and_the_silence_noticed_afterwards
         stream.receive()
 
 
+def test_more_is_there_when_it_comes_and_when_the_other_side_goes(ends: tuple[FrameStream, socket.socket]) -> None:
+    stream, other = ends
+    assert not stream.has_more(0.01)
+    other.sendall(b"x")
+    assert stream.has_more(60.0)
+    assert stream.has_more(0.0), "it was not taken"
+    other.shutdown(socket.SHUT_WR)
+    with pytest.raises(TransferError):
+        stream.receive()
+    assert stream.has_more(60.0)
+
+
 def test_cut_wakes_who_waits(ends: tuple[FrameStream, socket.socket]) -> None:
     stream, _ = ends
     errors: list[TransferError] = []

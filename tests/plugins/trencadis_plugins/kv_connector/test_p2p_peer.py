@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 from faultproxy import FaultProxy
+from numpy.typing import NDArray
 from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
 
 from trencadis.errors import TransferError
 from trencadis.kv.format import pack_header
 from trencadis.kv.handshake import welcome
 from trencadis.kv.stream import Abort, Ack, Commit, FrameStream, Message, Pull, block_head
+from trencadis_plugins.kv_connector import p2p_peer, p2p_shared_memory
 from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
+from trencadis_plugins.kv_connector.p2p_shared_memory import SharedMemory, shared_memory
 from trencadis_testing.connector_desk import hashes_of
 
 
@@ -44,6 +50,68 @@ def test_part_that_is_held_is_taken_and_the_rest_is_lost(producer: Producer) -> 
         )
     assert caught.value.cause == "lost"
     assert np.concatenate(taken).tolist() == producer.data[:2].tolist()
+
+
+class Rested:
+    """Rests whenever it may, and notes how many blocks were read at the producer, and how many were taken here, meanwhile."""
+
+    def __init__(self, producer: Producer) -> None:
+        pool = producer.node.pool
+        assert pool is not None
+        self.num_read = self.num_taken = 0
+        self.noted: list[tuple[int, int]] = []
+        self._read, pool.read = pool.read, self.read  # type: ignore[method-assign]
+
+    def read(self, blocks: Sequence[int], out: NDArray[np.uint8], **more: Any) -> None:
+        self.num_read += len(blocks)
+        self._read(blocks, out, **more)
+
+    def take(self, first: int, rows: NDArray[np.uint8]) -> None:
+        assert first == self.num_taken
+        self.num_taken += len(rows)
+
+    def due_s(self) -> float:
+        return 0.02
+
+    def rest(self, seconds: float) -> None:
+        assert seconds == 0.02
+        time.sleep(seconds)
+        self.noted.append((self.num_read, self.num_taken))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
+    """Return memory of this machine in two pieces of a block each; who rests waits long enough for one that is being written."""
+    monkeypatch.setattr(p2p_shared_memory, "_PIECE_BYTES", 32)
+    monkeypatch.setattr(p2p_shared_memory, "_NUM_PIECES", 2)
+    monkeypatch.setattr(p2p_peer, "_NEXT_S", 0.2)
+    transport = shared_memory(1)
+    if transport is None:
+        pytest.skip("this system has no memory that processes can lend each other")
+    return transport
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_no_piece_is_written_while_the_consumer_rests(small_pieces: SharedMemory, is_lost: bool) -> None:
+    """It would have to be fetched from memory behind the rest. Who is given less than was asked for still gets all pieces back."""
+    with producing(transport=small_pieces) as producer, producer.connect() as connection:
+        rested, landing = Rested(producer), small_pieces.landing()
+        assert landing is not None
+        lost = pytest.raises(TransferError, match="holds 5 of 6") if is_lost else contextlib.nullcontext()
+        hashes = [*HASHES[:5], *hashes_of([77])] if is_lost else HASHES
+        with lost:
+            connection.pull(hashes, rested.take, num_rows=1, timeout_s=30.0, landing=landing, rests=rested)
+        assert landing.is_quiet
+        landing.close()
+    assert rested.noted == ([(2, 2), (4, 4), (5, 5)] if is_lost else [(2, 2), (4, 4)])
+    assert rested.num_taken == (5 if is_lost else 6)
+
+
+def test_blocks_of_a_connection_rest_between_two_batches(producer: Producer) -> None:
+    rested = Rested(producer)
+    with producer.connect() as connection:
+        connection.pull(HASHES, rested.take, num_rows=2, timeout_s=30.0, rests=rested)
+    assert [taken for _, taken in rested.noted] == [2, 4, 6]
 
 
 def test_ticket_that_is_not_held_is_lost(producer: Producer) -> None:
