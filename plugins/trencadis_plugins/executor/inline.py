@@ -3,14 +3,19 @@
 engine thread   submit(n) ─▶ submit(n + 1) ─▶ wait(n) ...
                    │            │
 worker thread      └▶ begin_step ▶ backend.submit ▶ end_step ▶ poll    one batch after the other
+
+Where the backend computes in ``submit``, both threads want Python's lock when a batch is done: the worker prepares the next one, and
+whatever that waits for, its tokens wait for; the engine has until the end of that batch. So the worker goes first, for as long as
+preparing takes, about. A Llama of 110 million parameters waited 0.3 to 0.4 ms of each step of 13 otherwise, and 0.1 so.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import attrs
 
@@ -45,6 +50,13 @@ logger = logging.getLogger("trencadis.executor")
 
 T = TypeVar("T")
 
+_LONG_S: Final = 0.002
+"""Of a batch: no shorter one is given a head start, which is to be little of it."""
+_HEAD_START: Final = 0.02
+"""Of a batch's duration, for the next one; rows are prepared one by one, so it grows with them."""
+_HEAD_START_S: Final = 0.00025, 0.001
+"""At least and at most."""
+
 
 class InlineExecutor(Executor):
     """Hosts one backend; every call of it, and of the KV connector's worker side, comes from one thread.
@@ -61,6 +73,8 @@ class InlineExecutor(Executor):
         self._ins = BlockCopies.none()
         self._rest: Future[tuple[Bucket, ...]] | None = None
         self._untold: list[ConnectorReport] = []
+        self._newest: Future[tuple[PendingStep, ConnectorReport | None]] | None = None
+        self._took_s = 0.0
         self._is_closed = False
 
     def start(
@@ -134,8 +148,8 @@ class InlineExecutor(Executor):
         backend = self._started()
         swaps, self._swaps = self._swaps, []
         ins, self._ins = self._ins, BlockCopies.none()
-        future = self._worker.submit(self._run, backend, batch, swaps, ins)
-        return _InlineStep(future, type(backend).__name__, self._untold)
+        self._newest = self._worker.submit(self._run, backend, batch, swaps, ins)
+        return _InlineStep(self._newest, type(backend).__name__, self._untold, self._let_next_start)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts behind every batch submitted so far."""
@@ -185,7 +199,23 @@ class InlineExecutor(Executor):
             raise BackendError("The executor inline is closed.")
         return self._worker.submit(run).result()
 
+    def _let_next_start(self) -> None:
+        """Leave Python's lock to the worker while it prepares the next batch, if there is one that it has not run yet."""
+        took_s = self._took_s
+        if took_s >= _LONG_S and self._newest is not None and not self._newest.done():
+            least_s, most_s = _HEAD_START_S
+            time.sleep(min(most_s, max(least_s, _HEAD_START * took_s)))
+
     def _run(
+        self, backend: Backend, batch: Batch, swaps: Sequence[Future[None]], ins: BlockCopies
+    ) -> tuple[PendingStep, ConnectorReport | None]:
+        since_s = time.perf_counter()
+        try:
+            return self._run_framed(backend, batch, swaps, ins)
+        finally:
+            self._took_s = time.perf_counter() - since_s
+
+    def _run_framed(
         self, backend: Backend, batch: Batch, swaps: Sequence[Future[None]], ins: BlockCopies
     ) -> tuple[PendingStep, ConnectorReport | None]:
         connector = self._connector
@@ -247,14 +277,20 @@ class _InlineStep:
         future: Of the submission.
         name: Of the backend, for errors.
         untold: Reports of steps that failed; what is reported once goes with the next step that does not.
+        let_next_start: Called when it has run, if it was waited for.
     """
 
     def __init__(
-        self, future: Future[tuple[PendingStep, ConnectorReport | None]], name: str, untold: list[ConnectorReport]
+        self,
+        future: Future[tuple[PendingStep, ConnectorReport | None]],
+        name: str,
+        untold: list[ConnectorReport],
+        let_next_start: Callable[[], None],
     ) -> None:
         self._future = future
         self._name = name
         self._untold = untold
+        self._let_next_start = let_next_start
 
     def wait(self) -> StepOutput:
         """Block until the step is done.
@@ -262,11 +298,16 @@ class _InlineStep:
         Raises:
             StepFailedError: It raised; the cause is chained.
         """
+        was_awaited = (
+            not self._future.done()
+        )  # else the engine is the slower one of both, and the worker is ahead already
         try:
             pending, report = self._future.result()
             if report is not None:
                 self._untold.append(report)
             output = pending.wait()
+            if was_awaited:
+                self._let_next_start()
         except StepFailedError:
             raise
         except Exception as error:
