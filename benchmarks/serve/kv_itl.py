@@ -8,6 +8,8 @@ engines differ by some percent already, for their memory lies elsewhere. All kin
     copied                  the same, and beside it another process copies as many bytes once, within --load-s
     loaded                  through the connector
 
+Others come as often with each kind: every so many tokens, but not sooner than --load-s, in which a load should be over.
+
 Linux says what the thread of a step did meanwhile, so that three causes can be told apart, in ms of each step:
 
     cpu      it computed: more of it means that it ran slower, for memory and caches are shared
@@ -209,7 +211,7 @@ def measured(
     """Return the times between the tokens of a request that decodes, while others come with a known prefix.
 
     ``held`` says where each of them is to load it from, if not from the connector's store; empty: all find it in the engine's own cache.
-    One that comes while another one still waits for its prefix waits until that has it.
+    One that comes sooner than ``load_s`` behind another one, or while that still waits for its prefix, waits that long.
     """
     num_loaded = engine._state.transfers.num_loaded
     params = SamplingParams(max_tokens=args.gaps + 2, temperature=0.0, ignore_eos=True)
@@ -220,7 +222,8 @@ def measured(
     loading, faults = times_of(loaders), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     gaps, last_s, number, came_s, waits = [], time.perf_counter(), 0, 0.0, []
     while len(gaps) < args.gaps:
-        if len(gaps) >= args.every * number + 4 and len(waits) == number:  # nobody finds what another one loads
+        is_due = len(gaps) >= args.every * number + 4 and time.perf_counter() >= came_s + args.load_s
+        if is_due and len(waits) == number:  # nobody finds what another one loads
             if held:
                 engine._state.blocks.reset_cache()
             one, came_s = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), time.perf_counter()
@@ -312,7 +315,7 @@ def interval_of_median(values: Sequence[float]) -> list[float]:
 def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, Any]:
     """Return the measures of an engine with one connector, and of others with other settings of it."""
     prefix = tuple(random.Random(1).choices(range(1000, 4000), k=args.load_tokens))
-    number = -(-args.gaps // args.every)
+    number = -(-args.gaps // args.every)  # at most
     with tempfile.TemporaryDirectory() as directory:
         own = {"filesystem": {"path": f"{directory}/blocks"}, "redis": {"url": args.redis_url}}.get(connector, {})
         engines = {
@@ -361,7 +364,7 @@ def main() -> None:
     parser.add_argument("--variant", dest="variants", nargs="+", action=Variant, default={}, help="NAME KEY=VALUE ...")
     parser.add_argument("--load-tokens", type=int, default=1024, help="of a prefix that is loaded while others decode")
     parser.add_argument("--load-mb", type=int, default=72, help="MiB of it, for who only copies as many")
-    parser.add_argument("--load-s", type=float, default=0.25, help="seconds that it takes, for the same")
+    parser.add_argument("--load-s", type=float, default=0.36, help="seconds that it takes, for the same")
     parser.add_argument("--gaps", type=int, default=96, help="tokens of the request that decodes meanwhile")
     parser.add_argument("--every", type=int, default=16, help="tokens between two loads")
     parser.add_argument(
