@@ -17,12 +17,14 @@ __all__ = ["check_plugins"]
 def check_plugins(found: Findings, blocked: Iterable[str]) -> Registry:
     """Load every plugin alone, then all that can be loaded together; returns the registry of those.
 
+    What comes with the engine is loaded first: where a plugin of somebody else has a component of the same name, that one is wrong.
+
     Args:
         found: Takes the findings.
         blocked: Names that are not to be loaded.
     """
     hidden = set(blocked)
-    points = sorted(importlib.metadata.entry_points(group=PROJECT_NAME), key=lambda point: point.name)
+    points = sorted(importlib.metadata.entry_points(group=PROJECT_NAME), key=_rank)
     if not points:
         found.fail("no plugin is installed, not even the built-in ones", "Run pip install trencadis again.")
     good: list[EntryPoint] = []
@@ -46,6 +48,10 @@ def check_plugins(found: Findings, blocked: Iterable[str]) -> Registry:
     for name in sorted(hidden):
         found.warn(f"blocked plugin {name}: no plugin has that name", _how_to_name(points))
     return registry
+
+
+def _rank(point: EntryPoint) -> tuple[bool, str]:
+    return point.dist is None or point.dist.name != PROJECT_NAME, point.name
 
 
 def _offers(registry: Registry, point: EntryPoint) -> str:
