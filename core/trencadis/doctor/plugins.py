@@ -30,16 +30,16 @@ def check_plugins(found: Findings, blocked: Iterable[str]) -> Registry:
     good: list[EntryPoint] = []
     registry = Registry.discover(entry_points=())
     for point in points:
-        full_name = f"{point.dist.name if point.dist else ''}:{point.name}"
+        full_name = _full_name(point)
         if hidden & {point.name, full_name}:
             found.ok(f"plugin {point.name}: blocked")
             hidden.discard(point.name)
             hidden.discard(full_name)
             continue
         try:
-            alone = Registry.discover(entry_points=[point])
+            alone = _load(points, [point])
             # Together with the good ones before it: two may offer one name.
-            registry = Registry.discover(entry_points=[*good, point])
+            registry = _load(points, [*good, point])
         except PluginError as error:
             found.fail_with(error)
             continue
@@ -52,6 +52,16 @@ def check_plugins(found: Findings, blocked: Iterable[str]) -> Registry:
 
 def _rank(point: EntryPoint) -> tuple[bool, str]:
     return point.dist is None or point.dist.name != PROJECT_NAME, point.name
+
+
+def _load(points: Sequence[EntryPoint], wanted: Sequence[EntryPoint]) -> Registry:
+    """Return the registry of some plugins; each is called what it is called where all are loaded, and can be blocked by."""
+    names = {_full_name(point) for point in wanted}
+    return Registry.discover(entry_points=points, blocked={_full_name(point) for point in points} - names)
+
+
+def _full_name(point: EntryPoint) -> str:
+    return f"{point.dist.name if point.dist else ''}:{point.name}"
 
 
 def _offers(registry: Registry, point: EntryPoint) -> str:

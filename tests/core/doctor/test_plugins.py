@@ -80,6 +80,14 @@ def test_of_a_built_in_plugin_and_one_with_its_name_the_other_is_wrong(found, to
     assert list(registry.plugins) == [ours]
 
 
+def test_remedy_blocks_one_of_two_plugins_that_are_called_alike(found, told, installed_by):
+    installed_by({("trencadis", "zoo"): plugin("built_in", "one"), ("acme", "zoo"): broken("odd")})
+    registry = check_plugins(found, ())
+    assert [kind for kind, _ in told()] == ["ok", "fail"]
+    assert [item.remedy for item in found][1].endswith('block it: [plugins] blocked = ["acme:zoo"].')
+    assert list(registry.components("observer")) == ["one"]
+
+
 def test_blocked_plugin_is_not_loaded(found, told, installed):
     installed(broken("odd"), plugin("house", "one"))
     check_plugins(found, ["odd"])
