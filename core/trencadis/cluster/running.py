@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from trencadis.cluster.acquaintance import knows_prefill
 from trencadis.cluster.forwarder import Forwarder
 from trencadis.cluster.plan import HOST, Member
 from trencadis.cluster.process import SERVE, MemberProcess
@@ -16,6 +17,7 @@ __all__ = ["Cluster"]
 T = TypeVar("T")
 
 _RESTART_S: Final = 1.0
+_MEET_S: Final = 10.0
 _MAX_EARLY_ENDS: Final = 5
 """A member that ends so often without having served is not started again."""
 
@@ -89,7 +91,19 @@ class Cluster:
                 if not self._stop.is_set():
                     self._announce(f"{process.member.name} ended before it was ready; the cluster ends.")
                 return False
-        return True
+        await self._meet()
+        return not self._stop.is_set()
+
+    async def _meet(self) -> None:
+        """Wait until everybody who generates knows somebody who computes prompts: the first prompt shall go there."""
+        names = [process.member.name for process in self._processes if process.member.role == "decode"]
+        ports = [process.member.port for process in self._processes if process.member.role == "decode"]
+        meetings = [knows_prefill(HOST, port, timeout_s=_MEET_S) for port in ports]
+        know = await self._unless_stopped(asyncio.gather(*meetings)) or ()
+        for name in [name for name, knows in zip(names, know, strict=False) if not knows]:
+            self._announce(
+                f"{name} has found no engine that computes prompts within {_MEET_S:g} s; until it finds one it computes them itself."
+            )
 
     def _greet(self) -> None:
         for process in self._processes:

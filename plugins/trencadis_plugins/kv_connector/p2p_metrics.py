@@ -44,6 +44,7 @@ class P2PMetrics(TransferCounters):
         self._aside = self._gauge("push_bytes", "Bytes of memory set aside for blocks that are sent along.")
         self._guests = self._gauge("guests", "Prompts of other engines that are being computed here.")
         self._away = self._gauge("prompts_away", "Prompts of this engine that another one is computing.")
+        self._engines = self._gauge("prefill_engines", "Engines that compute prompts for this one, and take some now.")
 
     def invited(self, result: str) -> None:
         """Count an invitation by its result."""
@@ -82,6 +83,10 @@ class P2PMetrics(TransferCounters):
     def watch_away(self, num_away: Callable[[], int]) -> None:
         """Read a gauge from where it is whenever somebody looks."""
         self._away.labels(self._name).set_function(lambda: float(num_away()))
+
+    def watch_engines(self, num_engines: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._engines.labels(self._name).set_function(lambda: float(num_engines()))
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"trencadis_kv_{name}", text, ["connector"], registry=self._registry)

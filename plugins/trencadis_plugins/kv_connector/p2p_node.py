@@ -92,6 +92,7 @@ class Node:
         self.registry = Registry(
             config.prefill_engines, connect_timeout_s=config.connect_timeout_s, heartbeat_s=config.heartbeat_s
         )
+        self.metrics.watch_engines(lambda: len(self.registry.ready()))
         self.server = BlockServer(
             config, self.holds, self.metrics, guests=self.guests, cost=self.cost, transport=transport
         )

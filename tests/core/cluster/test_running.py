@@ -78,6 +78,44 @@ def test_clients_reach_everybody_who_serves_them_and_the_end_is_in_order(quick_s
     assert not [line for line in lines if "has ended" in line]
 
 
+def test_it_is_ready_once_everybody_who_generates_knows_who_computes_prompts(quick_server: tuple[str, str]) -> None:
+    async def use(scene: Scene) -> None:
+        await scene.until("Cluster ready")
+        for one in scene.members:
+            page = await scene.say(one.port, b"GET /metrics")
+            assert page.startswith(b"asked 4\n" if one.role == "decode" else b"asked 1\n")
+        scene.cluster.stop()
+
+    code, lines = run(quick_server, use, flags=("--meets=3",))
+    assert code == 0
+    assert not [line for line in lines if "has found no engine" in line]
+
+
+def test_it_is_ready_in_any_case_and_says_who_knows_nobody(
+    quick_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_MEET_S", 0.25)
+
+    async def use(scene: Scene) -> None:
+        await scene.until("Cluster ready")
+        scene.cluster.stop()
+
+    code, lines = run(quick_server, use, flags=("--meets=1000",))
+    assert code == 0
+    said = "has found no engine that computes prompts within 0.25 s; until it finds one it computes them itself."
+    assert [line for line in lines if "has found" in line] == [f"decode 0 {said}", f"decode 1 {said}"]
+
+
+def test_stopped_while_they_have_not_met_it_ends_and_was_never_ready(quick_server: tuple[str, str]) -> None:
+    async def use(scene: Scene) -> None:
+        await scene.until("Ready: ", times=3)
+        scene.cluster.stop()
+
+    code, lines = run(quick_server, use, flags=("--meets=1000",))
+    assert code == 0
+    assert not [line for line in lines if "Cluster ready" in line or "has found" in line]
+
+
 def test_who_computes_prompts_and_dies_is_started_again(
     quick_server: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
