@@ -68,7 +68,9 @@ def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequenc
 
 
 def _member(role: str, number: int, port: int, flags: tuple[str, ...]) -> Member:
-    own = ("--kv-connector.name=p2p", f"--server.host={HOST}", f"--server.port={port}", f"--engine.role={role}")
+    # Also where a file or the environment names hosts: nobody but this machine may reach a member.
+    hosts = (f"--server.host={HOST}", f"--kv-connector.p2p.host={HOST}")
+    own = ("--kv-connector.name=p2p", *hosts, f"--server.port={port}", f"--engine.role={role}")
     return Member(name=f"{role} {number}", role=role, port=port, flags=(*flags, *own))
 
 

@@ -28,6 +28,12 @@ def test_those_who_serve_clients_know_those_who_compute_prompts() -> None:
     assert not [one for one in members[:2] if "prefill-engines" in str(one.flags)]
 
 
+def test_nobody_can_be_reached_from_other_machines() -> None:
+    members = plan_cluster(num_prefill=1, num_decode=2, port=8000)
+    assert {flag(one, "server.host") for one in members} == {"127.0.0.1"}
+    assert {flag(one, "kv-connector.p2p.host") for one in members} == {"127.0.0.1"}
+
+
 def test_one_that_serves_clients_alone_does_so_where_they_come() -> None:
     *_, decode = plan_cluster(num_prefill=1, num_decode=1, port=8123)
     assert (decode.name, decode.port) == ("decode 0", 8123)
