@@ -142,7 +142,13 @@ def _suite_class(asked: Conformance, home: tuple[str, str]) -> type[Any]:
     if asked.noun == "backend":
         body["source"] = ModelSource(path=resolve_model_path("demo"))
     body |= {key: _attribute(suite, key, value, asked) for key, value in asked.attributes.items()}
+    body["__reduce__"] = lambda made: (_suite_again, (asked.text, home), vars(made))
     return type(name, (suite,), body)
+
+
+def _suite_again(text: str, home: tuple[str, str]) -> Any:
+    """Return an instance of the class that is made of this value of the option: how other processes get it."""
+    return _suite_class(parse(text), home)()
 
 
 def maker_of(asked: Conformance) -> Callable[..., Any]:

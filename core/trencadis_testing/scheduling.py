@@ -68,6 +68,7 @@ from trencadis.records import Batch, FinishedSequence, FinishReason, Request, Sa
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.hash_seeds import same_under_other_hashes
 from trencadis_testing.invariants import broken_plan_rules
 from trencadis_testing.scheduling_declared import DeclaredBehaviour
 from trencadis_testing.workloads import Arrival, arrivals, serve
@@ -152,8 +153,15 @@ class SchedulingConformance(DeclaredBehaviour):
             self._run(seed, **sizes)
 
     def test_same_work_gives_the_same_plans(self) -> None:
-        """26: no wall clock, no global random source, no order of sets."""
+        """26: no wall clock, no global random source."""
         assert self._run(7)[2].plans == self._run(7)[2].plans
+
+    def test_same_work_gives_the_same_plans_in_a_process_that_hashes_differently(self) -> None:
+        """26: no order of a set of tenants or request ids; ranks and replays are other processes."""
+        same_under_other_hashes(self, "_plans")
+
+    def _plans(self) -> list[list[tuple[int, int, int]]]:
+        return [plan for seed in range(4) for plan in self._run(seed)[2].plans]
 
     def test_it_works_without_overlap_and_with_padding(self) -> None:
         """The policy must not depend on the pipeline or the layout."""

@@ -16,6 +16,7 @@ from trencadis.records import Drafts, FinishReason, Int32Array, Request, Samplin
 from trencadis_testing.draft_checks import broken_laws, broken_shapes, broken_trees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
+from trencadis_testing.hash_seeds import same_under_other_hashes
 from trencadis_testing.workloads import Arrival, Served, arrivals, serve, wrong_texts
 
 __all__ = ["SpeculationConformance", "draft_view"]
@@ -158,6 +159,29 @@ class SpeculationConformance:
             view = draft_view(self._histories(seed), epochs=[seed + 1] * 6)
             one, other = _runs(first.propose(view)), _runs(second.propose(view))
             assert one == other, f"two speculators, one history: {one} and {other}"
+
+    def test_same_drafts_in_a_process_that_hashes_differently(self) -> None:
+        """Ranks and replays are other processes: no order of a set of tenants, salts or request ids."""
+        same_under_other_hashes(self, "_drafts")
+
+    def _drafts(self) -> list[list[list[int]]]:
+        """Return drafts for sequences of four tenants that come, are verified and end."""
+        speculator, found = self.make(), []
+        for seed in range(8):
+            histories = self._histories(seed % 4)
+            tenants = [f"tenant {(seed + i) % 4}" for i in range(6)]
+            requests = [_request(tenant, tokens, tenant) for tenant, tokens in zip(tenants, histories, strict=True)]
+            for length in range(1, 31, 4):
+                known = [tokens[:length] for tokens in histories]
+                drafts = speculator.propose(draft_view(known, epochs=[seed + 1] * 6, requests=requests))
+                counts = drafts.num_drafts
+                speculator.on_verified(
+                    slots=np.arange(6, dtype=np.int32), num_drafts=counts, num_accepted=(counts + 1) // 2
+                )
+                found.append(_runs(drafts))
+            for slot, tokens in enumerate(histories):
+                speculator.on_finished(slot=slot, token_ids=np.array(tokens, np.int32))
+        return found
 
     @pytest.mark.parametrize("told", [True, False])
     @pytest.mark.parametrize("last", [12, 13])

@@ -19,9 +19,19 @@ def failures_of() -> Callable[..., set[str]]:
 
 
 def _failures_of(suite: type[Any], make: Callable[..., Any], *, only: str = "") -> set[str]:
-    candidate = type("TestCandidate", (suite,), {"make": staticmethod(make)})
+    candidate = _candidate(suite, make)
     names = [only] if only else [name for name in dir(suite) if name.startswith("test_")]
     return {name for name in names if any(map(_fails, _cases(candidate, name)))}
+
+
+def _candidate(suite: type[Any], make: Callable[..., Any]) -> type[Any]:
+    """Return the suite with a ``make``, as a class that other processes can make, too, if ``make`` has a name in its module."""
+    body = {"make": staticmethod(make), "__reduce__": lambda self: (_again, (suite, make), vars(self))}
+    return type("TestCandidate", (suite,), body)
+
+
+def _again(suite: type[Any], make: Callable[..., Any]) -> Any:
+    return _candidate(suite, make)()
 
 
 def _cases(suite: type[Any], name: str) -> Iterator[Callable[[], None]]:

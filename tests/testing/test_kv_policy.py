@@ -104,6 +104,11 @@ class EveryOtherOne(LongOnes):
         return super().admits_load(view) if self.num_asked % 2 else 0.0
 
 
+class ChoosesByHash(LongOnes):
+    def choose_source(self, sources):
+        return max(range(len(sources)), key=lambda i: hash(sources[i].name))
+
+
 class SortsTheSources(LongOnes):
     def choose_source(self, sources):
         sources.sort(key=lambda source: -source.num_tokens)
@@ -133,6 +138,7 @@ MUTANTS = {
     KnowsEightCauses: "test_failures_are_computed_or_retried",
     NeverGivesUp: "test_retries_come_to_an_end",
     EveryOtherOne: "test_same_views_have_same_answers",
+    ChoosesByHash: "test_same_answers_in_a_process_that_hashes_differently",
     SortsTheSources: "test_views_are_not_changed",
     ThinksLong: "test_answers_take_microseconds",
 }

@@ -60,6 +60,9 @@ class Small(SchedulingConformance):
     num_histories = 5
     num_rules = 25
 
+    def test_same_work_gives_the_same_plans_in_a_process_that_hashes_differently(self) -> None:
+        """Has a mutant of its own: two processes for each of the others would be many."""
+
 
 class DropsOne(SchedulingPolicy):
     def order(self, view: SchedulerView):
@@ -268,3 +271,18 @@ class SmallThatRefuses(Small):
 @pytest.mark.parametrize("test", ["test_any_history_keeps_the_invariants", "test_nobody_is_lost_and_all_work_ends"])
 def test_policy_that_may_refuse_may_not_fail_instead(failures_of, mutant, test) -> None:
     assert failures_of(SmallThatRefuses, mutant, only=test)
+
+
+class RefusesByHash(SchedulingPolicy):
+    def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
+        return "no room" if hash(request.request_id) % 2 else ""
+
+
+class Refuses(SchedulingConformance):
+    may_refuse = True
+
+
+def test_policy_that_goes_by_the_order_of_hashes_is_found_by_another_process(failures_of) -> None:
+    other = "test_same_work_gives_the_same_plans_in_a_process_that_hashes_differently"
+    assert failures_of(Refuses, RefusesByHash, only=other)
+    assert not failures_of(Refuses, RefusesByHash, only="test_same_work_gives_the_same_plans")

@@ -59,16 +59,9 @@ class TestScripted(SpeculationConformance):
         return ScriptedSpeculator(lambda tokens: [int(tokens[-1])] * 3)
 
 
-class LimitIsZero(LastPair):
-    max_draft_tokens = 0
-
-
-class LimitIsAFraction(LastPair):
-    max_draft_tokens = 3.0
-
-
-class KeepsLessThanNothing(LastPair):
-    kv_bytes_per_token = -1
+LimitIsZero = type("LimitIsZero", (LastPair,), {"max_draft_tokens": 0})
+LimitIsAFraction = type("LimitIsAFraction", (LastPair,), {"max_draft_tokens": 3.0})
+KeepsLessThanNothing = type("KeepsLessThanNothing", (LastPair,), {"kv_bytes_per_token": -1})
 
 
 class ClosesOnce(LastPair):
@@ -126,6 +119,15 @@ class EveryOtherOneIsDifferent(LastPair):
 
     def draft(self, slot, epoch, tokens):
         return super().draft(slot, epoch, tokens)[: self.most]
+
+
+class GoesByHash(LastPair):
+    def propose(self, view):
+        self.cuts = [hash(request.tenant) % 3 for request in view.requests]
+        return super().propose(view)
+
+    def drafts(self, runs):
+        return super().drafts([run[:cut] for run, cut in zip(runs, self.cuts, strict=True)])
 
 
 class RemembersSlots(LastPair):
@@ -232,12 +234,8 @@ class Drawn(LastPair):
         return np.zeros(num_drafts, np.int32)
 
 
-class HalfALaw(Drawn):
-    law = np.full((1, 97), 0.5 / 97)
-
-
-class ImpossibleLaw(Drawn):
-    law = np.eye(97)[:1]
+HalfALaw = type("HalfALaw", (Drawn,), {"law": np.full((1, 97), 0.5 / 97)})
+ImpossibleLaw = type("ImpossibleLaw", (Drawn,), {"law": np.eye(97)[:1]})
 
 
 class LawsOfFewer(Drawn):
@@ -352,6 +350,7 @@ MUTANTS = {
     InOrderOfSlots: "test_drafts_come_in_the_order_of_the_view",
     WritesIntoTheView: "test_the_view_is_not_changed",
     EveryOtherOneIsDifferent: "test_same_calls_give_the_same_drafts",
+    GoesByHash: "test_same_drafts_in_a_process_that_hashes_differently",
     RemembersSlots: "test_a_slot_forgets_the_sequence_that_held_it",
     RemembersPairsOfSlots: "test_a_slot_forgets_the_sequence_that_held_it",
     NeverForgets: "test_a_slot_forgets_the_sequence_that_held_it",

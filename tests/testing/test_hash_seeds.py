@@ -1,0 +1,84 @@
+"""Two processes that hash texts differently are compared, and who cannot be made in them is left out in words."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from trencadis_testing.hash_seeds import same_under_other_hashes
+
+
+class Suite:
+    """Stands for a conformance suite."""
+
+    def __init__(self, held=None):
+        self.held = held
+
+    def same(self):
+        sys.stdout.write("plugins may print")
+        return [[1, 2.5], "text"]
+
+    def what_it_holds(self):
+        return [self.held]
+
+    def order_of_a_set(self):
+        return [1, list({f"tenant {i}" for i in range(20)})]
+
+    def as_many_as_a_hash_says(self):
+        return [0] * (hash("tenant") % 1000)
+
+    def fails(self):
+        raise KeyError("no such block")
+
+
+def test_answers_that_are_the_same_pass():
+    same_under_other_hashes(Suite(), "same")
+
+
+def test_attributes_go_along():
+    same_under_other_hashes(Suite(held={"path": "/tmp"}), "what_it_holds")
+
+
+def test_another_order_fails_and_says_which_answer():
+    with pytest.raises(
+        AssertionError,
+        match=r"answer 1 to the same calls is \['tenant .* with PYTHONHASHSEED=1 and .* with 2: do not go by hash",
+    ):
+        same_under_other_hashes(Suite(), "order_of_a_set")
+
+
+def test_another_number_of_answers_fails():
+    with pytest.raises(AssertionError, match=r"\d+ and \d+ answers in processes"):
+        same_under_other_hashes(Suite(), "as_many_as_a_hash_says")
+
+
+def test_a_failure_in_the_other_process_is_shown():
+    with pytest.raises(AssertionError, match=r"PYTHONHASHSEED=1:\n(?s:.*)KeyError: 'no such block'"):
+        same_under_other_hashes(Suite(), "fails")
+
+
+def test_a_local_class_is_left_out_in_words():
+    class Local(Suite):
+        pass
+
+    with pytest.raises(
+        pytest.skip.Exception, match=r"Local cannot be made in another process \(.*at the top of a module"
+    ):
+        same_under_other_hashes(Local(), "same")
+
+
+def test_what_another_process_cannot_make_is_left_out_in_words():
+    with pytest.raises(
+        pytest.skip.Exception, match=r"Suite cannot be made in another process \(ZeroDivisionError: only there"
+    ):
+        same_under_other_hashes(Suite(held=OnlyHere()), "same")
+
+
+class OnlyHere:
+    def __reduce__(self):
+        return _fail, ()
+
+
+def _fail():
+    raise ZeroDivisionError("only there")
