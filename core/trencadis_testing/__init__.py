@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trencadis_testing.kv_policy import KVPolicyConformance
     from trencadis_testing.observer import ObserverConformance
     from trencadis_testing.sampling import SamplingConformance
+    from trencadis_testing.sampling_processors import LogitsProcessorConformance
     from trencadis_testing.scheduling import SchedulingConformance
     from trencadis_testing.speculation import SpeculationConformance
 
@@ -42,6 +43,7 @@ __all__ = [
     "KVConnectorConformance",
     "KVFaultConformance",
     "KVPolicyConformance",
+    "LogitsProcessorConformance",
     "ObserverConformance",
     "SamplingConformance",
     "SchedulingConformance",
@@ -61,6 +63,7 @@ _HOMES = {
     "KVConnectorConformance": "trencadis_testing.kv_connector",
     "KVFaultConformance": "trencadis_testing.kv_fault_cases",
     "KVPolicyConformance": "trencadis_testing.kv_policy",
+    "LogitsProcessorConformance": "trencadis_testing.sampling_processors",
     "ObserverConformance": "trencadis_testing.observer",
     "SamplingConformance": "trencadis_testing.sampling",
     "SchedulingConformance": "trencadis_testing.scheduling",

@@ -68,6 +68,20 @@ def test_packages_of_every_noun_pass_their_tests_side_by_side(tmp_path: Path):
     assert tested.returncode == 0, tested.stdout[-4000:]
 
 
+def test_a_samplers_rule_is_tested_although_its_defaults_switch_it_off(tmp_path: Path):
+    home, _ = new_plugin(PluginNames.read("sampling", "lottery"), tmp_path)
+    module = home / "src" / "trencadis_sampling_lottery" / "lottery.py"
+    rule = module.read_text()
+    broken = rule.replace("logits.amax(-1, keepdim=True)", "logits.amax()")
+    assert broken != rule
+    module.write_text(broken)
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_lottery.py")
+    tested = run(*command, cwd=home, path=home / "src")
+    assert tested.returncode == 1, tested.stdout[-3000:]
+    assert "TestLottery::test_a_row_depends_on_nothing_else_in_the_batch" in tested.stdout
+    assert "FAILED tests/test_lottery.py::TestLotterySampler" not in tested.stdout  # which sees the defaults only
+
+
 @pytest.mark.parametrize("name", [SHORT, "lottery", LONG])
 def test_packages_of_every_noun_please_the_linter_whatever_their_name(tmp_path: Path, name: str):
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
