@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
 from trencadis import errors, hookspecs
 from trencadis.cli.main import COMMANDS
+from trencadis.interfaces import Sampled, SampledLogprobs, SamplingContext
+from trencadis.records import RowStart
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from docs_pages import PAGES  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
 from docs_pages.markdown import code_spans, table  # noqa: E402
+from docs_pages.records import with_records  # noqa: E402
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -74,6 +78,31 @@ def test_python_page_has_parameters_with_their_defaults_and_methods_with_their_a
     assert "| `PluginError` | A component cannot be chosen, built or combined with the others. |" in page
     assert "Example::" not in page
     assert ":meth:" not in page
+
+
+@pytest.mark.parametrize("record", [RowStart, SamplingContext, Sampled, SampledLogprobs])
+def test_fields_of_what_a_sampler_is_given_and_returns_are_on_its_page(record: type) -> None:
+    section = PAGES["plugins/sampling.md"]().partition(f"### `{record.__name__}`\n")[2].partition("\n#")[0]
+    assert [field.name for field in attrs.fields(record) if f"| `{field.name}` | " not in section] == []
+
+
+def test_only_the_marked_part_of_a_page_is_made(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Mine\n\n<!-- records of trencadis.records: RowStart; made -->\nold\n<!-- end of records -->\n\nMine too.\n"
+    )
+    made = with_records(page)
+    assert made.startswith("# Mine\n\n<!-- records of trencadis.records: RowStart; made -->\n\n### `RowStart`\n")
+    assert made.endswith("|\n\n<!-- end of records -->\n\nMine too.\n")
+    assert "old" not in made
+    page.write_text(made)
+    assert with_records(page) == made
+
+
+def test_a_page_without_a_marked_part_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# Mine\n")
+    with pytest.raises(ValueError, match=r"page\.md has no comment '<!-- records of"):
+        with_records(tmp_path / "page.md")
 
 
 def test_every_endpoint_has_its_fields() -> None:

@@ -1,8 +1,10 @@
-"""The pages of the documentation that are made from code, each by a function that returns Markdown."""
+"""The pages of the documentation that are made from code, whole or in part, each by a function that returns Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
 from docs_pages.commands import commands_page
 from docs_pages.configuration import configuration_page
@@ -11,8 +13,11 @@ from docs_pages.hooks import hooks_page
 from docs_pages.http_api import http_api_page
 from docs_pages.metrics import metrics_page
 from docs_pages.python_api import python_page
+from docs_pages.records import with_records
 
 __all__ = ["PAGES"]
+
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
@@ -22,5 +27,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "commands.md": commands_page,
     "python.md": python_page,
+    "plugins/sampling.md": partial(with_records, _DOCS / "plugins" / "sampling.md"),
 }
 """Path under ``docs/`` of each page, and what makes it."""

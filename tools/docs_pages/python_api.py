@@ -14,7 +14,7 @@ import attrs
 import trencadis
 from docs_pages.markdown import code_spans, heading_note, table
 
-__all__ = ["python_page"]
+__all__ = ["python_page", "told"]
 
 _SHOWN = (
     "LLM",
@@ -45,7 +45,7 @@ def python_page() -> str:
 
 
 def _class_section(documented: type[Any]) -> str:
-    parts = [f"## `{documented.__name__}`", *_told(documented)]
+    parts = [f"## `{documented.__name__}`", *told(documented)]
     if issubclass(documented, enum.Enum):
         parts.append(", ".join(f"`{member.name}` is `{member.value!r}`" for member in documented) + ".")
     elif not attrs.has(documented):
@@ -62,10 +62,10 @@ def _methods(documented: type[Any]) -> Iterator[tuple[str, Any]]:
 
 def _method_section(name: str, method: Any) -> str:
     if isinstance(method, property):
-        return "\n\n".join([f"### `{name}`", *_told(method)])
+        return "\n\n".join([f"### `{name}`", *told(method)])
     function = getattr(method, "__func__", method)
     waits = "await " if inspect.iscoroutinefunction(function) else ""
-    return "\n\n".join([f"### `{waits}{name}({_parameters(function)})`", *_told(function)])
+    return "\n\n".join([f"### `{waits}{name}({_parameters(function)})`", *told(function)])
 
 
 def _parameters(function: Any) -> str:
@@ -79,7 +79,7 @@ def _parameters(function: Any) -> str:
     return ", ".join(shown)
 
 
-def _told(documented: Any) -> Iterator[str]:
+def told(documented: Any) -> Iterator[str]:
     """Yield a docstring as blocks of Markdown: prose, then a table for each of Google's sections."""
     text = inspect.getdoc(documented) or ""
     for part in re.split(r"\n\s*\n", _SECTION.sub("", text)):
