@@ -14,7 +14,8 @@ class EvictionPolicy(ABC):
     """Keeps the candidates for eviction: cached blocks that no sequence references. Engine thread.
 
     The core owns the cache, reference counts and hashes; it checks each victim. A block becomes a candidate by ``on_free``
-    and stops being one by ``on_hit``, ``victims`` or ``forget``.
+    and stops being one by ``on_hit``, ``victims`` or ``forget``. ``on_hit`` and ``forget`` name candidates only, ``on_free``
+    none, each block once in a call; a call may name no block.
 
     A block id stands for one content from ``on_use`` on until the block is evicted or forgotten, even if the core moves
     the content elsewhere. A block whose predecessor is evicted can no longer be found: the core takes its candidates

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from trencadis.engine.block_manager import BlockManager
 from trencadis.engine.guards import GuardedEviction
 from trencadis.errors import InternalError
+from trencadis.interfaces import EvictionPolicy
 from trencadis_testing.engines import OldestFirst
 
 
@@ -213,6 +217,72 @@ def test_reset_forgets_the_order_of_chains() -> None:
     assert not blocks._successors
     blocks.release(np.array(taken), now_s=0.0)
     assert blocks.num_free == 6
+
+
+class Books(EvictionPolicy):
+    """Notes every call that names a block twice, one that is no candidate, or a new one that is."""
+
+    def __init__(self) -> None:
+        self.candidates: set[int] = set()
+        self.faults: list[str] = []
+        self.calls: set[str] = set()
+
+    def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
+        self._note("on_free", blocks, not self.candidates.isdisjoint(blocks))
+        self.candidates.update(blocks)
+
+    def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
+        self._drop("on_hit", blocks)
+
+    def victims(self, num_blocks: int) -> list[int]:
+        chosen = sorted(self.candidates, key=lambda block: block * 5 % 7)[:num_blocks]  # in no order of chains
+        self.candidates.difference_update(chosen)
+        return chosen
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        self._drop("forget", blocks)
+
+    def _drop(self, call: str, blocks: Sequence[int]) -> None:
+        self._note(call, blocks, not self.candidates.issuperset(blocks))
+        self.candidates.difference_update(blocks)
+
+    def _note(self, call: str, blocks: Sequence[int], is_wrong: bool) -> None:
+        self.calls.add(call)
+        if is_wrong or len(set(blocks)) < len(blocks):
+            self.faults.append(f"{call}({blocks})")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_policy_is_told_of_candidates_only_and_of_each_once(seed: int) -> None:
+    rng, books = random.Random(seed), Books()
+    blocks = BlockManager(num_blocks=12, eviction=GuardedEviction("eviction", books))
+    held: list[list[int]] = []
+    for step in range(400):
+        kind = rng.choice(["take", "take", "give", "give", "swap", "reset"] if step % 40 == 0 else ["take", "give"])
+        if kind == "take":
+            text = "".join(rng.choices("ab", k=rng.randint(1, 5)))
+            wanted = chain(*(text[: i + 1] for i in range(len(text))))
+            found = blocks.longest_hit(wanted) if rng.random() < 0.7 else []  # or it began before they were cached
+            if blocks.num_available - blocks.num_unreferenced(found) < len(wanted) - len(found):
+                continue
+            blocks.acquire(found, now_s=0.0)
+            own = blocks.allocate(len(wanted) - len(found)).tolist()
+            blocks.register_chain(own, wanted, start=len(found), salt="", now_s=0.0)
+            held.append([*found, *own])
+        elif kind == "give" and held:
+            blocks.release(np.array(held.pop(rng.randrange(len(held))), np.int32), now_s=0.0)
+        elif kind == "swap":
+            used = np.flatnonzero(blocks.ref_counts)[:2].astype(np.int32)
+            idle = np.flatnonzero(blocks.ref_counts == 0)[: len(used)].astype(np.int32)
+            sources = used[: len(idle)].tolist()
+            blocks.swap(used[: len(idle)], idle)
+            to = dict(zip(sources, idle.tolist(), strict=True))
+            held = [[to.get(block, block) for block in taken] for taken in held]
+        elif kind == "reset":
+            blocks.reset_cache()
+        assert books.faults == []
+        assert len(books.candidates) == blocks.num_cached
+    assert books.calls == {"on_free", "on_hit", "forget"}
 
 
 def test_swap_leaves_the_order_of_eviction_as_it_was() -> None:
