@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
@@ -244,7 +245,8 @@ def small_disk(tmp_path):
 
 def test_read_only_disk_is_said_and_serves_engines_that_do_not_save(desks, small_disk, caplog):
     saved = desks().save([1, 2, 3], HASHES)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, capture_output=True)
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]  # refused while the sweep writes
+    eventually(lambda: subprocess.run(remount, capture_output=True, check=False).returncode == 0)
     desk = desks()
     assert "Read-only file system (EROFS)" in caplog.text
     assert desk.lookup(HASHES).num_tokens == 0
