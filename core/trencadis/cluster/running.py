@@ -96,14 +96,15 @@ class Cluster:
 
     async def _meet(self) -> None:
         """Wait until everybody who generates knows somebody who computes prompts: the first prompt shall go there."""
-        names = [process.member.name for process in self._processes if process.member.role == "decode"]
-        ports = [process.member.port for process in self._processes if process.member.role == "decode"]
-        meetings = [knows_prefill(HOST, port, timeout_s=_MEET_S) for port in ports]
+        members = [process.member for process in self._processes if process.member.role == "decode"]
+        meetings = [knows_prefill(HOST, member.port, timeout_s=_MEET_S) for member in members]
         know = await self._unless_stopped(asyncio.gather(*meetings)) or ()
-        for name in [name for name, knows in zip(names, know, strict=False) if not knows]:
-            self._announce(
-                f"{name} has found no engine that computes prompts within {_MEET_S:g} s; until it finds one it computes them itself."
-            )
+        for member, knows in zip(members, know, strict=False):  # nothing is known of anybody if it was stopped
+            if not knows:
+                self._announce(
+                    f"{member.name} has found no engine that computes prompts within {_MEET_S:g} s; "
+                    "until it finds one it computes them itself."
+                )
 
     def _greet(self) -> None:
         for process in self._processes:
