@@ -6,6 +6,8 @@ python nixl_peer.py write BLOCK_BYTES   for each line read, a target in hex: wri
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,15 @@ class NixlPeer:
         """Give it a line."""
         assert self.process.stdin is not None
         print(line, file=self.process.stdin, flush=True)
+
+    def stand_still(self) -> None:
+        """Stop it, and wait until all its threads have stopped: one that waits for a processor sees the signal only then."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def go_on(self) -> None:
+        """Let a stopped one run again."""
+        self.process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self

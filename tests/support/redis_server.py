@@ -85,7 +85,9 @@ class RedisServer:
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Have it stand still for as long as the block runs."""
+        assert self._process is not None
         self.signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # until it has stopped
         try:
             yield
         finally:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import time
 
@@ -80,7 +79,7 @@ def test_peer_that_stands_still_costs_the_deadline_and_the_memory_is_kept_until_
         target = target_of(peer)
         first, second = agent.take(2)
         write(agent, first, target)
-        peer.process.send_signal(signal.SIGSTOP)
+        peer.stand_still()
         start_s = time.monotonic()
         with pytest.raises(TransferError) as caught:
             write(agent, second, target, timeout_s=0.2)
@@ -88,7 +87,7 @@ def test_peer_that_stands_still_costs_the_deadline_and_the_memory_is_kept_until_
         assert time.monotonic() - start_s < 5.0
         agent.give_back([first])
         assert agent.take(4) == [], "memory that is still read was given away"
-        peer.process.send_signal(signal.SIGCONT)
+        peer.go_on()
         until_s, taken = time.monotonic() + 20.0, []
         while not taken and time.monotonic() < until_s:
             taken = agent.take(4)
@@ -100,7 +99,7 @@ def test_write_for_somebody_who_has_gone_is_not_waited_for(agent):
     with NixlPeer("lend", BLOCK_BYTES) as peer:
         target, pieces = target_of(peer), agent.take(2)
         write(agent, pieces[0], target)
-        peer.process.send_signal(signal.SIGSTOP)
+        peer.stand_still()
         with pytest.raises(TransferError) as caught:
             write(agent, pieces[1], target, timeout_s=60.0, is_gone=lambda: True)
         assert caught.value.cause == TransferCause.CANCELLED
