@@ -26,8 +26,9 @@ __all__ = ["CHUNK_BYTES", "StoreParts"]
 
 logger = logging.getLogger("trencadis.kv")
 
-CHUNK_BYTES = 4 << 20
-"""Most bytes of blocks that one call reads or writes: a call that fails loses no more, and buffers stay small."""
+CHUNK_BYTES = 2 << 20
+"""Most bytes of blocks that one call reads or writes: a call that fails loses no more, and what was read first is still in a processor's
+cache when all of it is verified."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, Self
@@ -12,6 +11,7 @@ import numpy as np
 from trencadis.errors import TransferError
 from trencadis.kv.format import HEADER_BYTES, unsealed, verify
 from trencadis.kv.handshake import Identity, greet
+from trencadis.kv.socket_buffers import set_buffer
 from trencadis.kv.stream import FrameStream
 from trencadis.kv.stream_messages import (
     Abort,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_RESTS", "PeerConnection", "Rests"]
 
-_RECEIVE_BUFFER_BYTES: Final = 4 << 20
 _NEXT_S: Final = 0.001
 """A piece that is being written when a rest is due comes within so many seconds: it would be cold after the rest."""
 
@@ -97,8 +96,7 @@ class PeerConnection:
                 f"No engine answers at {prefix.host}:{prefix.port}: {error}.", cause=TransferCause.UNREACHABLE
             ) from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):  # a wish
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        set_buffer(connection, "receive")
         self._stream = FrameStream(connection, timeout_s=connect_timeout_s)
         try:
             self.engine = greet(self._stream, me, wants=prefix.engine)

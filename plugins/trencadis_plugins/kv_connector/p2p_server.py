@@ -18,6 +18,7 @@ from trencadis.kv.cost import CostModel
 from trencadis.kv.format import HEADER_BYTES, for_block, seal_header, start_header
 from trencadis.kv.handshake import Identity, welcome
 from trencadis.kv.pool_access import PoolAccess
+from trencadis.kv.socket_buffers import set_buffer
 from trencadis.kv.stream import FrameStream, block_head
 from trencadis.kv.stream_messages import (
     Abort,
@@ -57,7 +58,6 @@ _BATCH_BYTES: Final = 1 << 19
 _MIN_PIECE_BYTES: Final = 2048
 """Smaller pieces are copied together: each costs the system as much as copying so many bytes."""
 _IDLE_S: Final = 10.0
-_SEND_BUFFER_BYTES: Final = 4 << 20
 _GLANCE_S: Final = 0.05
 """While a prompt is computed, it is looked so often whether anybody still wants it."""
 _MAX_GUEST_S: Final = 600.0
@@ -154,7 +154,7 @@ class BlockServer:
             except OSError:
                 return  # it was closed
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            set_buffer(connection, "send")
             stream = FrameStream(connection, timeout_s=self._config.connect_timeout_s)
             thread = threading.Thread(target=self._attend, args=(stream,), name="trencadis-p2p-peer", daemon=True)
             with self._lock:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
+from trencadis.kv.socket_buffers import set_buffer
 from trencadis_plugins.kv_connector.redis_address import RedisAddress
 from trencadis_plugins.kv_connector.resp import ReplyReader, command
 
@@ -153,6 +154,7 @@ class RedisLink:
         connection.connect(address)
         if family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_buffer(connection, "receive")
         if self._credentials.tls is not None:
             secure = self._credentials.tls.wrap_socket(
                 connection, server_hostname=self._address.host, do_handshake_on_connect=False
