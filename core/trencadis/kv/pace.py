@@ -4,7 +4,7 @@ A load and a step share processors, caches and the way to memory. A load is shor
 spread over many steps the same work is felt by none::
 
     no step lately      ▸ no rest
-    else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond a quarter of what computing would take
+    else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond half of what computing would take
 
 Work is a thread's processor time: who waits for a network disturbs nobody. Short rests are put together to longer ones. All loads
 together have one share of the time. Those that wait for a thread shorten the rests of those that run. Where steps are computed on a
@@ -24,12 +24,13 @@ from trencadis.kv.cost import CostModel
 
 __all__ = ["LoadPace", "Pace"]
 
-_LIMIT: Final = 0.25
-"""Of the time that computing would take: a load that rests is still much sooner."""
+_LIMIT: Final = 0.5
+"""Of the time that computing would take: a load that rests is still much sooner, and computing would disturb others for all of it."""
 _SAFE: Final = 0.5
 """Of the time after which it would be given up."""
-_LEAST_S: Final = 0.02
-"""Of a rest: behind each one, caches are cold, and a processor has to be woken up."""
+_LEAST_S: Final = 0.1
+"""Of a rest: behind each one, caches are cold, and a processor has to be woken up; a load that rests five times as often takes twice the
+processor time."""
 _LATELY: Final = 3.0
 """Steps' durations since the last one ended: the engine still computes, for a step may have to wait, too."""
 _LATELY_S: Final = 0.02

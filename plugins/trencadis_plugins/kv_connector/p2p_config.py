@@ -97,9 +97,9 @@ class P2PConfig:
     )
     num_pull_threads: int = setting(4, "Pulls that run side by side.", unit="threads", validator=and_(ge(1), le(64)))
     load_share: float = setting(
-        0.05,
+        0.025,
         "The part of the time that a pull works while the engine computes, so that nobody waits longer for a token; it rests for the "
-        "others, but never beyond a quarter of the time that computing would take. 1: it does not rest, nor "
+        "others, but never beyond half of the time that computing would take. 1: it does not rest, nor "
         "does it where steps are computed on a device.",
         unit="ratio",
         validator=and_(gt(0), le(1)),
