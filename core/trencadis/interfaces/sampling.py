@@ -54,7 +54,8 @@ class SampledLogprobs:
     Attributes:
         index: Which logits row.
         token_id: The sampled token.
-        logprob: Its log-probability under the raw logits, natural logarithm.
+        logprob: Its log-probability, natural logarithm: under the model's own logits, or those it was drawn from, as the sampler is
+            configured.
         rank: 1 + number of tokens strictly more likely.
         top_token_ids: The most likely, best first.
         top_logprobs: Theirs.
