@@ -16,6 +16,7 @@ HOST: Final = "127.0.0.1"
 _OURS: Final = (
     "engine.role",
     "kv_connector.name",
+    "kv_connector.p2p.advertised_host",
     "kv_connector.p2p.host",
     "kv_connector.p2p.port",
     "kv_connector.p2p.prefill_engines",
@@ -57,20 +58,20 @@ def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequenc
     p2p_ports = _free_ports(num_prefill, but=port)
     http_ports = _free_ports(num_prefill + num_decode, but=port)
     addresses = ",".join(f"{HOST}:{one}" for one in p2p_ports)
-    prefill = [
-        _member("prefill", i, http_ports[i], (*flags, f"--kv-connector.p2p.port={one}"))
-        for i, one in enumerate(p2p_ports)
-    ]
+    prefill = [_member("prefill", i, flags, port=http_ports[i], p2p_port=one) for i, one in enumerate(p2p_ports)]
     told = (f"--kv-connector.p2p.prefill-engines={addresses}",) if addresses else ()
     role = "decode" if num_prefill else "both"
     ports = http_ports[num_prefill:] if num_decode > 1 else [port]
-    return (*prefill, *[_member(role, i, one, (*flags, *told)) for i, one in enumerate(ports)])
+    return (*prefill, *[_member(role, i, (*flags, *told), port=one, p2p_port=0) for i, one in enumerate(ports)])
 
 
-def _member(role: str, number: int, port: int, flags: tuple[str, ...]) -> Member:
-    # Also where a file or the environment names hosts: nobody but this machine may reach a member.
-    hosts = (f"--server.host={HOST}", f"--kv-connector.p2p.host={HOST}")
-    own = ("--kv-connector.name=p2p", *hosts, f"--server.port={port}", f"--engine.role={role}")
+def _member(role: str, number: int, flags: Sequence[str], *, port: int, p2p_port: int) -> Member:
+    # Also where a file or the environment names hosts: nobody but this machine may reach a member. One port is not for all of them.
+    hosts = [
+        f"--{name}={HOST}" for name in ("server.host", "kv-connector.p2p.host", "kv-connector.p2p.advertised-host")
+    ]
+    ports = (f"--server.port={port}", f"--kv-connector.p2p.port={p2p_port}")
+    own = ("--kv-connector.name=p2p", *hosts, *ports, f"--engine.role={role}")
     return Member(name=f"{role} {number}", role=role, port=port, flags=(*flags, *own))
 
 

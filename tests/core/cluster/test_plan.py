@@ -32,6 +32,15 @@ def test_nobody_can_be_reached_from_other_machines() -> None:
     members = plan_cluster(num_prefill=1, num_decode=2, port=8000)
     assert {flag(one, "server.host") for one in members} == {"127.0.0.1"}
     assert {flag(one, "kv-connector.p2p.host") for one in members} == {"127.0.0.1"}
+    assert {flag(one, "kv-connector.p2p.advertised-host") for one in members} == {"127.0.0.1"}
+
+
+def test_port_that_a_file_names_is_not_that_of_all_members() -> None:
+    members = plan_cluster(num_prefill=2, num_decode=2, port=8000)
+    ports = [flag(one, "kv-connector.p2p.port") for one in members]
+    assert "0" not in ports[:2], "others have to know it"
+    assert ports[0] != ports[1]
+    assert ports[2:] == ["0", "0"]
 
 
 def test_one_that_serves_clients_alone_does_so_where_they_come() -> None:
