@@ -30,9 +30,13 @@ SERVER = """
 import json, os, signal, socket, sys, traceback, types
 from trencadis_torch.environment import set_environment
 set_environment(os.environ, sys.modules)
-import transformers, trencadis, trencadis.cli, trencadis.llm, trencadis_torch.backend
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trencadis.cli import serve_command
+import openai, torch._dynamo, transformers, trencadis, trencadis.cli, trencadis.llm, trencadis_torch.backend
+import trencadis.engine.build, trencadis.remote.opening, trencadis_plugins.sampling.standard
+from importlib.metadata import entry_points
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from trencadis.cli import generate_command, serve_command
+for plugin in entry_points(group="trencadis"):
+    plugin.load()
 
 def run(asked):
     if asked["argv"] is not None:
