@@ -26,7 +26,7 @@ class Reader:
         self._installed = folder / "installed"
         self._environment = {
             **os.environ,
-            "PYTHONPATH": str(self._installed),
+            "PYTHONPATH": f"{self._installed}{os.pathsep}{ROOT / 'tests' / 'support'}",
             "OMP_NUM_THREADS": "1",
             "TRENCADIS_SERVER__PORT": "0",
         }
@@ -84,7 +84,7 @@ def test_a_reader_ends_with_a_plugin_that_works(tmp_path: Path) -> None:
         reader.save(block)
     reader.run(next(lines("sh", "sed ")))
     reader.install()
-    reader.run("pytest -q -p no:cacheprovider", cwd=reader.project)
+    reader.run("pytest -q -p no:cacheprovider -p few_histories", cwd=reader.project)
     conform = list(lines("sh", "pytest --trencadis-conform"))
     assert len(conform) == 3
     for line in conform:

@@ -18,10 +18,11 @@ from trencadis.scaffold import PluginNames, new_plugin
 from trencadis.scaffold.package import files_of
 
 SHORT, LONG = "ab", "a_name_as_long_as_can_be"
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def run(*command: str | Path, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{SUPPORT}", "OMP_NUM_THREADS": "1"}
     words = [str(word) for word in command]
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
@@ -37,13 +38,14 @@ def install(home: Path, target: Path) -> None:
 
 
 def test_new_package_passes_its_tests_untouched(tmp_path: Path):
-    """As an author runs them: pytest, in the package's folder, with the package's settings."""
+    """As an author runs them, but for the number of random histories: pytest, in the package's folder, with its settings."""
     pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
     home, _ = new_plugin(PluginNames.read("scheduling", "lottery"), tmp_path)
     target = tmp_path / "installed"
     target.mkdir()
     install(home, target)
-    tested = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", cwd=home, path=target)
+    options = ["-p", "no:cacheprovider", "-p", "few_histories"]
+    tested = run(sys.executable, "-m", "pytest", *options, cwd=home, path=target)
     assert tested.returncode == 0, tested.stdout[-3000:]
     assert "configfile: pyproject.toml" in tested.stdout
     listed = run(sys.executable, "-m", "trencadis", "plugins", "--scheduling.name", "lottery", cwd=home, path=target)
