@@ -52,6 +52,7 @@ def child(asked, streams):
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     try:
