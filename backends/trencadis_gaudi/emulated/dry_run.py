@@ -10,7 +10,7 @@ Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, under which no recipe is la
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -19,10 +19,9 @@ __all__ = ["DryRuns"]
 
 
 class DryRuns:
-    """Operations that are not run. What shape an operation's result has is found out once for each kind of arguments."""
+    """Operations that are not run. What shape an operation's result has is found out once for each kind of arguments, for all instances."""
 
-    def __init__(self) -> None:
-        self._results: dict[Hashable, Any] = {}
+    _results: ClassVar[dict[Hashable, Any]] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what stands for the result of an operation on CPU tensors.

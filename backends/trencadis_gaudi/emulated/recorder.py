@@ -7,7 +7,8 @@ that a graph compiler would have to compile anew is a new recipe here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,12 +52,13 @@ class Recording:
     def add(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Take one operation."""
         self.num_operations += 1
-        self._digest.update(f"{name}{_describe(args)}{_describe(kwargs)}".encode())
-        # A view, or what is written in place, takes no memory of its own: the whole KV cache may be seen through one.
-        held = {tensor.untyped_storage().data_ptr() for tensor in _tensors(list(args))}
+        named = _describe(sorted(kwargs.items())) if kwargs else ""
+        self._digest.update(f"{name}({_describe(args)};{named})".encode())
         for tensor in _tensors(result):
-            if tensor.untyped_storage().data_ptr() not in held:
-                self.largest_bytes = max(self.largest_bytes, tensor.numel() * tensor.element_size())
+            num_bytes = tensor.numel() * tensor.element_size()
+            # A view, or what is written in place, takes no memory of its own: the whole KV cache may be seen through one.
+            if num_bytes > self.largest_bytes and _storage(tensor) not in map(_storage, _tensors(args)):
+                self.largest_bytes = num_bytes
 
     @property
     def key(self) -> bytes:
@@ -78,12 +80,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._graphs: list[Recording] = []
         self._dry = DryRuns()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch.compile runs where no recorder is active: to keep it out of each operation would cost more than taking that down.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation and take it down."""
         kwargs = kwargs or {}
-        name = str(func.overloadpacket)
+        name = _name(func)
         self._refuse_or_flush(name, args)
         # Outside lazy mode graphs of torch.compile run unseen, on what these operations return.
         dry = self._device.compile_only and self._device.lazy and name not in _FREE and name not in _HOST_READS
@@ -139,14 +146,31 @@ def _is_masked_index(name: str, args: tuple[Any, ...]) -> bool:
     return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{tuple(value.shape)}{value.dtype}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(_describe(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return f"[{','.join(f'{key}={_describe(item)}' for key, item in sorted(value.items()))}]"
-    return repr(value)
+@cache
+def _name(func: Any) -> str:
+    return str(func.overloadpacket)
+
+
+def _describe(values: Iterable[Any]) -> str:
+    return ",".join(
+        [
+            _describe_shape(value.shape, value.dtype)
+            if isinstance(value, torch.Tensor)
+            else f"[{_describe(value)}]"
+            if isinstance(value, list | tuple)
+            else repr(value)
+            for value in values
+        ]
+    )
+
+
+@cache
+def _describe_shape(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{tuple(shape)}{dtype}"
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
