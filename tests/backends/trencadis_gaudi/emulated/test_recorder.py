@@ -56,8 +56,10 @@ def test_same_run_on_other_values_needs_nothing_new():
         (lambda: A.sum(0), lambda: A.sum(1)),
         (lambda: A.neg(), lambda: A.int().neg()),
         (lambda: A[:1], lambda: A[1:]),
+        (lambda: A.sum(0, dtype=torch.float32), lambda: A.sum(0, dtype=torch.float64)),
+        (lambda: torch.cat([A, B]), lambda: torch.cat([B, A])),
     ],
-    ids=["shape", "number", "axis", "dtype", "slice"],
+    ids=["shape", "number", "axis", "dtype", "slice", "keyword", "order"],
 )
 def test_another_shape_number_or_type_is_another_recipe(first, second):
     assert runs(first, second) == 2
