@@ -19,26 +19,46 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
-def prefill_flags() -> tuple[str, ...]:
-    return (*FLAGS, "--kv-connector.p2p.lease-s", "4")
+PREFILL = (*FLAGS, "--kv-connector.p2p.lease-s", "4")
+# Blocks go over TCP, where faults can be put.
+DECODE = (*FLAGS, "--kv-connector.p2p.pull-timeout-s", "2", "--kv-connector.p2p.retry-s", "0")
+DECODE += ("--kv-connector.p2p.shared-memory", "false")
 
 
-@pytest.fixture(scope="session")
-def engines(prefill_flags: tuple[str, ...]) -> Iterator[tuple[ServedProcess, ServedProcess]]:
-    """Prefill and decode; they start side by side, and serve all tests that harm nobody. Blocks go over TCP, where faults can be put."""
-    own = ("--kv-connector.p2p.pull-timeout-s", "2", "--kv-connector.p2p.retry-s", "0")
-    both = (
-        ServedProcess(*prefill_flags),
-        ServedProcess(*FLAGS, *own, "--kv-connector.p2p.shared-memory", "false"),
-    )
-    try:
-        for engine in both:
-            engine.wait()
-        yield both
-    finally:
-        for engine in both:
+class Pair:
+    """A prefill engine and a decode engine, which start side by side and serve all tests."""
+
+    def __init__(self) -> None:
+        self._prefill, self._decode = ServedProcess(*PREFILL), ServedProcess(*DECODE)
+
+    def serving(self) -> tuple[ServedProcess, ServedProcess]:
+        """Return both as soon as they serve; another prefill engine where a test has killed the last one."""
+        if self._prefill.process.poll() is not None and self._prefill.url:
+            self._prefill.close()
+            self._prefill = ServedProcess(*PREFILL)
+        for engine in (self._prefill, self._decode):
+            if not engine.url:
+                engine.wait()
+        return self._prefill, self._decode
+
+    def close(self) -> None:
+        for engine in (self._prefill, self._decode):
             engine.close()
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+@pytest.fixture
+def engines(pair: Pair) -> tuple[ServedProcess, ServedProcess]:
+    """Prefill and decode. A test may kill the first, which takes a while to replace."""
+    return pair.serving()
 
 
 @pytest.fixture

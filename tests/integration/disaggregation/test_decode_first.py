@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ import httpx
 import openai
 import pytest
 from eventually import eventually
-from served_process import ServedProcess, family, send
+from served_process import family, send
+
+from trencadis import LLM, SamplingParams
 
 PATIENCE_S = 60.0
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
@@ -108,25 +110,26 @@ def cluster() -> Iterator[ClusterProcess]:
         one.process.wait(PATIENCE_S)
 
 
-def alone(engines: tuple[ServedProcess, ServedProcess], prompt: str) -> str:
-    """Return what a single engine says."""
-    text: str = engines[1].post(prompt=prompt, **GREEDY).json()["choices"][0]["text"]
-    return text
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Callable[[str], str]]:
+    """Says what a single engine says, one in this process."""
+    with LLM("demo", engine={"warmup": False}, cache={"num_blocks": 256, "block_size": 16}) as llm:
+        yield lambda prompt: llm.generate(prompt, SamplingParams(**GREEDY))[0].outputs[0].text
 
 
 def test_prompts_are_computed_elsewhere_and_answers_are_those_of_one_engine(
-    cluster: ClusterProcess, engines: tuple[ServedProcess, ServedProcess]
+    cluster: ClusterProcess, alone: Callable[[str], str]
 ) -> None:
     prompts = [text_of(seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(cluster.say, prompts))
-    assert said == [alone(engines, prompt) for prompt in prompts]
+    assert said == [alone(prompt) for prompt in prompts]
     assert cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"') == 4
     assert cluster.metric('trencadis_transfer_first_tokens_total{result="taken"') == 4
     eventually(lambda: cluster.metric('trencadis_kv_pushed_bytes_total{connector="p2p",end="received"') > 0)
     eventually(lambda: cluster.metric('trencadis_kv_push_bytes{connector="p2p"') == 0)
     answer = cluster.client.completions.create(model="demo", prompt=text_of(9), stream=True, **GREEDY)
-    assert "".join(chunk.choices[0].text for chunk in answer) == alone(engines, text_of(9))
+    assert "".join(chunk.choices[0].text for chunk in answer) == alone(text_of(9))
 
 
 def test_prefill_engine_tells_clients_that_they_are_wrong_here(cluster: ClusterProcess) -> None:
@@ -141,7 +144,7 @@ def test_prefill_engine_tells_clients_that_they_are_wrong_here(cluster: ClusterP
 
 
 def test_prefill_process_that_is_killed_in_the_middle_costs_no_answer_and_comes_back(
-    cluster: ClusterProcess, engines: tuple[ServedProcess, ServedProcess]
+    cluster: ClusterProcess, alone: Callable[[str], str]
 ) -> None:
     pids, prompts = family(cluster.member("prefill 0")[0]), [text_of(seed) for seed in range(30, 34)]
     assert len(pids) == 2
@@ -152,15 +155,15 @@ def test_prefill_process_that_is_killed_in_the_middle_costs_no_answer_and_comes_
         assert not all(answer.done() for answer in answers)
         send(signal.SIGKILL, pids)
         said = [answer.result(PATIENCE_S) for answer in answers]
-    assert said == [alone(engines, prompt) for prompt in prompts]
+    assert said == [alone(prompt) for prompt in prompts]
     assert cluster.metric('trencadis_kv_invites_total{connector="p2p",result="failed"') >= 1
     served = cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"')
-    assert cluster.say(text_of(40)) == alone(engines, text_of(40)), "without it"
+    assert cluster.say(text_of(40)) == alone(text_of(40)), "without it"
     cluster.until("prefill 0 has ended (signal 9); it is started again.")
     cluster.until("serves again")
     cluster.until("computes prompts for this one", times=4)
     for seed in range(41, 51):
-        assert cluster.say(text_of(seed)) == alone(engines, text_of(seed))
+        assert cluster.say(text_of(seed)) == alone(text_of(seed))
         if cluster.metric('trencadis_kv_invites_total{connector="p2p",result="served"') > served:
             return
     raise AssertionError("it is there again, and computes nothing")

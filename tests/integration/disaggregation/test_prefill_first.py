@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -156,19 +154,10 @@ def test_parameters_that_are_none_are_refused_in_words(engines: Engines, params:
     assert "transfer_params" in answer.json()["error"]["message"]
 
 
-@pytest.fixture
-def doomed(prefill_flags: tuple[str, ...]) -> Iterator[ServedProcess]:
-    engine = ServedProcess(*prefill_flags)
-    try:
-        yield engine.wait()
-    finally:
-        engine.close()
-
-
 def test_prefill_engine_that_is_killed_before_or_during_the_pull_costs_no_answer(
-    engines: Engines, doomed: ServedProcess
+    engines: Engines,
 ) -> None:
-    decode = engines[1]
+    doomed, decode = engines
     prompts = [prompt_of(40), prompt_of(41)]
     asked = {"max_tokens": 1, "temperature": 0, "kv_transfer_params": {"do_remote_decode": True}}
     during, before = (doomed.post(prompt=prompt, **asked).json()["kv_transfer_params"] for prompt in prompts)
@@ -177,7 +166,7 @@ def test_prefill_engine_that_is_killed_before_or_during_the_pull_costs_no_answer
         moved = {**during, "remote_port": proxy.port}
         answer = pool.submit(lambda: decode.post(prompt=prompts[0], kv_transfer_params=moved, **GREEDY))
         assert proxy.to_client.happened.wait(20)
-        doomed.signal(signal.SIGKILL)
+        doomed.kill()
         proxy.to_client.set()
         proxy.cut()
         assert tokens_of(answer.result(60)) == alone(decode, prompts[0])

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,8 +34,9 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def router(engines: tuple[ServedProcess, ServedProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def router(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert ROUTER is not None
+    engines = pair.serving()
     url = f"http://127.0.0.1:{free_port()}"
     command = [ROUTER, "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--vllm-pd-disaggregation"]
     command += ["--prefill", engines[0].url, "--decode", engines[1].url, "--kv-connector", "nixl"]
