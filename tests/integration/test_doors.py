@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trencadis import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
+from trencadis import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutput
 from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, RequestRefusedError
 from trencadis.records import FinishReason
 from trencadis_testing.fakes import fake_embedding, fake_text
@@ -69,7 +69,7 @@ async def last_of(llm: AsyncLLM, prompt: Any, params: SamplingParams, **more: An
 
 # ---------------------------------------------------------------------------------------------------------- equality
 
-PROMPTS = [f"The old man number {number} looked at the sea and" for number in range(7)]
+PROMPTS = [f"The old man number {number} looked at the sea and" for number in range(11)]
 PARAMS = [
     SamplingParams(max_tokens=24, temperature=0.0),
     SamplingParams(max_tokens=24, seed=3),
@@ -78,6 +78,17 @@ PARAMS = [
     SamplingParams(max_tokens=8, temperature=0.0, logprobs=3, prompt_logprobs=2),
     SamplingParams(max_tokens=16, n=2, seed=1),
     SamplingParams(max_tokens=16, top_p=0.8, stop=["the"], include_stop_str_in_output=True),
+    *(
+        SamplingParams(max_tokens=100, seed=seed, structured=wanted)
+        for seed, wanted in enumerate(
+            (
+                StructuredOutput.json_schema({"type": "array", "items": {"type": "integer"}, "maxItems": 3}),
+                StructuredOutput.regex(r"[A-Z][a-z ]{3,20}\. \d{3}"),
+                StructuredOutput.choice(["the sea", "the old man", "neither"]),
+                StructuredOutput.grammar('root ::= "(" root ")" | [a-z]{1,8}'),
+            )
+        )
+    ),
 ]
 
 
@@ -100,15 +111,15 @@ def facts(outputs: list[RequestOutput]) -> Any:
 
 
 def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
-    with LLM("demo") as llm:
+    with LLM("demo", engine={"warmup": False}) as llm:
         plain, logprobs, top = facts(llm.generate(PROMPTS, PARAMS))
-    with LLM("demo", engine={"placement": "process"}) as llm:
+    with LLM("demo", engine={"placement": "process", "warmup": False}) as llm:
         there = facts(llm.generate(PROMPTS, PARAMS))
         pid = child_of(llm)
     assert not Path(f"/proc/{pid}").exists()
 
     async def online() -> list[RequestOutput]:
-        async with AsyncLLM("demo", engine={"placement": "process"}) as engine:
+        async with AsyncLLM("demo", engine={"placement": "thread", "warmup": False}) as engine:
             # The same names, from which unseeded requests draw.
             return await asyncio.gather(
                 *(
@@ -121,7 +132,8 @@ def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
         assert found[0] == plain
         assert found[1] == pytest.approx(logprobs, abs=1e-4)
         assert found[2] == top
-    assert any(output.outputs[0].finish_reason is FinishReason.STOP for output in plain)
+    stopped = [output for output, params in zip(plain, PARAMS, strict=True) if params.stop]
+    assert any(output.outputs[0].finish_reason is FinishReason.STOP for output in stopped)
 
 
 # ------------------------------------------------------------------------------------------------------- the surface

@@ -158,9 +158,8 @@ def test_text_with_drafts_is_the_text_without_and_takes_fewer_steps(expected: An
         {"cache__num_blocks": 21, "cache__prefix_caching": False, "model__max_model_len": 320},
         {"cache__prefix_caching": False, "engine__async_scheduling": False, "engine__max_num_batched_tokens": 32},
         {"backend__torch__layout": "padded", "bucketing__name": "exponential", "model__max_model_len": 512},
-        {"engine__placement": "process"},
     ],
-    ids=["preemption", "no caching, no overlap", "padded", "in another process"],
+    ids=["preemption", "no caching, no overlap", "padded"],
 )
 def test_text_does_not_depend_on_how_the_engine_is_set_up(tables: dict[str, Any], expected: Any) -> None:
     jobs = JOBS[:8]
