@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,21 @@ def run(use: Callable[[AsyncLLM], Awaitable[Any]], **more: Any) -> Any:
             return await asyncio.wait_for(use(llm), timeout=60)
 
     return asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def run_shared() -> Iterator[Callable[[Callable[[AsyncLLM], Awaitable[Any]]], Any]]:
+    """Runs coroutines like :func:`run`, all with one engine, which each must leave at rest."""
+    with asyncio.Runner() as runner:
+        llm = AsyncLLM("demo", **tables())
+        yield lambda use: runner.run(asyncio.wait_for(use(llm), timeout=60))
+        runner.run(llm.close())
+
+
+@pytest.fixture(scope="module")
+def offline() -> Iterator[LLM]:
+    with LLM("demo", **tables()) as llm:
+        yield llm
 
 
 def child_of(llm: Any) -> int:
@@ -139,7 +154,7 @@ def test_the_same_requests_give_the_same_tokens_through_every_door() -> None:
 # ------------------------------------------------------------------------------------------------------- the surface
 
 
-def test_streams_metrics_and_embeddings_come_from_the_other_process() -> None:
+def test_streams_metrics_and_embeddings_come_from_the_other_process(run_shared: Callable[..., Any]) -> None:
     async def use(llm: AsyncLLM) -> None:
         outputs = [output async for output in llm.generate((5, 6), SamplingParams(max_tokens=30))]
         assert outputs[-1].outputs[0].token_ids == tuple(fake_text((5, 6), 30, vocab_size=4096, eos=-1))
@@ -156,10 +171,10 @@ def test_streams_metrics_and_embeddings_come_from_the_other_process() -> None:
         assert llm.num_live == 0
         assert (llm.is_alive, llm.failure) == (True, "")
 
-    run(use)
+    run_shared(use)
 
 
-def test_a_reader_that_leaves_ends_its_request_there() -> None:
+def test_a_reader_that_leaves_ends_its_request_there(run_shared: Callable[..., Any]) -> None:
     async def use(llm: AsyncLLM) -> None:
         outputs: Any = llm.generate((5, 6), LONG, request_id="left")
         await anext(outputs)
@@ -172,7 +187,7 @@ def test_a_reader_that_leaves_ends_its_request_there() -> None:
         assert await llm.metrics() != ""
         assert not llm._runner.frontend.has_work
 
-    run(use)
+    run_shared(use)
 
 
 def test_closing_gives_readers_what_there_is() -> None:
@@ -225,7 +240,7 @@ def test_offline_a_refusal_from_there_is_raised_and_names_the_prompt() -> None:
         assert llm.embed([(5, 6)])[0].num_tokens == 2
 
 
-def test_without_work_neither_process_uses_the_processor() -> None:
+def test_without_work_neither_process_uses_the_processor(run_shared: Callable[..., Any]) -> None:
     async def use(llm: AsyncLLM) -> None:
         await last_of(llm, (5, 6), SamplingParams(max_tokens=3))
         before = time.process_time(), cpu_s(child_of(llm))
@@ -233,7 +248,7 @@ def test_without_work_neither_process_uses_the_processor() -> None:
         assert time.process_time() - before[0] < 0.3  # threads that other tests left behind included
         assert cpu_s(child_of(llm)) - before[1] < 0.1
 
-    run(use)
+    run_shared(use)
 
 
 # ---------------------------------------------------------------------------------------------------- death and hang
@@ -311,13 +326,13 @@ def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_is_no_hang
     run(use, engine={"watchdog_s": 0.2})
 
 
-def test_an_interrupt_of_the_terminal_is_the_parents_to_handle() -> None:
+def test_an_interrupt_of_the_terminal_is_the_parents_to_handle(run_shared: Callable[..., Any]) -> None:
     async def use(llm: AsyncLLM) -> None:
         assert os.getsid(child_of(llm)) != os.getsid(0)
         os.kill(child_of(llm), signal.SIGINT)
         assert (await last_of(llm, (5,), SamplingParams(max_tokens=3))).finished
 
-    run(use)
+    run_shared(use)
 
 
 def test_an_engine_that_fails_says_so_before_it_ends() -> None:
@@ -331,23 +346,26 @@ def test_an_engine_that_fails_says_so_before_it_ends() -> None:
 # ------------------------------------------------------------------------------------------------ beams and totals
 
 
-def test_beams_and_totals_come_through_the_door_of_another_process() -> None:
+def test_beams_and_totals_come_through_the_door_of_another_process(
+    run_shared: Callable[..., Any], offline: LLM
+) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=3)
 
-    async def use(llm: AsyncLLM) -> tuple[RequestOutput, dict[str, Any]]:
-        return await llm.beam_search((5, 6), params), await llm.totals()
+    async def use(llm: AsyncLLM) -> tuple[RequestOutput, int]:
+        before = await llm.totals()
+        found = await llm.beam_search((5, 6), params)
+        return found, (await llm.totals())["num_emitted_tokens"] - before["num_emitted_tokens"]
 
-    output, totals = run(use)
+    output, num_emitted = run_shared(use)
     assert [one.token_ids for one in output.outputs] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
-    assert totals["num_emitted_tokens"] == 1 + 3 + 3
-    with LLM("demo", **tables()) as llm:
-        (again,) = llm.beam_search([(5, 6)], params)
-        assert again.outputs == output.outputs
-        assert llm.totals()["num_emitted_tokens"] == 7
+    assert num_emitted == 1 + 3 + 3
+    before = offline.totals()["num_emitted_tokens"]
+    (again,) = offline.beam_search([(5, 6)], params)
+    assert again.outputs == output.outputs
+    assert offline.totals()["num_emitted_tokens"] - before == 7
 
 
-def test_a_refusal_by_another_process_ends_a_search_of_this_one() -> None:
-    with LLM("demo", **tables()) as llm:
-        with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: .*vocabulary"):
-            llm.beam_search([(5,), (4096,)], BeamSearchParams(max_tokens=2))
-        assert llm.generate([5], SamplingParams(max_tokens=2))[0].finished
+def test_a_refusal_by_another_process_ends_a_search_of_this_one(offline: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: .*vocabulary"):
+        offline.beam_search([(5,), (4096,)], BeamSearchParams(max_tokens=2))
+    assert offline.generate([5], SamplingParams(max_tokens=2))[0].finished
