@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import httpx
 import pytest
+from live_server import running
 from prometheus_client.parser import text_string_to_metric_families
+
+from trencadis import AsyncLLM
 
 TIMEOUT_S = 60
 CONFIG = """
@@ -31,29 +31,18 @@ max_num_batched_tokens = 64
 [cache]
 num_blocks = 24
 block_size = 16
-[server]
-port = 0
+[observer]
+names = ["prometheus"]
 """
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """Samples before the first request, and after some."""
-    folder = tmp_path_factory.mktemp("gaudi")
-    config = folder / "gaudi.toml"
+    config = tmp_path_factory.mktemp("gaudi") / "gaudi.toml"
     config.write_text(CONFIG)
-    command = [sys.executable, "-m", "trencadis", "serve", "--config", str(config)]
-    with (folder / "log").open("w+") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process:
-        try:
-            line = process.stdout.readline().decode()
-            url = line.split()[2].removesuffix("/v1")
-            while not line.startswith("Ready: "):
-                line = process.stdout.readline().decode()
-                assert line, (folder / "log").read_text()
-            yield observed(url)
-        finally:
-            process.terminate()
-            process.wait(TIMEOUT_S)
+    with running(lambda: AsyncLLM("demo", config_file=config)) as server:
+        yield observed(server.url.removesuffix("/v1"))
 
 
 def observed(url):
