@@ -6,7 +6,9 @@ engine without speculation where the rule is ``match``.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +90,13 @@ def overrides(case: Case) -> dict[str, Any]:
     }
 
 
-def served(options: dict[str, Any], params: SamplingParams) -> tuple[list[list[int]], Any]:
-    """Return the tokens of every text, and the engine's totals; each comes when the one before has begun."""
+@contextlib.contextmanager
+def opened(options: dict[str, Any]) -> Iterator[Any]:
+    """Have an engine."""
     options = {
         "model.path": "demo",
         "model.dtype": "float32",
-        "model.max_model_len": 128,
+        "model.max_model_len": 64,
         "cache.num_blocks": 48,
         "engine.max_num_seqs": 4,
         "engine.warmup": False,
@@ -103,20 +106,25 @@ def served(options: dict[str, Any], params: SamplingParams) -> tuple[list[list[i
     }
     resolved, registry = load_with_plugins(environ={}, overrides=options)
     engine = build_engine(resolved.config, registry=registry)
-    tokenizer = load_tokenizer("demo")
-    ended = {}
     try:
-        for index, text in enumerate(TEXTS):
-            prompt = tokenizer.encode(text)
-            engine.add(Request(request_id=str(index), prompt_token_ids=prompt, params=params))
-            engine.step()
-        while engine.has_work:
-            for finished in engine.step().finished:
-                assert not finished.error
-                ended[int(finished.request_id)] = finished.token_ids.tolist()
+        yield engine
     finally:
         engine.close()
-    return [ended[index] for index in range(len(TEXTS))], engine.totals
+
+
+def said(engine: Any, params: SamplingParams) -> list[list[int]]:
+    """Return the tokens of every text; each comes when the one before has begun."""
+    tokenizer = load_tokenizer("demo")
+    ended = {}
+    for index, text in enumerate(TEXTS):
+        prompt = tokenizer.encode(text)
+        engine.add(Request(request_id=str(index), prompt_token_ids=prompt, params=params))
+        engine.step()
+    while engine.has_work:
+        for finished in engine.step().finished:
+            assert not finished.error
+            ended[int(finished.request_id)] = finished.token_ids.tolist()
+    return [ended[index] for index in range(len(TEXTS))]
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +145,9 @@ def reference() -> list[list[int]]:
 @pytest.mark.parametrize("case", CASES, ids=["-".join(case.values()).replace(" ", "_") for case in CASES])
 def test_greedy_text_is_that_of_transformers(case: Case, reference: list[list[int]]) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    texts, totals = served(overrides(case), params)
-    assert texts == reference
+    with opened(overrides(case)) as engine:
+        assert said(engine, params) == reference
+    totals = engine.totals
     assert totals.num_drafters_quarantined == 0, "the speculator was switched off, so nothing was shown"
     if case["length"] == "fixed":
         assert totals.num_draft_tokens > 0, "nothing was drafted, so nothing was shown"
@@ -154,26 +163,25 @@ def seeded() -> dict[str, tuple[SamplingParams, list[list[int]]]]:
         "biased": {"logit_bias": {300: 2.0, 17: -5.0}, "bad_token_ids": (260,), "min_tokens": 5, "mirostat_mode": 2},
     }  # fmt: skip
     made = {}
-    for name, fields in kinds.items():
-        params = SamplingParams(temperature=1.0, seed=11, max_tokens=NUM_TOKENS, ignore_eos=True, **fields)
-        made[name] = params, served({}, params)[0]
+    with opened({}) as engine:
+        for name, fields in kinds.items():
+            params = SamplingParams(temperature=1.0, seed=11, max_tokens=NUM_TOKENS, ignore_eos=True, **fields)
+            made[name] = params, said(engine, params)
     return made
 
 
+@pytest.fixture(scope="module", params=[name for name in DRAFTERS if name != "draft_model drawn"])
+def drafting(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An engine with a drafter and the rule ``match``, for every kind of request."""
+    case = {"drafter": request.param, "rule": "match", "k": "3", "length": "fixed", "budget": "64", "prefix": "on"}
+    with opened(overrides({**case, "shape": "ragged", "policy": "fcfs"})) as engine:
+        yield engine
+
+
 @pytest.mark.parametrize("kind", ["plain", "truncated", "history", "biased"])
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "draft_model drawn"])
-def test_seeded_text_is_that_of_no_speculation(seeded, kind: str, drafter: str) -> None:
+def test_seeded_text_is_that_of_no_speculation(seeded, drafting, kind: str) -> None:
     params, texts = seeded[kind]
-    case = {
-        "drafter": drafter,
-        "rule": "match",
-        "k": "3",
-        "length": "fixed",
-        "budget": "64",
-        "prefix": "on",
-        "shape": "ragged",
-    }
-    found, totals = served(overrides({**case, "policy": "fcfs"}), params)
-    assert found == texts
-    assert totals.num_draft_tokens > 0
-    assert totals.num_drafters_quarantined == 0
+    num_before = drafting.totals.num_draft_tokens
+    assert said(drafting, params) == texts
+    assert drafting.totals.num_draft_tokens > num_before
+    assert drafting.totals.num_drafters_quarantined == 0
