@@ -43,7 +43,7 @@ from faultproxy import FaultProxy
 from redis_server import RedisServer, running_redis
 
 STORES = ("host_offload", "filesystem", "redis", "tiered")
-NUM_OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "4000"))
+NUM_OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "2400"))
 SEED = int(os.environ.get("SOAK_SEED", "0"))
 SALTS = ("", "blue", "green")
 MIB = 1 << 20
@@ -72,7 +72,7 @@ class Place:
 
 def spoil_files(folder: Path, rng: random.Random) -> None:
     """Cut, change, empty or remove a file."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     if not files:
         return
     path = rng.choice(files)
