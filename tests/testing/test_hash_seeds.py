@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
+from trencadis_testing import hash_seeds
 from trencadis_testing.hash_seeds import same_under_other_hashes
 
 
@@ -28,6 +30,20 @@ class Suite:
     def as_many_as_a_hash_says(self):
         return [0] * (hash("tenant") % 1000)
 
+    def what_was_left_behind(self):
+        vars(sys).setdefault("left_behind", [])
+        sys.left_behind.append(1)
+        return sys.left_behind
+
+    def where(self):
+        return [os.getcwd(), os.environ["HOME"], sys.path[-1]]
+
+    def which_process(self):
+        return [os.getppid(), os.getpid()]
+
+    def stops(self):
+        os._exit(3)
+
     def fails(self):
         raise KeyError("no such block")
 
@@ -38,6 +54,39 @@ def test_answers_that_are_the_same_pass():
 
 def test_attributes_go_along():
     same_under_other_hashes(Suite(held={"path": "/tmp"}), "what_it_holds")
+
+
+def test_each_comparison_begins_with_nothing_of_the_one_before():
+    for _ in range(2):
+        assert [said["answers"] for said in hash_seeds._said(Suite(), "what_was_left_behind")] == [[1], [1]]
+
+
+def test_processes_are_started_once_and_children_for_each_comparison():
+    said = [hash_seeds._said(Suite(), "which_process") for _ in range(2)]
+    parents, children = zip(*[one["answers"] for pair in said for one in pair], strict=True)
+    assert parents[:2] == parents[2:]
+    assert len({*parents, *children}) == 6
+
+
+def test_a_child_that_ends_without_an_answer_is_told_with_its_exit_code():
+    with pytest.raises(AssertionError, match=r"^exit code 3 of a process with PYTHONHASHSEED=1"):
+        same_under_other_hashes(Suite(), "stops")
+
+
+def test_it_runs_where_the_parent_is_by_then(tmp_path, monkeypatch):
+    same_under_other_hashes(Suite(), "same")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/somewhere")
+    monkeypatch.setattr(sys, "path", [*sys.path, "/else/where"])
+    assert hash_seeds._said(Suite(), "where")[0]["answers"] == [str(tmp_path), "/somewhere", "/else/where"]
+
+
+def test_without_fork_two_processes_are_started_for_each_comparison(monkeypatch):
+    monkeypatch.setattr(hash_seeds, "_can_fork", False)
+    monkeypatch.setattr(hash_seeds, "_lasting", None)
+    same_under_other_hashes(Suite(), "same")
+    with pytest.raises(AssertionError, match=r"with PYTHONHASHSEED=1 and .* with 2"):
+        same_under_other_hashes(Suite(), "order_of_a_set")
 
 
 def test_another_order_fails_and_says_which_answer():
