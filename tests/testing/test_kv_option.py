@@ -57,8 +57,9 @@ def run(project: Path, *arguments: str, only: str = "bit_for_bit or tickets or s
     rooms = project / "rooms.txt"
     rooms.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(project), "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing the others takes longer than the rest
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", only, *arguments],
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "trencadis_testing.pytest_plugin", "-k", only, *arguments],
         env=environment, cwd=project, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done.stdout + done.stderr, set(rooms.read_text().split()) if rooms.exists() else set()
