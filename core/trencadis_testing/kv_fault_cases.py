@@ -91,7 +91,7 @@ class KVFaultConformance(ConnectorSuite):
     def test_store_that_stalls_holds_nobody_up(self, call: str) -> None:
         """Loads are given up at their deadline, their blocks come back, and what arrives late is not believed."""
         todo, faults = arrivals(4, num_requests=8), Faults()
-        with self.engine(self.make_faulty(faults), prefix_caching=False, load_timeout_s=1.0) as one:
+        with self.engine(self.make_faulty(faults), prefix_caching=False, load_timeout_s=0.3) as one:
             assert wrong_texts(one.serve(todo), todo) == []
             one.rest()
             faults.begin(Fault.STALLS, calls={call})
