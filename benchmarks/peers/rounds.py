@@ -24,6 +24,9 @@ from peers.workloads import Workload
 __all__ = ["Findings", "Phase", "Settings", "measure_group", "same_tokens"]
 
 CEILINGS = "ceilings"
+READ_BYTES = 512 * 2**20
+"""That the ceiling of reading is measured with: far above any cache."""
+MATMUL_SIZE = 2048
 FIRST_TOKENS = 8
 LOAD_TIMEOUT_S = 900.0
 RUN_TIMEOUT_S = 600.0
@@ -245,7 +248,8 @@ def open_driver(engine: Engine, settings: Settings) -> DriverProcess:
 def _ceilings(settings: Settings) -> DriverProcess:
     process = open_driver(Engine(name=CEILINGS, label="", driver=CEILINGS, files={}), settings)
     try:
-        process.ask("load", timeout_s=LOAD_TIMEOUT_S, threads=settings.threads)
+        sizes = {"read_bytes": READ_BYTES, "matmul_size": MATMUL_SIZE}
+        process.ask("load", timeout_s=LOAD_TIMEOUT_S, threads=settings.threads, **sizes)
     except BaseException:
         process.close()
         raise

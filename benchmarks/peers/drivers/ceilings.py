@@ -9,19 +9,17 @@ from typing import Any
 
 from peers.drivers.protocol import serve, versions_of
 
-READ_BYTES = 512 * 2**20
-MATMUL_SIZE = 2048
 REPEATS = 5
 
 _loaded: dict[str, Any] = {}
 
 
-def load(threads: int) -> dict[str, Any]:
+def load(threads: int, read_bytes: int, matmul_size: int) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(threads)
-    size = MATMUL_SIZE
-    _loaded["buffer"] = torch.ones(READ_BYTES // 4096 // 4, 4096)  # far above any cache
+    size = matmul_size
+    _loaded["buffer"] = torch.ones(read_bytes // 4096 // 4, 4096)
     _loaded["vector"] = torch.ones(4096)
     _loaded["a"], _loaded["b"] = torch.rand(size, size), torch.rand(size, size)
     _loaded["packed"] = torch.ops.mkldnn._reorder_linear_weight(_loaded["b"], size)
@@ -34,9 +32,9 @@ def measure() -> dict[str, Any]:
     import torch
 
     buffer, vector = _loaded["buffer"], _loaded["vector"]
-    operations = 2 * MATMUL_SIZE**3
+    operations = 2 * len(_loaded["a"]) ** 3
     found = {
-        "read": _best((buffer.sum, lambda: buffer @ vector), READ_BYTES),
+        "read": _best((buffer.sum, lambda: buffer @ vector), buffer.nbytes),
         # torch's own product is at half the rate of the processor's where it is MKL's on an AMD.
         "fp32": _best((lambda: _loaded["a"] @ _loaded["b"], _packed_product), operations),
     }

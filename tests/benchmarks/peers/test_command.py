@@ -58,6 +58,8 @@ def test_ours_and_transformers_do_the_same_work(
 ) -> None:
     here = attrs.evolve(ENGINES["transformers"], home="")
     monkeypatch.setitem(ENGINES, "transformers", here)
+    monkeypatch.setattr(rounds, "READ_BYTES", 2**20)
+    monkeypatch.setattr(rounds, "MATMUL_SIZE", 128)
     short = Workload(name="batch32", title="3 × (9 + 12)", num_requests=3, prompt_len=9, output_len=12)
     monkeypatch.setitem(WORKLOADS, "batch32", short)
     paths = ["--cache", str(cache), "--json", str(tmp_path / "r.json"), "--table", str(tmp_path / "r.md")]
@@ -74,6 +76,7 @@ def test_ours_and_transformers_do_the_same_work(
     assert all(run["leading_ratio"] == run["first_ratio"] == 1.0 for run in runs)
     assert all(run["cpu_s"] > 0 and run["wall_s"] > 0 for run in runs)
     assert [one["engine"] for one in results["unavailable"]] == ["openvino"]
+    assert [one["read"]["per_s"] > 0 < one["fp32"]["per_cpu_s"] for one in results["ceilings"]] == [True, True]
     assert results["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert "OpenVINO GenAI will not be measured: not prepared" in capsys.readouterr().err
     page = (tmp_path / "r.md").read_text()
