@@ -50,7 +50,7 @@ class Urgent(SchedulingPolicy):
 
 class TestUrgent(SchedulingConformance):
     make = Urgent
-    num_histories = 10
+    num_histories = 15
     num_rules = 25
 
 

@@ -39,11 +39,6 @@ def histories(make=ServeInOrder) -> None:
     run_histories(make, may_refuse=False, num_histories=15, num_rules=25)
 
 
-@pytest.mark.parametrize("make", [ServeInOrder, Urgent])
-def test_the_engine_as_it_is_passes(make) -> None:
-    histories(make)
-
-
 def keep_blocks_of_the_aborted(monkeypatch) -> None:
     release = BlockManager.release
     monkeypatch.setattr(
