@@ -90,7 +90,7 @@ class KVFaultConformance(ConnectorSuite):
     @pytest.mark.parametrize("call", ["contains", "get", "put"])
     def test_store_that_stalls_holds_nobody_up(self, call: str) -> None:
         """Loads are given up at their deadline, their blocks come back, and what arrives late is not believed."""
-        todo, faults = arrivals(4, num_requests=8), Faults()
+        todo, faults = arrivals(4, num_requests=6), Faults()
         with self.engine(self.make_faulty(faults), prefix_caching=False, load_timeout_s=0.3) as one:
             assert wrong_texts(one.serve(todo), todo) == []
             one.rest()
