@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trencadis.kv.socket_buffers import set_buffer
 from trencadis_plugins.kv_connector.redis_address import RedisAddress
 from trencadis_plugins.kv_connector.redis_link import Credentials, RedisLink, Timeouts
 from trencadis_plugins.kv_connector.resp import ServerError, command
@@ -56,6 +57,26 @@ def take(there: socket.socket, num_bytes: int) -> bytes:
 def welcome(there: socket.socket) -> None:
     assert take(there, len(SIGN_IN)) == SIGN_IN
     there.sendall(b"+PONG\r\n")
+
+
+def test_connection_holds_as_much_as_the_kernel_allows():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as wide:
+        set_buffer(wide, "receive")
+        address = RedisAddress(host="127.0.0.1", port=listener.getsockname()[1])
+        link = RedisLink(address, Credentials(), Timeouts(connect_s=10.0, io_s=10.0))
+
+        def serve() -> None:
+            there, _ = listener.accept()
+            with there:
+                welcome(there)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        link.open()
+        sizes = [one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for one in (link._connection(), wide)]
+        link.close()
+        thread.join(60)
+    assert sizes[0] >= sizes[1]
 
 
 @pytest.mark.parametrize(
