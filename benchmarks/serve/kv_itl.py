@@ -69,7 +69,6 @@ def engine_of(args: argparse.Namespace, model: str, connector: str, own: dict[st
     tables = {
         "observer": {"names": []},
         "cache": {"num_blocks": args.blocks},
-        "kv_policy": {"name": "always"},
         "kv_connector": {"name": connector, connector: own},
     }
     if connector == "none":
@@ -364,8 +363,8 @@ def main() -> None:
     parser.add_argument("--variant", dest="variants", nargs="+", action=Variant, default={}, help="NAME KEY=VALUE ...")
     parser.add_argument("--load-tokens", type=int, default=1024, help="of a prefix that is loaded while others decode")
     parser.add_argument("--load-mb", type=int, default=72, help="MiB of it, for who only copies as many")
-    parser.add_argument("--load-s", type=float, default=0.72, help="seconds that it takes, for the same")
-    parser.add_argument("--gaps", type=int, default=112, help="tokens of the request that decodes meanwhile")
+    parser.add_argument("--load-s", type=float, default=0.9, help="seconds that it takes, for the same")
+    parser.add_argument("--gaps", type=int, default=136, help="tokens of the request that decodes meanwhile")
     parser.add_argument("--every", type=int, default=16, help="tokens between two loads")
     parser.add_argument(
         "--blocks", type=int, default=192, help="of each engine; the first round touches so much memory"

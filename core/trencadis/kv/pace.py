@@ -4,7 +4,7 @@ A load and a step share processors, caches and the way to memory. A load is shor
 spread over many steps the same work is felt by none::
 
     no step lately      ▸ no rest
-    else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond half of what computing would take
+    else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond what the load may take
 
 Work is a thread's processor time: who waits for a network disturbs nobody. Short rests are put together to longer ones. All loads
 together have one share of the time. Those that wait for a thread shorten the rests of those that run. Where steps are computed on a
@@ -24,10 +24,8 @@ from trencadis.kv.cost import CostModel
 
 __all__ = ["LoadPace", "Pace"]
 
-_LIMIT: Final = 0.5
-"""Of the time that computing would take: a load that rests is still much sooner, and computing would disturb others for all of it."""
-_SAFE: Final = 0.5
-"""Of the time after which it would be given up."""
+_LIMIT: Final = 0.75
+"""Of the time that computing would take, and of that after which the load is given up: computing would disturb others for all of it."""
 _LEAST_S: Final = 0.1
 """Of a rest: behind each one, caches are cold, and a processor has to be woken up; a load that rests five times as often takes twice the
 processor time."""
@@ -86,10 +84,9 @@ class Pace:
             num_tokens: That would have to be computed without it.
             wait_s: It is given up after so many seconds.
         """
-        limit_s, compute_s = _SAFE * wait_s, self._cost.compute_s(num_tokens)
-        if not math.isnan(compute_s):
-            limit_s = min(limit_s, _LIMIT * compute_s)
-        load = LoadPace(self, self._clock, self._cpu_s, limit_s=limit_s, least_s=self._least_s)
+        compute_s = self._cost.compute_s(num_tokens)
+        longest_s = wait_s if math.isnan(compute_s) else min(wait_s, compute_s)
+        load = LoadPace(self, self._clock, self._cpu_s, limit_s=_LIMIT * longest_s, least_s=self._least_s)
         with self._lock:
             self._loads.add(load)
         return load

@@ -82,7 +82,7 @@ class StoreSettings:
     load_share: float = setting(
         0.025,
         "The part of the time that a load works while the engine computes, so that nobody waits longer for a token; it rests for the "
-        "others, but never beyond half of the time that computing would take. 1: it does not rest, nor "
+        "others, but never beyond three quarters of the time that computing would take. 1: it does not rest, nor "
         "does it where steps are computed on a device.",
         unit="ratio",
         validator=and_(gt(0), le(1)),

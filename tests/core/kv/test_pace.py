@@ -50,7 +50,7 @@ def test_short_rests_are_put_together():
 
 def test_rests_that_are_put_together_do_not_make_a_load_longer_than_it_may_be():
     rests, seconds = House(least_s=0.01).load(num_tokens=100, pieces=10, work_s=0.003)
-    assert 0.04 < seconds <= 0.0501
+    assert 0.06 < seconds <= 0.0751
     assert all(rest == 0.0 or rest >= 0.01 for rest in rests)
 
 
@@ -75,15 +75,15 @@ def test_share_of_one_never_rests():
     assert House(1.0).load()[0] == [0.0] * 5
 
 
-def test_load_rests_no_longer_than_half_of_what_computing_takes_allows():
+def test_load_rests_no_longer_than_three_quarters_of_what_computing_takes_allow():
     rests, seconds = House().load(num_tokens=100, pieces=10, work_s=0.003)
-    assert 0.045 < seconds <= 0.0501  # 30 ms of work; four times as long would be 120
+    assert 0.07 < seconds <= 0.0751  # 30 ms of work; four times as long would be 120
     assert min(rests[:-1]) > 0.001  # spread over the load, not spent at its beginning
 
 
-def test_load_rests_no_longer_than_half_of_the_time_after_which_it_is_given_up():
+def test_load_rests_no_longer_than_three_quarters_of_the_time_after_which_it_is_given_up():
     _, seconds = House().load(pieces=10, work_s=0.003, give_up_s=0.1)
-    assert 0.045 < seconds <= 0.0501
+    assert 0.07 < seconds <= 0.0751
 
 
 def test_load_that_takes_longer_than_that_does_not_rest():
@@ -93,7 +93,7 @@ def test_load_that_takes_longer_than_that_does_not_rest():
 def test_load_rests_for_its_share_alone_where_nobody_knows_what_computing_takes():
     """An engine that only generates never finds out, and is the one whose steps are to be spared."""
     assert House(computed=False).load(pieces=50)[0] == pytest.approx([0.006] * 49 + [0.0])
-    assert House(computed=False).load(pieces=10, work_s=0.003, give_up_s=0.1)[1] <= 0.0501
+    assert House(computed=False).load(pieces=10, work_s=0.003, give_up_s=0.1)[1] <= 0.0751
 
 
 def test_load_does_not_rest_where_steps_need_no_processor():
@@ -124,7 +124,7 @@ def test_loads_that_wait_shorten_the_rests_of_those_that_run():
 def test_time_that_a_load_waited_for_a_thread_is_not_spent_twice():
     house = House()
     load = house.pace.load(100, wait_s=10.0)
-    house.clock.advance(0.05)
+    house.clock.advance(0.075)
     load.begin()
     house.clock.advance(0.002)
     house.cpu_s += 0.002
