@@ -61,18 +61,18 @@ def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequenc
     prefill = [_member("prefill", i, flags, port=http_ports[i], p2p_port=one) for i, one in enumerate(p2p_ports)]
     role = "decode" if num_prefill else "both"
     ports = http_ports[num_prefill:] if num_decode > 1 else [port]
-    return (*prefill, *[_member(role, i, flags, port=one, known=addresses) for i, one in enumerate(ports)])
+    return (*prefill, *[_member(role, i, flags, port=one, engines=addresses) for i, one in enumerate(ports)])
 
 
-def _member(role: str, number: int, flags: Sequence[str], *, port: int, p2p_port: int = 0, known: str = "") -> Member:
+def _member(role: str, number: int, flags: Sequence[str], *, port: int, p2p_port: int = 0, engines: str = "") -> Member:
     # Also where a file or the environment names them: nobody but this machine may reach a member, one port is not for all of them, and
     # engines that compute prompts are those of the cluster.
     hosts = [
         f"--{name}={HOST}" for name in ("server.host", "kv-connector.p2p.host", "kv-connector.p2p.advertised-host")
     ]
     ports = (f"--server.port={port}", f"--kv-connector.p2p.port={p2p_port}")
-    engines = f"--kv-connector.p2p.prefill-engines={known}"
-    own = ("--kv-connector.name=p2p", *hosts, *ports, engines, f"--engine.role={role}")
+    told = (f"--kv-connector.p2p.prefill-engines={engines}", f"--engine.role={role}")
+    own = ("--kv-connector.name=p2p", *hosts, *ports, *told)
     return Member(name=f"{role} {number}", role=role, port=port, flags=(*flags, *own))
 
 

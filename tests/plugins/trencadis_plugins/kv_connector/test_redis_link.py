@@ -59,23 +59,30 @@ def welcome(there: socket.socket) -> None:
     there.sendall(b"+PONG\r\n")
 
 
-def test_connection_holds_as_much_as_the_kernel_allows():
+@contextlib.contextmanager
+def welcoming(listener: socket.socket) -> Iterator[None]:
+    """Welcome one client."""
+
+    def serve() -> None:
+        there, _ = listener.accept()
+        with there:
+            welcome(there)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    thread.join(60)
+
+
+def test_connection_holds_as_much_as_the_kernel_allows() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as wide:
         set_buffer(wide, "receive")
         address = RedisAddress(host="127.0.0.1", port=listener.getsockname()[1])
         link = RedisLink(address, Credentials(), Timeouts(connect_s=10.0, io_s=10.0))
-
-        def serve() -> None:
-            there, _ = listener.accept()
-            with there:
-                welcome(there)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        link.open()
-        sizes = [one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for one in (link._connection(), wide)]
-        link.close()
-        thread.join(60)
+        with welcoming(listener):
+            link.open()
+            sizes = [one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for one in (link._connection(), wide)]
+            link.close()
     assert sizes[0] >= sizes[1]
 
 
@@ -211,18 +218,10 @@ def test_second_address_of_a_name_is_tried_when_the_first_refuses(monkeypatch: p
         unused.close()
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", p)) for p in (refused, port)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
-
-        def serve() -> None:
-            there, _ = listener.accept()
-            with there:
-                welcome(there)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
         link = RedisLink(RedisAddress(host="two.example"), Credentials(), Timeouts(connect_s=5, io_s=5))
-        link.open()
-        link.close()
-        thread.join(60)
+        with welcoming(listener):
+            link.open()
+            link.close()
 
 
 def test_nobody_listening_is_an_error_at_once() -> None:
