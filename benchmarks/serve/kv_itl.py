@@ -20,6 +20,9 @@ Linux says what the thread of a step did meanwhile, so that three causes can be 
 a comparison, as far as these do not interrupt a thread between two looks at its clocks. ``p50`` and ``p95`` are of the time between two
 tokens, by round, as a client sees it.
 
+``beside`` tells more than two runs can, whose machine is not the same: by how much the steps of one run that a load worked beside were
+longer than its other steps, ms for one load, in all of them together.
+
 ``p2p`` pulls from an engine in another process on the same machine, whose work is part of what is measured.
 
     OMP_NUM_THREADS=1 python benchmarks/serve/kv_itl.py --out benchmarks/results/kv_itl.json
@@ -33,7 +36,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import os
 import platform
 import random
@@ -51,120 +53,24 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import numpy as np
+import attrs
+from kv_itl_sides import Control, Producer, engine_of, serve
 from kv_ttft import RANDOM, make_random_model
 
-from trencadis.engine.build import build_engine
-from trencadis.front import configure
 from trencadis.records import Request, SamplingParams
 
 KINDS = ("cached", "cached again", "worked", "copied", "loaded")
-PIECE_BYTES = 1 << 20
-CACHED_BYTES = 16 << 10
 LOADERS = ("trencadis-kv-load", "trencadis-p2p-pull")
+WORK_MS = 0.05
+"""A thread that waits for a rest to end computes less within a step."""
 
 
-def engine_of(args: argparse.Namespace, model: str, connector: str, own: dict[str, Any]) -> Any:
-    """Return an engine with a connector and settings of its table."""
-    tables = {
-        "observer": {"names": []},
-        "cache": {"num_blocks": args.blocks},
-        "kv_connector": {"name": connector, connector: own},
-    }
-    if connector == "none":
-        del tables["kv_connector"]["none"]
-    config, registry = configure(model, config_file=None, tables=tables)
-    return build_engine(config, registry=registry)
-
-
-def serve(engine: Any, prompt: tuple[int, ...], **more: Any) -> Any:
-    """Serve a prompt; returns how it finished."""
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    request = Request(request_id=str(random.random()), prompt_token_ids=prompt, params=params, **more)
-    engine.add(request)
-    finished: list[Any] = []
-    while not finished:
-        finished += engine.step().finished
-    while engine.has_work and "transfer_params" not in more:  # which holds blocks: there is work until they are pulled
-        engine.step()
-    return finished[0]
-
-
-class Producer:
-    """An engine in another process that holds a prefix for whoever pulls it."""
-
-    def __init__(self, args: argparse.Namespace, model: str, prefix: tuple[int, ...]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=produce, args=(args, model, prefix, theirs), daemon=True)
-        self._process.start()
-
-    def hold(self, number: int) -> list[dict[str, Any]]:
-        """Return what names the prefix, for so many pulls: each gives its hold back."""
-        self._ours.send(number)
-        held: list[dict[str, Any]] = self._ours.recv()
-        return held
-
-    def close(self) -> None:
-        self._ours.send(0)
-        self._process.join()
-
-
-def produce(args: argparse.Namespace, model: str, prefix: tuple[int, ...], pipe: Any) -> None:
-    """Hold the prefix as often as the pipe asks for."""
-    engine = engine_of(args, model, "p2p", {"lease_s": 50.0})
-    serve(engine, (*prefix, 9))  # computed once, held often
-    try:
-        while True:
-            while not pipe.poll(0.1):  # what was given back is let go in a step
-                if engine.has_work:
-                    engine.step()
-            if not (number := pipe.recv()):
-                break
-            asked = {"do_remote_decode": True}
-            pipe.send([dict(serve(engine, (*prefix, 9), transfer_params=asked).transfer_params) for _ in range(number)])
-    finally:
-        engine.close()
-
-
-class Control:
-    """A process beside the engine that does no more than what a load cannot do without, over as long a time.
-
-    Args:
-        num_bytes: Of a load.
-        seconds: That a load takes.
-    """
-
-    def __init__(self, num_bytes: int, seconds: float) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=control, args=(num_bytes, seconds, theirs), daemon=True)
-        self._process.start()
-
-    def begin(self, kind: str) -> None:
-        """``copied``: copy; ``worked``: compute for as long as that takes, within the caches. Returns at once."""
-        self._pipe.send(kind)
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.join()
-
-
-def control(num_bytes: int, seconds: float, pipe: Any) -> None:
-    """Do what the pipe asks for, a piece at once."""
-    source, target = (np.ones((num_bytes // PIECE_BYTES, PIECE_BYTES), np.uint8) for _ in range(2))
-    while True:
-        kind, until_s = pipe.recv(), time.monotonic()
-        if kind not in ("worked", "copied"):
-            continue
-        for index in range(len(source)):
-            if kind == "copied":
-                target[index] = source[index]
-            else:
-                for _ in range(PIECE_BYTES // CACHED_BYTES):
-                    target[0, :CACHED_BYTES] = source[0, :CACHED_BYTES]
-            until_s += seconds / len(source)
-            time.sleep(max(0.0, until_s - time.monotonic()))
+def learn(engine: Any, args: argparse.Namespace) -> None:
+    """Let an engine find out what computing takes: longer loads than that it would not order, and an engine's first prompts take longest."""
+    others = random.Random(2)
+    for _ in range(args.computed):
+        serve(engine, tuple(others.choices(range(1000, 4000), k=args.load_tokens)))
+    time.sleep(2.0)  # who has much to save drops what comes next
 
 
 def times_of(threads: Sequence[int | None]) -> tuple[float, float]:
@@ -176,27 +82,62 @@ def times_of(threads: Sequence[int | None]) -> tuple[float, float]:
     return sum(int(one[0]) for one in found) / 1e6, sum(int(one[1]) for one in found) / 1e6
 
 
-class Steps:
-    """Times of an engine's steps on the thread that runs them, ms.
+@attrs.frozen
+class Step:
+    """What the thread of one step did, ms.
 
     Attributes:
-        found: Of each step since :meth:`clear`: processor time, time in the queue for a processor, time blocked.
+        cpu_ms: It computed.
+        queue_ms: It waited for a processor.
+        blocked_ms: It waited for anything else.
+        loader_ms: Threads that load computed meanwhile.
+    """
+
+    cpu_ms: float
+    queue_ms: float
+    blocked_ms: float
+    loader_ms: float
+
+    @property
+    def own_ms(self) -> float:
+        return self.cpu_ms + self.blocked_ms
+
+
+class Steps:
+    """An engine's steps on the thread that runs them.
+
+    Attributes:
+        found: Since it was cleared.
     """
 
     def __init__(self, engine: Any) -> None:
         self._run = engine._executor._run
-        self.found: list[tuple[float, float, float]] = []
+        self.found: list[Step] = []
         engine._executor._run = self.run
 
     def run(self, *arguments: Any) -> Any:
-        thread = [threading.get_native_id()]
+        thread, loaders = [threading.get_native_id()], loader_ids()
+        loaded_ms = times_of(loaders)[0]
         start_s, cpu_s, queue_ms = time.perf_counter(), time.thread_time(), times_of(thread)[1]
         try:
             return self._run(*arguments)
         finally:
             queue_ms = times_of(thread)[1] - queue_ms
             cpu_ms, wall_ms = 1000 * (time.thread_time() - cpu_s), 1000 * (time.perf_counter() - start_s)
-            self.found.append((cpu_ms, queue_ms, wall_ms - cpu_ms - queue_ms))
+            loader_ms = times_of(loaders)[0] - loaded_ms
+            self.found.append(Step(cpu_ms, queue_ms, wall_ms - cpu_ms - queue_ms, loader_ms))
+
+
+def loader_ids() -> list[int | None]:
+    """Return the threads of this process that load."""
+    return [one.native_id for one in threading.enumerate() if one.name.startswith(LOADERS)]
+
+
+def beside_ms(steps: Sequence[Step]) -> float:
+    """Return how much longer the steps took, in all, that somebody loaded beside, than as many of the others."""
+    beside = [one.own_ms for one in steps if one.loader_ms >= WORK_MS]
+    others = [one.own_ms for one in steps if one.loader_ms < WORK_MS]
+    return sum(beside) - len(beside) * statistics.median(others) if beside else 0.0
 
 
 def measured(
@@ -217,7 +158,7 @@ def measured(
     slot = engine.add(Request(request_id="decodes", prompt_token_ids=(5, 6, 7), params=params))
     engine.step()
     steps.found.clear()
-    loaders = [one.native_id for one in threading.enumerate() if one.name.startswith(LOADERS)]
+    loaders = loader_ids()
     loading, faults = times_of(loaders), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     gaps, last_s, number, came_s, waits = [], time.perf_counter(), 0, 0.0, []
     while len(gaps) < args.gaps:
@@ -247,14 +188,15 @@ def measured(
         "p50_ms": quantiles[49],
         "p95_ms": quantiles[94],
         "mean_ms": statistics.fmean(gaps),
-        "cpu_ms": statistics.fmean(cpu_ms for cpu_ms, _, _ in found),
-        "queue_ms": statistics.fmean(queue_ms for _, queue_ms, _ in found),
-        "blocked_ms": statistics.fmean(blocked_ms for _, _, blocked_ms in found),
+        "cpu_ms": statistics.fmean(one.cpu_ms for one in found),
+        "queue_ms": statistics.fmean(one.queue_ms for one in found),
+        "blocked_ms": statistics.fmean(one.blocked_ms for one in found),
+        "beside_ms": beside_ms(found) / number,
         "faults": faults / args.gaps,
         "loader_cpu_ms": (loaded[0] - loading[0]) / number,
         "loader_queue_ms": (loaded[1] - loading[1]) / number,
         "first_token_ms": 1000 * statistics.median(waits) if waits else 0.0,
-        "own": [cpu_ms + blocked_ms for cpu_ms, _, blocked_ms in found],
+        "own": [one.own_ms for one in found],
     }
 
 
@@ -332,6 +274,7 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
 
         try:
             for engine in engines.values():
+                learn(engine, args)
                 serve(engine, (*prefix, 9))
             time.sleep(1.0)  # the last blocks are being written
             results = compared({name: partial(run, name) for name in engines}, args)
@@ -364,6 +307,7 @@ def main() -> None:
     parser.add_argument("--load-tokens", type=int, default=1024, help="of a prefix that is loaded while others decode")
     parser.add_argument("--load-mb", type=int, default=72, help="MiB of it, for who only copies as many")
     parser.add_argument("--load-s", type=float, default=0.9, help="seconds that it takes, for the same")
+    parser.add_argument("--computed", type=int, default=12, help="prompts that each engine computes before")
     parser.add_argument("--gaps", type=int, default=136, help="tokens of the request that decodes meanwhile")
     parser.add_argument("--every", type=int, default=16, help="tokens between two loads")
     parser.add_argument(

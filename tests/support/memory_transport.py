@@ -27,6 +27,7 @@ class MemoryLanding(Landing):
     """Two pieces of two rows."""
 
     via = "memory"
+    num_pieces = 2
 
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport

@@ -130,6 +130,11 @@ class LoadPace:
         self._since_s = self._since_cpu_s = self._took_s = self._owed_s = 0.0
         self.is_running = False
 
+    @property
+    def gives_way(self) -> bool:
+        """The engine computes, so that a load had better use one processor and not two."""
+        return self._pace.rest_ratio > 0.0
+
     def begin(self) -> None:
         """Work from now on, on this thread."""
         self.is_running = True

@@ -161,6 +161,7 @@ class _NixlLanding(Landing):
         self._transport = transport
         self._agent = agent
         self._pieces = pieces
+        self.num_pieces = len(pieces)
         self._is_closed = False
         agent.pump.begin()
         num_rows, block_bytes = agent.rows(pieces[0]).shape

@@ -40,11 +40,16 @@ if TYPE_CHECKING:
 __all__ = ["NO_RESTS", "PeerConnection", "Rests"]
 
 _NEXT_S: Final = 0.001
-"""A piece that is being written when a rest is due comes within so many seconds: it would be cold after the rest."""
+"""A piece that is being written comes within so many seconds, or its producer is held up."""
 
 
 class Rests(Protocol):
     """When a pull gives way to others."""
+
+    @property
+    def gives_way(self) -> bool:
+        """Others need the processors now."""
+        ...
 
     def due_s(self) -> float:
         """Return how long to rest now, seconds; asked whenever blocks were taken."""
@@ -56,6 +61,8 @@ class Rests(Protocol):
 
 
 class _NoRests:
+    gives_way: Final = False
+
     def due_s(self) -> float:
         return 0.0
 
@@ -143,7 +150,7 @@ class PeerConnection:
             return
         rows = np.empty((min(num_rows, max(1, len(hashes))), self._me.block_bytes), np.uint8)
         num_taken = num_pending = 0
-        pieces = _Pieces(self._stream, rests)
+        pieces = _Pieces(self._stream, 0 if landing is None else landing.num_pieces, rests)
         try:
             while True:
                 if landing is not None and isinstance(answer, Placed):
@@ -335,23 +342,26 @@ class PeerConnection:
 
 
 class _Pieces:
-    """Gives pieces of a landing back to the producer: at once, or behind a rest, as it is a waste to have them written before one.
+    """Gives pieces of a landing back to the producer: at once; where the pull gives way, one at a time, and none before a rest.
 
-    What was written long before it is read has left the processors' caches, and is fetched from memory once more.
+    Ends that work at the same time take two processors from who needs them. What was written long before it is read has left the
+    processors' caches, and is fetched from memory once more.
 
     Args:
         stream: To the producer.
-        rests: Says when to rest.
+        num_pieces: All of them are the producer's at first.
+        rests: Says when to give way and to rest.
     """
 
-    def __init__(self, stream: FrameStream, rests: Rests) -> None:
+    def __init__(self, stream: FrameStream, num_pieces: int, rests: Rests) -> None:
         self._stream = stream
+        self._num_pieces = num_pieces
         self._rests = rests
         self._kept: list[int] = []
         self._due_s = 0.0
 
     def was_taken(self, index: int, *, is_last: bool) -> None:
-        """Give a piece back, or keep it until those that are being written were taken, too; then rest.
+        """Give a piece back, or keep it for now.
 
         Args:
             index: Of the piece.
@@ -359,14 +369,13 @@ class _Pieces:
         """
         self._kept.append(index)
         self._due_s = 0.0 if is_last else self._due_s or self._rests.due_s()
-        if self._due_s:
-            if self._stream.has_more(_NEXT_S):
-                return
-            self._rests.rest(self._due_s)
-            self._due_s = 0.0
-        for kept in self._kept:
-            self._stream.send(Taken(index=kept))
-        self._kept.clear()
+        is_alone = is_last or not (self._due_s or self._rests.gives_way)
+        # A producer that has nothing to write waits for all pieces.
+        while self._kept and (is_alone or len(self._kept) == self._num_pieces or not self._stream.has_more(_NEXT_S)):
+            if self._due_s:
+                self._rests.rest(self._due_s)
+                self._due_s = 0.0
+            self._stream.send(Taken(index=self._kept.pop(0)))
 
 
 def _given_up(answer: Abort) -> TransferError:

@@ -40,10 +40,11 @@ _NAME: Final = "trencadis-kv"
 _KEY_BYTES: Final = 32
 _HEAD_BYTES: Final = 4096
 """The key, and nothing else; pieces begin on a page."""
-_PIECE_BYTES: Final = 1 << 20
-"""Of a piece, about: what was just written is still in a processor's cache when it is verified and taken."""
-_NUM_PIECES: Final = 4
-"""While one is verified others are written to: neither end often waits for the other to be given a processor."""
+_PIECE_BYTES: Final = 4 << 20
+"""Of a piece, about: of smaller ones each message takes as long as the bytes; what was just written is still in the last cache when it is
+verified and taken."""
+_NUM_PIECES: Final = 2
+"""While one is verified the other is written to: neither end often waits for the other to be given a processor."""
 
 
 class _Target(msgspec.Struct, array_like=True):
@@ -189,6 +190,7 @@ class _SharedLanding(Landing):
         self._transport = transport
         self._memory: _Memory | None = memory
         self._pieces = memory.pieces
+        self.num_pieces = len(memory.pieces)
         self.target = msgspec.msgpack.encode(memory.target)
 
     def rows(self, index: int) -> NDArray[np.uint8]:

@@ -32,11 +32,13 @@ class Landing(ABC):
     Attributes:
         via: Name of the transport.
         target: What the producer has to know.
+        num_pieces: How many.
         is_quiet: The producer has said that it writes no more; set by who asked for the landing.
     """
 
     via: str
     target: bytes
+    num_pieces: int
     is_quiet: bool = False
 
     @abstractmethod

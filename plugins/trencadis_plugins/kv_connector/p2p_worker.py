@@ -215,6 +215,10 @@ class _Pull:
             if self._connection is not None:
                 self._connection.cut()
 
+    @property
+    def gives_way(self) -> bool:
+        return self._pace.gives_way
+
     def due_s(self) -> float:
         """Return how long to rest now."""
         return self._pace.rest_s(self._num_taken / len(self.order.blocks))

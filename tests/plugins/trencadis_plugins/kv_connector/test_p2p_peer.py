@@ -53,13 +53,22 @@ def test_part_that_is_held_is_taken_and_the_rest_is_lost(producer: Producer) -> 
 
 
 class Rested:
-    """Rests whenever it may, and notes how many blocks were read at the producer, and how many were taken here, meanwhile."""
+    """Notes how many blocks were read at the producer, and how many were taken here, whenever it rests, and behind each that is taken.
 
-    def __init__(self, producer: Producer) -> None:
+    Args:
+        producer: Whose blocks.
+        seconds: It is to rest as long whenever it may; 0: it only gives way.
+    """
+
+    gives_way = True
+
+    def __init__(self, producer: Producer, *, seconds: float = 0.02) -> None:
         pool = producer.node.pool
         assert pool is not None
         self.num_read = self.num_taken = 0
+        self._seconds = seconds
         self.noted: list[tuple[int, int]] = []
+        self.noted_taken: list[tuple[int, int]] = []
         self._read, pool.read = pool.read, self.read  # type: ignore[method-assign]
 
     def read(self, blocks: Sequence[int], out: NDArray[np.uint8], **more: Any) -> None:
@@ -68,13 +77,15 @@ class Rested:
 
     def take(self, first: int, rows: NDArray[np.uint8]) -> None:
         assert first == self.num_taken
+        time.sleep(0.02)
         self.num_taken += len(rows)
+        self.noted_taken.append((self.num_read, self.num_taken))
 
     def due_s(self) -> float:
-        return 0.02
+        return self._seconds
 
     def rest(self, seconds: float) -> None:
-        assert seconds == 0.02
+        assert seconds == self._seconds > 0.0
         time.sleep(seconds)
         self.noted.append((self.num_read, self.num_taken))
 
@@ -103,8 +114,22 @@ def test_no_piece_is_written_while_the_consumer_rests(small_pieces: SharedMemory
             connection.pull(hashes, rested.take, num_rows=1, timeout_s=30.0, landing=landing, rests=rested)
         assert landing.is_quiet
         landing.close()
-    assert rested.noted == ([(2, 2), (4, 4), (5, 5)] if is_lost else [(2, 2), (4, 4)])
+    assert rested.noted == [(2, 2), (3, 3), (4, 4), (5, 5)]
     assert rested.num_taken == (5 if is_lost else 6)
+
+
+@pytest.mark.parametrize("gives_way", [True, False])
+def test_ends_take_turns_where_a_pull_gives_way(small_pieces: SharedMemory, gives_way: bool) -> None:
+    """Else the producer writes a piece while another one is taken. The first two pieces are its own in both cases."""
+    with producing(transport=small_pieces) as producer, producer.connect() as connection:
+        noted, landing = Rested(producer, seconds=0.0), small_pieces.landing()
+        noted.gives_way = gives_way
+        assert landing is not None
+        connection.pull(HASHES, noted.take, num_rows=1, timeout_s=30.0, landing=landing, rests=noted)
+        landing.close()
+    ahead = [num_read - num_taken for num_read, num_taken in noted.noted_taken]
+    assert ahead == ([1, 0, 0, 0, 0, 0] if gives_way else [1, 1, 1, 1, 1, 0])
+    assert noted.noted == []
 
 
 def test_blocks_of_a_connection_rest_between_two_batches(producer: Producer) -> None:
