@@ -71,6 +71,17 @@ def test_load_goes_on_at_once_when_the_last_step_is_a_while_ago():
     assert rests[2:] == [0.0] * 6
 
 
+@pytest.mark.parametrize(
+    ("share", "stepped", "gives_way"), [(0.25, True, True), (0.25, False, False), (1.0, True, False)]
+)
+def test_load_gives_way_while_the_engine_computes(share, stepped, gives_way):
+    house = House(share, stepped=stepped)
+    load = house.pace.load(1000, wait_s=10.0)
+    assert load.gives_way == gives_way
+    house.clock.advance(60.0)
+    assert not load.gives_way
+
+
 def test_share_of_one_never_rests():
     assert House(1.0).load()[0] == [0.0] * 5
 

@@ -128,7 +128,7 @@ def test_ends_take_turns_where_a_pull_gives_way(small_pieces: SharedMemory, give
         connection.pull(HASHES, noted.take, num_rows=1, timeout_s=30.0, landing=landing, rests=noted)
         landing.close()
     ahead = [num_read - num_taken for num_read, num_taken in noted.noted_taken]
-    assert ahead == ([1, 0, 0, 0, 0, 0] if gives_way else [1, 1, 1, 1, 1, 0])
+    assert any(ahead[1:]) == (not gives_way)
     assert noted.noted == []
 
 

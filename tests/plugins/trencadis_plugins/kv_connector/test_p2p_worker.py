@@ -267,6 +267,7 @@ def test_pulls_that_ended_slow_nobody_down(consumer: Consumer, producer: Produce
         proxy.to_client.set(stall_at=400)
         consumer.begin(order(producer, 5, [0, 1, 2], port=proxy.port))
         assert proxy.to_client.happened.wait(60)
+        assert consumer.worker._pulls[5].gives_way
         other = consumer.node.pace.load(4, wait_s=1.0)
         other.begin()
         assert consumer.node.pace.rest_ratio == pytest.approx(79.0)
