@@ -23,6 +23,8 @@ tokens, by round, as a client sees it.
 ``beside`` tells more than two runs can, whose machine is not the same: by how much the steps of one run that a load worked beside were
 longer than its other steps, ms for one load, in all of them together.
 
+A run in which a load was given up is made once more, twice at most; ``num_failed`` says how many loads were.
+
 ``p2p`` pulls from an engine in another process on the same machine, whose work is part of what is measured.
 
     OMP_NUM_THREADS=1 python benchmarks/serve/kv_itl.py --out benchmarks/results/kv_itl.json
@@ -34,6 +36,7 @@ longer than its other steps, ms for one load, in all of them together.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -61,8 +64,15 @@ from trencadis.records import Request, SamplingParams
 
 KINDS = ("cached", "cached again", "worked", "copied", "loaded")
 LOADERS = ("trencadis-kv-load", "trencadis-p2p-pull")
+TRIES = 3
+RETRY_S = 6.0
+"""So long nothing is loaded from a store that was too slow once."""
 WORK_MS = 0.05
 """A thread that waits for a rest to end computes less within a step."""
+
+
+class NotLoadedError(Exception):
+    """A load was given up: what was measured is of something else."""
 
 
 def learn(engine: Any, args: argparse.Namespace) -> None:
@@ -182,7 +192,8 @@ def measured(
     while engine.has_work:
         engine.step()
     num_loaded = engine._state.transfers.num_loaded - num_loaded
-    assert num_loaded == (number if held else 0), f"{num_loaded} of {number} prefixes were loaded"
+    if num_loaded != (number if held else 0):
+        raise NotLoadedError(f"{num_loaded} of {number} prefixes were loaded")
     quantiles = statistics.quantiles(gaps, n=100)
     return {
         "p50_ms": quantiles[49],
@@ -201,14 +212,18 @@ def measured(
 
 
 def compared(runs: dict[str, Callable[[str], dict[str, Any]]], args: argparse.Namespace) -> dict[str, Any]:
-    """Return medians, and quartiles of the ratios to an engine's own cache, by name, kind and measure; all take turns."""
+    """Return medians, and quartiles of the ratios to an engine's own cache, by name, kind and measure; all take turns.
+
+    Their order changes from round to round: what comes behind one that loads finds other things in the caches.
+    """
+    order = random.Random(3)
     turns = [(name, kind) for name in runs for kind in KINDS]
     found: dict[tuple[str, str], list[dict[str, Any]]] = {turn: [] for turn in turns}
     until_s = time.monotonic() + args.max_seconds
     for number in range(args.rounds + 1):
         if number > 2 and time.monotonic() > until_s:
             break
-        for name, kind in turns[number % len(turns) :] + turns[: number % len(turns)]:
+        for name, kind in order.sample(turns, k=len(turns)):
             one = runs[name](kind)
             if number:  # the first round touches memory that nobody has touched
                 found[name, kind].append(one)
@@ -268,7 +283,17 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
         steps = {name: Steps(engine) for name, engine in engines.items()}
 
         def run(name: str, kind: str) -> dict[str, Any]:
-            held: list[Any] = [] if kind != "loaded" else producer.hold(number) if producer else [None] * number
+            for _ in range(TRIES - 1):  # a virtual machine that stops for a third of a second lets a load miss its time
+                with contextlib.suppress(NotLoadedError):
+                    return run_once(name, kind)
+                time.sleep(RETRY_S)
+            return run_once(name, kind)
+
+        def run_once(name: str, kind: str) -> dict[str, Any]:
+            # Also if nobody will pull: an engine that waited meanwhile is slow at first.
+            held: list[Any] = producer.hold(number) if producer else [None] * number
+            if kind != "loaded":
+                held = []
             begin = partial(beside.begin, kind)
             return measured(engines[name], steps[name], prefix, held, args, begin)
 
