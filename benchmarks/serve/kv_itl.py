@@ -27,7 +27,7 @@ A run in which a load was given up is made once more, twice at most; ``num_faile
 
 ``p2p`` pulls from an engine in another process on the same machine, whose work is part of what is measured.
 
-    OMP_NUM_THREADS=1 python benchmarks/serve/kv_itl.py --out benchmarks/results/kv_itl.json
+    OMP_NUM_THREADS=1 python benchmarks/serve/kv_itl.py --connectors p2p --rounds 41 --out benchmarks/results/kv_itl_p2p.json
     redis-server --port 7379 --save '' --maxmemory 4gb --maxmemory-policy allkeys-lfu &
     python benchmarks/serve/kv_itl.py --connectors redis --redis-url redis://127.0.0.1:7379
     python benchmarks/serve/kv_itl.py --variant unpaced load_share=1.0     # a setting of the connectors against the default
@@ -290,12 +290,10 @@ def decoding(args: argparse.Namespace, model: str, connector: str) -> dict[str, 
             return run_once(name, kind)
 
         def run_once(name: str, kind: str) -> dict[str, Any]:
-            # Also if nobody will pull: an engine that waited meanwhile is slow at first.
-            held: list[Any] = producer.hold(number) if producer else [None] * number
-            if kind != "loaded":
-                held = []
+            # Also where nobody will pull: the engine stands still meanwhile, and its first steps are slow behind that.
+            held = producer.hold(number) if producer else [None] * number
             begin = partial(beside.begin, kind)
-            return measured(engines[name], steps[name], prefix, held, args, begin)
+            return measured(engines[name], steps[name], prefix, held if kind == "loaded" else [], args, begin)
 
         try:
             for engine in engines.values():
