@@ -13,7 +13,7 @@ _OURS = "trencadis"
 
 def configuration_page() -> str:
     """Return the page. What another installed distribution offers does not belong on it."""
-    registry = Registry.discover()
+    registry = Registry.discover(strict=True)
     classes = {
         noun: {
             name: config_class

@@ -53,9 +53,14 @@ class CommandParser(argparse.ArgumentParser):
         """Return argparse's help, followed by the short flags and every config flag."""
         if self._settings is None:
             return super().format_help()
-        short = [f"  {flag} VALUE  short for {long}" for flag, long in self._short_flags.items()]
+        settings = self._settings()
+        switches = {setting.flag for setting in settings if setting.type is bool}
+        short = [
+            f"  {flag}{'' if long in switches else ' VALUE'}  short for {long}"
+            for flag, long in self._short_flags.items()
+        ]
         lines = ["", "short forms of config flags:", *short] if short else []
-        return "\n".join([super().format_help().rstrip("\n"), *lines, "", config_flags_help(self._settings())])
+        return "\n".join([super().format_help().rstrip("\n"), *lines, "", config_flags_help(settings)])
 
     def error(self, message: str) -> NoReturn:
         """Raise the error that argparse found.

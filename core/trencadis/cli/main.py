@@ -9,11 +9,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import trencadis
 from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
-from trencadis.config import Settings, blocked_plugins, load_config, settings_of
+from trencadis.config import Settings, load_config, plugin_rules, settings_of
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, PluginError, TrencadisError, did_you_mean
 from trencadis.log import configure_logging
@@ -101,16 +102,22 @@ def _run(command: str, arguments: list[str]) -> int:
     if hasattr(module, "run_alone"):
         return _run_alone(command, module, arguments)
     file = config_file(arguments)
-    registry = Registry.discover(blocked=blocked_plugins(file=file, flags=arguments))
+    registry = _discover(file, arguments)
     components = registry.config_classes()
     settings = settings_of(components)
-    flags, rest = split_flags(arguments, settings)
-    args = _parser(command, module, lambda: settings).parse(rest)
-    args.resolved = load_config(components=components, file=file, flags=flags)
+    with registry.naming_broken():
+        flags, rest = split_flags(arguments, settings)
+        args = _parser(command, module, lambda: settings).parse(rest)
+        args.resolved = load_config(components=components, file=file, flags=flags)
     registry.note_sources(args.resolved.sources)
     configure_logging(args.resolved.config.log.level)
     code: int = module.run(args, args.resolved.config, registry)
     return code
+
+
+def _discover(file: Path | None, arguments: Sequence[str]) -> Registry:
+    rules = plugin_rules(file=file, flags=arguments)
+    return Registry.discover(blocked=rules.blocked, strict=rules.strict)
 
 
 def _run_alone(command: str, module: Any, arguments: list[str]) -> int:
@@ -138,15 +145,17 @@ def _takes_config(module: Any) -> bool:
 
 def _short_flags(module: Any) -> Mapping[str, str]:
     """Return the short forms of config flags that a command offers, if any. Pure."""
-    found: Mapping[str, str] = getattr(module, "SHORT_FLAGS", {})
-    return found
+    own: Mapping[str, str] = getattr(module, "SHORT_FLAGS", {})
+    return {**own, "--strict-plugins": "--plugins.strict"} if _takes_config(module) else own
 
 
 def _settings_for_help(arguments: Sequence[str]) -> Settings:
-    """Return the settings to explain; without plugins' tables if a plugin is broken, since help must always come."""
+    """Return the settings to explain; without plugins' tables if they cannot be known, since help must always come."""
     try:
-        registry = Registry.discover(blocked=blocked_plugins(file=config_file(arguments), flags=arguments))
+        registry = _discover(config_file(arguments), arguments)
     except (ConfigError, PluginError) as error:
         print(f"warning: flags of plugins are left out: {error}", file=sys.stderr)
         return settings_of()
+    for item in registry.broken.values():
+        print(f"warning: flags of a plugin are left out: {item.error}", file=sys.stderr)
     return settings_of(registry.config_classes())

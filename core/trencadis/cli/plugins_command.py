@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
-    """Print the list; returns 0.
+    """Print the list, then the installed plugins that cannot be used; returns 0.
 
     Raises:
         PluginError: The configuration names a component that does not exist or does not fit the others.
@@ -34,7 +34,17 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     if args.json:
         components = [{**attrs.asdict(row), "active": row.role == "active"} for row in rows]
         nouns = {noun: [row.name for row in rows if row.noun == noun] for noun in NOUNS}
-        listing = {"plan_hash": plan.plan_hash, "nouns": nouns, "components": components}
+        broken = [{**attrs.asdict(item.provenance), "error": str(item.error)} for item in registry.broken.values()]
+        contested = [
+            {"noun": noun, "name": name, "error": str(error)} for (noun, name), error in registry.contested.items()
+        ]
+        listing = {
+            "plan_hash": plan.plan_hash,
+            "nouns": nouns,
+            "components": components,
+            "broken": broken,
+            "contested": contested,
+        }
         print(json.dumps(listing, indent=2, ensure_ascii=False))
         return 0
     headings = ("noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary")
@@ -56,4 +66,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     empty = [noun for noun in NOUNS if not any(row.noun == noun for row in rows)]
     if empty:
         print(f"no component installed: {', '.join(empty)}")
+    for item in registry.broken.values():
+        print(f"broken: {item.error}")
+    for error in registry.contested.values():
+        print(f"contested: {error}")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trencadis.config.defaults import check_defaults
-from trencadis.config.load import ResolvedConfig, blocked_plugins, load_config
+from trencadis.config.load import ResolvedConfig, load_config, plugin_rules
 from trencadis.config.schema import Config
 from trencadis.config.settings import ComponentClasses, Setting, Settings, settings_of, settings_of_table
 
@@ -13,9 +13,9 @@ __all__ = [
     "ResolvedConfig",
     "Setting",
     "Settings",
-    "blocked_plugins",
     "check_defaults",
     "load_config",
+    "plugin_rules",
     "settings_of",
     "settings_of_table",
 ]

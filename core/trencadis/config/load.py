@@ -18,7 +18,7 @@ import attrs
 from trencadis.config.aliases import from_aliases, warn_of_unused
 from trencadis.config.assemble import Assembly
 from trencadis.config.messages import DEFAULT
-from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config
+from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config, PluginsConfig
 from trencadis.config.settings import ComponentClasses, Settings, settings_of
 from trencadis.config.sources import (
     BLOCKED_VARIABLE,
@@ -32,8 +32,9 @@ from trencadis.config.sources import (
 )
 from trencadis.config.strangers import warn_of_strangers
 
-__all__ = ["ResolvedConfig", "blocked_plugins", "load_config"]
+__all__ = ["ResolvedConfig", "load_config", "plugin_rules"]
 
+_PLUGINS = "plugins."
 _BLOCKED = "plugins.blocked"
 
 
@@ -100,35 +101,35 @@ def _warn(config: Config, given: Iterable[Given], environ: Mapping[str, str], se
     warn_of_unused(given, environ, settings, name=name, may_be=(*may_be, config.bucketing.fallback))
 
 
-def blocked_plugins(
+def plugin_rules(
     *,
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
-) -> tuple[str, ...]:
-    """Return ``[plugins] blocked`` from all sources: what must be known before any plugin, and so any other key, is.
+) -> PluginsConfig:
+    """Return the table ``[plugins]`` from all sources: it must be known before any plugin, and so any other key, is.
 
     Args:
         file: As of :func:`load_config`.
         environ: As of :func:`load_config`.
-        flags: A whole command line; all but the flag of this setting is left alone.
+        flags: A whole command line; all but the flags of this table are left alone.
         overrides: As of :func:`load_config`.
 
     Raises:
-        ConfigError: The file is missing or not well formed, or the value is no list of names.
+        ConfigError: The file is missing or not well formed, or a value is of the wrong type.
     """
     environment = os.environ if environ is None else environ
     settings = settings_of()
     tree, name = _file_tree(file, environment)
-    variables = {key: text for key, text in environment.items() if key == _variable(settings)}
-    given = from_tree(_only_blocked(tree), settings, name)
-    given += from_environment(variables, settings)
-    given += from_flags(_flag_of_blocked(flags), settings)
-    given += from_tree(_only_blocked(nest(overrides or {})), settings, "argument")
+    names = {setting.environment for setting in settings if setting.path.startswith(_PLUGINS)}
+    given = from_tree(_only_plugins(tree), settings, name)
+    given += from_environment({key: text for key, text in environment.items() if key in names}, settings)
+    given += from_flags(_flags_of_plugins(flags, settings), settings)
+    given += from_tree(_only_plugins(nest(overrides or {})), settings, "argument")
     last = {item.path: item for item in given}
     _add_blocked(last, environment)
-    return Assembly(settings, last).config().plugins.blocked
+    return Assembly(settings, last).config().plugins
 
 
 def _gather(
@@ -152,24 +153,24 @@ def _file_tree(file: Path | None, environ: Mapping[str, str]) -> tuple[dict[str,
     return (read_file(Path(named)), Path(named).name) if named else ({}, "")
 
 
-def _variable(settings: Settings) -> str:
-    return next(setting.environment for setting in settings if setting.path == _BLOCKED)
-
-
-def _only_blocked(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _only_plugins(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the known keys of the table; what else is wrong with it is said when everything is loaded."""
     table = tree.get("plugins")
-    if not isinstance(table, Mapping) or "blocked" not in table:
-        return {}
-    return {"plugins": {"blocked": table["blocked"]}}
+    keys = [field.name for field in attrs.fields(PluginsConfig)]
+    return {"plugins": {key: table[key] for key in keys if key in table}} if isinstance(table, Mapping) else {}
 
 
-def _flag_of_blocked(tokens: Sequence[str]) -> list[str]:
+def _flags_of_plugins(tokens: Sequence[str], settings: Settings) -> list[str]:
     found: list[str] = []
     for position, token in enumerate(tokens):
         if token == "--":
             break
-        if token.partition("=")[0] == f"--{_BLOCKED}":
-            found += [token] if "=" in token else list(tokens[position : position + 2])
+        setting = settings.get(token.partition("=")[0].removeprefix("--").replace("-", "_"))
+        if setting is None or not setting.path.startswith(_PLUGINS):
+            continue
+        following = tokens[position + 1 : position + 2]
+        takes_it = "=" not in token and (setting.type is not bool or following in (["true"], ["false"]))
+        found += [token, *following] if takes_it else [token]
     return found
 
 

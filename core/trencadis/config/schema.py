@@ -283,6 +283,10 @@ class PluginsConfig:
     blocked: tuple[str, ...] = setting(
         None, "Plugins never loaded: entry-point names, or distribution:name where two share one.", factory=tuple
     )
+    strict: bool = setting(
+        False,
+        "Start nothing while an installed plugin cannot be used or two offer one name; off: only if it is asked for.",
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trencadis.config import ResolvedConfig, Settings, blocked_plugins, load_config, settings_of
+from trencadis.config import ResolvedConfig, Settings, load_config, plugin_rules, settings_of
 from trencadis.config.assemble import Assembly
+from trencadis.config.schema import PluginsConfig
 from trencadis.config.settings import ENVIRONMENT_PREFIX
 from trencadis.config.sources import (
     FILE_VARIABLE,
@@ -22,15 +23,15 @@ from trencadis.doctor.findings import Findings
 from trencadis.errors import ConfigError
 from trencadis.registry import Registry
 
-__all__ = ["blocked_names", "check_configuration"]
+__all__ = ["check_configuration", "rules_of_plugins"]
 
 
-def blocked_names(file: Path | None, flags: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of plugins not to load; none if that cannot be known, which the check of the sources then says."""
+def rules_of_plugins(file: Path | None, flags: Sequence[str], environ: Mapping[str, str]) -> PluginsConfig:
+    """Return the table ``[plugins]``; the default if it cannot be known, which the check of the sources then says."""
     try:
-        return blocked_plugins(file=file, flags=flags, environ=environ)
+        return plugin_rules(file=file, flags=flags, environ=environ)
     except ConfigError:
-        return ()
+        return PluginsConfig()
 
 
 def check_configuration(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trencadis.config import Config
 from trencadis.doctor.components import check_components
-from trencadis.doctor.configuration import blocked_names, check_configuration
+from trencadis.doctor.configuration import check_configuration, rules_of_plugins
 from trencadis.doctor.distributions import check_distributions
 from trencadis.doctor.findings import Findings
 from trencadis.doctor.installation import check_installation
@@ -39,8 +39,8 @@ def examine(*, file: Path | None, flags: Sequence[str], environ: Mapping[str, st
     with contextlib.redirect_stdout(sys.stderr):
         found.run("installation", check_installation)
         found.run("installation", check_distributions)
-        blocked = blocked_names(file, flags, environ)
-        registry = found.run("plugins", check_plugins, blocked) or Registry.discover(entry_points=())
+        rules = rules_of_plugins(file, flags, environ)
+        registry = found.run("plugins", check_plugins, rules) or Registry.discover(entry_points=())
         resolved = found.run("configuration", check_configuration, registry, file, flags, environ)
         config = resolved.config if resolved is not None else Config()
         facts = found.run("model", check_model, config)

@@ -67,10 +67,13 @@ class Findings:
         """Note what is wrong, and how to mend it."""
         self._add(Severity.FAIL, message, remedy)
 
+    def warn_with(self, error: TrencadisError) -> None:
+        """Note an error of ours as doubtful, with its remedy as :meth:`fail_with` finds it."""
+        self._add(Severity.WARN, *_parts_of(error))
+
     def fail_with(self, error: TrencadisError) -> None:
         """Note an error of ours: its hint is the remedy, or what its class says about all errors of its kind."""
-        remedy = error.hint or _remedy_of(type(error))
-        self._add(Severity.FAIL, str(error).removesuffix(error.hint).strip(), remedy)
+        self._add(Severity.FAIL, *_parts_of(error))
 
     def run(self, section: str, check: Callable[..., T], *arguments: Any, otherwise: T | None = None) -> T | None:
         """Run one check; whatever it raises becomes a finding.
@@ -100,6 +103,10 @@ class Findings:
         self._items.append(
             Finding(section=self._section, severity=severity, message=one_line, remedy=" ".join(remedy.split()))
         )
+
+
+def _parts_of(error: TrencadisError) -> tuple[str, str]:
+    return str(error).removesuffix(error.hint).strip(), error.hint or _remedy_of(type(error))
 
 
 def _remedy_of(kind: type[TrencadisError]) -> str:

@@ -1,51 +1,48 @@
-"""Every installed plugin by itself, so that a broken one is named and does not hide the others."""
+"""Every installed plugin: what it offers, or why it cannot be used."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 
+from trencadis.config.schema import PluginsConfig
 from trencadis.doctor.findings import Findings
-from trencadis.errors import PluginError
 from trencadis.hookspecs import NOUNS, PROJECT_NAME
-from trencadis.registry import Registry
+from trencadis.registry import Provenance, Registry
 
 __all__ = ["check_plugins"]
 
 
-def check_plugins(found: Findings, blocked: Iterable[str]) -> Registry:
-    """Load every plugin alone, then all that can be loaded together; returns the registry of those.
+def check_plugins(found: Findings, rules: PluginsConfig) -> Registry:
+    """Load every plugin; returns the registry of those that can be used.
 
-    What comes with the engine is loaded first: where a plugin of somebody else has a component of the same name, that one is wrong.
+    One that cannot be is doubtful, since engines start without it, and wrong where ``plugins.strict`` forbids that.
 
     Args:
         found: Takes the findings.
-        blocked: Names that are not to be loaded.
+        rules: The table ``[plugins]``.
     """
-    hidden = set(blocked)
+    hidden = set(rules.blocked)
     points = sorted(importlib.metadata.entry_points(group=PROJECT_NAME), key=_rank)
     if not points:
         found.fail("no plugin is installed, not even the built-in ones", "Run pip install trencadis again.")
-    good: list[EntryPoint] = []
-    registry = Registry.discover(entry_points=())
+    registry = Registry.discover(entry_points=points, blocked=rules.blocked)
+    note = found.fail_with if rules.strict else found.warn_with
     for point in points:
         full_name = _full_name(point)
         if hidden & {point.name, full_name}:
             found.ok(f"plugin {point.name}: blocked")
-            hidden.discard(point.name)
-            hidden.discard(full_name)
             continue
-        try:
-            alone = _load(points, [point])
-            # Together with the good ones before it: two may offer one name.
-            registry = _load(points, [*good, point])
-        except PluginError as error:
-            found.fail_with(error)
-            continue
-        good.append(point)
-        found.ok(f"plugin {point.name}: {_offers(alone, point)}")
-    for name in sorted(hidden):
+        name = full_name if full_name in {*registry.broken, *registry.plugins} else point.name
+        if name in registry.broken:
+            note(registry.broken[name].error)
+        else:
+            found.ok(f"plugin {point.name}: {_offers(registry, registry.plugins[name])}")
+    for error in registry.contested.values():
+        note(error)
+    known = {name for point in points for name in (point.name, _full_name(point))}
+    for name in sorted(hidden - known):
         found.warn(f"blocked plugin {name}: no plugin has that name", _how_to_name(points))
     return registry
 
@@ -54,20 +51,19 @@ def _rank(point: EntryPoint) -> tuple[bool, str]:
     return point.dist is None or point.dist.name != PROJECT_NAME, point.name
 
 
-def _load(points: Sequence[EntryPoint], wanted: Sequence[EntryPoint]) -> Registry:
-    """Return the registry of some plugins; each is called what it is called where all are loaded, and can be blocked by."""
-    names = {_full_name(point) for point in wanted}
-    return Registry.discover(entry_points=points, blocked={_full_name(point) for point in points} - names)
-
-
 def _full_name(point: EntryPoint) -> str:
     return f"{point.dist.name if point.dist else ''}:{point.name}"
 
 
-def _offers(registry: Registry, point: EntryPoint) -> str:
+def _offers(registry: Registry, plugin: Provenance) -> str:
     """Return what a plugin offers, and who made it."""
-    offers = [f"{noun} {name}" for noun in NOUNS for name in registry.components(noun)]
-    owner = f"{point.dist.name} {point.dist.version}" if point.dist else "no distribution"
+    offers = [
+        f"{noun} {name}"
+        for noun in NOUNS
+        for name, item in registry.components(noun).items()
+        if item.provenance == plugin
+    ]
+    owner = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "no distribution"
     return f"{', '.join(offers) or 'hooks only'} ({owner})"
 
 

@@ -86,6 +86,7 @@ def _build(
 ) -> Engine | EmbeddingEngine:
     registry.configure(config)
     plan = resolve_plan(config, registry)
+    registry.warn_of_broken()
     context = ComponentContext(
         clock=clock,
         seed=config.engine.seed,

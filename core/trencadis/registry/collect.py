@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator
+from typing import Any, TypeVar
 
 import attrs
 
@@ -16,7 +16,9 @@ from trencadis.registry.contracts import why_refused
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
 
-__all__ = ["RegisteredComponent", "add_component", "components_of"]
+__all__ = ["BrokenPlugin", "RegisteredComponent", "add_component", "components_of"]
+
+K = TypeVar("K", bound=Hashable)
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
 _OUR_DISTRIBUTION = "trencadis"
@@ -45,6 +47,19 @@ class RegisteredComponent:
         return f'{self.noun} component "{self.name}" of {self.provenance}'
 
 
+@attrs.frozen(kw_only=True)
+class BrokenPlugin:
+    """An installed plugin that cannot be used; none of its components exist and none of its hooks is called.
+
+    Attributes:
+        provenance: Which plugin.
+        error: Why; names the distribution, its version, the cause and the remedy.
+    """
+
+    provenance: Provenance
+    error: PluginError
+
+
 def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredComponent]:
     """Yield one plugin's components, checked, noun by noun.
 
@@ -59,7 +74,7 @@ def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredCompo
             continue
         try:
             found = [item for items in loader.hooks_of(plugin, hook)() for item in items]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginLoadError(
                 f"{provenance} raised in {hook}: {type(error).__name__}: {error}.", hint=provenance.remedy
             ) from error
@@ -68,14 +83,14 @@ def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredCompo
             yield RegisteredComponent(noun=noun, name=item.name, component=item, provenance=provenance)
 
 
-def add_component(table: dict[str, RegisteredComponent], new: RegisteredComponent) -> None:
-    """Add a component to its noun's table.
+def add_component(table: dict[K, RegisteredComponent], key: K, new: RegisteredComponent) -> None:
+    """Add a component to a table.
 
     Raises:
         ComponentConflictError: Another plugin has the name.
         ContractError: The same plugin yielded it before.
     """
-    old = table.setdefault(new.name, new)
+    old = table.setdefault(key, new)
     if old is new:
         return
     raise _conflict(old, new)

@@ -53,28 +53,33 @@ class PluginLoader:
         """True if the plugin implements the hook. Pure."""
         return any(item.plugin_name == plugin for item in getattr(self.hooks, hook).get_hookimpls())
 
-    def load_entry_points(self, entry_points: Iterable[EntryPoint] | None) -> None:
-        """Import and register entry points, sorted by name, without the blocked ones.
+    def candidates(self, entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint, Provenance]]:
+        """Return entry points with their provenance, sorted by name, without the blocked ones; imports nothing.
 
         Args:
             entry_points: None: those installed in the group ``trencadis``.
-
-        Raises:
-            PluginLoadError: One raised while it was imported or registered.
         """
         found = list(importlib.metadata.entry_points(group=PROJECT_NAME) if entry_points is None else entry_points)
         found.sort(key=lambda item: (item.name, distribution_of(item)[0]))
         counts = Counter(item.name for item in found)
+        kept = []
         for item in found:
             full_name = f"{distribution_of(item)[0]}:{item.name}"
-            if self._blocked & {item.name, full_name}:
-                continue
-            provenance = of_entry_point(item, plugin=item.name if counts[item.name] == 1 else full_name)
-            try:
-                plugin = item.load()
-            except (Exception, SystemExit) as error:
-                raise _broken(provenance, "could not be imported", error) from error
-            self._register(plugin, provenance)
+            if not self._blocked & {item.name, full_name}:
+                kept.append((item, of_entry_point(item, plugin=item.name if counts[item.name] == 1 else full_name)))
+        return kept
+
+    def load_entry_point(self, entry_point: EntryPoint, provenance: Provenance) -> None:
+        """Import and register one entry point.
+
+        Raises:
+            PluginLoadError: It raised while it was imported or registered.
+        """
+        try:
+            plugin = entry_point.load()
+        except (Exception, SystemExit) as error:
+            raise _broken(provenance, "could not be imported", error) from error
+        self._register(plugin, provenance)
 
     def load_object(self, plugin: Any) -> str:
         """Register a module or object given in code; returns its name, or an empty string if that is blocked.
@@ -88,11 +93,16 @@ class PluginLoader:
         self._register(plugin, provenance)
         return provenance.plugin
 
-    def check_hooks(self) -> None:
-        """Refuse misspelt hooks.
+    def unload(self, plugin: str) -> None:
+        """Forget a plugin: none of its hooks is called any more. Nothing happens if it was not registered."""
+        if self._provenance.pop(plugin, None) is not None:
+            self._manager.unregister(name=plugin)
+
+    def check_hooks(self, plugin: str) -> None:
+        """Refuse misspelt hooks of one plugin.
 
         Raises:
-            PluginLoadError: A plugin implements a hook that does not exist.
+            PluginLoadError: It implements a hook that does not exist.
         """
         callers: Collection[Any] = list(vars(self.hooks).values())
         known = [caller.name for caller in callers if isinstance(caller, pluggy.HookCaller) and caller.has_spec()]
@@ -100,7 +110,7 @@ class PluginLoader:
             if not isinstance(caller, pluggy.HookCaller) or caller.has_spec():
                 continue
             for item in caller.get_hookimpls():
-                if not item.optionalhook:
+                if item.plugin_name == plugin and not item.optionalhook:
                     provenance = self._provenance[item.plugin_name]
                     raise PluginLoadError(
                         f'{provenance} implements "{caller.name}": no such hook.{did_you_mean(caller.name, known)}',

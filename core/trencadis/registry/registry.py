@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
 
 from trencadis.config import Config
 from trencadis.config.messages import spot, with_origin
 from trencadis.errors import (
+    ComponentConflictError,
     ConfigValueError,
     ContractError,
+    PluginError,
     PluginLoadError,
     TrencadisError,
     UnknownComponentError,
+    UnknownKeyError,
     did_you_mean,
 )
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import ComponentContext
 from trencadis.records import ModelFacts
-from trencadis.registry.collect import RegisteredComponent, add_component, components_of
+from trencadis.registry.collect import BrokenPlugin, RegisteredComponent, add_component, components_of
 from trencadis.registry.contracts import CONTRACTS
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
@@ -30,12 +35,18 @@ from trencadis.registry.provenance import Provenance
 
 __all__ = ["Registry"]
 
+logger = logging.getLogger("trencadis.registry")
+
+_TABLE_OF_NOUN = re.compile(rf"\b({'|'.join(NOUNS)})(\.|__)|TRENCADIS_({'|'.join(NOUNS).upper()})__")
+
 
 class Registry:
     """Components by noun and name. Made by :meth:`discover`; used at start-up and shut-down only, on one thread."""
 
     def __init__(self, loader: PluginLoader) -> None:
         self._loader = loader
+        self._broken: dict[str, BrokenPlugin] = {}
+        self._contested: dict[tuple[str, str], ComponentConflictError] = {}
         self._components: dict[str, dict[str, RegisteredComponent]] = {noun: {} for noun in NOUNS}
         self._sources: Mapping[str, str] = {}
         self._configured: Config | None = None
@@ -47,15 +58,19 @@ class Registry:
         blocked: Iterable[str] = (),
         extra_plugins: Iterable[Any] = (),
         entry_points: Iterable[EntryPoint] | None = None,
+        strict: bool = False,
     ) -> Registry:
         """Load plugins and collect their components. Imports the plugins, but none of what they offer.
 
-        What they print meanwhile goes to standard error: standard output is a command's own.
+        What they print meanwhile goes to standard error: standard output is a command's own. An installed plugin that cannot
+        be used is left out and listed in :attr:`broken`, and a name that two installed plugins offer is left out and listed in
+        :attr:`contested`: :meth:`select` refuses where one of them is asked for. Plugins given in code must be usable.
 
         Args:
             blocked: Plugin names, or ``distribution:name``, that are never imported.
             extra_plugins: Modules or objects with hook implementations, after the entry points.
             entry_points: None: those installed in the group ``trencadis``.
+            strict: Raise for an installed plugin that cannot be used and for contested names too.
 
         Raises:
             PluginLoadError: A plugin raised, misspells a hook, or was written for another interface version.
@@ -63,13 +78,20 @@ class Registry:
             ContractError: A plugin yields what is no usable component.
         """
         registry = cls(PluginLoader(blocked))
+        loader = registry._loader
         with contextlib.redirect_stdout(sys.stderr):
-            registry._loader.load_entry_points(entry_points)
-            for plugin in extra_plugins:
-                registry._loader.load_object(plugin)
-            registry._loader.check_hooks()
-            for name in registry._loader.plugins:
-                registry._collect(name)
+            for entry_point, provenance in loader.candidates(entry_points):
+                try:
+                    loader.load_entry_point(entry_point, provenance)
+                    registry._collect(provenance.plugin, strict=strict)
+                except PluginError as error:
+                    if strict:
+                        raise
+                    loader.unload(provenance.plugin)
+                    registry._broken[provenance.plugin] = BrokenPlugin(provenance=provenance, error=error)
+            for name in [loader.load_object(plugin) for plugin in extra_plugins]:
+                if name:
+                    registry._collect(name, strict=True)
         return registry
 
     def register(self, plugin: Any) -> None:
@@ -81,13 +103,24 @@ class Registry:
             ContractError: As in :meth:`discover`.
         """
         name = self._loader.load_object(plugin)
-        self._loader.check_hooks()
         if name:
-            self._collect(name)
+            self._collect(name, strict=True)
 
-    def _collect(self, plugin: str) -> None:
+    def _collect(self, plugin: str, *, strict: bool) -> None:
+        """Add a plugin's components: all of them, or none if one of them cannot be used."""
+        self._loader.check_hooks(plugin)
+        own: dict[tuple[str, str], RegisteredComponent] = {}
         for found in components_of(self._loader, plugin):
-            add_component(self._components[found.noun], found)
+            add_component(own, (found.noun, found.name), found)
+        for (noun, name), found in own.items():
+            try:
+                add_component(self._components[noun], name, found)
+            except ComponentConflictError as error:
+                if strict:
+                    raise
+                self._contested[noun, name] = error
+        for noun, name in self._contested:
+            self._components[noun].pop(name, None)
 
     # ------------------------------------------------------------------------------------------------ components
 
@@ -104,6 +137,43 @@ class Registry:
     def plugins(self) -> Mapping[str, Provenance]:
         """Provenance of every loaded plugin, by name."""
         return self._loader.plugins
+
+    @property
+    def broken(self) -> Mapping[str, BrokenPlugin]:
+        """Installed plugins that cannot be used, by name."""
+        return self._broken
+
+    @property
+    def contested(self) -> Mapping[tuple[str, str], ComponentConflictError]:
+        """Names that more than one installed plugin offers, by noun and name; none of the components can be selected."""
+        return self._contested
+
+    @contextlib.contextmanager
+    def naming_broken(self) -> Iterator[None]:
+        """Add the broken plugins to an error about a key that does not exist: it may be one of their tables."""
+        try:
+            yield
+        except UnknownKeyError as error:
+            trouble = self._trouble()
+            if trouble and _TABLE_OF_NOUN.search(str(error)):
+                error.args = (f"{error} {trouble}",)
+            raise
+
+    def warn_of_broken(self) -> None:
+        """Log each installed plugin that cannot be used, and each contested name. Called where an engine starts."""
+        for reason in self._reasons():
+            logger.warning("Left out, since the configuration does not ask for it: %s", reason)
+
+    def _reasons(self) -> list[PluginError]:
+        return [*(item.error for item in self._broken.values()), *self._contested.values()]
+
+    def _trouble(self) -> str:
+        """Return in words which installed plugins offer nothing, or not all that they have, and why; empty: all are well."""
+        reasons = self._reasons()
+        if not reasons:
+            return ""
+        rest = f" And {len(reasons) - 3} more: trencadis doctor lists them." if len(reasons) > 3 else ""
+        return f"Perhaps it is of a plugin that cannot be used: {' '.join(map(str, reasons[:3]))}{rest}"
 
     def components(self, noun: str) -> dict[str, RegisteredComponent]:
         """Return a noun's components by name, sorted. Pure."""
@@ -126,7 +196,8 @@ class Registry:
             key: Key of the noun's table that holds it; for messages.
 
         Raises:
-            UnknownComponentError: No plugin offers it.
+            UnknownComponentError: No usable plugin offers it; the message names the broken ones.
+            ComponentConflictError: Several installed plugins offer it.
             PluginLoadError: The import path cannot be imported.
             ContractError: What it leads to is not of the noun's contract.
         """
@@ -135,11 +206,14 @@ class Registry:
         found = self._components[noun].get(name)
         if found is not None:
             return found
+        if (noun, name) in self._contested:
+            raise self._contested[noun, name]
         names = list(self.components(noun))
+        trouble = self._trouble()
         choices = f"Choose one of: {', '.join(names)}." if names else f"No plugin offers any {noun} component."
         raise UnknownComponentError(
             f"{spot(f'{noun}.{key}', name, source)}: no such component. {choices}{did_you_mean(name, names)}",
-            hint='Another takes its package installed, or an import path "package.module:Class".',
+            hint=trouble or 'Another takes its package installed, or an import path "package.module:Class".',
         )
 
     def build(self, registered: RegisteredComponent, config: Any, context: ComponentContext) -> Any:

@@ -1,6 +1,6 @@
 """Configuration and plugins together: what may be loaded is itself configured, so neither comes first.
 
-[plugins] blocked ▶ Registry.discover ▶ config classes ▶ load_config ▶ Registry.configure
+[plugins] ▶ Registry.discover ▶ config classes ▶ load_config ▶ Registry.configure
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from trencadis.config import ResolvedConfig, blocked_plugins, load_config
+from trencadis.config import ResolvedConfig, load_config, plugin_rules
 from trencadis.registry.registry import Registry
 
 __all__ = ["load_with_plugins"]
@@ -39,10 +39,13 @@ def load_with_plugins(
         ConfigError: As of ``load_config``.
         PluginError: As of ``Registry.discover``.
     """
-    blocked = blocked_plugins(file=file, environ=environ, flags=flags, overrides=overrides)
-    registry = Registry.discover(blocked=blocked, extra_plugins=extra_plugins, entry_points=entry_points)
-    resolved = load_config(
-        components=registry.config_classes(), file=file, environ=environ, flags=flags, overrides=overrides
+    rules = plugin_rules(file=file, environ=environ, flags=flags, overrides=overrides)
+    registry = Registry.discover(
+        blocked=rules.blocked, strict=rules.strict, extra_plugins=extra_plugins, entry_points=entry_points
     )
+    with registry.naming_broken():
+        resolved = load_config(
+            components=registry.config_classes(), file=file, environ=environ, flags=flags, overrides=overrides
+        )
     registry.note_sources(resolved.sources)
     return resolved, registry

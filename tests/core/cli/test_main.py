@@ -142,6 +142,17 @@ def test_help_comes_even_if_a_plugin_is_broken(command, installed, capsys):
     assert run_main(["try", "--help"]) == 0
     captured = capsys.readouterr()
     assert "--engine.seed" in captured.out
+    assert "--bucketing.exponential.limit" in captured.out
+    assert captured.err.startswith('warning: flags of a plugin are left out: broken, given in code (plugin "broken")')
+
+
+def test_help_comes_even_if_plugins_are_strict_and_one_is_broken(command, installed, capsys):
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)
+    assert run_main(["try", "--help", "--strict-plugins"]) == 0
+    captured = capsys.readouterr()
+    assert "--engine.seed" in captured.out
     assert "--bucketing.exponential.limit" not in captured.out
     assert captured.err.startswith("warning: flags of plugins are left out: ")
 
@@ -154,9 +165,26 @@ def test_a_flag_blocks_a_broken_plugin(command, installed, capsys):
     broken = types.ModuleType("broken")
     broken.trencadis_bucketings = lambda: ()
     installed(broken)
-    assert run_main(["try"]) == 2
+    assert run_main(["try", "--strict-plugins"]) == 2
     assert 'plugin "broken"' in capsys.readouterr().err
-    assert run_main(["try", "--plugins.blocked", "broken"]) == 7
+    assert run_main(["try", "--strict-plugins", "--plugins.blocked", "broken"]) == 7
+
+
+def test_a_broken_plugin_that_nothing_asks_for_stops_no_command(command, installed, capsys):
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)
+    assert run_main(["try"]) == 7
+
+
+def test_a_flag_of_a_broken_plugin_is_explained_by_it(command, installed, capsys):
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    installed(broken)
+    assert run_main(["try", "--bucketing.spiral.limit", "3"]) == 2
+    error = capsys.readouterr().err
+    assert "--bucketing.spiral.limit: no such flag." in error
+    assert 'Perhaps it is of a plugin that cannot be used: broken, given in code (plugin "broken") defines' in error
 
 
 def test_every_command_is_registered_under_the_name_of_its_module():

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import types
 
 import pytest
+from only_installed import only_installed
 
 from trencadis.cli import main
 from trencadis.hookspecs import NOUNS
@@ -102,3 +104,18 @@ def test_every_noun_is_listed_even_without_a_component(capsys) -> None:
     assert main(["plugins"]) == 0
     printed = capsys.readouterr().out
     assert all(noun in printed for noun in NOUNS)
+
+
+def test_a_broken_plugin_is_listed_with_its_reason(capsys, monkeypatch, plugin) -> None:
+    broken = types.ModuleType("broken")
+    broken.trencadis_bucketings = lambda: ()
+    only_installed(monkeypatch, [plugin, broken], name="house")
+    assert main(["plugins", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["broken"]
+    assert row["plugin"] == "broken"
+    assert "without @hookimpl" in row["error"]
+    assert main(["plugins"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(
+        'broken: broken, given in code (plugin "broken") defines trencadis_bucketings without @hookimpl'
+    )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trencadis.config import Config, blocked_plugins, load_config
+from trencadis.config import Config, load_config, plugin_rules
 from trencadis.errors import ConfigError, ConfigValueError
 
 SOURCES = ("file", "environment", "flag", "argument")
@@ -187,19 +187,35 @@ def test_blocked_plugins_are_added_to_those_of_a_flag():
     ],
 )
 def test_what_is_blocked_is_known_before_any_other_key_is(arguments, blocked):
-    assert blocked_plugins(**({"environ": {}} | arguments)) == blocked
+    assert plugin_rules(**({"environ": {}} | arguments)).blocked == blocked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strict"),
+    [
+        ({"flags": ["--plugins.strict", "--json"]}, True),
+        ({"flags": ["--plugins.strict", "words", "--plugins.blocked", "x"]}, True),
+        ({"flags": ["--plugins.strict", "false"]}, False),
+        ({"flags": ["--plugins.strict=true"]}, True),
+        ({"environ": {"TRENCADIS_PLUGINS__STRICT": "true"}}, True),
+        ({"overrides": {"plugins.strict": True}}, True),
+        ({}, False),
+    ],
+)
+def test_whether_plugins_are_strict_is_known_before_any_other_key_is(arguments, strict):
+    assert plugin_rules(**({"environ": {}} | arguments)).strict is strict
 
 
 def test_the_file_can_block_before_its_other_tables_are_understood(tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text('[plugins]\nblocked = ["x"]\n[bucketing.not_loaded_yet]\nlimit = 3\n')
-    assert blocked_plugins(file=file, environ={}) == ("x",)
+    assert plugin_rules(file=file, environ={}).blocked == ("x",)
 
 
 def test_a_blocked_value_of_another_type_is_refused():
     environ = {"TRENCADIS_BLOCKED_PLUGINS": "a"}
     with pytest.raises(ConfigValueError, match=r"\[plugins\] blocked = 3 \(from argument\): must be a list of text"):
-        blocked_plugins(environ=environ, overrides={"plugins.blocked": 3})
+        plugin_rules(environ=environ, overrides={"plugins.blocked": 3})
 
 
 @pytest.mark.parametrize("path", ["", " "])

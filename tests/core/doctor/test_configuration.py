@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.doctor.configuration import blocked_names, check_configuration
+from trencadis.doctor.configuration import check_configuration, rules_of_plugins
 from trencadis.registry import Registry
 
 
@@ -77,8 +77,8 @@ def test_variable_that_starts_like_ours_and_has_no_effect_is_doubtful_and_told_o
 
 
 def test_blocked_names_are_none_where_they_cannot_be_read(tmp_path):
-    assert blocked_names(None, ["--plugins.blocked=a,b"], {}) == ("a", "b")
-    assert blocked_names(tmp_path / "no.toml", [], {}) == ()
+    assert rules_of_plugins(None, ["--plugins.blocked=a,b"], {}).blocked == ("a", "b")
+    assert rules_of_plugins(tmp_path / "no.toml", [], {}).blocked == ()
 
 
 def test_a_value_of_an_unknown_type_does_not_hide_the_others(found, check):

@@ -7,6 +7,7 @@ from importlib.metadata import Distribution
 
 import pytest
 
+from trencadis.config.schema import PluginsConfig
 from trencadis.doctor.plugins import check_plugins
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component
@@ -48,59 +49,64 @@ def installed_by(tmp_path, monkeypatch):
 
 def test_every_plugin_says_what_it_offers(found, told, installed):
     installed(plugin("house", "one", "two"))
-    registry = check_plugins(found, ())
+    registry = check_plugins(found, PluginsConfig())
     assert told() == [("ok", "plugin house: observer one, observer two (no distribution)")]
     assert list(registry.components("observer")) == ["one", "two"]
 
 
 def test_broken_plugin_is_named_and_the_others_are_loaded(found, told, installed):
     installed(plugin("house", "one"), broken("odd"), plugin("zoo", "two"))
-    registry = check_plugins(found, ())
-    assert [kind for kind, _ in told()] == ["ok", "fail", "ok"]
+    registry = check_plugins(found, PluginsConfig())
+    assert [kind for kind, _ in told()] == ["ok", "warn", "ok"]
     assert 'plugin "odd"' in told()[1][1]
     assert list(registry.components("observer")) == ["one", "two"]
 
 
-def test_of_two_plugins_with_one_name_the_second_is_wrong_and_the_first_is_loaded(found, told, installed):
-    installed(plugin("house", "one"), plugin("zoo", "one"))
-    registry = check_plugins(found, ())
+def test_what_engines_start_without_is_wrong_only_where_plugins_are_strict(found, told, installed):
+    installed(plugin("house", "one"), broken("odd"))
+    check_plugins(found, PluginsConfig(strict=True))
     assert [kind for kind, _ in told()] == ["ok", "fail"]
-    assert 'Two plugins offer the observer component "one"' in told()[1][1]
-    assert registry.components("observer")["one"].provenance.plugin == "house"
+
+
+def test_a_name_that_two_plugins_offer_is_doubtful_and_left_out(found, told, installed):
+    installed(plugin("house", "one", "two"), plugin("zoo", "one"))
+    registry = check_plugins(found, PluginsConfig())
+    assert [kind for kind, _ in told()] == ["ok", "ok", "warn"]
+    assert 'Two plugins offer the observer component "one"' in told()[2][1]
+    assert list(registry.components("observer")) == ["two"]
 
 
 @pytest.mark.parametrize(("ours", "other"), [("house", "zoo"), ("zoo", "house")])
-def test_of_a_built_in_plugin_and_one_with_its_name_the_other_is_wrong(found, told, installed_by, ours, other):
+def test_of_a_built_in_plugin_and_one_with_its_name_the_other_is_to_be_blocked(found, told, installed_by, ours, other):
     installed_by({("trencadis", ours): plugin("built_in", "one", "two"), ("acme", other): plugin("stranger", "one")})
-    registry = check_plugins(found, ())
-    assert [kind for kind, _ in told()] == ["ok", "fail"]
-    assert [item.remedy for item in found][1] == (
+    check_plugins(found, PluginsConfig())
+    assert [kind for kind, _ in told()] == ["ok", "ok", "warn"]
+    assert [item.remedy for item in found][2] == (
         f'Upgrade or uninstall acme, or block it: [plugins] blocked = ["{other}"].'
     )
-    assert list(registry.plugins) == [ours]
 
 
 def test_remedy_blocks_one_of_two_plugins_that_are_called_alike(found, told, installed_by):
     installed_by({("trencadis", "zoo"): plugin("built_in", "one"), ("acme", "zoo"): broken("odd")})
-    registry = check_plugins(found, ())
-    assert [kind for kind, _ in told()] == ["ok", "fail"]
+    registry = check_plugins(found, PluginsConfig())
+    assert [kind for kind, _ in told()] == ["ok", "warn"]
     assert [item.remedy for item in found][1].endswith('block it: [plugins] blocked = ["acme:zoo"].')
     assert list(registry.components("observer")) == ["one"]
 
 
 def test_blocked_plugin_is_not_loaded(found, told, installed):
     installed(broken("odd"), plugin("house", "one"))
-    check_plugins(found, ["odd"])
+    check_plugins(found, PluginsConfig(blocked=("odd",)))
     assert told() == [("ok", "plugin house: observer one (no distribution)"), ("ok", "plugin odd: blocked")]
 
 
 def test_blocking_what_does_not_exist_is_doubtful(found, told, installed):
     installed(plugin("house", "one"))
-    check_plugins(found, ["hose"])
+    check_plugins(found, PluginsConfig(blocked=("hose",)))
     assert told()[-1] == ("warn", "blocked plugin hose: no plugin has that name")
 
 
 def test_no_plugin_at_all_is_wrong(found, told, installed):
     installed()
-    assert dict(check_plugins(found, ()).plugins) == {}
+    assert dict(check_plugins(found, PluginsConfig()).plugins) == {}
     assert [kind for kind, _ in told()] == ["fail"]

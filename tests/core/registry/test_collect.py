@@ -13,7 +13,7 @@ from trencadis.registry import Registry
 
 def _said(error_type, **arguments):
     with pytest.raises(error_type) as caught:
-        Registry.discover(**({"entry_points": ()} | arguments))
+        Registry.discover(**({"entry_points": (), "strict": True} | arguments))
     return str(caught.value)
 
 

@@ -9,6 +9,11 @@ from trencadis.hookspecs import hookimpl
 from trencadis.registry.manager import PluginLoader
 
 
+def _load(loader, entry_points):
+    for entry_point, provenance in loader.candidates(entry_points):
+        loader.load_entry_point(entry_point, provenance)
+
+
 def _said(call, *arguments):
     with pytest.raises(PluginLoadError) as caught:
         call(*arguments)
@@ -19,33 +24,31 @@ def test_entry_points_are_loaded_by_name(install, plugin_source):
     later = install("a-package", "1.0", plugin_source("x"), name="zebra")
     first = install("b-package", "1.0", plugin_source("y"), name="ant")
     loader = PluginLoader()
-    loader.load_entry_points([*later, *first])
+    _load(loader, [*later, *first])
     assert list(loader.plugins) == ["ant", "zebra"]
 
 
 def test_a_blocked_plugin_is_not_even_imported(install):
     loader = PluginLoader(blocked=["tiles"])
-    loader.load_entry_points(install("bad-package", "1.0", "raise RuntimeError('imported')"))
+    _load(loader, install("bad-package", "1.0", "raise RuntimeError('imported')"))
     assert dict(loader.plugins) == {}
 
 
 def test_a_plugin_that_raises_at_import_is_named_with_version_cause_and_remedy(install):
     broken = install("bad-package", "1.5", "import no_such_module_anywhere")
-    assert _said(PluginLoader().load_entry_points, broken) == (
+    assert _said(_load, PluginLoader(), broken) == (
         'bad-package 1.5 (plugin "tiles") could not be imported: ModuleNotFoundError: No module named '
         "'no_such_module_anywhere'. Upgrade or uninstall bad-package, or block it: [plugins] blocked = [\"tiles\"]."
     )
 
 
 def test_a_plugin_that_exits_at_import_ends_nothing(install):
-    assert "SystemExit: 3" in _said(
-        PluginLoader().load_entry_points, install("rude-package", "1.0", "raise SystemExit(3)")
-    )
+    assert "SystemExit: 3" in _said(_load, PluginLoader(), install("rude-package", "1.0", "raise SystemExit(3)"))
 
 
 def test_a_hook_with_an_unknown_argument_fails_at_registration(install):
     source = "from trencadis.hookspecs import hookimpl\n@hookimpl\ndef trencadis_bucketings(colour): return []\n"
-    said = _said(PluginLoader().load_entry_points, install("bad-package", "1.5", source))
+    said = _said(_load, PluginLoader(), install("bad-package", "1.5", source))
     assert said.startswith('bad-package 1.5 (plugin "tiles") could not be registered: PluginValidationError')
     assert "colour" in said
 
@@ -53,18 +56,18 @@ def test_a_hook_with_an_unknown_argument_fails_at_registration(install):
 def test_two_entry_points_of_one_name_are_told_apart_and_blocked_apart(install, plugin_source):
     both = install("a-package", "1.0", plugin_source("x")) + install("b-package", "1.0", plugin_source("y"))
     loader = PluginLoader()
-    loader.load_entry_points(both)
+    _load(loader, both)
     assert list(loader.plugins) == ["a-package:tiles", "b-package:tiles"]
     fewer = PluginLoader(blocked=["a-package:tiles"])
-    fewer.load_entry_points(both)
+    _load(fewer, both)
     assert list(fewer.plugins) == ["b-package:tiles"]
 
 
 def test_a_misspelt_hook_is_fatal_and_suggests(install):
     source = "from trencadis.hookspecs import hookimpl\n@hookimpl\ndef trencadis_bucketing(): return []\n"
     loader = PluginLoader()
-    loader.load_entry_points(install("bad-package", "1.5", source))
-    assert _said(loader.check_hooks) == (
+    _load(loader, install("bad-package", "1.5", source))
+    assert _said(loader.check_hooks, "tiles") == (
         'bad-package 1.5 (plugin "tiles") implements "trencadis_bucketing": no such hook. Did you mean "trencadis_bucketings"? '
         'Upgrade or uninstall bad-package, or block it: [plugins] blocked = ["tiles"].'
     )
@@ -75,7 +78,7 @@ def test_an_optional_hook_of_another_version_is_allowed():
     plugin.trencadis_future = hookimpl(optionalhook=True)(lambda: None)
     loader = PluginLoader()
     loader.load_object(plugin)
-    loader.check_hooks()
+    loader.check_hooks("early")
 
 
 def test_a_hook_without_its_mark_is_noticed():
@@ -109,6 +112,6 @@ def test_a_hook_can_be_called_for_one_plugin(make_plugin):
 
 def test_installed_plugins_are_found_without_being_named():
     loader = PluginLoader(blocked=[])
-    loader.load_entry_points(None)
+    _load(loader, None)
     assert all(provenance.plugin == name for name, provenance in loader.plugins.items())
     assert "bucketing" in loader.plugins
