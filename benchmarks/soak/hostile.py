@@ -1,0 +1,321 @@
+"""A real server under attack for some minutes: what becomes of it, and of the well-behaved clients beside the attack.
+
+    python benchmarks/soak/hostile.py --minutes 5 --seed 1        # bad requests, raw HTTP, cancels; prints the figures
+    python benchmarks/soak/hostile.py --seed 1 --case 1234        # one case of the series alone, with its answer
+
+Everything goes to 127.0.0.1 and ends by itself. The exit status is 1 if a figure is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+
+from bad_requests import KINDS, BadRequests
+from clients import Attack, Attempt, Witness, send, witness_main
+from processes import Server, Usage
+
+MOST_LOOP_GAP_S = 0.05
+MOST_STEP_RATIO = 3.0
+MOST_GROWTH_MIB = 64.0
+FLAGS = ("--server.body_timeout_s", "4", "--server.max_engine_restarts", "1000")
+
+
+class Figures:
+    """Lines of the report, and whether one of them was missed."""
+
+    def __init__(self) -> None:
+        self.missed: list[str] = []
+
+    def show(self, name: str, value: Any, *, holds: bool | None = None, wanted: str = "") -> None:
+        """Print a figure; ``holds``: whether it is as wanted, None if nothing is wanted of it."""
+        mark = "" if holds is None else "  [as wanted]" if holds else "  [MISSED]"
+        print(f"{name + ':':<44} {value}{f' (wanted: {wanted})' if wanted else ''}{mark}")
+        if holds is False:
+            self.missed.append(name)
+
+    def list(self, lines: Any, most: int = 12) -> None:
+        """Print details below a figure."""
+        lines = list(lines)
+        for line in lines[:most]:
+            print(f"    {line}")
+        if len(lines) > most:
+            print(f"    and {len(lines) - most} more")
+
+
+def document_of(server: Server) -> Any:
+    """Return the server's OpenAPI document."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/openapi.json", timeout=30) as answer:
+        return json.load(answer)
+
+
+@contextmanager
+def witnesses(port: int, texts: dict[str, str], seconds: float | None = None) -> Iterator[list[Any]]:
+    """Have well-behaved clients in a process of their own beside the block; the list has what they saw afterwards."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=witness_main, args=(port, texts, seconds, theirs), daemon=True)
+    process.start()
+    seen: list[Any] = []
+    try:
+        yield seen
+    finally:
+        if seconds is None:
+            ours.send("end")
+        if ours.poll(120 + (seconds or 0)):
+            seen += ours.recv()
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+
+
+def attack(server: Server, arguments: argparse.Namespace, figures: Figures) -> None:
+    """Attack for so many minutes and print the figures."""
+    generator = BadRequests(arguments.seed, document_of(server), tuple(arguments.only))
+    with witnesses(server.port, {}, seconds=arguments.undisturbed) as seen:
+        pass
+    quiet, texts = seen
+    figures.show("undisturbed: wrong texts", len(quiet.wrong), holds=not quiet.wrong, wanted="0")
+    figures.list(quiet.wrong)
+    engine = server.engine_pid()
+    usages: list[tuple[float, dict[str, Usage | None]]] = [(0.0, server.usage())]
+    mounted = Attack(
+        generator,
+        server.port,
+        server.admin_port,
+        at_once=arguments.at_once,
+        raw_share=arguments.raw,
+        next_index=arguments.first,
+    )
+    loop = LoopWatch(server)
+    with witnesses(server.port, texts) as seen:
+        asyncio.run(_attack(mounted, server, arguments.minutes * 60, usages, loop))
+    under, _ = seen
+    held = server.wait_for_rest()
+    time.sleep(2)
+    usages.append((time.monotonic(), server.usage()))
+    report_attack(mounted, figures)
+    _report_unanswered(mounted, server, figures)
+    restarts = server.metric("trencadis_engine_restarts_total") or 0
+    figures.show("ended engines", int(restarts), holds=not restarts and server.engine_pid() == engine, wanted="0")
+    report_witness(quiet, under, mounted, loop, figures)
+    report_usage(usages, figures)
+    figures.show("held at the end", held or "nothing", holds=not held)
+    troubles = server.troubles()
+    figures.show("tracebacks and errors in the log", len(troubles), holds=not troubles, wanted="0")
+    figures.list(f"{count} × {line}" for line, count in Counter(line[9:220] for line in troubles).most_common())
+
+
+async def _attack(
+    mounted: Attack,
+    server: Server,
+    seconds: float,
+    usages: list[tuple[float, dict[str, Usage | None]]],
+    loop: LoopWatch,
+) -> None:
+    async def measure() -> None:
+        while True:
+            await asyncio.sleep(min(seconds / 8, 20))
+            usages.append((time.monotonic(), await asyncio.to_thread(server.usage)))
+            await asyncio.to_thread(loop.look)
+
+    measuring = asyncio.ensure_future(measure())
+    await mounted.run(seconds=seconds)
+    measuring.cancel()
+    await asyncio.gather(measuring, return_exceptions=True)
+    await asyncio.to_thread(loop.look)
+
+
+class LoopWatch:
+    """The server's own gauges of its event loop, looked at more often than they forget."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.most: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Take the present values in."""
+        for name in ("trencadis_event_loop_lag_seconds", "trencadis_event_loop_busy_seconds"):
+            value = self._server.metric(name)
+            if value is not None:
+                self.most[name] = max(self.most.get(name, 0.0), value)
+
+
+def report_attack(mounted: Attack, figures: Figures) -> None:
+    """Print how the bad requests ended."""
+    total = len(mounted.attempts)
+    figures.show("bad requests", f"{total}, indices up to {mounted.next_index - 1}")
+    figures.list(f"{count:6d} {outcome}" for outcome, count in mounted.outcomes.most_common())
+    figures.show("raw HTTP cases", sum(mounted.raw_outcomes.values()))
+    figures.list(f"{count:6d} {outcome}" for outcome, count in mounted.raw_outcomes.most_common())
+    faults = mounted.faults()
+    figures.show("answers that are the server's fault", len(faults), holds=not faults, wanted="0")
+    unavailable = [one for one in faults if one.answer.status == 503]
+    figures.list(
+        [_told(one) for one in faults if one.answer.status != 503] + [_told(one) for one in unavailable[:3]], 60
+    )
+    if unavailable:
+        print(
+            f"    {len(unavailable)} of these are 503; the first engine ended during: {'; '.join(_before(unavailable[0], mounted))}"
+        )
+    odd = [one for one in mounted.attempts if 400 <= one.answer.status < 500 and _is_unclear(one)]
+    figures.show("refusals that name no cause or the inside", len(odd), holds=not odd, wanted="0")
+    figures.list(map(_told, odd), 20)
+
+
+def _before(first: Attempt, mounted: Attack) -> list[str]:
+    """Return the names of the attempts that were on when something went wrong first."""
+    return [name[:90] for name in mounted.during(first.end_s, before_s=1.0)]
+
+
+def _is_unclear(attempt: Attempt) -> bool:
+    message = str(attempt.answer.error.get("message", "-"))
+    inside = ("Traceback", "Error:", "TorchBackend", "<class", "object at 0x", "site-packages")
+    return not message or any(word in message for word in inside)
+
+
+def _told(attempt: Attempt) -> str:
+    answer = attempt.answer
+    message = str(answer.error.get("message", answer.body[:100]))
+    return f"{attempt.name[:110]} ▶ {answer.outcome} after {answer.seconds:.1f} s: {message[:200]}"
+
+
+def _report_unanswered(mounted: Attack, server: Server, figures: Figures) -> None:
+    """Play once more, alone, what the attackers gave up: what is slow in a crowd is not hung."""
+    given_up = mounted.unanswered()
+    again = Attack(mounted.generator, server.port, server.admin_port, raw_share=mounted.raw_share, cancel_share=0)
+    hung = []
+    for one in given_up[:30]:
+        index = int(one.name.partition(":")[2].split()[0])
+        second = asyncio.run(again.attempt(index, patience_s=60))
+        if second is not None and second.answer.outcome in {"left", "raw open"}:
+            hung.append(second)
+    figures.show("given up in the crowd", len(given_up))
+    figures.list((_told(one) for one in given_up), 6)
+    figures.show("without an answer when alone", len(hung), holds=not hung, wanted="0")
+    figures.list(map(_told, hung))
+
+
+def report_witness(quiet: Witness, under: Witness, mounted: Attack, loop: LoopWatch, figures: Figures) -> None:
+    """Print what the well-behaved clients saw."""
+    figures.show("texts beside the attack", under.num_texts)
+    figures.show("of these not as undisturbed", len(under.wrong), holds=not under.wrong, wanted="0")
+    figures.list(under.wrong)
+    figures.show(
+        "lag of the witness's own loop", f"{under.own_lag_s * 1000:.0f} ms, {quiet.own_lag_s * 1000:.0f} ms undisturbed"
+    )
+    for name, value in loop.most.items():
+        holds = value <= MOST_LOOP_GAP_S if "busy" in name else None
+        figures.show(name, f"{value * 1000:.0f} ms", holds=holds, wanted="" if holds is None else "50 ms")
+    pings, calm = max(under.pings_s, default=0), max(quiet.pings_s, default=0)
+    figures.show(
+        "largest time of the probe",
+        f"{pings * 1000:.0f} ms, {calm * 1000:.0f} ms undisturbed",
+        holds=None if loop.most else pings <= MOST_LOOP_GAP_S,
+    )
+    median, gap = under.median_gap_s(), max(under.gaps_s, default=0)
+    figures.show(
+        "largest gap of a stream",
+        f"{gap * 1000:.0f} ms, median {median * 1000:.1f} ms; undisturbed {max(quiet.gaps_s, default=0) * 1000:.0f} ms, "
+        f"median {quiet.median_gap_s() * 1000:.1f} ms",
+        holds=gap <= MOST_STEP_RATIO * median,
+        wanted="3 × the median",
+    )
+    for kind in ("probe", "stream"):
+        for seconds, moment_s, found in _apart([one for one in under.worst if one[2] == kind])[:6]:
+            names = mounted.during(moment_s, before_s=seconds)
+            print(f"    {found} {seconds * 1000:.0f} ms during: {'; '.join(name[:70] for name in names[:12])}")
+
+
+def _apart(worst: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Return the gaps that do not lie in a larger one: one cause is told once. Pure."""
+    kept: list[tuple[float, float, str]] = []
+    for one in worst:
+        if all(one[1] < other[1] - other[0] or one[1] - one[0] > other[1] for other in kept):
+            kept.append(one)
+    return kept
+
+
+def report_usage(usages: list[tuple[float, dict[str, Usage | None]]], figures: Figures) -> None:
+    """Print memory, descriptors and threads at the start, in the middle and at the end."""
+    for name in ("server", "engine"):
+        found = [usage[name] for _, usage in usages]
+        for label, index in (("start", 0), ("middle", len(found) // 2), ("end", -1)):
+            figures.show(f"{name} at the {label}", found[index])
+        start, middle, end = found[0], found[len(found) // 2], found[-1]
+        if start is None or middle is None or end is None:
+            figures.show(f"growth of the {name}", "unknown", holds=False)
+            continue
+        grown = end.rss_mib - middle.rss_mib
+        is_flat = (
+            grown <= MOST_GROWTH_MIB
+            and end.num_descriptors <= start.num_descriptors + 4
+            and end.num_threads <= max(start.num_threads + 4, middle.num_threads)
+        )
+        figures.show(
+            f"growth of the {name} from the middle",
+            f"{grown:.0f} MiB",
+            holds=is_flat,
+            wanted=f"{MOST_GROWTH_MIB:.0f} MiB",
+        )
+
+
+async def show_case(server: Server, arguments: argparse.Namespace) -> None:
+    """Send one case alone and print it with its answer."""
+    case = BadRequests(arguments.seed, document_of(server), tuple(arguments.only)).case(arguments.case)
+    print(case.name, case.method, case.path[:200], dict(case.headers))
+    print(case.body[:600], len(case.body), "bytes")
+    answer = await send(server.admin_port if case.is_admin else server.port, case)
+    print(f"{answer.outcome} after {answer.seconds:.2f} s: {answer.body[:2000]!r}")
+    print("".join(server.lines[-30:]))
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    """Return the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long to attack")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="index of the first case")
+    parser.add_argument("--at-once", type=int, default=8, help="attackers")
+    parser.add_argument("--raw", type=float, default=0.12, help="share of raw HTTP cases")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(KINDS), help="kinds of bad requests")
+    parser.add_argument("--undisturbed", type=float, default=12.0, help="seconds without an attack before it")
+    parser.add_argument("--case", type=int, help="send this case alone and show the answer")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of trencadis serve, last")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run as the arguments say."""
+    arguments = parsed(argv)
+    figures = Figures()
+    print(f"seed {arguments.seed}, {time.strftime('%F %T')}", flush=True)
+    server = Server(*FLAGS, *arguments.flags).wait()
+    try:
+        if arguments.case is not None:
+            asyncio.run(show_case(server, arguments))
+        else:
+            attack(server, arguments, figures)
+    finally:
+        left = server.close()
+        figures.show("left behind", left or "nothing", holds=not left)
+        figures.list(left)
+    print(f"missed: {', '.join(figures.missed)}" if figures.missed else "every figure is as wanted")
+    return 1 if figures.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
