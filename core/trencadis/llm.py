@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,13 @@ from trencadis.front import (
     ClientRequest,
     ClientStream,
     Frontend,
+    OnRefusal,
     Prompt,
     as_list,
     at_prompt,
+    check_on_refusal,
     configure,
+    ignored_output,
     is_single,
     per_prompt,
 )
@@ -30,6 +34,7 @@ from trencadis.records import (
     DEFAULT_TERMS,
     BeamSearchParams,
     Embedding,
+    FinishReason,
     ModelFacts,
     RequestOutput,
     RequestTerms,
@@ -41,6 +46,8 @@ from trencadis.remote import open_placed_frontend
 from trencadis.text import Message, Tokenizer, encode_chat
 
 __all__ = ["LLM"]
+
+logger = logging.getLogger("trencadis")
 
 
 class LLM:
@@ -114,11 +121,13 @@ class LLM:
         tpot_targets_s: float | Sequence[float] | None = None,
         adapters: str | Sequence[str] | None = None,
         transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        on_refusal: OnRefusal = "ignore",
         use_progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts and return when all are done.
 
-        A request that fails while it runs ends with ``FinishReason.ERROR`` and says why in ``error``; the others go on.
+        A request that fails while it runs ends with ``FinishReason.ERROR`` and says why in ``error``; the others go on. So does, in a
+        list, one that cannot be served, such as a prompt that is too long: it ends with ``FinishReason.IGNORED``.
 
         Args:
             prompts: Text or token ids, or a list of these.
@@ -131,15 +140,20 @@ class LLM:
             tpot_targets_s: For all, or one for each: seconds from token to token that are wanted at most; None: no target.
             adapters: For all, or one for each: names of LoRA adapters; empty for the model itself.
             transfer_params: For all, or one for each: what the KV connector is to know; None: nothing.
+            on_refusal: What becomes of a list of which a prompt is refused: ``"ignore"`` that one, or ``"raise"`` and run none.
+                A single prompt raises in any case.
             use_progress: Draw a progress bar; None: on a terminal.
 
         Returns:
             One output for each prompt, in order.
 
         Raises:
-            RequestError: A prompt cannot be served; the message names its index. No other goes on then.
+            InvalidRequestError: An argument is impossible, or has another length than ``prompts``.
+            RequestError: A single prompt cannot be served; or one of a list, with ``on_refusal="raise"``: the message names its
+                index, and none is left running.
             EngineEndedError: The engine was closed, died or hung.
         """
+        check_on_refusal(on_refusal)
         listed = as_list(prompts)
         params = per_prompt(sampling_params, len(listed), name="sampling_params", default=SamplingParams())
         terms = terms_per_prompt(
@@ -153,20 +167,26 @@ class LLM:
             adapter=adapters,
             transfer_params=transfer_params,
         )
-        clients: list[ClientRequest] = []
-        try:
-            for prompt, one_params, arguments in zip(listed, params, terms, strict=True):
-                clients.append(self._submit(prompt, one_params, RequestTerms(**arguments)))
-        except RequestError as error:
-            self._abort(clients)
-            if is_single(prompts):
-                raise
-            raise at_prompt(error, len(clients)) from None
-        self._run(clients, use_progress=use_progress)
-        for index, client in enumerate(clients):
-            if client.refusal is not None:
-                raise client.refusal if is_single(prompts) else at_prompt(client.refusal, index)
-        return [client.output() for client in clients]
+        single = is_single(prompts)
+        ignores = on_refusal == "ignore" and not single
+        requests: list[ClientRequest | RequestOutput] = []
+        for index, (prompt, one_params, one_terms) in enumerate(zip(listed, params, terms, strict=True)):
+            try:
+                requests.append(self._submit(prompt, one_params, one_terms))
+            except RequestError as error:
+                if not ignores:
+                    self._abort(_running(requests))
+                    raise error if single else at_prompt(error, index) from None
+                requests.append(ignored_output(str(self._num_requests), prompt, error))
+                self._num_requests += 1
+        self._run(_running(requests), stops_at_refusal=not ignores, use_progress=use_progress)
+        if not ignores:
+            for index, client in enumerate(_running(requests)):
+                if client.refusal is not None:
+                    raise client.refusal if single else at_prompt(client.refusal, index)
+        outputs = [one.output() if isinstance(one, ClientRequest) else one for one in requests]
+        _warn_of_ignored(outputs)
+        return outputs
 
     def chat(
         self,
@@ -174,6 +194,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         template_arguments: Mapping[str, Any] | None = None,
+        on_refusal: OnRefusal = "ignore",
         use_progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them.
@@ -182,6 +203,7 @@ class LLM:
             messages: ``[{"role": "user", "content": "..."}, ...]``, or a list of such lists.
             sampling_params: As of :meth:`generate`.
             template_arguments: More names for the model's chat template.
+            on_refusal: See :meth:`generate`; messages that the template refuses raise in any case.
             use_progress: As of :meth:`generate`.
 
         Raises:
@@ -190,8 +212,9 @@ class LLM:
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         chats: Sequence[Any] = messages if several else [messages]
-        prompts = [encode_chat(self.tokenizer, chat, template_arguments=template_arguments) for chat in chats]
-        return self.generate(prompts, sampling_params, use_progress=use_progress)
+        prompts: Any = [encode_chat(self.tokenizer, chat, template_arguments=template_arguments) for chat in chats]
+        prompts = prompts if several else prompts[0]
+        return self.generate(prompts, sampling_params, on_refusal=on_refusal, use_progress=use_progress)
 
     def stream(
         self,
@@ -371,7 +394,9 @@ class LLM:
         self._num_requests += 1
         return client
 
-    def _run(self, clients: list[ClientRequest], *, use_progress: bool | None = False) -> None:
+    def _run(
+        self, clients: list[ClientRequest], *, stops_at_refusal: bool = True, use_progress: bool | None = False
+    ) -> None:
         waiting = {client for client in clients if not client.is_finished}
         try:
             with track("Generating", total=len(clients), unit="prompts", show=use_progress) as advance:
@@ -380,7 +405,7 @@ class LLM:
                     if ended:
                         waiting.difference_update(ended)
                         advance(len(clients) - len(waiting))
-                    if any(client.refusal is not None for client in ended):
+                    if stops_at_refusal and any(client.refusal is not None for client in ended):
                         return
         finally:
             self._abort(list(waiting))
@@ -393,3 +418,19 @@ class LLM:
     def _abort(self, clients: list[ClientRequest]) -> None:
         for client in clients:
             self._frontend.abort(client)
+
+
+def _warn_of_ignored(outputs: Sequence[RequestOutput]) -> None:
+    ignored = [
+        i for i, one in enumerate(outputs) if one.outputs and one.outputs[0].finish_reason is FinishReason.IGNORED
+    ]
+    if ignored:
+        first = ignored[0]
+        logger.warning(
+            "%d of %d prompts were ignored; prompts[%d]: %s", len(ignored), len(outputs), first, outputs[first].error
+        )
+
+
+def _running(requests: list[ClientRequest | RequestOutput]) -> list[ClientRequest]:
+    """Return those that the engine has."""
+    return [request for request in requests if isinstance(request, ClientRequest)]

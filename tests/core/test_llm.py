@@ -62,16 +62,36 @@ def test_the_defaults_of_the_parameters_hold_without_any(llm: LLM) -> None:
     assert len(llm.generate([5])[0].outputs[0].token_ids) == SamplingParams().max_tokens
 
 
-def test_a_prompt_that_is_too_long_is_named_and_nothing_has_run(llm: LLM) -> None:
-    with pytest.raises(PromptTooLongError, match=r"prompts\[1\]: .*256"):
-        llm.generate([[5], [6] * 256, [7]], FOUR)
+BAD_PROMPTS = [
+    ("", "no tokens"),
+    ([], "empty prompt"),
+    ([5, "x"], "neither text nor"),
+    ([VOCAB_SIZE], "outside"),
+    ([6] * 256, "255"),
+]
+
+
+@pytest.mark.parametrize(("bad", "why"), BAD_PROMPTS)
+def test_a_prompt_that_cannot_be_served_is_ignored_and_the_others_run(llm: LLM, bad: Any, why: str) -> None:
+    first, ignored, last = llm.generate([[5], bad, [7]], FOUR)
+    assert [one.outputs[0].token_ids for one in (first, last)] == [reference([5], 4), reference([7], 4)]
+    assert ignored.finished
+    assert (ignored.outputs[0].finish_reason, ignored.outputs[0].token_ids) == (FinishReason.IGNORED, ())
+    assert why in ignored.error
+    assert not first.error
+
+
+@pytest.mark.parametrize(("bad", "why"), BAD_PROMPTS)
+def test_a_list_can_be_refused_whole_and_nothing_of_it_runs(llm: LLM, bad: Any, why: str) -> None:
+    with pytest.raises((InvalidRequestError, PromptTooLongError), match=rf"prompts\[1\].*{why}"):
+        llm.generate([[5], bad, [7]], FOUR, on_refusal="raise")
+    assert llm.totals()["num_emitted_tokens"] == 0
     assert llm.generate([5], FOUR)[0].outputs[0].token_ids == reference([5], 4)
 
 
-@pytest.mark.parametrize(("bad", "index"), [("", 1), ([], 1), ([5, "x"], 1), ([VOCAB_SIZE], 1)])
-def test_a_bad_prompt_is_named_by_its_index(llm: LLM, bad: Any, index: int) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"prompts\[{index}\]"):
-        llm.generate([[5], bad], FOUR)
+def test_only_the_two_answers_to_a_refusal_exist(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r'on_refusal = .skip.*"ignore" or "raise"'):
+        llm.generate([[5]], FOUR, on_refusal="skip")  # type: ignore[arg-type]
 
 
 def test_a_bad_single_prompt_has_no_index(llm: LLM) -> None:
@@ -83,8 +103,10 @@ def test_a_bad_single_prompt_has_no_index(llm: LLM) -> None:
 def test_a_refusal_by_the_policy_takes_back_the_prompts_before_it(fake_house: House) -> None:
     with LLM.from_config(*fake_house(policy=OnlyTwoWait)) as llm:
         with pytest.raises(RequestRefusedError, match=r"prompts\[2\].*two wait already"):
-            llm.generate([[5], [6], [7]], FOUR)
-        assert len(llm.generate([[5], [6]], FOUR)) == 2
+            llm.generate([[5], [6], [7]], FOUR, on_refusal="raise")
+        ignored = llm.generate([[5], [6], [7], [8]], FOUR)
+        reasons = [one.outputs[0].finish_reason for one in ignored]
+        assert reasons == [FinishReason.LENGTH] * 2 + [FinishReason.IGNORED] * 2
 
 
 @pytest.mark.parametrize(
@@ -155,13 +177,20 @@ def test_terms_that_nobody_gave_ask_for_nothing(fake_house: House) -> None:
         ({"weights": [1, 0]}, r"prompts\[1\]: weight = 0 is impossible"),
         ({"ttft_targets_s": "soon"}, r"prompts\[0\]: ttft_target_s = 'soon' is impossible"),
         ({"priorities": 0.5}, r"prompts\[0\]: priority = 0.5 is impossible"),
-        ({"adapters": "french"}, r"prompts\[0\]: adapter = 'french': this engine runs no adapters"),
     ],
 )
 def test_impossible_terms_are_refused_with_the_prompts_index(llm: LLM, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         llm.generate([[5], [6]], FOUR, **arguments)
     assert len(llm.generate([[5], [6]], FOUR)) == 2
+
+
+def test_an_adapter_that_the_engine_does_not_run_is_refused_for_its_prompt_alone(llm: LLM) -> None:
+    message = r"prompts\[1\]: adapter = 'french': this engine runs no adapters"
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate([[5], [6]], FOUR, adapters=["", "french"], on_refusal="raise")
+    served, ignored = llm.generate([[5], [6]], FOUR, adapters=["", "french"])
+    assert (served.error, ignored.outputs[0].finish_reason) == ("", FinishReason.IGNORED)
 
 
 def test_a_failed_step_fails_its_request_and_no_other(fake_house: House) -> None:
@@ -334,6 +363,7 @@ def test_request_that_never_reaches_the_engine_is_told_to_the_connector(fake_hou
     from echo_connector import EchoConnector
 
     echo = EchoConnector()
-    with LLM.from_config(*fake_house(connector=echo)) as llm, pytest.raises(InvalidRequestError):
-        llm.generate([[5, "x"]], FOUR, transfer_params={"a": 1})
+    with LLM.from_config(*fake_house(connector=echo)) as llm:
+        (ignored,) = llm.generate([[5, "x"]], FOUR, transfer_params={"a": 1})  # type: ignore[list-item]
+        assert ignored.outputs[0].finish_reason is FinishReason.IGNORED
     assert echo.rejected == [{"a": 1}]

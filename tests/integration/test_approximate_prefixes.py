@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import hypothesis.strategies as st
 import pytest
-from fake_blender import OTHER, BlendingBackend
+from fake_blender import NEARLY_ALL, OTHER, BlendingBackend
 from hypothesis import HealthCheck, Phase, given, settings
 
 from trencadis.clock import SimulatedClock
@@ -130,8 +130,16 @@ def test_chunks_in_another_order_are_found_and_the_answer_says_so():
 def test_everything_computed_anew_gives_the_models_text():
     kitchen = Kitchen()
     kitchen.learn((*A, *B, *C, 1))
-    end = kitchen.serve(PROMPT, ratio=1.0)
+    end = kitchen.serve(PROMPT, ratio=NEARLY_ALL)
     assert end.num_approximate_tokens > 40
+    assert exact(end, PROMPT)
+
+
+def test_a_share_of_all_tokens_is_computed_without_blending_whatever_the_policy():
+    kitchen = Kitchen()
+    kitchen.learn((*A, *B, *C, 1))
+    end = kitchen.serve(PROMPT, ratio=1.0)
+    assert end.num_approximate_tokens == 0
     assert exact(end, PROMPT)
 
 

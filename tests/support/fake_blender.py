@@ -1,4 +1,4 @@
-"""A blender for the fake backend's cache: at ratio 1 its states are the model's, below it they are recognisably others."""
+"""A blender for the fake backend's cache: at ratio NEARLY_ALL its states are the model's, below it they are recognisably others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from trencadis.records import KVLayout
 from trencadis_testing.fake_model import START, chain
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend
+
+NEARLY_ALL = 1.0 - 2**-30
+"""A share of tokens that rounds up to all of them, below 1, which is computed without blending."""
 
 OTHER = 1 << 40
 """Added to every state that is approximate."""
@@ -62,7 +65,7 @@ class FakeBlender(KVBlender):
             if position < order.num_exact:
                 continue
             slot = int(order.blocks[position // size]) * size + position % size
-            self._pool[0][slot] = np.uint64(state if order.ratio == 1.0 else state ^ OTHER)
+            self._pool[0][slot] = np.uint64(state if order.ratio >= NEARLY_ALL else state ^ OTHER)
             self._pool[1][slot], self._pool[2][slot] = token, position
         yield
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 
 import attrs
 
@@ -13,7 +14,8 @@ from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
 from trencadis.cli.speculation_summary import speculation_summary
 from trencadis.cli.structured_flags import cut_notice
 from trencadis.config import Config
-from trencadis.errors import StepFailedError
+from trencadis.errors import RequestError, StepFailedError
+from trencadis.front import ignored_output
 from trencadis.llm import LLM
 from trencadis.records import FinishReason, RequestOutput, SamplingParams
 from trencadis.registry import Registry
@@ -60,8 +62,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
 
     Raises:
         InvalidRequestError: No prompt, a file that cannot be read, or impossible sampling parameters.
-        StepFailedError: A request failed while it ran; the others are printed first.
-        TrencadisError: The model cannot be loaded, or a prompt cannot be served.
+        StepFailedError: One of several prompts was refused or failed while it ran; the others are printed first.
+        TrencadisError: The model cannot be loaded, or the only prompt cannot be served.
     """
     params = sampling_params_of(args, defaults=DEFAULTS)
     prompts = prompts_of(args.prompts, args.file)
@@ -84,15 +86,14 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
 
 def _generate(llm: LLM, prompts: list[str], params: SamplingParams, *, chat: bool) -> list[RequestOutput]:
     if chat:
-        return llm.chat([[_user_message(prompt)] for prompt in prompts], params)
-    return llm.generate(list(prompts), params)
+        chats = [[_user_message(prompt)] for prompt in prompts]
+        return llm.chat(chats if len(chats) > 1 else chats[0], params)
+    return llm.generate(prompts if len(prompts) > 1 else prompts[0], params)
 
 
 def _print_streams(llm: LLM, prompts: list[str], params: SamplingParams, *, chat: bool) -> list[RequestOutput]:
     """Print texts as they come: all run together, and are printed one after the other."""
-    streams = [
-        llm.stream_chat([_user_message(prompt)], params) if chat else llm.stream(prompt, params) for prompt in prompts
-    ]
+    streams = [_stream(llm, index, prompts, params, chat=chat) for index in range(len(prompts))]
     outputs = []
     for index, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
         if len(prompts) > 1:
@@ -105,6 +106,17 @@ def _print_streams(llm: LLM, prompts: list[str], params: SamplingParams, *, chat
         print()
         outputs.append(output)
     return outputs
+
+
+def _stream(llm: LLM, index: int, prompts: list[str], params: SamplingParams, *, chat: bool) -> Iterable[RequestOutput]:
+    """Queue one prompt; one of several that is refused does not keep the others from running."""
+    prompt = prompts[index]
+    try:
+        return llm.stream_chat([_user_message(prompt)], params) if chat else llm.stream(prompt, params)
+    except RequestError as error:
+        if len(prompts) == 1:
+            raise
+        return (ignored_output(str(index), prompt, error),)
 
 
 def _print_outputs(outputs: list[RequestOutput], prompts: list[str], *, as_json: bool, several: bool) -> None:
@@ -134,7 +146,7 @@ def _as_json(output: RequestOutput, index: int, *, several: bool) -> dict[str, o
     for name, entries in (("logprobs", completion.logprobs), ("prompt_logprobs", output.prompt_logprobs)):
         if entries is not None:
             record[name] = [attrs.asdict(entry, filter=lambda field, _: field.name != "index") for entry in entries]
-    if reason is FinishReason.ERROR:
+    if reason in (FinishReason.ERROR, FinishReason.IGNORED):
         record["error"] = output.error
     return record
 

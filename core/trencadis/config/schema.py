@@ -57,7 +57,9 @@ class ModelConfig:
         'A directory, a .gguf file, a hub id, or "demo" for the model in this package.',
         validator=_check_model_path,
     )
-    tokenizer: str = setting("", "Directory or hub id of the tokenizer, if it is not the model's own.")
+    tokenizer: str = setting(
+        "", 'Directory or hub id of the tokenizer, if it is not the model\'s own; "none": prompts are token ids.'
+    )
     dtype: str = setting(
         "auto", "Of weights and activations.", validator=in_(["auto", "float32", "bfloat16", "float16"])
     )

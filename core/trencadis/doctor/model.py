@@ -101,7 +101,9 @@ def _check_tokenizer(found: Findings, config: Config) -> Tokenizer:
     tokenizer = load_tokenizer(
         model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
     )
-    if tokenizer.has_chat_template:
+    if not tokenizer.has_text:
+        found.ok("tokenizer: none, as configured: prompts are token ids")
+    elif tokenizer.has_chat_template:
         found.ok(f"tokenizer: {tokenizer.vocab_size} tokens, with a chat template")
     else:
         found.warn(

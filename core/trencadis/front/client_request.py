@@ -9,10 +9,13 @@ from trencadis.front.best_of import best_of
 from trencadis.front.completion import Completion
 from trencadis.front.expand import expand
 from trencadis.front.output_stream import OutputStream
+from trencadis.front.prompts import Prompt
 from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, RequestOutput, TokenLogprobs
 from trencadis.text import Tokenizer
 
-__all__ = ["ClientRequest"]
+__all__ = ["ClientRequest", "ignored_output"]
+
+_FAILED = (FinishReason.ERROR, FinishReason.IGNORED)
 
 
 class ClientRequest:
@@ -97,7 +100,7 @@ class ClientRequest:
         prompt_logprobs = None
         if self._prompt_logprobs is not None:
             prompt_logprobs = tuple(self._prompt_logprobs[position] for position in sorted(self._prompt_logprobs))
-        failed = [one.error for one in completions if one.finish_reason is FinishReason.ERROR] if finished else ()
+        failed = [one.error for one in completions if one.finish_reason in _FAILED] if finished else ()
         outputs, num_discarded = tuple([one.output() for one in completions]), 0
         if self._is_chosen:
             num_generated = sum(len(one.token_ids) for one in outputs)
@@ -119,3 +122,15 @@ class ClientRequest:
 
     def _chosen(self, outputs: tuple[CompletionOutput, ...]) -> tuple[CompletionOutput, ...]:
         return best_of(outputs, self._params.n, has_logprobs=self._params.logprobs is not None)
+
+
+def ignored_output(request_id: str, prompt: Prompt, error: RequestError) -> RequestOutput:
+    """Return the output of a request that was refused before the engine had it. Pure."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=(),
+        outputs=(CompletionOutput(index=0, text="", token_ids=(), finish_reason=FinishReason.IGNORED),),
+        finished=True,
+        error=str(error),
+    )

@@ -120,8 +120,8 @@ class Completion:
             self.finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
 
     def fail(self, error: str) -> None:
-        """End without having run."""
-        self.finish_reason, self.error = FinishReason.ERROR, error
+        """End a request that was refused and never ran."""
+        self.finish_reason, self.error = FinishReason.IGNORED, error
 
     def output(self) -> CompletionOutput:
         """Return what there is so far. Pure; O(length) at the end and with log-probabilities."""

@@ -15,7 +15,7 @@ from trencadis.front.engine_client import EngineClient
 from trencadis.front.output_processor import OutputProcessor
 from trencadis.front.prompts import Prompt, as_token_ids
 from trencadis.records import DEFAULT_TERMS, Embedding, Request, RequestTerms, SamplingParams
-from trencadis.text import Tokenizer
+from trencadis.text import Tokenizer, needs_tokenizer
 
 __all__ = ["Frontend"]
 
@@ -88,6 +88,8 @@ class Frontend:
             if request_id in self._live:
                 raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
             tokens = self._encode(prompt)
+            if params.stop and not self.tokenizer.has_text:
+                raise needs_tokenizer("a stop string", field="stop")
         except RequestError:
             self._not_served(terms)
             raise

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from trencadis.errors import InvalidRequestError, RequestError
 
-__all__ = ["Prompt", "as_list", "as_token_ids", "at_prompt", "is_single", "per_prompt"]
+__all__ = [
+    "OnRefusal",
+    "Prompt",
+    "as_list",
+    "as_token_ids",
+    "at_prompt",
+    "check_on_refusal",
+    "is_single",
+    "per_prompt",
+]
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
+
+OnRefusal: TypeAlias = Literal["ignore", "raise"]
+"""What becomes of a list of which one prompt is refused."""
 
 _T = TypeVar("_T")
 
@@ -61,6 +73,16 @@ def per_prompt(value: _T | Sequence[_T] | None, num_prompts: int, *, name: str, 
             hint="Give one for all, or one for each prompt.",
         )
     return list(value)
+
+
+def check_on_refusal(value: str) -> None:
+    """Raise unless ``value`` is one of :data:`OnRefusal`. Pure.
+
+    Raises:
+        InvalidRequestError: It is another.
+    """
+    if value not in ("ignore", "raise"):
+        raise InvalidRequestError(f"on_refusal = {value!r} is impossible.", hint='Choose "ignore" or "raise".')
 
 
 def at_prompt(error: RequestError, index: int) -> RequestError:

@@ -208,7 +208,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
         finished: True once every completion has a finish reason.
         prompt_logprobs: One entry per prompt token but the first, if asked for, else None.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
-        error: What went wrong, if a completion ended with an error.
+        error: What went wrong, if a completion ended with an error or was ignored.
         num_discarded_tokens: Tokens of completions that ``best_of`` dropped; they were generated all the same.
         transfer_params: Where another engine finds the prompt's KV, once it has ended; None for nowhere.
         num_approximate_tokens: Of ``num_cached_tokens``, those whose KV is approximate, once it has ended: more than 0 only if the

@@ -20,12 +20,16 @@ MAX_TRANSFER_BYTES = 65536
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended; the values are OpenAI's where OpenAI has one."""
+    """Why a sequence ended; the values are OpenAI's where OpenAI has one.
+
+    ``IGNORED``: one prompt of a list was refused, such as one that is too long, and never ran; the others did.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    IGNORED = "ignored"
 
 
 def _token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from trencadis.text.chat import Message, encode_chat
 from trencadis.text.detokenizer import Detokenizer
 from trencadis.text.prefixes import read_prefixes
 from trencadis.text.stop import StopChecker
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer, resolve_model_path
 from trencadis.text.vocabulary import model_finder, vocabulary_of, vocabulary_reader
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "encode_chat",
     "load_tokenizer",
     "model_finder",
+    "needs_tokenizer",
     "read_prefixes",
     "resolve_model_path",
     "vocabulary_of",

@@ -13,7 +13,10 @@ from typing import Any
 from trencadis.errors import InvalidRequestError, ModelLoadError
 from trencadis.text.token_bytes import ByteTable, TokenBytes, is_byte_level
 
-__all__ = ["Tokenizer", "load_tokenizer", "resolve_model_path"]
+__all__ = ["NO_TOKENIZER", "NoTokenizer", "Tokenizer", "load_tokenizer", "needs_tokenizer", "resolve_model_path"]
+
+NO_TOKENIZER = "none"
+"""The value of ``model.tokenizer`` that serves token ids alone."""
 
 _BUILT_IN = {"demo": "target", "demo-draft": "draft", "demo-parallel": "parallel"}
 """Names of the models in this package, and their directories under ``demo/``."""
@@ -42,19 +45,23 @@ def load_tokenizer(path: str, *, revision: str = "", trust_remote_code: bool = F
 
     Args:
         path: A directory, a ``.gguf`` file, a hub id, or a built-in name as ``"demo"``. Nothing is downloaded for the first two.
+            ``"none"``: no tokenizer; see :class:`NoTokenizer`.
         revision: Commit or tag of a hub id; empty for the newest.
         trust_remote_code: Run tokenizer code that comes with the model.
 
     Raises:
         ModelLoadError: There is no tokenizer, or it cannot be read.
     """
+    if path == NO_TOKENIZER:
+        return NoTokenizer()
     place = Path(resolve_model_path(path))
     if place.suffix == ".gguf" and not place.is_file():
         raise ModelLoadError(f"the model file {str(place)!r} does not exist.", hint="Check model.path.")
     if place.is_dir() and not any(file for pattern in _TOKENIZER_FILES for file in place.glob(pattern)):
         raise ModelLoadError(
             f"the directory {str(place)!r} holds no tokenizer: tokenizer.json is missing.",
-            hint="Name a directory or hub id that has one in model.path or model.tokenizer.",
+            hint="Name a directory or hub id that has one in model.path or model.tokenizer; or set model.tokenizer to "
+            f'"{NO_TOKENIZER}" and give token ids instead of texts.',
         )
     try:
         return Tokenizer(_load(place, path, revision=revision, trust_remote_code=trust_remote_code))
@@ -77,7 +84,10 @@ class Tokenizer:
         special_token_ids: Tokens that are control signs, not text.
         byte_token_ids: Tokens that stand for one byte of a run that is decoded as a whole; empty without byte fallback.
         eos_token_id: The tokenizer's own end-of-sequence token; None without one.
+        has_text: Whether token ids have texts.
     """
+
+    has_text = True
 
     def __init__(self, hf: Any) -> None:
         self._hf = hf
@@ -185,6 +195,75 @@ class Tokenizer:
             return frozenset()
         vocabulary = self._hf.get_vocab()
         return frozenset(token_id for token, token_id in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+
+
+def needs_tokenizer(what: str, *, field: str = "") -> InvalidRequestError:
+    """Return the error for a request that needs a tokenizer where there is none. Pure."""
+    return InvalidRequestError(
+        f"{what} needs a tokenizer, and there is none (model.tokenizer = {NO_TOKENIZER!r}).",
+        hint="Give token ids and parameters that need no text, or start with a tokenizer.",
+        field=field,
+    )
+
+
+class NoTokenizer(Tokenizer):
+    """Serves a model without a tokenizer: prompts are token ids, and output has no text. Whatever needs text is refused."""
+
+    has_text = False
+
+    def __init__(self) -> None:
+        self._hf = self._fast = None
+        self.vocab_size = 0
+        self.special_token_ids = self.byte_token_ids = frozenset()
+        self.eos_token_id = None
+        self.byte_table = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Refuse a text.
+
+        Raises:
+            InvalidRequestError: Always.
+        """
+        raise needs_tokenizer("a text as prompt")
+
+    def encode_literally(self, text: str) -> tuple[int, ...]:
+        """Refuse a text.
+
+        Raises:
+            InvalidRequestError: Always.
+        """
+        raise needs_tokenizer("a text")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return an empty text. Pure."""
+        return ""
+
+    def knows(self, token_id: int) -> bool:
+        """Return False: no token id has a text. Pure."""
+        return False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return no bytes. Pure."""
+        return b""
+
+    @property
+    def chat_template(self) -> str:
+        """Empty."""
+        return ""
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Refuse messages.
+
+        Raises:
+            InvalidRequestError: Always.
+        """
+        raise needs_tokenizer("chat")
 
 
 def _load(place: Path, path: str, *, revision: str, trust_remote_code: bool) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from trencadis.config import Config
 from trencadis.interfaces import NamedModel, Vocabulary
 from trencadis.records import ModelSource
-from trencadis.text.tokenizer import Tokenizer, load_tokenizer, resolve_model_path
+from trencadis.text.tokenizer import Tokenizer, load_tokenizer, needs_tokenizer, resolve_model_path
 
 __all__ = ["model_finder", "vocabulary_of", "vocabulary_reader"]
 
@@ -51,7 +51,13 @@ def model_finder(config: Config) -> Callable[[str], NamedModel]:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary of a tokenizer. Pure; O(vocabulary)."""
+    """Return the vocabulary of a tokenizer. Pure; O(vocabulary).
+
+    Raises:
+        InvalidRequestError: There is no tokenizer.
+    """
+    if not tokenizer.has_text:
+        raise needs_tokenizer("the vocabulary")
     num_ids = max(tokenizer.vocab_size, 1 + max(tokenizer.special_token_ids, default=-1))
     return Vocabulary(
         tokens=tuple(map(tokenizer.token_bytes, range(num_ids))),

@@ -211,11 +211,16 @@ class BlendScheduler(KVSchedulerSide):
         return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= _MESSAGE_PARTS, parts)))
 
     def _ratio(self, request: Request) -> float | None:
-        """Return what a request that asks for blending asks for; None if that is nothing, so that it is computed."""
+        """Return the share of tokens that a request wants computed anew; None if its prompt is computed as any other.
+
+        With a share of 1 blending would save nothing, and mark KV as approximate that is exact.
+        """
         ratio = blend_ratio_of(request.transfer_params, self._desk.config.ratio)
         if ratio is None:
-            self._desk.counters.looked_up("declined")
             logger.info("Request %s: blend_ratio is no number from 0 to 1; it is computed.", request.request_id)
+        if ratio is None or ratio == 1.0:
+            self._desk.counters.looked_up("declined")
+            return None
         return ratio
 
     def _answer(self, request: Request, scan: PromptScan, num_local_tokens: int, ratio: float) -> Lookup:

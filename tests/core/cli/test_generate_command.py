@@ -152,9 +152,19 @@ def test_no_prompt_is_an_error_in_words(generate: Callable[..., str]) -> None:
         generate()
 
 
-def test_a_prompt_that_is_too_long_is_named(generate: Callable[..., str]) -> None:
-    with pytest.raises(PromptTooLongError, match=r"prompts\[1\]"):
-        generate("Hello", "word " * 300)
+@pytest.mark.parametrize("flag", ["--stream", "--no-stream"])
+def test_of_several_prompts_one_that_is_too_long_is_named_after_the_others_are_printed(
+    generate: Callable[..., str], capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    with pytest.raises(StepFailedError, match=r"1 of 2 prompts failed: .*256"):
+        generate("word " * 300, "Hello", flag)
+    assert "[1] Hello\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--stream", "--no-stream"])
+def test_a_single_prompt_that_is_too_long_is_refused(generate: Callable[..., str], flag: str) -> None:
+    with pytest.raises(PromptTooLongError, match="256"):
+        generate("word " * 300, flag)
 
 
 def test_a_request_that_fails_is_an_error_after_the_others_are_printed(

@@ -86,7 +86,7 @@ def test_tokens_after_a_stop_string_are_dropped_until_the_engine_ends_it(tokeniz
 def test_a_completion_that_never_ran_says_why(tokenizer: Tokenizer) -> None:
     completion = make(tokenizer)
     completion.fail("it was refused.")
-    assert (completion.output().finish_reason, completion.error) == (FinishReason.ERROR, "it was refused.")
+    assert (completion.output().finish_reason, completion.error) == (FinishReason.IGNORED, "it was refused.")
 
 
 def test_a_stop_string_in_the_last_token_wins_over_the_length_limit(tokenizer: Tokenizer) -> None:

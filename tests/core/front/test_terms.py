@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from trencadis.errors import InvalidRequestError
 from trencadis.front.terms import terms_per_prompt
+from trencadis.records import RequestTerms
 
 
 def test_one_value_is_for_all_a_list_for_each_and_none_is_the_default() -> None:
@@ -13,8 +12,8 @@ def test_one_value_is_for_all_a_list_for_each_and_none_is_the_default() -> None:
         2, priority=[3, 1], tenant="acme", weight=None, ttft_target_s=(0.5, 1.0), tpot_target_s=None
     )
     assert given == [
-        {"priority": 3, "tenant": "acme", "weight": None, "ttft_target_s": 0.5, "tpot_target_s": math.inf},
-        {"priority": 1, "tenant": "acme", "weight": None, "ttft_target_s": 1.0, "tpot_target_s": math.inf},
+        RequestTerms(priority=3, tenant="acme", ttft_target_s=0.5),
+        RequestTerms(priority=1, tenant="acme", ttft_target_s=1.0),
     ]
 
 

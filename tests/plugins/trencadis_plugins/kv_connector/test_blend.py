@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from blend_pairs import Always
-from fake_blender import BlendingCache
+from fake_blender import NEARLY_ALL, BlendingCache
 
 from trencadis import LLM, SamplingParams
 from trencadis.interfaces import ComponentContext, ConnectorPair
@@ -40,7 +40,7 @@ class TestBlend(TestWhereNothingBlends):
         lookup = pair.scheduler.lookup
 
         def asks(request, **given):
-            return lookup(attrs.evolve(request, transfer_params={"blend": True, "blend_ratio": 1.0}), **given)
+            return lookup(attrs.evolve(request, transfer_params={"blend": True, "blend_ratio": NEARLY_ALL}), **given)
 
         pair.scheduler.lookup = asks
         return ConnectorPair(scheduler=pair.scheduler, worker=pair.worker)
@@ -87,7 +87,7 @@ def test_demo_model_gives_the_same_tokens_when_everything_is_computed_anew(llm):
     exact = llm.generate([three + one + two + "And then"], PARAMS)[0]
     prompt = two + three + one + "And then"
     expected = llm.generate([prompt], PARAMS, cache_salts="apart")[0]
-    asked = {"blend": True, "blend_ratio": 1.0}
+    asked = {"blend": True, "blend_ratio": NEARLY_ALL}
     # What was computed is kept behind the request's back: it may take a request or two until it is there.
     later = (llm.generate([prompt], PARAMS, transfer_params=asked)[0] for _ in range(20))
     blended = next(answer for answer in later if answer.num_approximate_tokens)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from blend_pairs import FIRST, PROMPT, BlendHands
-from fake_blender import BlendingCache
+from fake_blender import NEARLY_ALL, BlendingCache
 
 from trencadis.errors import BackendError
 from trencadis.records import ConnectorReport
@@ -37,7 +37,7 @@ def test_backend_that_cannot_blend_costs_one_line_and_every_lookup_misses(kind, 
 def test_blocks_are_filled_and_reported_once():
     hands = BlendHands()
     hands.learn(FIRST)
-    found = hands.lookup(PROMPT, ratio=1.0)
+    found = hands.lookup(PROMPT, ratio=NEARLY_ALL)
     blocks = list(range(20, 20 + found.num_tokens // 4))
     hands.pair.scheduler.on_allocated(found.ticket, blocks=blocks, block_hashes=[])
     reports = [hands.step() for _ in range(3)]
@@ -51,7 +51,7 @@ def test_blocks_are_filled_and_reported_once():
 def test_closed_worker_lets_go_of_the_backend_and_does_nothing():
     hands = BlendHands()
     hands.learn(FIRST)
-    found = hands.lookup(PROMPT, ratio=1.0)
+    found = hands.lookup(PROMPT, ratio=NEARLY_ALL)
     hands.pair.scheduler.on_allocated(found.ticket, blocks=list(range(20, 32)), block_hashes=[])
     hands.close()
     hands.close()
