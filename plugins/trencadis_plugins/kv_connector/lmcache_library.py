@@ -54,6 +54,8 @@ class LMCacheLibrary:
         self._torch = importlib.import_module("torch")
         self._make_key = importlib.import_module("lmcache.utils").CacheEngineKey
         self._format = importlib.import_module("lmcache.v1.memory_management").MemoryFormat.KV_2LTD
+        base = importlib.import_module("lmcache.v1.storage_backend.connector.base_connector")
+        self._connector_base = base.RemoteConnector
         self._places = [] if not config.remote_url else ["RemoteBackend"]
         self._manager = self._start(config)
 
@@ -82,12 +84,19 @@ class LMCacheLibrary:
         return True
 
     def remove(self, key: str) -> None:
-        """Forget an object."""
-        self._manager.remove(self._key(key))
+        """Remove an object from the stores that can remove one; it stays in the others, such as Redis'."""
+        places = [name for name, place in self._manager.storage_backends.items() if self._removes(place)]
+        self._manager.remove(self._key(key), locations=places)
 
     def close(self) -> None:
         """End its threads."""
         self._manager.close()
+
+    def _removes(self, place: Any) -> bool:
+        """Return whether a store can remove objects. LMCache logs a traceback for each removal from one that cannot."""
+        connection = getattr(place, "connection", None)
+        connector = getattr(connection, "_connector", connection)  # within the one that measures it
+        return connector is None or type(connector).remove_sync is not self._connector_base.remove_sync
 
     def _key(self, key: str) -> Any:
         number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=_HASH_BYTES).digest(), "big")

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 from trencadis_plugins.kv_connector.lmcache_config import LMCacheConfig
-from trencadis_plugins.kv_connector.lmcache_library import LMCacheClient, check_package
+from trencadis_plugins.kv_connector.lmcache_library import LMCacheClient, LMCacheLibrary, check_package
 
 MODULE = "trencadis_plugins.kv_connector.lmcache_library"
 
@@ -58,3 +59,31 @@ def test_library_lives_from_the_first_store_to_the_last(monkeypatch):
     assert ends == []
     client.close()
     assert ends == [library]
+
+
+@pytest.mark.parametrize(("can_remove", "asked"), [(True, ["local", "remote"]), (False, ["local"])])
+def test_nothing_is_removed_from_a_store_that_cannot_remove(can_remove, asked):
+    class Connector:
+        def remove_sync(self, key):
+            raise NotImplementedError
+
+    class Removing(Connector):
+        def remove_sync(self, key):
+            return True
+
+    class Measured(Removing):
+        def __init__(self):
+            self._connector = Removing() if can_remove else Connector()
+
+    class Manager:
+        def __init__(self):
+            self.storage_backends = {"local": object(), "remote": SimpleNamespace(connection=Measured())}
+
+        def remove(self, key, locations):
+            removed.append((key, locations))
+
+    removed = []
+    library = LMCacheLibrary.__new__(LMCacheLibrary)
+    library._manager, library._connector_base, library._key = Manager(), Connector, str
+    library.remove("a")
+    assert removed == [("a", asked)]
