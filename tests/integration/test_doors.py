@@ -232,10 +232,14 @@ def test_admission_refuses_one_and_the_others_go_on() -> None:
     assert all(one.outputs[0].finish_reason is FinishReason.LENGTH for one in good)
 
 
-def test_offline_a_refusal_from_there_is_raised_and_names_the_prompt() -> None:
+def test_offline_a_refusal_from_there_ends_its_prompt_or_is_raised_and_names_it() -> None:
     with LLM("demo", **tables(scheduling={"name": "remote_parts:AtMostTwo", "fallback": ""})) as llm:
         with pytest.raises(RequestRefusedError, match=r"prompts\[\d+\]: .*two wait already"):
-            llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=500))
+            llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=500), on_refusal="raise")
+        outputs = llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=20))
+        reasons = {one.outputs[0].finish_reason for one in outputs}
+        assert reasons == {FinishReason.LENGTH, FinishReason.IGNORED}
+        assert all("two wait already" in one.error for one in outputs if one.error)
         assert len(llm.generate((5, 6), SamplingParams(max_tokens=4))[0].outputs[0].token_ids) == 4
         assert llm.embed([(5, 6)])[0].num_tokens == 2
 
