@@ -148,7 +148,7 @@ class LoopWatch:
 
     def look(self) -> None:
         """Take the present values in."""
-        for name in ("trencadis_event_loop_lag_seconds", "trencadis_event_loop_busy_seconds"):
+        for name in ("trencadis_event_loop_lag_seconds", "trencadis_event_loop_held_seconds"):
             value = self._server.metric(name)
             if value is not None:
                 self.most[name] = max(self.most.get(name, 0.0), value)
@@ -218,7 +218,7 @@ def report_witness(quiet: Witness, under: Witness, mounted: Attack, loop: LoopWa
         "lag of the witness's own loop", f"{under.own_lag_s * 1000:.0f} ms, {quiet.own_lag_s * 1000:.0f} ms undisturbed"
     )
     for name, value in loop.most.items():
-        holds = value <= MOST_LOOP_GAP_S if "busy" in name else None
+        holds = value <= MOST_LOOP_GAP_S if "held" in name else None
         figures.show(name, f"{value * 1000:.0f} ms", holds=holds, wanted="" if holds is None else "50 ms")
     pings, calm = max(under.pings_s, default=0), max(quiet.pings_s, default=0)
     figures.show(
@@ -294,6 +294,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], choices=list(KINDS), help="kinds of bad requests")
     parser.add_argument("--undisturbed", type=float, default=12.0, help="seconds without an attack before it")
     parser.add_argument("--case", type=int, help="send this case alone and show the answer")
+    parser.add_argument("--log", type=Path, help="file for the server's log")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of trencadis serve, last")
     return parser.parse_args(argv)
 
@@ -313,6 +314,8 @@ def main(argv: list[str] | None = None) -> int:
         left = server.close()
         figures.show("left behind", left or "nothing", holds=not left)
         figures.list(left)
+        if arguments.log:
+            arguments.log.write_text("".join(server.lines))
     print(f"missed: {', '.join(figures.missed)}" if figures.missed else "every figure is as wanted")
     return 1 if figures.missed else 0
 

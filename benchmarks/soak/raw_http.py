@@ -140,7 +140,7 @@ _BYTES: dict[str, bytes] = {
     "chunk size negative": head(_CHUNKED, _CLOSE) + b"-5\r\nabcde\r\n0\r\n\r\n",
     "chunk size of 30 digits": head(_CHUNKED, _CLOSE) + b"f" * 30 + b"\r\nabc\r\n0\r\n\r\n",
     "chunk longer than said": head(_CHUNKED, _CLOSE) + b"3\r\nabcdef\r\n0\r\n\r\n",
-    "trailers": head(_CHUNKED, _CLOSE) + _chunk(_BODY) + b"0\r\nx: y\r\ncontent-length: 5\r\n\r\n",
+    "trailers": head(_CHUNKED, _CLOSE) + _chunk(_BODY) + b"0\r\nx: y\r\nz: 5\r\n\r\n",
     "extensions": head(_CHUNKED, _CLOSE) + _chunk(_BODY, b";a=b;c") + b"0\r\n\r\n",
     "get with a body": head(_LENGTH, _CLOSE, path="/health", method="GET") + _BODY,
     "upgrade to websocket": head(

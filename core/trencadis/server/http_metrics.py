@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-__all__ = ["HttpMetrics"]
+__all__ = ["HttpMetrics", "LoopWatch"]
 
 _DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+_LOOK_S = 0.01
+"""How often the event loop is looked at; a hold that begins between two looks is measured too short by at most this."""
+
+_WINDOW_S = 30.0
+"""The largest values are those of the present window and of the one before."""
+
+
+class LoopWatch:
+    """Measures how long the event loop is kept from its callbacks, by being late itself. Event loop only.
+
+    Args:
+        call_later: Of the event loop.
+        now_s: Wall time, seconds.
+        thread_s: CPU time of the event loop's thread, seconds.
+    """
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], object],
+        *,
+        now_s: Callable[[], float] = time.perf_counter,
+        thread_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._call_later = call_later
+        self._now_s = now_s
+        self._thread_s = thread_s
+        self._due_s = self._window_end_s = 0.0
+        self._spent_s = 0.0
+        self._present = self._before = (0.0, 0.0)
+
+    def start(self) -> None:
+        """Begin to look, until the event loop ends."""
+        now_s = self._now_s()
+        self._window_end_s = now_s + _WINDOW_S
+        self._spent_s = self._thread_s()
+        self._due_s = now_s + _LOOK_S
+        self._call_later(_LOOK_S, self._look)
+
+    def largest(self) -> tuple[float, float]:
+        """Return by how much callbacks were late at most, and how much of such a delay was the thread's own CPU time, seconds."""
+        return max(self._present[0], self._before[0]), max(self._present[1], self._before[1])
+
+    def _look(self) -> None:
+        now_s, spent_s = self._now_s(), self._thread_s()
+        lag_s = max(now_s - self._due_s, 0.0)
+        held_s = min(lag_s, spent_s - self._spent_s)
+        if now_s > self._window_end_s:
+            self._before, self._present = self._present, (0.0, 0.0)
+            self._window_end_s = now_s + _WINDOW_S
+        self._present = max(self._present[0], lag_s), max(self._present[1], held_s)
+        self._spent_s = spent_s
+        self._due_s = now_s + _LOOK_S
+        self._call_later(_LOOK_S, self._look)
 
 
 class HttpMetrics:
@@ -38,8 +94,24 @@ class HttpMetrics:
         self._restarts = Counter(
             "trencadis_engine_restarts", "Engines started in place of one that ended.", registry=registry
         )
+        self._loop: LoopWatch | None = None
+        self._loop_lag = Gauge(
+            "trencadis_event_loop_lag_seconds",
+            "By how much callbacks of the server's event loop were late at most, within the last 30 to 60 s.",
+            registry=registry,
+        )
+        self._loop_held = Gauge(
+            "trencadis_event_loop_held_seconds",
+            "The most CPU time that one delay of the event loop took; far less than the lag: the machine is overloaded.",
+            registry=registry,
+        )
         # CPU time, memory and open files of the process that speaks HTTP: process_cpu_seconds_total and its like.
         ProcessCollector(registry=registry)
+
+    def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Measure this event loop's delays from now on."""
+        self._loop = LoopWatch(loop.call_later)
+        self._loop.start()
 
     @contextlib.contextmanager
     def in_flight(self) -> Iterator[None]:
@@ -82,4 +154,8 @@ class HttpMetrics:
         self._engine_up.set(engine_up)
         self._requests_held.set(num_requests)
         self._tokens_held.set(num_waiting_tokens)
+        if self._loop is not None:
+            lag_s, held_s = self._loop.largest()
+            self._loop_lag.set(lag_s)
+            self._loop_held.set(held_s)
         return generate_latest(self._registry).decode()

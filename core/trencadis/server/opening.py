@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -107,6 +108,7 @@ class OpenServer:
         """
         config = self._config
         gate, metrics = Gate(), HttpMetrics()
+        metrics.watch_loop(asyncio.get_running_loop())
         supervisor = Supervisor(
             functools.partial(AsyncLLM.from_config, config, self._registry),
             max_restarts=config.server.max_engine_restarts,

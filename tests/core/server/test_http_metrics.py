@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+import time
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trencadis.server.http_metrics import HttpMetrics
+from trencadis.server.http_metrics import HttpMetrics, LoopWatch
 
 
 def samples_of(metrics: HttpMetrics) -> dict[tuple[str, ...], float]:
@@ -65,3 +69,57 @@ def test_two_servers_in_a_process_stay_apart():
     one, other = HttpMetrics(), HttpMetrics()
     one.note_restart()
     assert samples_of(other)[("trencadis_engine_restarts_total",)] == 0
+
+
+class Loop:
+    """An event loop by hand: what was asked for last, and the clocks it goes by."""
+
+    def __init__(self):
+        self.now_s, self.thread_s = 100.0, 5.0
+        self.watch = LoopWatch(self.call_later, now_s=lambda: self.now_s, thread_s=lambda: self.thread_s)
+        self.watch.start()
+
+    def call_later(self, delay_s, callback):
+        self.due_s, self.callback = self.now_s + delay_s, callback
+
+    def go(self, *, late_s=0.0, held_s=0.0):
+        self.now_s, self.thread_s = self.due_s + late_s, self.thread_s + held_s
+        self.callback()
+
+
+def test_the_longest_delay_of_the_event_loop_is_kept_with_the_cpu_time_of_the_longest_that_was_its_own():
+    loop = Loop()
+    loop.go()
+    assert loop.watch.largest() == (0.0, 0.0)
+    loop.go(late_s=0.2, held_s=0.21)
+    loop.go(late_s=1.0, held_s=0.05)  # others had the processor
+    loop.go(late_s=0.0, held_s=0.009)  # busy, but never late
+    assert loop.watch.largest() == pytest.approx((1.0, 0.2))
+
+
+def test_delays_are_forgotten_after_a_minute_but_not_within_half_of_one():
+    loop = Loop()
+    loop.go(late_s=1.0, held_s=1.0)
+    loop.go(late_s=29.5)
+    assert loop.watch.largest() == pytest.approx((29.5, 1.0))
+    loop.go(late_s=29.0)
+    assert loop.watch.largest() == pytest.approx((29.5, 1.0))
+    loop.go(late_s=31.0)
+    assert loop.watch.largest() == pytest.approx((31.0, 0.0))
+
+
+def test_a_callback_that_holds_the_event_loop_shows_in_the_metrics():
+    metrics = HttpMetrics()
+
+    async def hold():
+        metrics.watch_loop(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        end_s = time.thread_time() + 0.2
+        while time.thread_time() < end_s:
+            pass
+        await asyncio.sleep(0.02)
+
+    asyncio.run(hold())
+    samples = samples_of(metrics)
+    assert samples[("trencadis_event_loop_lag_seconds",)] >= 0.15
+    assert 0.15 <= samples[("trencadis_event_loop_held_seconds",)] <= 0.3
