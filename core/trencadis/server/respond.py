@@ -15,6 +15,9 @@ __all__ = ["error_headers", "has_body", "refuse", "send_error"]
 _LINGER_S = 2.0
 """How long a refused client may go on sending: closing at once would destroy the answer it has not read."""
 
+_PACE_S = 0.01
+"""Between two pieces of what a refused client goes on sending: it costs the server at most some 30 MB/s, and others nothing."""
+
 
 def error_headers(error: ApiError, *, num_bytes: int, close: bool = False) -> list[tuple[bytes, bytes]]:
     """Return the headers of an error's answer. Pure.
@@ -65,7 +68,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: ApiError, *,
     try:
         async with asyncio.timeout(_LINGER_S):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-                pass
+                await asyncio.sleep(_PACE_S)
     except TimeoutError:
         pass
     await send({"type": "http.response.body", "body": b"", "more_body": False})
