@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from trencadis.config.server import ServerConfig
 from trencadis.server.gate import Gate
 from trencadis.server.guarded_connection import connection_class
+from trencadis.server.sockets import AcceptLoop
 from trencadis.server.supervisor import Supervisor
 
 __all__ = ["Service", "event_loop_factory"]
@@ -31,7 +32,18 @@ _LAST_ANSWERS_S = 3
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn's server; signals are the business of whoever runs the service."""
+    """Uvicorn's server with our way to accept connections; signals are the business of whoever runs the service."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+
+        def make_protocol() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return protocol
+
+        self.servers = [AcceptLoop(one, make_protocol) for one in sockets or ()]  # type: ignore[misc]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -64,6 +64,10 @@ _MAX_GUEST_S: Final = 600.0
 _GRACE_S: Final = 1.0
 """Whoever gives a prompt up closes the connection; one that vanished never does."""
 _RATE_TOKENS: Final = 1000
+_PAUSE_S: Final = 0.5
+"""After a connection could not be accepted: it waits in the kernel meanwhile."""
+_SILENCE_S: Final = 30.0
+"""Between two lines about it in the log."""
 
 
 class BlockServer:
@@ -101,6 +105,8 @@ class BlockServer:
         self._threads: dict[threading.Thread, FrameStream] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+        self._num_failures = 0
+        self._complained_s = float("-inf")
         self._identity: Identity | None = None
         self._find_pool: Callable[[], PoolAccess | None] = lambda: None
         self.port = 0
@@ -151,8 +157,17 @@ class BlockServer:
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                return  # it was closed
+                self._begin(connection)
+            except (OSError, TransferError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                if self._is_closed:
+                    return
+                self._complain(error)
+                time.sleep(_PAUSE_S)
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Serve a connection on a thread of its own, or turn it away; it is closed if neither is possible."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(connection.close)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             set_buffer(connection, "send")
             stream = FrameStream(connection, timeout_s=self._config.connect_timeout_s)
@@ -160,10 +175,26 @@ class BlockServer:
             with self._lock:
                 has_room = len(self._threads) < self._config.max_connections and not self._is_closed
                 if has_room:
-                    self._threads[thread] = stream
                     thread.start()  # with the lock: close() joins what is listed
-            if not has_room:
+                    self._threads[thread] = stream
+            if has_room:
+                undo.pop_all()
+            else:
                 _turn_away(stream)
+
+    def _complain(self, error: Exception) -> None:
+        """Say that a connection could not be accepted: the first time, and then at most twice a minute."""
+        self._num_failures += 1
+        if time.monotonic() < self._complained_s + _SILENCE_S:
+            return
+        self._complained_s = time.monotonic()
+        logger.error(
+            "A connection of another engine to port %d could not be accepted, %d so far: %s. The next is tried again; if this goes on, "
+            "let the process open more files (ulimit -n, LimitNOFILE).",
+            self.port,
+            self._num_failures,
+            error,
+        )
 
     def _attend(self, stream: FrameStream) -> None:
         """Serve one connection to its end."""

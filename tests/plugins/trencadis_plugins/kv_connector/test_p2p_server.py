@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,7 @@ from trencadis.kv.defaults import AsTheyAre
 from trencadis.kv.pool_access import PoolAccess
 from trencadis.kv.stream import MAJOR, Ack, Hello, Refuse, Renew, Welcome
 from trencadis.records import KVLayout, KVPart
+from trencadis_plugins.kv_connector import p2p_server
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
@@ -34,6 +37,37 @@ def producer() -> Iterator[Producer]:
 def test_blocks_are_sent_in_the_order_that_is_asked_for(producer: Producer) -> None:
     assert producer.pull([HASHES[4], HASHES[0], HASHES[5]]).tolist() == producer.data[[4, 0, 5]].tolist()
     assert producer.node.metrics.value("bytes_total", direction="send") == 3 * (128 + 32)
+
+
+class Exhausted(socket.socket):
+    """A listening socket of a process that is out of descriptors for a while."""
+
+    num_failures_left = 3
+
+    def accept(self):  # type: ignore[no-untyped-def]
+        if self.num_failures_left:
+            self.num_failures_left -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_engines_are_served_after_a_shortage_of_descriptors_which_the_log_says_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exhausted(address: tuple[str, int], *, family: int) -> socket.socket:
+        listener = Exhausted(family)
+        listener.bind(address)
+        listener.listen()
+        return listener
+
+    monkeypatch.setattr(p2p_server, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(socket, "create_server", exhausted)
+    with producing() as producer:
+        for _ in range(3):
+            assert producer.pull(HASHES).tolist() == producer.data.tolist()
+    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert "Too many open files" in line
+    assert "ulimit -n" in line
 
 
 def test_device_with_a_thread_of_its_own_is_asked_on_that_thread(producer: Producer) -> None:
