@@ -8,7 +8,8 @@ A file appears under its name when it is whole: it is written under another one 
 deleted reads the old one to its end. Any number of processes may use one directory; none of them keeps an index.
 
 A file's time of modification says when it was last used. Only accidents are noticed by what readers verify, so files of other
-users, links and anything but plain files count as not there, and a directory that others can write to is refused.
+users, links, what lies in linked folders and anything but plain files count as not there, and a directory that others can write to
+is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +36,9 @@ _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.E
 _TOUCH_NS: Final = 300 * 10**9
 """A use is noted at most about this often: noting it is a write to the disk."""
 _MINUTE_NS: Final = 60 * 10**9
+_LINK_CHECK_S: Final = 1.0
+"""A folder that was no link is not looked at again for so long: that costs several times what looking for a file does."""
+_MAX_CHECKED: Final = 4096
 _MAX_READ_BYTES: Final = 1 << 30
 """Linux reads no more than 2 GiB at once."""
 
@@ -69,6 +74,7 @@ class ObjectDirectory:
         self._trust_others = trust_others
         self._owner = DirectoryOwner(root, trust_others=trust_others)
         self._is_known_writable = False
+        self._checked: dict[str, float] = {}
 
     def check(self) -> None:
         """Make the directory if there is none.
@@ -84,8 +90,9 @@ class ObjectDirectory:
         Raises:
             TransferError: ``unreachable``.
         """
+        folder, path = self._path(key)
         try:
-            return self._owner.owns(os.stat(self._path(key)[1], follow_symlinks=False))
+            return self._owner.owns(os.stat(path, follow_symlinks=False)) and not self._is_linked(folder)
         except OSError as error:
             return self._missing(error)
 
@@ -95,10 +102,13 @@ class ObjectDirectory:
         Raises:
             TransferError: ``unreachable``.
         """
+        folder, path = self._path(key)
+        if self._is_linked(folder):
+            return -1
         try:
             # Without O_NONBLOCK, opening a named pipe that somebody put there would wait for ever.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            descriptor = os.open(self._path(key)[1], flags)
+            descriptor = os.open(path, flags)
         except OSError as error:
             self._missing(error)
             return -1
@@ -140,6 +150,8 @@ class ObjectDirectory:
             TransferError: ``full`` or ``unreachable``; nothing has changed then.
         """
         folder, path = self._path(key)
+        if self._is_linked(folder):
+            raise self._owner.unusable(f"{folder}, or a folder above it, is a link", "Remove the link.")
         temporary = f"{folder}/.{secrets.token_hex(8)}.tmp"
         try:
             descriptor = self._create(folder, temporary)
@@ -164,8 +176,11 @@ class ObjectDirectory:
         Raises:
             TransferError: ``unreachable``.
         """
+        folder, path = self._path(key)
+        if self._is_linked(folder):
+            return
         try:
-            os.unlink(self._path(key)[1])
+            os.unlink(path)
         except OSError as error:
             if error.errno not in _NOT_THERE:
                 raise self._owner.in_words(error) from error
@@ -230,6 +245,25 @@ class ObjectDirectory:
         above, _, name = key.rpartition("/")
         folder = f"{self._prefix}{above}{'/' if above else ''}{name[:1]}/{name[:2]}"
         return folder, f"{folder}/{name}"
+
+    def _is_linked(self, folder: str) -> bool:
+        """Return whether a folder, or one above it inside the directory, is a link."""
+        now_s = time.monotonic()
+        if self._checked.get(folder, 0.0) > now_s:
+            return False
+        made = str(self.root)
+        for part in folder.removeprefix(self._prefix).split("/"):
+            made = f"{made}/{part}"
+            try:
+                facts = os.lstat(made)
+            except OSError:
+                return False  # it is not there
+            if stat.S_ISLNK(facts.st_mode):
+                return True
+        if len(self._checked) >= _MAX_CHECKED:
+            self._checked.clear()
+        self._checked[folder] = now_s + _LINK_CHECK_S
+        return False
 
     def _create(self, folder: str, temporary: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

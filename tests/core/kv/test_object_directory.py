@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from trencadis.errors import TransferError
+from trencadis.kv import object_directory
 from trencadis.kv.object_directory import ObjectDirectory
 
 KEY = "kv1/default/" + "ab" * 16 + "/0.0.0-8/" + "3f9a" * 16
@@ -141,6 +142,30 @@ def test_planted_link_is_not_followed_and_is_replaced_by_the_next_write(tmp_path
     assert list(store.objects()) == []
     store.write(KEY, pieces(b"new"))
     assert (store.read(KEY), secret.read_text()) == (b"new", "secret")
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_what_lies_in_a_linked_folder_is_not_there(tmp_path, monkeypatch, level):
+    monkeypatch.setattr(object_directory, "_LINK_CHECK_S", 0.0)
+    store = make(tmp_path)
+    store.write(KEY, pieces(b"old"))
+    (file,) = files_below(store.root)
+    folder = file.parents[level - 1]
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert file.read_bytes() == b"old"
+    assert not store.holds(KEY)
+    assert store.read_into(KEY, memoryview(bytearray(9))) == -1
+    assert store.read(KEY) is None
+    assert list(store.objects()) == []
+    store.remove(KEY)
+    with pytest.raises(TransferError, match=r"is a link.*Remove the link") as caught:
+        store.write(KEY, pieces(b"new"))
+    assert caught.value.cause == "unreachable"
+    assert file.read_bytes() == b"old"
+    folder.unlink()
+    store.write(KEY, pieces(b"new"))
+    assert store.read(KEY) == b"new"
 
 
 def test_named_pipe_folder_and_file_in_the_way_are_misses_that_block_nobody(tmp_path):
