@@ -1,4 +1,4 @@
-"""Request bodies: not too large, not too slow, whole before anybody looks at them.
+"""Request bodies: in a form that is understood, not too large, not too slow, whole before anybody looks at them.
 
 A body is collected here, so that what is behind never waits for a client, and one that is refused costs no more memory
 than the cap. Everything is answered in OpenAI's shape.
@@ -7,6 +7,7 @@ than the cap. Everything is answered in OpenAI's shape.
 from __future__ import annotations
 
 import asyncio
+import email.message
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,8 +25,14 @@ _MAX_BODIES = 16
 """How many bodies of the largest size may be on their way in at once."""
 
 
+_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+"""JSON between systems is UTF-8. Source: RFC 8259, section 8.1."""
+
+_MAX_QUOTED = 40
+
+
 class BodyMiddleware:
-    """Answers 413 to bodies over the cap, 408 to those that do not arrive in time, 400 to those that take too long to parse.
+    """Answers 415 to bodies that are compressed or not UTF-8, 413 to those over the cap, 408 to those that do not arrive in time, 400 to those that take too long to parse.
 
     Args:
         app: What is behind; it gets the body in one message.
@@ -61,7 +68,9 @@ class BodyMiddleware:
 
     async def _collect(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or None if the client has gone."""
-        self._check_length(Headers(scope=scope).get("content-length"))
+        headers = Headers(scope=scope)
+        _check_coding(headers)
+        self._check_length(headers.get("content-length"))
         body = bytearray()
         num_bytes = 0
         try:
@@ -108,6 +117,38 @@ class BodyMiddleware:
             413,
             f"The body {what}; the server takes {self._max_bytes} bytes (server.max_body_bytes). Send a smaller request.",
             code="body_too_large",
+        )
+
+
+def _check_coding(headers: Headers) -> None:
+    """Refuse a body that would be read as something else than its sender means.
+
+    Raises:
+        ApiError: 415: its content is encoded, or its characters are not UTF-8; 400: its transfer is encoded.
+    """
+    encodings = ", ".join(headers.getlist("content-encoding")).strip().lower()
+    if encodings not in {"", "identity"}:
+        raise ApiError(
+            415,
+            f"Content-Encoding = {encodings[:_MAX_QUOTED]!a}: the server takes bodies as they are. Send it without compression.",
+            code="unsupported_content_encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
+    transfer = ", ".join(headers.getlist("transfer-encoding")).strip().lower()
+    if transfer not in {"", "chunked"}:
+        raise ApiError(
+            400,
+            f"Transfer-Encoding = {transfer[:_MAX_QUOTED]!a}: the server understands chunked alone.",
+            code="unsupported_transfer_encoding",
+        )
+    kind = email.message.Message()
+    kind["content-type"] = headers.get("content-type", "")
+    charset = kind.get_content_charset("utf-8")
+    if charset not in _CHARSETS:
+        raise ApiError(
+            415,
+            f"Content-Type has charset = {charset[:_MAX_QUOTED]!a}: the server reads UTF-8. Send the body in UTF-8.",
+            code="unsupported_charset",
         )
 
 

@@ -150,3 +150,35 @@ def test_a_body_that_takes_too_long_to_parse_is_refused_at_once():
     assert (status, taken) == (400, 1)
     assert json.loads(body)["error"]["code"] == "too_many_values"
     assert not sent[-1].get("more_body")
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "word"),
+    [
+        ((b"content-encoding", b"gzip"), 415, "gzip"),
+        ((b"content-encoding", b"identity, br"), 415, "br"),
+        ((b"content-encoding", b"\xff" * 1000), 415, "xff"),
+        ((b"transfer-encoding", b"gzip"), 400, "chunked, gzip"),
+        ((b"content-type", b"application/json; charset=utf-16"), 415, "utf-16"),
+        ((b"content-type", b'application/json; x="charset=utf-8"; Charset="latin-1"'), 415, "latin-1"),
+        ((b"content-type", b"application/json; charset*=utf-8''ebcdic"), 415, "ebcdic"),
+    ],
+)
+def test_a_body_in_a_form_that_is_not_understood_is_refused_before_it_is_read(header, status, word):
+    answered, body, *_ = call([part(b"x", more=False), GONE], headers=[header])
+    assert answered == status
+    assert word in json.loads(body)["error"]["message"]
+    assert len(body) < 1000
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"content-encoding", b"Identity")],
+        [(b"content-type", b"application/json;charset=UTF-8")],
+        [(b"content-type", b'application/json; charset="utf8"')],
+        [(b"content-type", b"\xe4; a")],
+    ],
+)
+def test_a_body_in_plain_utf8_is_taken(headers):
+    assert call([part(b"x", more=False), GONE], headers=headers)[:2] == (200, b"x")
