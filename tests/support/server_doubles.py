@@ -62,7 +62,7 @@ def ask(app: FastAPI, *requests: tuple[str, str] | tuple[str, str, dict[str, Any
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 def with_client(app: FastAPI, use: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         EngineEndedError: Nobody answers there, or the engine does not serve.
         InvalidRequestError: The request is not known there.
     """
-    answer = _ask(_address(args.url, config), args.request_id)
+    answer = _ask(_address(args.url, config), args.request_id, key=_key(config))
     if args.json:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return 0
@@ -62,12 +62,19 @@ def _address(url: str | None, config: Config) -> str:
     return f"http://127.0.0.1:{config.server.admin_port}"
 
 
-def _ask(address: str, request_id: str) -> dict[str, Any]:
+def _key(config: Config) -> str:
+    """Return the key that the administration asks for, as far as it is configured here too; empty: none."""
+    server = config.server
+    return server.admin_key or next((entry.partition(":")[2] or entry for entry in server.api_keys), "").strip()
+
+
+def _ask(address: str, request_id: str, *, key: str) -> dict[str, Any]:
     url = f"{address}/admin/explain/{urllib.parse.quote(request_id, safe='/')}"
     # A proxy of the environment has no way to this machine's loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=_TIMEOUT_S) as response:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+        with opener.open(request, timeout=_TIMEOUT_S) as response:
             answer: dict[str, Any] = json.load(response)
     except urllib.error.HTTPError as error:
         raise _refused(error, address) from None

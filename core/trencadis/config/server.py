@@ -29,6 +29,11 @@ class ServerConfig:
         "Port of the administration pages, always on 127.0.0.1; 0: there are none.",
         validator=[ge(0), le(65535)],
     )
+    admin_key: str = setting(
+        "",
+        "Key that the administration pages ask for; empty: any of api_keys, and none if there are none.",
+        secret=True,
+    )
     model_name: str = setting("", "Name that clients ask for; empty: model.path. A comma separates further names.")
     api_keys: tuple[str, ...] = setting(
         None,

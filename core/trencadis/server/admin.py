@@ -13,8 +13,10 @@ from trencadis.config.explain import explain
 from trencadis.errors import EngineEndedError
 from trencadis.registry import Registry, ResolvedPlan
 from trencadis.registry.listing import rows_of
+from trencadis.server.admin_call import HostMiddleware
 from trencadis.server.admin_role import role_router
 from trencadis.server.admin_scheduling import PlanInForce, scheduling_router
+from trencadis.server.auth import ApiKeys, AuthMiddleware
 from trencadis.server.body import BodyMiddleware
 from trencadis.server.context import ServerContext
 from trencadis.server.envelope import EnvelopeMiddleware
@@ -35,6 +37,9 @@ def make_admin_app(
 ) -> FastAPI:
     """Return the application of the administration pages. They show no secret, and change nothing but scheduling and the engine's role.
 
+    Requests must name this machine as their host, and have a key if one is configured: ``server.admin_key``, else any of
+    ``server.api_keys``.
+
     Args:
         context: Of the server.
         supervisor: Has the engine.
@@ -45,6 +50,10 @@ def make_admin_app(
     app = FastAPI(title="Trencadís administration", version=trencadis.__version__, docs_url=None, redoc_url=None)
     add_handlers(app)
     app.add_middleware(BodyMiddleware, max_bytes=_MAX_BODY_BYTES, timeout_s=context.config.body_timeout_s)
+    config = context.config
+    keys = [f"admin:{config.admin_key}"] if config.admin_key else config.api_keys
+    app.add_middleware(AuthMiddleware, keys=ApiKeys(keys))
+    app.add_middleware(HostMiddleware)
     app.add_middleware(EnvelopeMiddleware, metrics=HttpMetrics(), clock=context.clock)
     plans = PlanInForce(resolved.config, plan, registry)
     app.include_router(scheduling_router(context, plans))

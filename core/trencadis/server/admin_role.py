@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from trencadis.errors import RequestError
-from trencadis.server.admin_call import check_caller, table_of
+from trencadis.server.admin_call import check_content_type, table_of
 from trencadis.server.context import ServerContext
 from trencadis.server.errors import ApiError
 
@@ -33,7 +33,7 @@ def role_router(context: ServerContext) -> APIRouter:
 
         Requests that are here run to their end; newcomers that the new role does not take are answered with 503.
         """
-        check_caller(request)
+        check_content_type(request)
         table = table_of(await request.body())
         try:
             return await context.llm.set_role(str(table.get("role")))

@@ -11,7 +11,7 @@ from trencadis.config import Config
 from trencadis.errors import ConfigError, PluginError, RequestError, TrencadisError
 from trencadis.registry import Registry, ResolvedPlan
 from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
-from trencadis.server.admin_call import check_caller, table_of
+from trencadis.server.admin_call import check_content_type, table_of
 from trencadis.server.context import ServerContext
 from trencadis.server.errors import ApiError
 
@@ -75,7 +75,7 @@ def scheduling_router(context: ServerContext, plans: PlanInForce) -> APIRouter:
 
         No request is lost, and none is computed again. The answer is that of GET, with what was in force before.
         """
-        check_caller(request)
+        check_content_type(request)
         table, llm = table_of(await request.body()), context.llm
         answer = await _answered(llm.change_scheduling(table, source=_SOURCE))
         plans.changed(llm, table)

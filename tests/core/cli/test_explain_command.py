@@ -71,6 +71,7 @@ def served() -> Iterator[Callable[..., str]]:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 serve.paths.append(self.path)  # type: ignore[attr-defined]
+                serve.keys.append(self.headers["authorization"])  # type: ignore[attr-defined]
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -83,7 +84,7 @@ def served() -> Iterator[Callable[..., str]]:
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}"
 
-    serve.paths = []  # type: ignore[attr-defined]
+    serve.paths, serve.keys = [], []  # type: ignore[attr-defined]
     yield serve
     for server in servers:
         server.shutdown()
@@ -114,7 +115,16 @@ def test_json_is_what_the_server_said(served: Any, capsys: pytest.CaptureFixture
 def test_the_address_is_the_configured_port(served: Any, capsys: pytest.CaptureFixture[str]):
     port = served(200, STORY).rpartition(":")[2]
     assert main(["explain", "a", "--server.admin-port", port]) == 0
-    assert served.paths == ["/admin/explain/a"]
+    assert (served.paths, served.keys) == (["/admin/explain/a"], [None])
+
+
+def test_the_configured_key_is_sent(served: Any, monkeypatch: pytest.MonkeyPatch):
+    url = served(200, STORY)
+    monkeypatch.setenv("TRENCADIS_SERVER__API_KEYS", "ann:sk-a,sk-b")
+    assert main(["explain", "a", "--url", url]) == 0
+    monkeypatch.setenv("TRENCADIS_SERVER__ADMIN_KEY", "x:y")
+    assert main(["explain", "a", "--url", url]) == 0
+    assert served.keys == ["Bearer sk-a", "Bearer x:y"]
 
 
 @pytest.mark.parametrize(

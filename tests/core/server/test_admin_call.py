@@ -1,31 +1,80 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from fastapi import Request
+from starlette.types import Message, Receive, Scope, Send
 
-from trencadis.server.admin_call import check_caller, table_of
+from trencadis.server.admin_call import HostMiddleware, check_content_type, table_of
 from trencadis.server.errors import ApiError
 
 
-def request(host: str = "127.0.0.1:8001", kind: str = "application/json") -> Request:
+def request(kind: str) -> Request:
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "scheme": "http"}
-    return Request({**scope, "headers": [(b"host", host.encode()), (b"content-type", kind.encode())]})
+    return Request({**scope, "headers": [(b"content-type", kind.encode())]})
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8001", "localhost:1", "[::1]:8001"])
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
-def test_callers_of_this_machine_with_json_are_let_in(host: str, kind: str) -> None:
-    check_caller(request(host, kind))
+def test_json_is_taken(kind: str) -> None:
+    check_content_type(request(kind))
 
 
-def test_web_pages_are_not() -> None:
-    with pytest.raises(ApiError) as wrong_host:
-        check_caller(request(host="rebound.example:8001"))
-    with pytest.raises(ApiError) as wrong_kind:
-        check_caller(request(kind="text/plain"))
-    assert (wrong_host.value.status, wrong_kind.value.status) == (403, 415)
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded"])
+def test_what_a_web_page_may_send_unasked_is_not(kind: str) -> None:
+    with pytest.raises(ApiError) as error:
+        check_content_type(request(kind))
+    assert error.value.status == 415
+
+
+def status_for(*hosts: str) -> int:
+    """Return the status of an answer to a request for hosts."""
+    statuses: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def receive() -> Message:
+        raise AssertionError("it has no body")
+
+    scope = {"type": "http", "headers": [(b"host", host.encode("latin-1")) for host in hosts]}
+    asyncio.run(HostMiddleware(app)(scope, receive, send))
+    return statuses[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8001", "localhost:1", "[::1]:8001", "LocalHost", "127.0.0.1", "[::1]"])
+def test_requests_for_this_machine_are_served(host: str) -> None:
+    assert status_for(host) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "rebound.example:8001",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "127.0.0.1@evil",
+        "",
+        "[::1",
+        "::1",
+        "a:b:c",
+        "ÿ" * 500,
+        "localhost:",
+        "localhost:1x",
+        "evil/127.0.0.1",
+    ],
+)
+def test_requests_for_other_hosts_are_not(host: str) -> None:
+    assert status_for(host) == 403
+
+
+def test_requests_for_no_host_and_for_two_are_not() -> None:
+    assert (status_for(), status_for("localhost", "localhost")) == (403, 403)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"text"', b"[" * 100_000, b"\xff"])
