@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from trencadis.errors import ContractError
 from trencadis.interfaces import KVSchedulerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, Request
+from trencadis.records.request import transfer_table
 
 __all__ = ["GuardedConnector"]
 
@@ -90,8 +91,8 @@ class GuardedConnector:
         return self._call("on_finished", lambda: self._side.on_finished(request, blocks=blocks), None)
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        """Return what the engine that goes on with a request is to be told, or None."""
-        return self._call("finished_params", lambda: self._side.finished_params(request), None)
+        """Return what the engine that goes on with a request is to be told, or None; what no JSON can hold is the connector's fault."""
+        return self._call("finished_params", lambda: transfer_table(self._side.finished_params(request)), None)
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
         """Tell of a request that is not served."""

@@ -92,7 +92,12 @@ class Intake:
             raise InvalidRequestError(
                 f"request {request.request_id!r} is live already.", hint="Choose another request id."
             )
-        check_request(request, vocab_size=self._model.vocab_size, max_model_len=self._state.max_model_len)
+        check_request(
+            request,
+            vocab_size=self._model.vocab_size,
+            max_model_len=self._state.max_model_len,
+            eos_token_ids=self._model.eos_token_ids,
+        )
         self._check_params(request.params)
 
     def ask(self, request: Request) -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from trencadis.errors import InvalidRequestError, PromptTooLongError
-from trencadis.records import Request
+from trencadis.records import Request, SamplingParams
 
 __all__ = ["check_request"]
 
 
-def check_request(request: Request, *, vocab_size: int, max_model_len: int) -> None:
+def check_request(request: Request, *, vocab_size: int, max_model_len: int, eos_token_ids: Iterable[int]) -> None:
     """Refuse what no engine of this model can run. Pure; O(prompt).
 
     Args:
         request: What a client asked.
         vocab_size: Legal token ids are 0 .. vocab_size - 1.
         max_model_len: Longest sequence, tokens.
+        eos_token_ids: Tokens that end a text of this model.
 
     Raises:
         PromptTooLongError: The prompt leaves no room for one output token.
-        InvalidRequestError: An empty prompt, or a token id outside the vocabulary.
+        InvalidRequestError: An empty prompt, a token id outside the vocabulary, or parameters that leave no token to choose.
     """
     prompt, name = request.prompt_token_ids, f"request {request.request_id!r}"
     if not prompt:
@@ -43,4 +46,31 @@ def check_request(request: Request, *, vocab_size: int, max_model_len: int) -> N
             f"sampling parameter {field}: token id {token} is outside the vocabulary, 0 to {vocab_size - 1}.",
             hint="Use the model's own tokenizer.",
             field=field,
+        )
+    _check_choice(request.params, vocab_size, eos_token_ids)
+
+
+def _check_choice(params: SamplingParams, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    """Refuse parameters under which the first token could be none. Pure; O(listed tokens).
+
+    Raises:
+        InvalidRequestError: There is no token that may be chosen.
+    """
+    allowed, bad = params.allowed_token_ids, params.bad_token_ids
+    if allowed is None and len(bad) + len(params.stop_token_ids) < vocab_size // 2:
+        return  # some are left, however many the model's own ends are
+    left = set(range(vocab_size) if allowed is None else allowed).difference(bad)
+    if not left:
+        raise InvalidRequestError(
+            "sampling parameter bad_token_ids bans every token there is to choose.",
+            hint="Ban fewer.",
+            field="bad_token_ids",
+        )
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    if params.min_tokens > 0 and left <= ends:
+        raise InvalidRequestError(
+            f"sampling parameter min_tokens = {params.min_tokens}: every token that may be chosen ends the text, so that none "
+            "can come before.",
+            hint="Allow another token, or leave min_tokens out.",
+            field="min_tokens",
         )

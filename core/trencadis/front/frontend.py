@@ -15,6 +15,7 @@ from trencadis.front.engine_client import EngineClient
 from trencadis.front.output_processor import OutputProcessor
 from trencadis.front.prompts import Prompt, as_token_ids
 from trencadis.records import DEFAULT_TERMS, Embedding, Request, RequestTerms, SamplingParams
+from trencadis.records.plain import check_plain
 from trencadis.text import Tokenizer, needs_tokenizer
 
 __all__ = ["Frontend"]
@@ -218,7 +219,10 @@ class Frontend:
                 self.engine.ask("reject_transfer", arguments, lambda _: None)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_token_ids(prompt)
+        if not isinstance(prompt, str):
+            return as_token_ids(prompt)
+        check_plain(prompt, "prompt")
+        return self.tokenizer.encode(prompt)
 
     def _refuse(self, request_id: str, error: RequestError) -> list[ClientRequest]:
         """Give up a request that the engine did not take after all; its other completions end with it."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from trencadis.errors import InvalidRequestError, RequestError
+from trencadis.records.plain import shown
 
 __all__ = [
     "OnRefusal",
@@ -40,7 +41,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     if not isinstance(prompts, str) and not _is_sequence(prompts):
         raise InvalidRequestError(
-            f"prompts = {prompts!r}: neither text nor token ids.",
+            f"prompts = {shown(prompts)}: neither text nor token ids.",
             hint="Give a string, a list of ids, or a list of these.",
         )
     return [prompts] if is_single(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
@@ -53,7 +54,7 @@ def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
         InvalidRequestError: It is no sequence, or an element is no whole number.
     """
     if not _is_sequence(prompt) or not all(_is_number(token) for token in prompt):
-        raise InvalidRequestError(f"the prompt {prompt!r} is neither text nor a list of token ids.")
+        raise InvalidRequestError(f"the prompt {shown(prompt)} is neither text nor a list of token ids.")
     return tuple(int(token) for token in prompt)
 
 
@@ -87,7 +88,10 @@ def check_on_refusal(value: str) -> None:
 
 def at_prompt(error: RequestError, index: int) -> RequestError:
     """Return an error of the same kind that says which of several prompts it is about. Pure."""
-    return type(error)(f"prompts[{index}]: {error}")
+    located = type(error)(f"prompts[{index}]: {error}")
+    if isinstance(error, InvalidRequestError) and isinstance(located, InvalidRequestError):
+        located.field = error.field
+    return located
 
 
 def _is_number(value: Any) -> bool:

@@ -9,22 +9,24 @@ from typing import Any, Literal
 import attrs
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records.sampling import MAX_LOGPROBS
+from trencadis.records.plain import shown
+from trencadis.records.sampling import MAX_INT, MAX_LOGPROBS
 
 __all__ = ["BeamSearchParams"]
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:
-    raise InvalidRequestError(f"beam search parameter {name} = {value!r} is impossible: it must be {allowed}.")
+    raise InvalidRequestError(
+        f"beam search parameter {name} = {shown(value)} is impossible: it must be {allowed}.", field=name
+    )
 
 
-def _whole(low: int, high: int | None = None, *, optional: bool = False) -> Any:
+def _whole(low: int, high: int = MAX_INT, *, optional: bool = False) -> Any:
     def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value is None and optional:
             return
-        if type(value) is not int or value < low or (high is not None and value > high):
-            allowed = f"a whole number from {low}" + (f" to {high}" if high is not None else "")
-            _refuse(attribute.name, value, allowed)
+        if type(value) is not int or not low <= value <= high:
+            _refuse(attribute.name, value, f"a whole number from {low} to {high}")
 
     return check
 

@@ -11,9 +11,10 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError
+from trencadis.records.plain import check_plain, is_text, shown
 from trencadis.records.sampling import SamplingParams
 
-__all__ = ["DEFAULT_TERMS", "MAX_TRANSFER_BYTES", "FinishReason", "Request", "RequestTerms"]
+__all__ = ["DEFAULT_TERMS", "MAX_TRANSFER_BYTES", "FinishReason", "Request", "RequestTerms", "transfer_table"]
 
 MAX_TRANSFER_BYTES = 65536
 """The longest transfer parameters, as JSON."""
@@ -37,7 +38,7 @@ def _token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:
-    raise InvalidRequestError(f"{name} = {value!r} is impossible: it must be {allowed}.")
+    raise InvalidRequestError(f"{name} = {shown(value)} is impossible: it must be {allowed}.", field=name)
 
 
 def _whole(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -47,8 +48,8 @@ def _whole(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def _text(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str):
-        _refuse(attribute.name, value, "text")
+    if not is_text(value):
+        _refuse(attribute.name, value, "text, without half a surrogate pair")
 
 
 def _optional_text(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -66,19 +67,28 @@ def _target(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         _refuse(attribute.name, value, "a number of seconds above 0; infinity is no target")
 
 
-def _plain_json(given: Any) -> dict[str, Any] | None:
-    """Return a copy of transfer parameters that nobody else can change, as JSON has them."""
+def transfer_table(given: Any) -> dict[str, Any] | None:
+    """Return a copy of transfer parameters, as JSON has them. Pure.
+
+    Raises:
+        InvalidRequestError: They are no table, hold what JSON has not, or are too long.
+    """
     if given is None:
         return None
     if not isinstance(given, Mapping):
         _refuse("transfer_params", given, "a table of JSON values, or None")
+    table = dict(given)
+    check_plain(table, "transfer_params")
     try:
-        text = json.dumps(dict(given), allow_nan=False)
+        text = json.dumps(table, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"transfer_params cannot be written as JSON: {error}.") from None
+        raise InvalidRequestError(
+            f"transfer_params cannot be written as JSON: {error}.", field="transfer_params"
+        ) from None
     if len(text) >= MAX_TRANSFER_BYTES:
         raise InvalidRequestError(
-            f"transfer_params are {len(text)} bytes of JSON; they must be shorter than {MAX_TRANSFER_BYTES}."
+            f"transfer_params are {len(text)} bytes of JSON; they must be shorter than {MAX_TRANSFER_BYTES}.",
+            field="transfer_params",
         )
     copy: dict[str, Any] = json.loads(text)
     return copy
@@ -115,7 +125,7 @@ class RequestTerms:
     tpot_target_s: float = attrs.field(default=math.inf, validator=_target)
     adapter: str = attrs.field(default="", validator=_text)
     transfer_params: Mapping[str, Any] | None = attrs.field(
-        default=None, converter=_plain_json, hash=False, repr=False, kw_only=True
+        default=None, converter=transfer_table, hash=False, repr=False, kw_only=True
     )
 
 
@@ -137,7 +147,7 @@ class Request(RequestTerms):
         cache_salt: As of :class:`RequestTerms`; the tenant if nobody gave one.
     """
 
-    request_id: str
+    request_id: str = attrs.field(validator=_text)
     prompt_token_ids: tuple[int, ...] = attrs.field(converter=_token_ids, repr=False)
     params: SamplingParams = attrs.field(factory=SamplingParams)
     cache_salt: str = attrs.field(default=attrs.Factory(lambda self: self.tenant, takes_self=True), validator=_text)

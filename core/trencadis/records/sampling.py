@@ -9,16 +9,24 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError
+from trencadis.records.plain import check_plain, is_text, shown
 from trencadis.records.structured import StructuredOutput
 
-__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["MAX_INT", "MAX_LOGPROBS", "SamplingParams"]
 
 MAX_LOGPROBS = 50
 """The most alternatives a request may ask for at one position."""
 
+MAX_INT = 2**31 - 1
+"""The largest count: engines keep them in 32 bits."""
+_LEAST_FLOAT, _MAX_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
+"""Engines compute in float32: a smaller number would be 0 there, a larger one infinite."""
+
 
 def _refuse(name: str, value: object, allowed: str) -> None:
-    raise InvalidRequestError(f"sampling parameter {name} = {value!r} is impossible: it must be {allowed}.", field=name)
+    raise InvalidRequestError(
+        f"sampling parameter {name} = {shown(value)} is impossible: it must be {allowed}.", field=name
+    )
 
 
 def _number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
@@ -27,19 +35,19 @@ def _number(low: float, high: float, *, open_low: bool = False, open_high: bool 
         allowed += f" to {'below ' if open_high else ''}{high:g}" if math.isfinite(high) else ""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             _refuse(attribute.name, value, allowed)
-        if value < low or value > high or (open_low and value == low) or (open_high and value == high):
+        # What is 0 in float32 is not above 0.
+        if value < (max(low, _LEAST_FLOAT) if open_low else low) or value > high or (open_high and value == high):
             _refuse(attribute.name, value, allowed)
 
     return check
 
 
-def _whole(low: int, high: int | None = None, *, optional: bool = False) -> Any:
+def _whole(low: int, high: int = MAX_INT, *, optional: bool = False) -> Any:
     def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value is None and optional:
             return
-        allowed = f"a whole number from {low}" + (f" to {high}" if high is not None else "")
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            _refuse(attribute.name, value, allowed)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            _refuse(attribute.name, value, f"a whole number from {low} to {high}")
 
     return check
 
@@ -59,10 +67,10 @@ def _optional_ids(value: Any) -> Any:
 def _bias(value: Mapping[Any, Any] | None) -> dict[int, float]:
     try:
         biases = {int(token): float(bias) for token, bias in (value or {}).items()}
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, OverflowError):
         _refuse("logit_bias", value, "a mapping of token ids to numbers")
         raise
-    if not all(token >= 0 and math.isfinite(bias) for token, bias in biases.items()):
+    if not all(token >= 0 and abs(bias) <= _MAX_FLOAT for token, bias in biases.items()):
         _refuse("logit_bias", value, "a mapping of token ids from 0 to finite numbers")
     return biases
 
@@ -97,6 +105,8 @@ def _check_words(_: object, attribute: attrs.Attribute[Any], value: Any) -> None
 def _check_names(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not all(isinstance(name, str) and name for name in value):
         _refuse(attribute.name, value, "a mapping of names to mappings of arguments")
+    if value:
+        check_plain(value, attribute.name)
 
 
 def _check_mirostat(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -110,8 +120,13 @@ def _check_ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def _check_strings(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not all(isinstance(text, str) and text for text in value):
-        _refuse(attribute.name, value, "a list of strings, none of them empty")
+    if not all(is_text(text) and text for text in value):
+        _refuse(attribute.name, value, "a list of strings, none of them empty and none with half a surrogate pair")
+
+
+def _flag(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        _refuse(attribute.name, value, "True or False")
 
 
 @attrs.frozen(kw_only=True)
@@ -136,7 +151,7 @@ class SamplingParams:
         mirostat_tau: The surprise to steer to, bits; above 0 to 100.
         mirostat_eta: How fast; above 0 to 1.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or output;
-            above 0 to 10; 1 is off.
+            0.01 to 10; 1 is off.
         frequency_penalty: Subtracted once per occurrence in the output; -2 to 2.
         presence_penalty: Subtracted once if the token occurs in the output; -2 to 2.
         dry_multiplier: Subtracts this times ``dry_base ** (n - dry_allowed_length)`` from a token that would make a repeated
@@ -150,7 +165,8 @@ class SamplingParams:
         allowed_token_ids: Only these tokens may be chosen; None allows all.
         bad_token_ids: These tokens are never chosen.
         bad_words_ids: These runs of tokens are never completed.
-        logits_processors: Further processors that the operator enabled, by name, with their arguments.
+        logits_processors: Further processors that the operator enabled, by name, with their arguments: values as JSON has them,
+            whole numbers of 64 bits, at most 32 levels.
         structured: What the text must be: JSON, a match of a regex, one of some texts, or a text of a grammar; None: anything.
         min_tokens: End-of-sequence and stop tokens are masked until this many tokens were generated.
         max_tokens: The most tokens to generate; None means up to the model's length limit.
@@ -184,7 +200,7 @@ class SamplingParams:
     mirostat_mode: int = attrs.field(default=0, validator=_check_mirostat)
     mirostat_tau: float = attrs.field(default=5.0, validator=_number(0, 100, open_low=True))
     mirostat_eta: float = attrs.field(default=0.1, validator=_number(0, 1, open_low=True))
-    repetition_penalty: float = attrs.field(default=1.0, validator=_number(0, 10, open_low=True))
+    repetition_penalty: float = attrs.field(default=1.0, validator=_number(0.01, 10))
     frequency_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
     presence_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
     dry_multiplier: float = attrs.field(default=0.0, validator=_number(0, 100))
@@ -205,9 +221,9 @@ class SamplingParams:
     max_tokens: int | None = attrs.field(default=16, validator=_whole(1, optional=True))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_strings)
     stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    ignore_eos: bool = attrs.field(default=False, validator=_flag)
+    include_stop_str_in_output: bool = attrs.field(default=False, validator=_flag)
+    skip_special_tokens: bool = attrs.field(default=True, validator=_flag)
     logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
     prompt_logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
     max_draft_tokens: int | None = attrs.field(default=None, validator=_whole(0, optional=True))

@@ -9,8 +9,12 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError, did_you_mean
+from trencadis.records.plain import is_text, shown
 
-__all__ = ["MAX_STRUCTURE_CHARACTERS", "StructuredOutput"]
+__all__ = ["MAX_CHOICES", "MAX_STRUCTURE_CHARACTERS", "StructuredOutput"]
+
+MAX_CHOICES = 1024
+"""The most texts to choose from."""
 
 MAX_STRUCTURE_CHARACTERS = 65_536
 """The longest schema, regex or grammar, and the most characters of all choices: reading them takes time in proportion."""
@@ -46,10 +50,14 @@ class StructuredOutput:
     def __attrs_post_init__(self) -> None:
         if self.kind not in _KINDS:
             hint = did_you_mean(str(self.kind), _KINDS)
-            raise _refusal(f"kind = {self.kind!r} must be one of {', '.join(_KINDS)}.{hint}")
+            raise _refusal(f"kind = {shown(self.kind)} must be one of {', '.join(_KINDS)}.{hint}")
         if not isinstance(self.text, str) or not all(isinstance(choice, str) for choice in self.choices):
             raise _refusal(f"{self.kind}: text and choices must be strings.")
         self._check_parts()
+        if len(self.choices) > MAX_CHOICES:
+            raise _refusal(f"choice has {len(self.choices)} texts; the most are {MAX_CHOICES}.")
+        if not all(map(is_text, (self.text, *self.choices))):
+            raise _refusal(f"{self.kind} has half a surrogate pair: this is no text.")
         length = len(self.text) + sum(map(len, self.choices))
         if length > MAX_STRUCTURE_CHARACTERS:
             raise _refusal(f"{self.kind} has {length} characters; the most are {MAX_STRUCTURE_CHARACTERS}.")
@@ -108,4 +116,4 @@ def _check_schema(text: str) -> None:
 
 
 def _refusal(problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured output: {problem}")
+    return InvalidRequestError(f"structured output: {problem}", field="structured")

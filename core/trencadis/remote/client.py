@@ -12,6 +12,7 @@ from trencadis.errors import InvalidRequestError, RequestError, TrencadisError
 from trencadis.front.engine_client import EngineClient
 from trencadis.front.news import NO_NEWS, StepNews
 from trencadis.records import EmbeddingRequest, FinishedSequence, Request
+from trencadis.records.plain import check_plain
 from trencadis.remote.conversion import add_message, error_of, int32_bytes, model_of, news_of
 from trencadis.remote.link import Link
 from trencadis.remote.messages import (
@@ -72,11 +73,20 @@ class RemoteEngineClient(EngineClient):
         """Send it; what the engine alone can refuse is refused later."""
         self._check_id(request.request_id)
         if self.model.generates:
-            check_request(request, vocab_size=self.model.vocab_size, max_model_len=self.max_model_len)
+            check_request(
+                request,
+                vocab_size=self.model.vocab_size,
+                max_model_len=self.max_model_len,
+                eos_token_ids=self.model.eos_token_ids,
+            )
         self._prepare()
         ticket = self._tickets.take()
         self._ticket_of[request.request_id] = ticket
-        self._link.send(add_message(request, ticket))
+        try:
+            self._link.send(add_message(request, ticket))
+        except InvalidRequestError:  # it cannot be encoded: nothing was sent
+            self._forget(request.request_id)
+            raise
         return ticket
 
     def abort(self, request_id: str) -> FinishedSequence | None:
@@ -103,8 +113,8 @@ class RemoteEngineClient(EngineClient):
                 hint="Use the model's own tokenizer.",
             )
         self._prepare()
-        self._embedding.add(request.request_id)
         self._link.send(EmbedMessage(request_id=request.request_id, token_ids=int32_bytes(tokens)))
+        self._embedding.add(request.request_id)
 
     def request_metrics(self, callback: Callable[[str], None]) -> None:
         """Ask; the answer comes between two steps of the engine."""
@@ -121,9 +131,12 @@ class RemoteEngineClient(EngineClient):
         """Ask; the answer comes between two steps of the engine."""
         self._link.check()
         try:
-            self._link.send(AskMessage(question=question, arguments=dump_options(arguments)))
-        except (TypeError, OverflowError) as error:
-            raise InvalidRequestError(f"{question}: an argument cannot travel to the engine: {error}.") from error
+            plain = dump_options(arguments)
+        except RecursionError:
+            raise InvalidRequestError(f"{question}: an argument is nested too deeply.") from None
+        for name, value in plain.items():
+            check_plain(value, name)
+        self._link.send(AskMessage(question=question, arguments=plain))
         self._askers.append(callback)
 
     # --------------------------------------------------------------------------------------------------- steps

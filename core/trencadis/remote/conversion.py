@@ -41,6 +41,7 @@ __all__ = [
     "int32_ids",
     "model_of",
     "news_of",
+    "readable",
     "ready_message",
     "request_of",
     "step_message",
@@ -104,7 +105,7 @@ def request_of(message: AddMessage) -> Request:
 
 
 def _json_bytes(table: Mapping[str, Any] | None) -> bytes:
-    # JSON, not msgpack: whole numbers of any size are JSON.
+    # JSON, not msgpack: a connector is given what a client wrote.
     return b"" if table is None else json.dumps(dict(table)).encode("ascii")
 
 
@@ -174,7 +175,7 @@ def _finished_part(finished: FinishedSequence, ticket: int) -> FinishedPart:
         first_scheduled_s=finished.first_scheduled_s,
         first_token_s=finished.first_token_s,
         finish_s=finished.finish_s,
-        error=finished.error,
+        error=readable(finished.error),
         stop_token_id=finished.stop_token_id,
         transfer_params=_json_bytes(finished.transfer_params),
         num_approximate_tokens=finished.num_approximate_tokens,
@@ -230,7 +231,7 @@ def _embedding_part(embedding: Embedding) -> EmbeddingPart:
         request_id=embedding.request_id,
         vector=embedding.vector.astype("<f4", copy=False).tobytes(),
         num_tokens=embedding.num_tokens,
-        error=embedding.error,
+        error=readable(embedding.error),
     )
 
 
@@ -251,8 +252,13 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, TrencadisError):
         kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
         field = error.field if isinstance(error, InvalidRequestError) else ""
-        return Fault(kind=kind, message=str(error), hint=error.hint, field=field)
-    return Fault(kind=InternalError.__name__, message=f"{type(error).__name__}: {error}", hint="")
+        return Fault(kind=kind, message=readable(str(error)), hint=readable(error.hint), field=readable(field))
+    return Fault(kind=InternalError.__name__, message=readable(f"{type(error).__name__}: {error}"), hint="")
+
+
+def readable(text: str) -> str:
+    r"""Return a text that UTF-8 can hold: half a surrogate pair is written as ``\ud800``. Pure."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_of(fault: Fault) -> TrencadisError:

@@ -13,10 +13,10 @@ import attrs
 import numpy as np
 
 from trencadis.clock import Clock
-from trencadis.errors import RequestError, TrencadisError
+from trencadis.errors import InternalError, InvalidRequestError, RequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
 from trencadis.remote.channel import Channel
-from trencadis.remote.conversion import fault_of, int32_ids, request_of, step_message
+from trencadis.remote.conversion import fault_of, int32_ids, readable, request_of, step_message
 from trencadis.remote.messages import (
     AddMessage,
     AliveMessage,
@@ -125,9 +125,9 @@ class EngineHost:
             case DropMessage():
                 self._engine.abort(message.request_id)
             case AskMetricsMessage():
-                self._send(MetricsMessage(text=self._engine.metrics()))
+                self._send(MetricsMessage(text=readable(self._engine.metrics())))
             case AskMessage():
-                self._send(self._answer(message))
+                self._send_answer(self._answer(message))
             case CloseMessage():
                 self._is_open = False
 
@@ -148,6 +148,13 @@ class EngineHost:
             return AnswerMessage(table=self._engine.answer(message.question, message.arguments))
         except TrencadisError as error:
             return AnswerMessage(table={}, fault=fault_of(error))
+
+    def _send_answer(self, answer: AnswerMessage) -> None:
+        """Send an answer; one that holds what cannot be encoded becomes an error, since a question must not end the engine."""
+        try:
+            self._send(answer)
+        except InvalidRequestError as error:
+            self._send(AnswerMessage(table={}, fault=fault_of(InternalError(f"the answer cannot be sent: {error}"))))
 
     def _end(self, message: EndMessage) -> None:
         request_id = self._id_of.get(message.ticket)

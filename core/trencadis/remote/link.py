@@ -89,10 +89,12 @@ class Link:
 
         Raises:
             EngineEndedError: The line is dead, or died meanwhile.
+            InvalidRequestError: The message cannot be encoded; nothing was sent, and the line is as it was.
         """
         self.check()
+        data = encode(message)
         self._blocked_s = None
-        self._channel.send(encode(message), while_waiting=self._wait_for_room)
+        self._channel.send(data, while_waiting=self._wait_for_room)
 
     def receive(self, timeout_s: float | None = None, *, has_work: bool) -> list[HostMessage]:
         """Wait for messages; returns without any after :meth:`interrupt` or when time is up.

@@ -12,6 +12,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from trencadis.errors import InvalidRequestError
+from trencadis.records.plain import plain_fault
+
 __all__ = [
     "AddMessage",
     "AliveMessage",
@@ -250,8 +253,44 @@ HostMessage: TypeAlias = (
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as bytes. Pure."""
-    return _encoder().encode(message)
+    """Return a message as bytes. Pure.
+
+    Raises:
+        InvalidRequestError: A value cannot be encoded, such as a whole number beyond 64 bits. It belongs to the request, or the
+            answer, whose message this is; ``field`` names it.
+    """
+    try:
+        return _encoder().encode(message)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise _refusal(message, error) from None
+
+
+def _refusal(message: Message, error: Exception) -> InvalidRequestError:
+    """Return the error for a message that cannot be encoded, with the place of the value at fault."""
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        # Sampling parameters and an operator's arguments are known by their own names.
+        tables = value.items() if name in ("params", "arguments") else [(name, value)]
+        for field, one in tables:
+            fault = plain_fault(one)
+            if fault is not None:
+                where, why = fault
+                return InvalidRequestError(f"{field}{where} {why}.", field=field)
+    return InvalidRequestError(f"a value cannot be sent to the other process: {error}.")
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a number of NumPy, or of a class derived from a plain one, as a plain number.
+
+    Raises:
+        TypeError: It is none.
+    """
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 0):
+        return value.item()
+    raise TypeError(f"a value of type {type(value).__name__} cannot be encoded")
 
 
 def decode_start(data: bytes) -> StartMessage:
@@ -282,7 +321,7 @@ def host_message_decoder() -> Callable[[bytes], HostMessage]:
 
 @functools.cache
 def _encoder() -> msgspec.msgpack.Encoder:
-    return msgspec.msgpack.Encoder()
+    return msgspec.msgpack.Encoder(enc_hook=_plain_number)
 
 
 @functools.cache

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -10,7 +11,13 @@ from hypothesis import strategies as st
 from remote_parts import AtMostTwo
 
 from trencadis.clock import SimulatedClock
-from trencadis.errors import EngineEndedError, InvalidRequestError, PromptTooLongError, RequestRefusedError
+from trencadis.errors import (
+    EngineEndedError,
+    InternalError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestRefusedError,
+)
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import EmbeddingRequest, FinishReason, Request, SamplingParams
 from trencadis.remote.messages import WorkMessage, encode
@@ -201,7 +208,7 @@ def test_questions_are_answered_in_their_order_each_with_its_own_answer_or_error
     answers: list[Any] = []
     line.client.ask("nonsense", {}, answers.append)
     line.client.ask("scheduling", {}, answers.append)
-    with pytest.raises(InvalidRequestError, match="an argument cannot travel"):
+    with pytest.raises(InvalidRequestError, match="request_id is of the type object"):
         line.client.ask("explain", {"request_id": object()}, answers.append)
     line.settle()
     error, answer = answers
@@ -237,3 +244,86 @@ def test_engine_that_is_through_with_work_of_others_may_be_silent(open_line: Cal
     clock.advance(100)
     line.client.check_silence()
     line.client.rest(0.0)
+
+
+POISONS: list[tuple[dict[str, Any], str]] = [
+    ({"params": {"logits_processors": {"x": {"a": 10**30}}}}, "logits_processors"),
+    ({"params": {"logits_processors": {"x": {"a": [1, "\ud800"]}}}}, "logits_processors"),
+    ({"params": {"logits_processors": {"x": {"a": object()}}}}, "logits_processors"),
+    ({"params": {"logits_processors": {"\ud800": {}}}}, "logits_processors"),
+    ({"params": {"top_k": 10**30}}, "top_k"),
+    ({"params": {"ignore_eos": 10**30}}, "ignore_eos"),
+    ({"params": {"stop": ["\ud800"]}}, "stop"),
+    ({"tenant": "\ud800"}, "tenant"),
+    ({"cache_salt": "\ud800"}, "cache_salt"),
+    ({"transfer_params": {"a": 10**30}}, "transfer_params"),
+    ({"transfer_params": {"a": "\ud800"}}, "transfer_params"),
+]
+
+
+@pytest.mark.parametrize("skips_checks", [False, True], ids=["at the door", "when it is sent"])
+@pytest.mark.parametrize(("poison", "field"), POISONS, ids=lambda value: ascii(value)[:60])
+def test_a_value_that_cannot_be_sent_is_refused_alone_and_named(
+    open_line: Callable[..., Any], poison: dict[str, Any], field: str, skips_checks: bool
+) -> None:
+    line = open_line()
+    line.client.add(request("before"))
+    attrs.validators.set_disabled(skips_checks)
+    try:
+        with pytest.raises(InvalidRequestError) as caught:
+            line.client.add(request("bad", **poison))
+    finally:
+        attrs.validators.set_disabled(False)
+    assert caught.value.field == field
+    line.client.add(request("bad"))  # the id is free again
+    assert set(endings(line.settle())) == {"before", "bad"}
+    assert line.client.num_live == line.host.num_live == 0
+
+
+def test_numbers_of_numpy_are_sent_as_numbers(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    line.client.add(request("a", params={"temperature": np.float64(0.5), "logit_bias": {np.int64(3): np.float32(1)}}))
+    assert set(endings(line.settle())) == {"a"}
+
+
+@pytest.mark.parametrize("table", [{"name": "\ud800"}, {"shadow": 10**30}], ids=["text", "number"])
+def test_an_operators_change_that_cannot_be_sent_is_refused_alone(
+    open_line: Callable[..., Any], table: dict[str, Any]
+) -> None:
+    line = open_line()
+    answers: list[Any] = []
+    with pytest.raises(InvalidRequestError, match="table"):
+        line.client.ask("set_scheduling", {"table": table, "source": "a test"}, answers.append)
+    line.client.ask("role", {}, answers.append)
+    line.settle()
+    assert answers[0]["role"] == "both"
+
+
+@pytest.mark.parametrize(
+    "answer", [{"a": 10**30}, {"a": ["\ud800"]}, {"a": object()}], ids=["number", "text", "object"]
+)
+def test_an_answer_that_cannot_be_sent_becomes_an_error_and_the_engine_goes_on(
+    open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
+) -> None:
+    line = open_line()
+    answers: list[Any] = []
+    monkeypatch.setattr(line.engine, "answer", lambda question, arguments: answer)
+    line.client.ask("scheduling", {}, answers.append)
+    line.client.add(request("after"))
+    assert set(endings(line.settle())) == {"after"}
+    assert isinstance(answers[0], InternalError)
+
+
+def test_words_that_no_utf_8_can_hold_are_sent_as_escapes(
+    open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = open_line()
+
+    def refuse(request: Request) -> int:
+        raise InvalidRequestError("no \ud800", field="a")
+
+    monkeypatch.setattr(line.engine, "add", refuse)
+    line.client.add(request("a"))
+    line.settle()
+    [(_, error)] = line.refused
+    assert str(error) == "no \\ud800"

@@ -134,7 +134,7 @@ class GenerationRequest(EndpointRequest):
     logits_processors: Annotated[dict[Label, dict[str, Any]], Field(max_length=_MAX_STOPS)] | None = Field(
         None, description="Processors of other packages that the operator enabled: arguments by name."
     )
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = Field(
         None, description="Divides logits of tokens in prompt or output; 1."
     )
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(

@@ -10,17 +10,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, WithJsonSchema
 
-from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS
+from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS
 from trencadis.server.protocol.base import said_as
 
 __all__ = ["Choices", "Pattern", "ResponseFormat", "Schema", "StructuredOutputs"]
 
-_MAX_CHOICES = 1024
-
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STRUCTURE_CHARACTERS)]
 """A regex or a grammar."""
 
-Choices = Annotated[list[str], Field(min_length=1, max_length=_MAX_CHOICES)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 """Texts to choose from."""
 
 Schema = Annotated[dict[str, Any] | Pattern, said_as("a JSON schema, as an object or as its text")]
