@@ -20,7 +20,7 @@ import weakref
 from typing import Any
 
 from trencadis.config.settings import ENVIRONMENT_PREFIX
-from trencadis.errors import ConfigError
+from trencadis.errors import ConfigError, InvalidRequestError
 from trencadis.remote.messages import StartMessage, encode
 
 __all__ = ["LENGTH", "EngineProcess", "describe_exit"]
@@ -56,7 +56,7 @@ class EngineProcess:
                     python_path=os.environ.get("PYTHONPATH"),
                 )
             )
-        except (TypeError, OverflowError) as error:
+        except InvalidRequestError as error:
             os.rmdir(self._directory)
             raise ConfigError(
                 f"[engine] placement = process: a value of the configuration cannot travel: {error}.",
