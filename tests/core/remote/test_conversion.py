@@ -56,7 +56,9 @@ REQUESTS = st.builds(
     weight=st.none() | st.floats(0.01, 100),
     adapter=st.text(),
     transfer_params=st.none()
-    | st.dictionaries(st.text(), st.none() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.lists(st.booleans()), max_size=3),
+    | st.dictionaries(
+        st.text(), st.none() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.lists(st.booleans()), max_size=3
+    ),
     ttft_target_s=st.just(float("inf")) | st.floats(0.001, 60),
     tpot_target_s=st.just(float("inf")) | st.floats(0.001, 60),
 )
