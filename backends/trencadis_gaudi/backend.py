@@ -335,6 +335,7 @@ class GaudiBackend(Backend):
                     prompts=[result.prompt for result in results if result.prompt is not None],
                     num_padded_tokens=sum(result.num_padded_tokens for result in results),
                     timer=timer,
+                    step=batch.step,
                     backend="gaudi",
                 )
             pending.num_compilations = compiled.number

@@ -303,6 +303,7 @@ class TorchBackend(Backend):
                 prompts=[result.prompt for result in results if result.prompt is not None],
                 num_padded_tokens=sum(result.num_padded_tokens for result in results),
                 timer=timer,
+                step=batch.step,
                 missed_layers=gate is not None and not gate.is_whole,
             )
         pending.num_compilations = counts.num_compilations

@@ -73,6 +73,7 @@ class TorchStep:
         prompts: Prompt scores of passes that have some.
         num_padded_tokens: Token positions computed.
         timer: Running; stopped here, behind the copies to the host.
+        step: Number of the batch.
         backend: Whose step it is, for errors.
         missed_layers: As in ``StepOutput``.
     """
@@ -85,6 +86,7 @@ class TorchStep:
         prompts: Sequence[PromptLogprobs],
         num_padded_tokens: int,
         timer: Timer,
+        step: int = -1,
         backend: str = "torch",
         missed_layers: bool = False,
     ) -> None:
@@ -94,6 +96,7 @@ class TorchStep:
         self._num_padded_tokens = num_padded_tokens
         self._on_host = [(_to_host(one.token_ids), _to_host(one.num_emitted)) for one in emitted]
         self._timer = timer
+        self._step = step
         self._backend = backend
         self._missed_layers = missed_layers
         self.num_compilations = 0
@@ -125,6 +128,7 @@ class TorchStep:
             device_s=device_s,
             num_compilations=self.num_compilations,
             missed_layers=self._missed_layers,
+            step=self._step,
         )
 
     @staticmethod

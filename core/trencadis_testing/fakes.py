@@ -282,6 +282,7 @@ class FakeBackend(Backend):
             prompt_logprobs=tuple(prompt_logprobs),
             num_padded_tokens=num_padded,
             missed_layers=self._layer_gate is not None and not self._layer_gate.is_whole,
+            step=batch.step,
         )
 
     def _check_bucket(self, one: Pass) -> None:

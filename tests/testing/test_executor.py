@@ -26,7 +26,7 @@ class Step:
             output = pending.wait()
         except Exception as error:
             raise StepFailedError(str(error)) from error
-        return attrs.evolve(output, connector_reports={0: report})
+        return attrs.evolve(output, connector_reports={} if report is None else {0: report})
 
 
 class OneThread(Executor):
@@ -231,7 +231,7 @@ class RawErrors(OneThread):
     class step(Step):  # noqa: N801 - stands for an attribute
         def wait(self):
             pending, report = self.future.result()
-            return attrs.evolve(pending.wait(), connector_reports={0: report})
+            return attrs.evolve(pending.wait(), connector_reports={} if report is None else {0: report})
 
 
 class EndsWithTheFirstError(OneThread):

@@ -137,6 +137,7 @@ class SimulatedExecutor(Executor):
             num_emitted=num_emitted,
             num_padded_tokens=num_tokens,
             device_s=step_s,
+            step=batch.step,
         )
 
 

@@ -227,7 +227,8 @@ class NounConfig:
     fallback: str = setting(
         "",
         "Component to go on with if the chosen one raises in a step; empty: the step fails, but for speculation and "
-        "draft_length: then no more drafts are made.",
+        "draft_length: then no more drafts are made, and acceptance: then none stands. Backend, executor and the kv tables "
+        "have none.",
     )
     components: Mapping[str, Any] = attrs.field(
         factory=dict, metadata={"help": "Config objects by component name.", "unit": ""}

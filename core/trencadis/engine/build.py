@@ -95,7 +95,11 @@ def _build(
         named_model=model_finder(config),
     )
     builder = _Builder(registry, plan, context)
-    executor = executor or builder.make(plan.choices["executor"])
+    if executor is None:
+        executor = builder.make(plan.choices["executor"])
+        builder.device_label = " with ".join(str(plan.choices[noun].component) for noun in ("executor", "backend"))
+    else:
+        builder.device_label = f"executor {type(executor).__name__}"
     try:
         phases.begin("backend and model")
         model = builder.load(executor, _source(config))
@@ -134,6 +138,7 @@ class _Builder:
         self._plan = plan
         self._context = attrs.evolve(context, make=self._make_inner)
         self._judge: Sampler | None = None
+        self.device_label = ""
 
     def make(self, choice: Choice) -> Any:
         return self._registry.build(choice.component, choice.options, self._context)
@@ -201,6 +206,7 @@ class _Builder:
             check_params=self._check_params,
             may_begin=lambda start, token_id: self._judging().may_begin(start, token_id),
             first_token_terms=self._first_token_terms(model),
+            device_label=self.device_label,
         )
 
     def _speculation(self) -> Speculation | None:

@@ -10,6 +10,7 @@ from trencadis.engine.state import EngineState
 from trencadis.records import (
     BoolArray,
     FinishedSequence,
+    FinishReason,
     Int32Array,
     Int64Array,
     Plan,
@@ -49,6 +50,10 @@ class Committer:
         resident = table.epoch[plan.slots] == plan.epochs
         if state.transfers.layered and state.transfers.confirm(plan.slots[resident], state):
             resident = table.epoch[plan.slots] == plan.epochs
+        failed: list[FinishedSequence] = []
+        if output.row_errors:
+            failed = self._end_failed(plan, output)
+            resident = table.epoch[plan.slots] == plan.epochs
         emits = resident & (output.num_emitted > 0)
         if plan.drafts is None and emits.all():
             slots, token_ids = plan.slots, output.token_ids
@@ -60,7 +65,7 @@ class Committer:
             slots, counts, token_ids = self._accept_drafts(plan, output, emits)
         self._append(slots, counts, token_ids)
         self._register_blocks(plan, output, resident)
-        finished = self._finish_ended(slots, counts, token_ids)
+        finished = failed + self._finish_ended(slots, counts, token_ids)
         if not resident.all():
             orphans = self._adopt_orphans(plan, output, resident)
             finished += [end for _, _, end in orphans if end is not None]
@@ -75,6 +80,16 @@ class Committer:
             logprobs=self._logprobs(plan, output, slots, counts) if output.logprobs else (),
             prompt_logprobs=self._prompt_logprobs(plan, output, resident) if output.prompt_logprobs else (),
         )
+
+    def _end_failed(self, plan: Plan, output: StepOutput) -> list[FinishedSequence]:
+        """End the sequences that got an error instead of a token; nothing of them is kept for others."""
+        table, ended = self._state.table, []
+        for one in output.row_errors:
+            slot, epoch = int(plan.slots[one.index]), plan.epochs[one.index]
+            sequence = table.sequences[slot]
+            if sequence is not None and epoch in (table.epoch[slot], sequence.orphan_epoch):
+                ended.append(self._state.finish(sequence, FinishReason.ERROR, error=one.message))
+        return ended
 
     # ------------------------------------------------------------------------------------------------ tokens
 

@@ -94,6 +94,7 @@ class Parts(EmbeddingParts):
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
         check_params: Refuses processors that a request names and the sampler does not have.
         may_begin: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
+        device_label: Names executor and backend in messages.
         first_token_terms: What the connector carries to another engine that is to choose a first token; None: none does.
     """
 
@@ -108,6 +109,7 @@ class Parts(EmbeddingParts):
     check_params: Callable[[SamplingParams], None] = lambda _: None
     may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
     first_token_terms: FirstTokenTerms | None = None
+    device_label: str = "the executor"
 
 
 def compose_engine(
@@ -188,6 +190,7 @@ def compose_engine(
         background=BackgroundWarmUp(executor, passes, warmed) if warmed.report.num_deferred else None,
         on_close=parts.on_close,
         check_params=parts.check_params,
+        device_label=parts.device_label,
     )
 
 

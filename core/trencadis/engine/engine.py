@@ -33,6 +33,7 @@ from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.guests import Guests
 from trencadis.engine.intake import Intake
 from trencadis.engine.observers import Observers
+from trencadis.engine.output_check import FailedStep, OutputCheck
 from trencadis.engine.progress_watch import ProgressWatch
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
@@ -89,6 +90,7 @@ class Engine:
         background: BackgroundWarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
         check_params: Callable[[SamplingParams], None] = lambda _: None,
+        device_label: str = "the executor",
     ) -> None:
         self.model = model
         self.warm_up = warm_up or WarmUp()
@@ -114,6 +116,7 @@ class Engine:
         self._depth = depth
         self._clock: Clock = state.clock
         self._in_flight: deque[SubmittedStep] = deque()
+        self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
         self._ended: list[FinishedSequence] = []
         self._failures = Failures(
             state,
@@ -122,6 +125,7 @@ class Engine:
             totals=self.totals,
             in_flight=self._in_flight,
             ended=self._ended,
+            outputs=self._outputs,
         )
         self._departures = Departures(
             state,
@@ -313,7 +317,7 @@ class Engine:
         plan = step.plan
         self._watch_progress(plan.num_tokens)
         try:
-            output = step.pending.wait()
+            output = self._outputs.output_of(step)
         except Exception as error:
             self._failures.step_failed(plan, error)
             return self._departures.with_ended(_NOTHING, embedded)
@@ -360,7 +364,10 @@ class Engine:
             self._failures.refused(plan, error)
             return True
         self._decisions.ran(batch.passes)
-        pending = self._executor.submit(batch)
+        try:
+            pending = self._executor.submit(batch)
+        except Exception as error:  # its rows and tables are drained: it fails as one that ran
+            pending = FailedStep(error)
         admission = self._scheduler.admission
         self._in_flight.append(
             SubmittedStep(

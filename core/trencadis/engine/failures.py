@@ -6,6 +6,7 @@ from collections import deque
 
 from trencadis.engine.accounting import EngineTotals, SubmittedStep
 from trencadis.engine.decisions import Decisions
+from trencadis.engine.output_check import OutputCheck
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
@@ -24,6 +25,7 @@ class Failures:
         totals: Counts failed steps.
         in_flight: Steps submitted and not committed, oldest first; drained.
         ended: Gets the sequences that end.
+        outputs: Waits for steps.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Failures:
         totals: EngineTotals,
         in_flight: deque[SubmittedStep],
         ended: list[FinishedSequence],
+        outputs: OutputCheck,
     ) -> None:
         self._state = state
         self._recovery = recovery
@@ -42,6 +45,7 @@ class Failures:
         self._totals = totals
         self._in_flight = in_flight
         self._ended = ended
+        self._outputs = outputs
 
     def step_failed(self, plan: Plan, error: Exception) -> None:
         """Undo a step that failed, and those behind it."""
@@ -73,7 +77,7 @@ class Failures:
         """Wait for the oldest step in flight and forget its output; returns its plan."""
         step = self._in_flight.popleft()
         try:
-            output = step.pending.wait()
+            output = self._outputs.output_of(step)
         except Exception:  # the first failure is the one that is reported
             return step.plan
         self._state.transfers.apply(output.connector_reports, self._state, missed_layers=output.missed_layers)

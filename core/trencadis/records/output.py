@@ -23,6 +23,7 @@ __all__ = [
     "FailedLoad",
     "FinishedSequence",
     "RequestOutput",
+    "RowError",
     "StepOutput",
     "TokenDeltas",
     "TokenLogprobs",
@@ -85,13 +86,26 @@ class ConnectorReport:
 
 
 @attrs.frozen(kw_only=True)
+class RowError:
+    """Why one sequence of a step, or one logits row of a call, got no token; the others did.
+
+    Attributes:
+        index: Which: of the plan in ``StepOutput``, of the logits rows in ``Sampled``.
+        message: What went wrong, for the client and the log: names the component or the parameters of the request.
+    """
+
+    index: int
+    message: str
+
+
+@attrs.frozen(kw_only=True)
 class StepOutput:
     """The result of one batch.
 
     Attributes:
         token_ids: Emitted tokens, sequence after sequence in plan order, int32 ``[sum(num_emitted)]``.
         num_emitted: Tokens per sequence of the plan, int32 ``[num_sequences]``: 0 for a chunk that is not the
-            last, 1, or up to ``1 + num_drafts``.
+            last and for one of ``row_errors``, 1, or up to ``1 + num_drafts``.
         logprobs: For output tokens of sequences that asked, in plan order.
         prompt_logprobs: For prompt tokens computed in this step, of sequences that asked.
         num_padded_tokens: Token positions computed, padding included.
@@ -99,6 +113,8 @@ class StepOutput:
         num_compilations: Programs that had to be compiled for the step; 0 after a complete warm-up.
         connector_reports: What the KV connector's worker sides finished, by rank; of those only that have one.
         missed_layers: A layer was computed before a layer-wise KV load had brought it: sequences with such loads are void.
+        row_errors: Sequences that got no token because of an error of their own: each ends with it, and the others go on.
+        step: Number of the batch that it is the output of; -1: not said, and so not checked.
     """
 
     token_ids: Int32Array
@@ -110,6 +126,8 @@ class StepOutput:
     num_compilations: int = 0
     connector_reports: Mapping[int, ConnectorReport] = attrs.Factory(dict)
     missed_layers: bool = False
+    row_errors: tuple[RowError, ...] = ()
+    step: int = -1
 
 
 @attrs.frozen(kw_only=True)
