@@ -2,6 +2,7 @@
 
     python benchmarks/soak/hostile.py --minutes 5 --seed 1        # bad requests, raw HTTP, cancels; prints the figures
     python benchmarks/soak/hostile.py --seed 1 --case 1234        # one case of the series alone, with its answer
+    python benchmarks/soak/hostile.py --kills 500 --seed 1        # kills and stops at random moments under load
 
 Everything goes to 127.0.0.1 and ends by itself. The exit status is 1 if a figure is missed.
 """
@@ -26,6 +27,7 @@ if __name__ == "__main__":
 
 from bad_requests import KINDS, BadRequests
 from clients import Attack, Attempt, Witness, send, witness_main
+from kills import MOST_BACK_S, MOST_SILENCE_S, Kills, run_kills
 from processes import Server, Usage
 
 MOST_LOOP_GAP_S = 0.05
@@ -273,6 +275,42 @@ def report_usage(usages: list[tuple[float, dict[str, Usage | None]]], figures: F
         )
 
 
+def kill(server: Server, arguments: argparse.Namespace, figures: Figures) -> None:
+    """Kill and stop so many times and print the figures."""
+    usages = [(0.0, server.usage())]
+    done: Kills = run_kills(server, arguments.kills, arguments.seed)
+    held = server.wait_for_rest()
+    total = sum(done.events.values())
+    figures.show("kills and stops", total, holds=total == arguments.kills, wanted=str(arguments.kills))
+    for kind, backs_s in done.backs_s.items():
+        print(
+            f"    {len(backs_s):4d} {kind}: back after {max(backs_s):.1f} s at most, {sorted(backs_s)[len(backs_s) // 2]:.1f} s in the middle"
+        )
+    longest = max((one for backs_s in done.backs_s.values() for one in backs_s), default=0.0)
+    figures.show(
+        "longest until everything was back",
+        f"{longest:.1f} s",
+        holds=longest <= MOST_BACK_S,
+        wanted=f"{MOST_BACK_S:g} s",
+    )
+    silence = f"{done.silence_s:.1f} s"
+    figures.show(
+        "longest time a client heard nothing",
+        silence,
+        holds=done.silence_s <= MOST_SILENCE_S,
+        wanted=f"{MOST_SILENCE_S:g} s",
+    )
+    figures.show("requests beside it", sum(done.answers.values()))
+    figures.list(f"{count:6d} {outcome}" for outcome, count in done.answers.most_common())
+    cut = sum(done.answers[name] for name in ("cut off", "no connection", "never answered"))
+    figures.show("clients that were told nothing", cut, holds=not cut, wanted="0")
+    figures.show("wrong texts", len(done.wrong), holds=not done.wrong, wanted="0")
+    figures.list([*done.wrong, *done.slow])
+    figures.show("held at the end", held or "nothing", holds=not held)
+    usages += [(0.0, server.usage())] * 2
+    report_usage(usages, figures)
+
+
 async def show_case(server: Server, arguments: argparse.Namespace) -> None:
     """Send one case alone and print it with its answer."""
     case = BadRequests(arguments.seed, document_of(server), tuple(arguments.only)).case(arguments.case)
@@ -294,6 +332,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], choices=list(KINDS), help="kinds of bad requests")
     parser.add_argument("--undisturbed", type=float, default=12.0, help="seconds without an attack before it")
     parser.add_argument("--case", type=int, help="send this case alone and show the answer")
+    parser.add_argument("--kills", type=int, default=0, help="so many kills and stops instead of bad requests")
     parser.add_argument("--log", type=Path, help="file for the server's log")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of trencadis serve, last")
     return parser.parse_args(argv)
@@ -308,6 +347,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.case is not None:
             asyncio.run(show_case(server, arguments))
+        elif arguments.kills:
+            kill(server, arguments, figures)
         else:
             attack(server, arguments, figures)
     finally:
