@@ -101,6 +101,11 @@ class AsyncLLM(EngineQuestions):
         return self._runner.failure
 
     @property
+    def stalled(self) -> str:
+        """Where the engine has made no progress for too long, in words; empty while all is well. It may go on, or is killed."""
+        return self._runner.stalled
+
+    @property
     def num_live(self) -> int:
         """Requests of :meth:`generate` that have not ended."""
         return self._runner.desk.num_live

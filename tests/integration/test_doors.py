@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import threading
@@ -310,7 +311,9 @@ def test_offline_the_death_of_the_engine_is_raised() -> None:
 def test_an_engine_that_hangs_is_killed() -> None:
     async def use(llm: AsyncLLM) -> None:
         pid = child_of(llm)
-        with pytest.raises(EngineEndedError, match=r"hung: .* silent for 1 s \(\[engine\] watchdog_s\); it was killed"):
+        with pytest.raises(
+            EngineEndedError, match=r"hung: no progress .* \(\[engine\] watchdog_s = 1\); it was killed"
+        ):
             await last_of(llm, (5, 6), LONG)
         assert "hung" in await ended(llm)
         assert not Path(f"/proc/{pid}").exists()
@@ -318,7 +321,7 @@ def test_an_engine_that_hangs_is_killed() -> None:
     run(use, engine={"watchdog_s": 1.0}, backend={"name": "remote_parts:stopping_backend", "options": OPTIONS})
 
 
-def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_is_no_hang() -> None:
+def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_goes_on_if_it_is_let_go_in_time() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGSTOP)
         with pytest.raises(BackendError, match=r"did not answer within 0\.3 s"):
@@ -327,7 +330,25 @@ def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_is_no_hang
         os.kill(child_of(llm), signal.SIGCONT)
         assert await llm.metrics(timeout_s=30) != ""
 
-    run(use, engine={"watchdog_s": 0.2})
+    run(use)
+
+
+def test_an_engine_that_is_stopped_while_it_rests_is_killed_without_any_request() -> None:
+    async def use(llm: AsyncLLM) -> None:
+        os.kill(child_of(llm), signal.SIGSTOP)
+        # It may not have come to rest yet when it is stopped.
+        assert re.search(r"hung: no progress in step 0 for .* s in (loading|requests|idle) ", await ended(llm))
+
+    run(use, engine={"watchdog_s": 1.0})
+
+
+def test_offline_an_engine_that_hangs_is_killed_too() -> None:
+    with LLM("demo", **tables(engine={"watchdog_s": 1.0})) as llm:
+        stream = llm.stream((5, 6), LONG)
+        next(stream)
+        os.kill(child_of(llm), signal.SIGSTOP)
+        with pytest.raises(EngineEndedError, match="hung: no progress"):
+            list(stream)
 
 
 def test_an_interrupt_of_the_terminal_is_the_parents_to_handle(run_shared: Callable[..., Any]) -> None:

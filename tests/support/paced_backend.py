@@ -30,13 +30,18 @@ class PacedBackend(FakeBackend):
 
 
 def opener(
-    *, step_s: float = 0.0, max_model_len: int = 256, num_blocks: int = 512, **engine: Any
+    *,
+    step_s: float = 0.0,
+    max_model_len: int = 256,
+    num_blocks: int = 512,
+    backend: str = f"{__name__}:PacedBackend",
+    **engine: Any,
 ) -> Callable[[], AsyncLLM]:
     """Return what opens such an engine; keywords go to ``[engine]``."""
     tables = {
         "model": {"path": "demo"},
         "backend": {
-            "name": f"{__name__}:PacedBackend",
+            "name": backend,
             "options": {"step_s": step_s, "max_model_len": max_model_len},
         },
         "sampling": {"name": "trencadis_testing.backend:ArgmaxSampler"},

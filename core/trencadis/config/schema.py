@@ -123,7 +123,8 @@ class EngineConfig:
     )
     watchdog_s: float = setting(
         120.0,
-        "An engine process that has work and is silent for longer hangs: it is killed and its requests fail.",
+        "An engine process that makes no progress for half as long is stalled: /ready says so, and its stacks are logged; after "
+        "all of it, it is killed and its requests fail. Loading and compiling have no limit.",
         unit="s",
         validator=gt(0),
     )

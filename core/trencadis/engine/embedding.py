@@ -15,6 +15,7 @@ from collections import OrderedDict
 
 import numpy as np
 
+from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError
 from trencadis.interfaces import Executor
 from trencadis.records import Embedding, EmbeddingRequest, Float32Array, ModelFacts
@@ -85,6 +86,7 @@ class EmbeddingQueue:
         batch = self._next(max(self._token_budget // 2, self._token_budget - num_scheduled_tokens))
         if not batch:
             return ()
+        ACTIVITY.begin(EnginePhase.FORWARD)
         try:
             vectors = self._executor.embed([np.array(one.token_ids, np.int32) for one in batch])
             self._check_shape(vectors, len(batch))

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock
 from trencadis.engine.accounting import Accounting, SubmittedStep
 from trencadis.engine.administration import Administration
@@ -34,6 +35,7 @@ from trencadis.engine.guests import Guests
 from trencadis.engine.intake import Intake
 from trencadis.engine.observers import Observers
 from trencadis.engine.output_check import FailedStep, OutputCheck
+from trencadis.engine.passes import PassCounts
 from trencadis.engine.progress_watch import ProgressWatch
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
@@ -316,12 +318,17 @@ class Engine:
         step = self._in_flight.popleft()
         plan = step.plan
         self._watch_progress(plan.num_tokens)
+        wait_s = self._clock.now_s()
+        ACTIVITY.begin_step(plan.step, _phase_of(step.pass_counts))
         try:
             output = self._outputs.output_of(step)
         except Exception as error:
             self._failures.step_failed(plan, error)
             return self._departures.with_ended(_NOTHING, embedded)
         start_s = self._clock.now_s()
+        if not step.pass_counts.compiles:
+            ACTIVITY.end_step(start_s - wait_s)
+        ACTIVITY.begin(EnginePhase.COMMITTING)
         deltas = self._committer.commit(plan, output)
         self._recovery.step_done(plan)
         self._drafting.verified(plan, output)
@@ -332,6 +339,7 @@ class Engine:
 
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
+        ACTIVITY.begin(EnginePhase.SCHEDULING)
         start_s = self._clock.now_s()
         try:
             drafts, draft_slots = self._drafting.propose()
@@ -364,6 +372,7 @@ class Engine:
             self._failures.refused(plan, error)
             return True
         self._decisions.ran(batch.passes)
+        ACTIVITY.begin_step(plan.step, _phase_of(self._builder.pass_counts))
         try:
             pending = self._executor.submit(batch)
         except Exception as error:  # its rows and tables are drained: it fails as one that ran
@@ -403,3 +412,8 @@ class Engine:
             self._policy.quarantine(fault)
         except StepFailedError as error:
             self._failures.everything_failed(error)
+
+
+def _phase_of(counts: PassCounts) -> EnginePhase:
+    """Return what the device is busy with during a step. Pure."""
+    return EnginePhase.COMPILING if counts.compiles else EnginePhase.FORWARD

@@ -21,12 +21,17 @@ logger = logging.getLogger("trencadis.engine")
 
 @attrs.define(kw_only=True)
 class PassCounts:
-    """How the passes of one plan found their buckets; see ``StepStats``."""
+    """How the passes of one plan found their buckets; see ``StepStats``.
+
+    Attributes:
+        compiles: A bucket is used for the first time and was not prepared: the device may compile it, which may take minutes.
+    """
 
     num_hits: int = 0
     num_fallbacks: int = 0
     num_substituted: int = 0
     num_unprepared: int = 0
+    compiles: bool = False
 
 
 class PassPlanner:
@@ -70,6 +75,7 @@ class PassPlanner:
         self._max_positions = max_num_batched_tokens
         self._refuse_unprepared = refuse_unprepared
         self._prepared: set[Bucket] = set()
+        self._used: set[Bucket] = set()
         self._listed: frozenset[Bucket] = frozenset()
         self._closing: tuple[Bucket, ...] = ()
         self._deferred: frozenset[Bucket] = frozenset()
@@ -79,6 +85,7 @@ class PassPlanner:
     def prepared(self, buckets: tuple[Bucket, ...]) -> None:
         """Note which buckets the device has prepared; any other is counted and warned about once."""
         self._prepared.update(buckets)
+        self._used.update(buckets)
         self._deferred -= self._prepared
         self._stand_ins.clear()
 
@@ -224,6 +231,9 @@ class PassPlanner:
         return counts
 
     def _note(self, shape: Shape, bucket: Bucket) -> None:
+        if bucket not in self._used:
+            self._used.add(bucket)
+            self.counts.compiles = True
         if self._prepared and bucket not in self._prepared:
             self.counts.num_unprepared += 1
             if self._refuse_unprepared:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import attrs
 
+from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock
 from trencadis.engine.passes import PassPlanner
 from trencadis.interfaces import Executor
@@ -61,7 +62,9 @@ def warm_up(
     if not buckets:
         return WarmUp()
     start_s = clock.now_s()
+    ACTIVITY.begin(EnginePhase.COMPILING)
     report = executor.warm_up(buckets, progress=progress)
+    ACTIVITY.begin(EnginePhase.LOADING)
     done = WarmUp(buckets=buckets, report=report, took_s=clock.now_s() - start_s)
     logger.info("Prepared %d buckets in %.1f s.", len(report.prepared), done.took_s)
     if report.num_deferred:
@@ -93,6 +96,7 @@ class BackgroundWarmUp:
 
     def while_idle(self) -> float | None:
         """Prepare something; returns seconds until it pays to call again, or None if nothing is left."""
+        ACTIVITY.begin(EnginePhase.COMPILING)
         found = self._advance(is_idle=True) if self._num_left else 0
         if not self._num_left:
             return None

@@ -72,6 +72,11 @@ class EngineThread:
         """Why the engine ended, in words; empty while it is alive."""
         return "" if self._end is None else str(self._end)
 
+    @property
+    def stalled(self) -> str:
+        """Nothing: only an engine in a process of its own is watched."""
+        return ""
+
     def send(self, command: Submission | Embed | AskMetrics | Ask) -> None:
         """Queue a command; the answer, or a refusal, reaches its stream or future.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -12,8 +13,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.remote.messages import FailedMessage, StartMessage, decode_start, encode
 from trencadis.remote.process import LENGTH
+from trencadis.remote.stall_watch import DUMP_SIGNAL, beat_s
 
 if TYPE_CHECKING:
     from trencadis.remote.channel import Channel
@@ -27,7 +30,14 @@ def main() -> int:
     """Build the engine that standard input describes and serve its one client; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = _take_standard_streams()
+    faulthandler.enable()
+    if DUMP_SIGNAL is not None:
+        faulthandler.register(DUMP_SIGNAL, all_threads=True)
     start = decode_start(_read(source, LENGTH.unpack(_read(source, LENGTH.size))[0]))
+    if start.activity_file >= 0:
+        ACTIVITY.share(start.activity_file)
+        os.close(start.activity_file)
+    ACTIVITY.begin(EnginePhase.LOADING)
     threading.Thread(target=_end_with_parent, args=(source, start.address), daemon=True).start()
     if start.python_path is None:
         os.environ.pop("PYTHONPATH", None)
@@ -52,7 +62,6 @@ def main() -> int:
 
 
 def _serve(start: StartMessage, channel: Channel) -> None:
-    from trencadis.clock import SystemClock
     from trencadis.engine.build import build_engine
     from trencadis.progress import track
     from trencadis.registry import load_with_plugins
@@ -71,9 +80,9 @@ def _serve(start: StartMessage, channel: Channel) -> None:
         ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash=engine.plan_hash)
         channel.send(encode(ready))
         gc.freeze()  # what loading left behind lives as long as the process: collections need not look at it
-        alive_s = min(1.0, config.engine.watchdog_s / 4)
-        EngineHost(engine, channel, clock=SystemClock(), alive_s=alive_s).run()
+        EngineHost(engine, channel, beat_s=beat_s(config.engine.watchdog_s)).run()
     finally:
+        ACTIVITY.begin(EnginePhase.CLOSING)
         engine.close()
 
 

@@ -28,7 +28,6 @@ from trencadis.remote.messages import (
     ReadyMessage,
     RefusedMessage,
     StepMessage,
-    WorkMessage,
 )
 from trencadis.remote.tickets import Tickets
 
@@ -59,7 +58,6 @@ class RemoteEngineClient(EngineClient):
         self._steps: deque[StepMessage] = deque()
         self._refused: list[tuple[str, RequestError]] = []
         self._callbacks: deque[Callable[[str], None]] = deque()
-        self._has_other_work = False
         self._askers: deque[Callable[[dict[str, Any] | TrencadisError], None]] = deque()
 
     @property
@@ -79,7 +77,6 @@ class RemoteEngineClient(EngineClient):
                 max_model_len=self.max_model_len,
                 eos_token_ids=self.model.eos_token_ids,
             )
-        self._prepare()
         ticket = self._tickets.take()
         self._ticket_of[request.request_id] = ticket
         try:
@@ -112,7 +109,6 @@ class RemoteEngineClient(EngineClient):
                 f"request {request.request_id!r}: a token id is outside the vocabulary, 0 to {self.model.vocab_size - 1}.",
                 hint="Use the model's own tokenizer.",
             )
-        self._prepare()
         self._link.send(EmbedMessage(request_id=request.request_id, token_ids=int32_bytes(tokens)))
         self._embedding.add(request.request_id)
 
@@ -149,7 +145,7 @@ class RemoteEngineClient(EngineClient):
     def step(self, *, timeout_s: float | None = None) -> StepNews:
         """Return the news of the oldest step that came; waits for one if none is here."""
         if not self._steps and not self._refused:
-            self._take(self._link.receive(timeout_s, has_work=self.has_work))
+            self._take(self._link.receive(timeout_s))
         if self._refused:
             refused, self._refused = self._refused, []
             return StepNews(refused=tuple(refused))
@@ -187,24 +183,10 @@ class RemoteEngineClient(EngineClient):
         """
         self._take(self._link.take_last())
 
-    def check_silence(self) -> None:
-        """See that the engine is not silent for too long while it has work; first take in what has come.
-
-        Raises:
-            EngineEndedError: It hangs.
-        """
-        if self.is_watched:
-            self._link.check_silence()
-
     @property
-    def is_watched(self) -> bool:
-        """True while the engine ought to say something: it has work, if only that of other engines."""
-        return self.has_work or self._has_other_work
-
-    @property
-    def patience_s(self) -> float:
-        """How long the engine may be silent still, seconds."""
-        return self._link.patience_s
+    def stalled(self) -> str:
+        """Where the engine has made no progress for too long; empty while all is well. From any thread."""
+        return self._link.stalled
 
     @property
     def socket_file(self) -> int:
@@ -218,7 +200,7 @@ class RemoteEngineClient(EngineClient):
 
     def rest(self, timeout_s: float | None = None) -> None:
         """Sleep in the socket."""
-        self._take(self._link.receive(timeout_s, has_work=self._has_other_work))
+        self._take(self._link.receive(timeout_s))
 
     def interrupt(self) -> None:
         """Wake the sleeper."""
@@ -234,10 +216,6 @@ class RemoteEngineClient(EngineClient):
         self._link.check()
         if request_id in self._ticket_of or request_id in self._embedding:
             raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
-
-    def _prepare(self) -> None:
-        if not self.is_watched:
-            self._link.work_begins()
 
     def _end(self, request_id: str, *, is_complete: bool) -> None:
         ticket = self._ticket_of.get(request_id)
@@ -258,12 +236,8 @@ class RemoteEngineClient(EngineClient):
                 case AnswerMessage(table=table, fault=fault):
                     self.plan_hash = table.get("plan_hash", self.plan_hash)
                     self._askers.popleft()(table if fault is None else error_of(fault))
-                case WorkMessage(has_work=has_work):
-                    self._has_other_work = has_work
                 case FailedMessage(fault=fault):
                     self._link.fail(f"the engine failed: {fault.message}")
-                case _:
-                    pass  # a sign of life
 
     def _refuse(self, request_id: str, error: Exception) -> None:
         if request_id in self._ticket_of:

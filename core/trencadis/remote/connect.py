@@ -43,9 +43,10 @@ def connect_frontend(
         tables=dump_config(config),
         sources=dict(registry.sources),
         log_level=logging.getLevelName(logging.getLogger("trencadis").getEffectiveLevel()).lower(),
+        watchdog_s=config.engine.watchdog_s,
     )
     channel = Channel(process.address, binds=True, never_waits=never_waits)
-    link = Link(channel, process, watchdog_s=config.engine.watchdog_s, clock=SystemClock())
+    link = Link(channel, process, clock=SystemClock())
     try:
         with track(f"Loading {config.model.path}", show=show_progress):
             with rare_collections():
@@ -68,7 +69,7 @@ def _check_plugins(registry: Registry) -> None:
 
 def _wait_until_ready(link: Link) -> ReadyMessage:
     while True:
-        for message in link.receive(has_work=False):
+        for message in link.receive():
             match message:
                 case ReadyMessage():
                     return message

@@ -55,7 +55,6 @@ class EngineLoop:
         self._end: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._home: asyncio.AbstractEventLoop | None = None
-        self._watchdog: asyncio.TimerHandle | None = None
         self._closed = threading.Event()
 
     @property
@@ -70,6 +69,11 @@ class EngineLoop:
     def failure(self) -> str:
         """Why the engine ended, in words; empty while it is alive."""
         return "" if self.is_alive else str(self._end)
+
+    @property
+    def stalled(self) -> str:
+        """Where the engine has made no progress for too long; empty while all is well."""
+        return self._engine.stalled
 
     def send(self, command: Submission | Embed | AskMetrics | Ask) -> None:
         """Carry out a command of a coroutine; the answer, or a refusal, reaches its stream or future.
@@ -157,9 +161,6 @@ class EngineLoop:
 
     def _detach(self) -> None:
         """Leave a loop, on its thread or while it rests."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._engine.socket_file)
             self._loop.remove_reader(self._engine.end_file)
@@ -202,7 +203,6 @@ class EngineLoop:
                 while has_news:
                     self.desk.report(self.frontend.step())
                     has_news = self._engine.has_news
-                self._watch()
             except BaseException as error:
                 self._fail(error)
 
@@ -210,12 +210,6 @@ class EngineLoop:
         """Look after the engine while no loop does; whoever asks for it has the lock."""
         if select.select([self._engine.end_file], [], [], 0)[0]:
             self._read_end()
-            return
-        try:
-            self._engine.take_in()
-            self._engine.check_silence()
-        except BaseException as error:
-            self._fail(error)
 
     def _read_end(self) -> None:
         """Take in the last words of a process that has ended, or learn that there are none."""
@@ -228,25 +222,6 @@ class EngineLoop:
                 self._fail(error)
             else:
                 self._turn()
-
-    def _watch(self) -> None:
-        """Let a timer run while the engine ought to say something."""
-        if self._engine.is_watched:
-            if self._watchdog is None and self._loop is not None:
-                self._watchdog = self._loop.call_later(self._engine.patience_s, self._check_silence)
-        elif self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
-
-    def _check_silence(self) -> None:
-        with self._lock:
-            self._watchdog = None
-            self._turn()  # a loop that was busy has not heard what was said
-            if self._end is None:
-                try:
-                    self._engine.check_silence()
-                except EngineEndedError as error:
-                    self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Tell everybody at once; freeing what is left may take a while and is done elsewhere."""

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from trencadis.clock import Clock
+from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.errors import InternalError, InvalidRequestError, RequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
 from trencadis.remote.channel import Channel
 from trencadis.remote.conversion import fault_of, int32_ids, readable, request_of, step_message
 from trencadis.remote.messages import (
     AddMessage,
-    AliveMessage,
     AnswerMessage,
     AskMessage,
     AskMetricsMessage,
@@ -31,7 +30,6 @@ from trencadis.remote.messages import (
     HostMessage,
     MetricsMessage,
     RefusedMessage,
-    WorkMessage,
     decode_client_message,
     encode,
 )
@@ -56,22 +54,18 @@ class EngineHost:
     Args:
         engine: Ready for requests; whoever made it closes it.
         channel: To the client.
-        clock: Says when a sign of life is due.
-        alive_s: The longest silence while there is work, but for a step that takes longer, seconds.
+        beat_s: The longest time without a sign of progress while there is nothing to do, seconds.
     """
 
-    def __init__(self, engine: Engine | EmbeddingEngine, channel: Channel, *, clock: Clock, alive_s: float) -> None:
+    def __init__(self, engine: Engine | EmbeddingEngine, channel: Channel, *, beat_s: float = 1.0) -> None:
         self._engine = engine
         self._channel = channel
-        self._clock = clock
-        self._alive_s = alive_s
-        self._sent_s = clock.now_s()
+        self._beat_s = beat_s
         self._ticket_of: dict[str, int] = {}
         self._id_of: dict[int, str] = {}
         self._ticket_of_slot: Int32Array = np.full(256, -1, np.int32)
         self._ended: list[FinishedSequence] = []
         self._is_open = True
-        self._has_other_work = False
 
     @property
     def num_live(self) -> int:
@@ -90,7 +84,9 @@ class EngineHost:
         try:
             while self.turn():
                 if not self._engine.has_work:
-                    self._channel.wait(self._engine.work_ahead())
+                    ahead_s = self._engine.work_ahead()
+                    ACTIVITY.begin(EnginePhase.IDLE)
+                    self._channel.wait(self._beat_s if ahead_s is None else min(ahead_s, self._beat_s))
                     waker.clear()
                 elif self._engine.is_stalled:
                     self._channel.wait(_TRANSFER_POLL_S if self._engine.num_waiting else _HOLD_POLL_S)
@@ -99,20 +95,12 @@ class EngineHost:
 
     def turn(self) -> bool:
         """Carry out what was sent and take one step; does not sleep. False: the client closes."""
+        ACTIVITY.begin(EnginePhase.REQUESTS)
         for data in self._channel.receive():
             self._obey(decode_client_message(data))
         if self._is_open and (self._ended or self._engine.has_work):
-            self._announce_work()
             self._step()
-        self._announce_work()
         return self._is_open
-
-    def _announce_work(self) -> None:
-        """Say if there is work that nobody over there asked for: should a step of it hang, that must be noticed, too."""
-        has_other_work = self._is_open and not self._ticket_of and self._engine.has_work
-        if has_other_work != self._has_other_work:
-            self._has_other_work = has_other_work
-            self._send(WorkMessage(has_work=has_other_work))
 
     def _obey(self, message: ClientMessage) -> None:
         match message:
@@ -180,9 +168,11 @@ class EngineHost:
             self._send(step_message(deltas, self._ticket_of_slot, tickets))
             for ticket in tickets:
                 del self._id_of[ticket]
-        elif self._clock.now_s() - self._sent_s >= self._alive_s:
-            self._send(AliveMessage())
 
     def _send(self, message: HostMessage) -> None:
-        self._channel.send(encode(message))
-        self._sent_s = self._clock.now_s()
+        self._channel.send(encode(message), while_waiting=self._wait_for_room)
+
+    def _wait_for_room(self, _: list[int]) -> float:
+        """Show that it is the client that takes nothing, not the engine that makes no progress."""
+        ACTIVITY.begin(EnginePhase.SENDING)
+        return self._beat_s

@@ -17,7 +17,6 @@ from trencadis.records.plain import plain_fault
 
 __all__ = [
     "AddMessage",
-    "AliveMessage",
     "AnswerMessage",
     "AskMessage",
     "AskMetricsMessage",
@@ -37,7 +36,6 @@ __all__ = [
     "RefusedMessage",
     "StartMessage",
     "StepMessage",
-    "WorkMessage",
     "decode_client_message",
     "decode_host_message",
     "decode_start",
@@ -75,6 +73,7 @@ class StartMessage(Message):
         sources: Who set each value.
         log_level: Of the logger ``trencadis``.
         python_path: ``PYTHONPATH`` as it was, or None.
+        activity_file: Memory to write to what the engine does, see :mod:`trencadis.activity`; -1: nobody reads it.
     """
 
     address: str
@@ -82,6 +81,7 @@ class StartMessage(Message):
     sources: dict[str, str]
     log_level: str
     python_path: str | None
+    activity_file: int = -1
 
 
 class AddMessage(Message):
@@ -230,26 +230,7 @@ class AnswerMessage(Message):
     fault: Fault | None = None
 
 
-class AliveMessage(Message):
-    """There is work and no news: the engine is slow, but it is not stuck."""
-
-
-class WorkMessage(Message):
-    """Whether there is work of which the client knows nothing, such as prompts of other engines; sent when that changes."""
-
-    has_work: bool
-
-
-HostMessage: TypeAlias = (
-    ReadyMessage
-    | FailedMessage
-    | RefusedMessage
-    | StepMessage
-    | MetricsMessage
-    | AnswerMessage
-    | AliveMessage
-    | WorkMessage
-)
+HostMessage: TypeAlias = ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage
 
 
 def encode(message: Message) -> bytes:

@@ -19,9 +19,11 @@ import tempfile
 import weakref
 from typing import Any
 
+from trencadis.activity import ActivityView
 from trencadis.config.settings import ENVIRONMENT_PREFIX
 from trencadis.errors import ConfigError, InvalidRequestError
 from trencadis.remote.messages import StartMessage, encode
+from trencadis.remote.stall_watch import StallWatch
 
 __all__ = ["LENGTH", "EngineProcess", "describe_exit"]
 
@@ -39,13 +41,17 @@ class EngineProcess:
         tables: The configuration.
         sources: Who set each value.
         log_level: Of the child's log, such as ``info``.
+        watchdog_s: Without progress for longer it is killed, seconds; see :class:`StallWatch`.
 
     Raises:
         ConfigError: A value that only this process can hold, such as an object.
     """
 
-    def __init__(self, *, tables: dict[str, Any], sources: dict[str, str], log_level: str) -> None:
+    def __init__(
+        self, *, tables: dict[str, Any], sources: dict[str, str], log_level: str, watchdog_s: float = 120.0
+    ) -> None:
         self._directory = _private_directory()
+        self._view = ActivityView()
         try:
             start = encode(
                 StartMessage(
@@ -54,10 +60,12 @@ class EngineProcess:
                     sources=sources,
                     log_level=log_level,
                     python_path=os.environ.get("PYTHONPATH"),
+                    activity_file=self._view.file,
                 )
             )
         except InvalidRequestError as error:
             os.rmdir(self._directory)
+            self._view.close_file()
             raise ConfigError(
                 f"[engine] placement = process: a value of the configuration cannot travel: {error}.",
                 hint='Give plain numbers, texts, lists and tables, or set placement = "thread".',
@@ -69,8 +77,13 @@ class EngineProcess:
             env=_environment(),
             start_new_session=True,
             bufsize=0,
+            pass_fds=(self._view.file,),
         )
-        self._release = weakref.finalize(self, _release, self._child, self._directory)
+        self._view.close_file()
+        child = self._child
+        self._watch = StallWatch(child, self._view, watchdog_s=watchdog_s, kill=lambda: _kill(child))
+        self._release = weakref.finalize(self, _release, child, self._directory, self._watch)
+        self._watch.start()
         with contextlib.suppress(BrokenPipeError):  # its end is heard, too
             _write(self._child.stdin, LENGTH.pack(len(start)) + start)
 
@@ -88,17 +101,19 @@ class EngineProcess:
         """Return a file that becomes readable when the child has ended."""
         return _fileno(self._child.stdout)
 
-    def kill(self) -> None:
-        """End the child at once; for one that hangs."""
-        self._child.kill()
+    @property
+    def stalled(self) -> str:
+        """Where the child has made no progress for too long; empty while all is well."""
+        return self._watch.stalled
 
     def describe_end(self) -> str:
-        """Return how the child ended, in words; call it when :meth:`fileno` is readable."""
+        """Return how the child ended, in words, and what it was calling; call it when :meth:`fileno` is readable."""
         try:
-            return describe_exit(self._child.wait(_PATIENCE_S))
+            code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self._child.kill()
-            return describe_exit(self._child.wait())
+            _kill(self._child)
+            code = self._child.wait()
+        return self._watch.verdict or f"{describe_exit(code)}{self._view.read().called}"
 
     def close(self) -> None:
         """End the child if it has not ended, first in good manners, and remove the directory; may be called twice."""
@@ -149,10 +164,18 @@ def _fileno(pipe: Any) -> int:
     return number
 
 
-def _release(child: subprocess.Popen[bytes], directory: str) -> None:
-    """Leave neither process nor directory; also if nobody closed."""
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a child and what it has started, which is in its session."""
     if child.poll() is None:
-        child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def _release(child: subprocess.Popen[bytes], directory: str, watch: StallWatch) -> None:
+    """Leave neither process nor directory; also if nobody closed."""
+    watch.close()
+    if child.poll() is None:
+        _kill(child)
         child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:

@@ -13,6 +13,9 @@ from trencadis.server.gate import Gate, draining_error
 __all__ = ["make_router"]
 
 
+_STALLED_RETRY_S = 5.0
+
+
 def make_router(gate: Gate) -> APIRouter:
     """Return the routes.
 
@@ -23,12 +26,12 @@ def make_router(gate: Gate) -> APIRouter:
 
     @router.get("/health", summary="Is there an engine that serves?")
     async def health(request: Request) -> JSONResponse:
-        """200 while an engine serves; else 503, the state and the reason."""
+        """200 while an engine serves and makes progress; else 503, the state and the reason."""
         return _answer(obstacle(context_of(request), gate))
 
     @router.get("/ready", summary="May traffic come?")
     async def ready(request: Request) -> JSONResponse:
-        """200 once the engine is warm and while the server is not shutting down; else 503, the state and the reason."""
+        """200 while the engine is warm and makes progress, and the server is not shutting down; else 503, the state and the reason."""
         return _answer(obstacle(context_of(request), gate))
 
     return router
@@ -42,7 +45,11 @@ def obstacle(context: ServerContext, gate: Gate) -> EngineEndedError | None:
         llm = context.llm
     except EngineEndedError as error:
         return error
-    return None if llm.is_alive else EngineEndedError(llm.failure)
+    if not llm.is_alive:
+        return EngineEndedError(llm.failure)
+    if llm.stalled:
+        return EngineUnavailableError(f"The engine is {llm.stalled}.", state="stalled", retry_after_s=_STALLED_RETRY_S)
+    return None
 
 
 def _answer(error: EngineEndedError | None) -> JSONResponse:

@@ -45,8 +45,10 @@ def make_router(metrics: HttpMetrics) -> APIRouter:
 
 
 async def _engine_text(context: ServerContext) -> str | None:
-    """Return what the observers have, empty if they do not answer in time, None if there is no engine."""
+    """Return what the observers have, empty if they do not answer in time, None if there is no engine that makes progress."""
     try:
+        if context.llm.stalled:
+            return None
         text = await context.llm.metrics(timeout_s=_ENGINE_TIMEOUT_S)
     except EngineEndedError:
         return None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from trencadis.activity import ACTIVITY, ActivityView, EnginePhase
 from trencadis.clock import SimulatedClock
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError, StepFailedError
 from trencadis.interfaces import BucketingStrategy, SchedulerView, SchedulingPolicy
@@ -327,3 +328,44 @@ def test_those_behind_a_skipped_sequence_are_admitted_once_each() -> None:
     assert {name: end.token_ids.tolist() for name, end in ends.items()} == {
         name: fake_text(prompt, 8) for name, prompt in prompts.items()
     }
+
+
+@pytest.mark.parametrize(("layout", "first"), [("ragged", EnginePhase.FORWARD), ("padded", EnginePhase.COMPILING)])
+def test_whoever_watches_sees_the_step_on_the_device_and_whether_its_shape_is_new(
+    layout: str, first: EnginePhase
+) -> None:
+    view, seen = ActivityView(), []
+    ACTIVITY.share(view.file)
+    view.close_file()
+    backend = FakeBackend(layout=layout, eos=-1, fails=lambda *_: seen.append(view.read()))
+    engine = make_engine(backend=backend, warmup=False, async_scheduling=False)
+    for name in "ab":
+        del seen[:]
+        engine.add(request(name, (5 + (name == "b"),) * 10, max_tokens=1))
+        beat = view.read().beat
+        drain(engine)
+        assert [reading.phase for reading in seen] == [first if name == "a" else EnginePhase.FORWARD]
+        assert view.read().phase is EnginePhase.COMMITTING
+        assert view.read().beat > seen[0].beat > beat
+    assert seen[0].step == 1
+
+
+def test_no_limit_holds_while_buckets_are_prepared() -> None:
+    view, seen = ActivityView(), []
+    ACTIVITY.share(view.file)
+    view.close_file()
+
+    class Watched(FakeBackend):
+        def prepare(self, bucket: Bucket) -> None:
+            seen.append(view.read().phase)
+
+    class OneBucket(BucketingStrategy):
+        def buckets(self, limits: BucketLimits) -> tuple[Bucket, ...]:
+            return (Bucket.of(Shape(1, 1, 1)),)
+
+        def bucket_for(self, shape: Shape) -> Bucket:
+            return Bucket.of(shape)
+
+    make_engine(backend=Watched(layout="padded"), bucketing=OneBucket())
+    assert seen == [EnginePhase.COMPILING]
+    assert view.read().phase is EnginePhase.LOADING

@@ -58,7 +58,7 @@ class FakePeer:
 
     def __init__(self) -> None:
         self._mine, self._its = socket.socketpair()
-        self.was_killed = False
+        self.stalled = ""
         self.was_closed = False
 
     def fileno(self) -> int:
@@ -66,10 +66,6 @@ class FakePeer:
 
     def end(self) -> None:
         self._its.close()
-
-    def kill(self) -> None:
-        self.was_killed = True
-        self.end()
 
     def describe_end(self) -> str:
         return "ended in a test"
@@ -115,8 +111,6 @@ def open_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
 
     def make(
         *,
-        watchdog_s: float = 60.0,
-        clock: Any = None,
         high_water_mark: int = 64,
         never_waits: bool = False,
         **options: Any,
@@ -127,9 +121,9 @@ def open_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
         backend = FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024, strict=False)
         engine = make_engine(backend=backend, num_blocks=512, **options)
         peer = FakePeer()
-        link = Link(near, peer, watchdog_s=watchdog_s, clock=clock or SystemClock())
+        link = Link(near, peer, clock=SystemClock())
         ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash="x")
-        host = EngineHost(engine, far, clock=clock or SystemClock(), alive_s=1.0)
+        host = EngineHost(engine, far)
         line = Line(client=RemoteEngineClient(link, ready), host=host, engine=engine, peer=peer, link=link, far=far)
         opened.append(line)
         return line

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from remote_parts import AtMostTwo
 
-from trencadis.clock import SimulatedClock
 from trencadis.errors import (
     EngineEndedError,
     InternalError,
@@ -20,7 +19,6 @@ from trencadis.errors import (
 )
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import EmbeddingRequest, FinishReason, Request, SamplingParams
-from trencadis.remote.messages import WorkMessage, encode
 from trencadis_testing.fakes import fake_embedding
 
 PROMPT = (5, 6, 7)
@@ -214,36 +212,6 @@ def test_questions_are_answered_in_their_order_each_with_its_own_answer_or_error
     error, answer = answers
     assert isinstance(error, InvalidRequestError)
     assert answer["quarantined"] == []
-
-
-def test_engine_that_hangs_with_work_of_others_only_is_found_out(open_line: Callable[..., Any]) -> None:
-    clock = SimulatedClock()
-    line = open_line(clock=clock, watchdog_s=10.0)
-    clock.advance(100)
-    line.client.check_silence()
-    line.far.send(encode(WorkMessage(has_work=True)))
-    while not line.client.is_watched:
-        line.client.rest(0.01)
-    assert not line.client.has_work, "nothing is to come"
-    clock.advance(9)
-    line.client.check_silence()
-    line.client.add(request("a"))
-    clock.advance(2)
-    with pytest.raises(EngineEndedError, match=r"hung: .* silent for 10 s"):
-        line.client.check_silence()
-    assert line.peer.was_killed
-
-
-def test_engine_that_is_through_with_work_of_others_may_be_silent(open_line: Callable[..., Any]) -> None:
-    clock = SimulatedClock()
-    line = open_line(clock=clock, watchdog_s=10.0)
-    for has_work in (True, False):
-        line.far.send(encode(WorkMessage(has_work=has_work)))
-        while line.client.is_watched is not has_work:
-            line.client.rest(0.01)
-    clock.advance(100)
-    line.client.check_silence()
-    line.client.rest(0.0)
 
 
 POISONS: list[tuple[dict[str, Any], str]] = [

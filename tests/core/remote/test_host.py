@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from guest_connector import Host
+from eventually import eventually
 
-from trencadis.clock import SimulatedClock
-from trencadis.records import FinishReason, Request, SamplingParams, TokenDeltas
-from trencadis.remote.messages import AddMessage, AliveMessage, MetricsMessage, WorkMessage, encode
+from trencadis.activity import ACTIVITY, ActivityView, EnginePhase
+from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.remote.messages import AddMessage, MetricsMessage
 from trencadis_testing.fakes import fake_text
 
 PROMPT = (5, 6, 7)
@@ -59,58 +60,52 @@ def test_an_impossible_request_is_refused_and_the_host_goes_on(open_line: Callab
     assert line.host.num_live == 0
 
 
-def test_a_host_with_work_and_without_news_shows_that_it_is_alive(
+def test_a_host_at_rest_beats_and_says_nothing(open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    line = open_line()
+    monkeypatch.setattr(line.host, "_beat_s", 0.001)
+    seen: list[tuple[int, EnginePhase]] = []
+    view = ActivityView()
+    ACTIVITY.share(view.file)
+    view.close_file()
+    wait = line.far.wait
+
+    def look(timeout_s: float | None = None, **more: Any) -> Any:
+        reading = view.read()
+        seen.append((reading.beat, reading.phase))
+        if len(seen) == 3:
+            line.client.close()
+        return wait(timeout_s, **more)
+
+    monkeypatch.setattr(line.far, "wait", look)
+    monkeypatch.setattr(line.link, "_await_end", lambda: None)
+    line.host.run()
+    assert {phase for _, phase in seen} == {EnginePhase.IDLE}
+    beats = [beat for beat, _ in seen]
+    assert sorted(set(beats)) == beats, "each is new"
+
+
+def test_a_host_whose_client_takes_nothing_makes_no_progress_and_is_not_to_blame(
     open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimulatedClock()
-    line = open_line(clock=clock)
-    line.client.add(request("a", 200))
-    nothing = TokenDeltas(slots=EMPTY, num_tokens=EMPTY, token_ids=EMPTY)
-    monkeypatch.setattr(line.engine, "step", lambda: nothing)  # as if it waited for a connector
-    assert line.far.wait(60) == []
-    line.host.turn()
-    for _ in range(4):
-        clock.advance(0.6)
-        line.host.turn()
-    line.far.send(encode(MetricsMessage(text="last")))
-    seen: list[Any] = []
-    while MetricsMessage(text="last") not in seen:
-        seen += line.link.receive(10, has_work=False)
-    assert seen[:-1] == [AliveMessage()] * 2
+    line = open_line(high_water_mark=1)
+    monkeypatch.setattr(line.host, "_beat_s", 0.001)
+    view = ActivityView()
+    ACTIVITY.share(view.file)
+    view.close_file()
 
+    def send() -> None:
+        for _ in range(50):
+            line.host._send(MetricsMessage(text="x" * 100_000))
 
-def test_without_work_nothing_is_sent(open_line: Callable[..., Any]) -> None:
-    clock = SimulatedClock()
-    line = open_line(clock=clock)
-    for _ in range(4):
-        clock.advance(5)
-        line.host.turn()
-    assert line.link.receive(0.01, has_work=False) == []
-
-
-def test_work_that_no_client_asked_for_is_announced_before_it_is_done(open_line: Callable[..., Any]) -> None:
-    """A step that hangs says nothing any more."""
-    host = Host()
-    line = open_line(connector=host.pair())
-    host.new = [request("guest", 3)]
-    seen: list[Any] = []
-    step = line.engine.step
-    line.engine.step = lambda: (seen.extend(line.link.receive(10, has_work=False)), step())[1]
-    line.host.turn()
-    line.engine.step = step
-    assert seen == [WorkMessage(has_work=True)]
-    while line.engine.has_work:
-        line.host.turn()
-    assert line.link.receive(10, has_work=False) == [WorkMessage(has_work=False)]
-    assert [name for name, _, _ in host.ends] == ["guest"]
-
-
-def test_work_of_the_client_is_not_announced(open_line: Callable[..., Any]) -> None:
-    line = open_line()
-    seen: list[Any] = []
-    receive = line.link.receive
-    line.link.receive = lambda *args, **more: (seen.extend(one := receive(*args, **more)), one)[1]
-    line.client.add(request("a"))
-    line.settle()
-    assert seen
-    assert not any(isinstance(message, WorkMessage) for message in seen)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        eventually(lambda: view.read().phase is EnginePhase.SENDING)
+        before = view.read().beat
+        eventually(lambda: view.read().beat >= before + 3)
+        assert sender.is_alive()
+    finally:
+        num_taken = 0
+        while num_taken < 50:
+            num_taken += len(line.link.receive(10))
+        sender.join()

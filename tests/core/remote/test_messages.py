@@ -10,7 +10,7 @@ from trencadis.records import TokenDeltas
 from trencadis.remote.conversion import news_of, step_message
 from trencadis.remote.messages import (
     AddMessage,
-    AliveMessage,
+    MetricsMessage,
     StartMessage,
     decode_client_message,
     decode_host_message,
@@ -20,8 +20,8 @@ from trencadis.remote.messages import (
 
 
 def test_what_is_no_message_is_refused() -> None:
-    alive = encode(AliveMessage())
-    assert decode_host_message(alive) == AliveMessage()
+    alive = encode(MetricsMessage(text="a"))
+    assert decode_host_message(alive) == MetricsMessage(text="a")
     for data in (b"", b"\x80", alive[:-1], b"cos\nsystem\n(S'true'\ntR."):
         with pytest.raises(msgspec.DecodeError):
             decode_host_message(data)

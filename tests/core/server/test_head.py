@@ -8,7 +8,7 @@ from server_doubles import OneEngine, app_with, ask, assert_error
 
 @pytest.mark.parametrize("path", ["/health", "/openapi.json"])
 def test_head_is_answered_as_get_without_the_body(path):
-    engine = OneEngine(types.SimpleNamespace(is_alive=True, failure=""))
+    engine = OneEngine(types.SimpleNamespace(is_alive=True, failure="", stalled=""))
     head, get = ask(app_with(engines=engine), ("HEAD", path), ("GET", path))
     assert head.status_code == get.status_code == 200
     assert head.content == b""

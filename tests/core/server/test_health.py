@@ -8,8 +8,8 @@ from server_doubles import OneEngine, app_with, ask, assert_error
 from trencadis.server.gate import Gate
 
 
-def engine(*, is_alive: bool, failure: str = ""):
-    return OneEngine(types.SimpleNamespace(is_alive=is_alive, failure=failure))
+def engine(*, is_alive: bool, failure: str = "", stalled: str = ""):
+    return OneEngine(types.SimpleNamespace(is_alive=is_alive, failure=failure, stalled=stalled))
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
@@ -30,6 +30,15 @@ def test_a_server_that_loads_says_so_and_when_to_ask_again(path):
 def test_an_engine_that_has_ended_is_named_with_its_reason():
     (answer,) = ask(app_with(engines=engine(is_alive=False, failure="killed by SIGKILL")), ("GET", "/health"))
     assert (answer.status_code, answer.json()["status"], answer.json()["reason"]) == (503, "ended", "killed by SIGKILL")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_an_engine_without_progress_is_not_well_and_the_answer_says_where_it_is_stuck(path):
+    stalled = "stalled: step 8123 for 31 s in backend.forward"
+    (answer,) = ask(app_with(engines=engine(is_alive=True, stalled=stalled)), ("GET", path))
+    assert (answer.status_code, answer.json()["status"]) == (503, "stalled")
+    assert answer.json()["reason"] == f"The engine is {stalled}."
+    assert answer.headers["retry-after"] == "5"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

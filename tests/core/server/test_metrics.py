@@ -17,7 +17,7 @@ def engine(answer):
             raise answer
         return answer
 
-    return OneEngine(types.SimpleNamespace(metrics=metrics))
+    return OneEngine(types.SimpleNamespace(metrics=metrics, stalled=""))
 
 
 def samples_of(text):

@@ -1,15 +1,21 @@
-"""The engine in its own process dies or hangs: clients are told why, ``/health`` says so, and another engine takes over."""
+"""The engine in its own process dies or hangs: clients are told why, ``/health`` says so, another engine takes over.
+
+One that makes no progress is noticed also if nobody asks for anything; the answer says where it is stuck, and the log has its stacks.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from eventually import eventually
 from live_server import LiveServer, running
 from paced_backend import VOCAB_SIZE, opener
 from raw_client import RawClient, body_of, status_of
@@ -99,3 +105,60 @@ def test_after_too_many_deaths_health_says_why_and_metrics_are_still_there(serve
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
     assert "trencadis_engine_up 0.0" in httpx.get(f"{server.url}/metrics").text
     assert not engine_pids()
+
+
+def pid_of(server: LiveServer) -> int:
+    llm: Any = server.supervisor.llm
+    pid: int = llm._runner.frontend.engine._link._peer.pid
+    return pid
+
+
+def reason_of_the_stall(server: LiveServer) -> str:
+    """Wait until the server is not ready because its engine is stalled; return what it says."""
+    seen: list[str] = []
+
+    def is_stalled() -> bool:
+        answer = httpx.get(f"{server.url}/ready", timeout=20)
+        if answer.status_code == 503 and answer.json()["status"] == "stalled":
+            assert int(answer.headers["retry-after"]) >= 1
+            seen.append(answer.json()["reason"])
+        return bool(seen)
+
+    eventually(is_stalled)
+    return seen[0]
+
+
+def until_replaced(server: LiveServer, pid: int) -> None:
+    server.wait_until(lambda: server.supervisor.num_restarts == 1 and server.supervisor.is_serving.is_set())
+    assert pid_of(server) != pid
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+
+
+def test_an_idle_engine_that_is_stopped_is_noticed_without_any_request_and_replaced() -> None:
+    with running(opener(placement="process", watchdog_s=4.0)) as server:
+        pid = pid_of(server)
+        os.kill(pid, signal.SIGSTOP)
+        # It may not have come to rest yet when it is stopped.
+        assert re.match(
+            r"The engine is stalled: step 0 for .* s in (loading|requests|idle)\.", reason_of_the_stall(server)
+        )
+        until_replaced(server, pid)
+        assert serves(server)
+
+
+def test_code_that_holds_pythons_lock_is_found_in_the_log_and_its_request_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    open_llm = opener(placement="process", watchdog_s=4.0, backend="stuck_backend:StuckBackend")
+    with running(open_llm) as server:
+        pid = pid_of(server)
+        answer = httpx.post(f"{server.url}{PATH}", json=SHORT, timeout=60)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "hung: no progress in step 0" in answer.json()["error"]["message"]
+        assert "in backend.forward" in answer.json()["error"]["message"]
+        until_replaced(server, pid)
+    log = capfd.readouterr().err
+    assert "Current thread" in log
+    assert "in match_catastrophically" in log
+    assert "trencadis/remote/host.py" in log, "the engine's own thread is shown, too"
