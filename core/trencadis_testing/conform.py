@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -182,7 +183,8 @@ def maker_of(asked: Conformance) -> Callable[..., Any]:
 
     def make(suite: object, limits: BucketLimits = _LIMITS) -> Any:
         clock = getattr(suite, "clock", context.clock)
-        return registry.build(registered, options, attrs.evolve(context, limits=limits, clock=clock))
+        given = _own_namespace(suite, options) if "namespace" not in asked.options else options
+        return registry.build(registered, given, attrs.evolve(context, limits=limits, clock=clock))
 
     # Once before any test: what cannot be made at all is a mistake on the command line.
     first = make(None)
@@ -194,6 +196,14 @@ def maker_of(asked: Conformance) -> Callable[..., Any]:
             hint="It must close right after it was made.",
         ) from error
     return make
+
+
+def _own_namespace(suite: object, options: Any) -> Any:
+    """Return a KV connector's options with a namespace of the test's own: what earlier tests left in a store is not there."""
+    if suite is None or not attrs.has(type(options)) or "namespace" not in attrs.fields_dict(type(options)):
+        return options
+    values = vars(suite)
+    return attrs.evolve(options, namespace=values.setdefault("_namespace", f"conformance-{secrets.token_hex(8)}"))
 
 
 @functools.cache

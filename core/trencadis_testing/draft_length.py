@@ -17,12 +17,16 @@ from trencadis.records import Int32Array, SamplingParams
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.resources import ends_its_threads, growth_bytes
 from trencadis_testing.workloads import Arrival, Served, arrivals, serve, wrong_texts
 
 __all__ = ["DraftLengthConformance", "length_view", "verified_step"]
 
 _COST_RATIO = 24
 """Eight times as many sequences may take so many times as long: linear is 8, quadratic 64, and clocks are noisy."""
+
+_MAX_GROWTH_BYTES = 32.0
+"""For each sequence that ended: an entry of a dictionary takes more than 60."""
 
 _MAX_CALL_S = 50 * (20e-6 + 64 * 1e-6)
 """For 64 sequences: fifty times what the contract says, for the same reason."""
@@ -176,6 +180,23 @@ class DraftLengthConformance:
         length.on_finished(slot=5)
         length.on_finished(slot=5)
         _check(length.choose(length_view([256], slots=[5], epochs=[2])), None)
+
+    def test_nothing_is_kept_of_sequences_that_ended(self) -> None:
+        """An engine runs for months; epochs never end, slots come again."""
+        length = self.make()
+
+        def live(number: int) -> None:
+            view = length_view([4, 4], slots=[number % 8, number % 8 + 8], epochs=[number + 1, number + 2])
+            length.on_verified(verified_step(view, length.choose(view), [1, 0]))
+            length.on_finished(slot=number % 8)
+
+        growth = growth_bytes(live)
+        assert growth < _MAX_GROWTH_BYTES, f"it grows by {growth:.0f} bytes with each sequence that ended"
+
+    def test_no_thread_is_left(self) -> None:
+        """A draft length has no ``close``: it starts none."""
+        with ends_its_threads("the draft length"):
+            self.make().choose(length_view([4, 4]))
 
     def test_a_choice_takes_microseconds(self) -> None:
         """The engine thread waits for it."""

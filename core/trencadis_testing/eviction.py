@@ -9,12 +9,19 @@ import pytest
 
 from trencadis.interfaces import EvictionPolicy
 from trencadis_testing.hash_seeds import same_under_other_hashes
+from trencadis_testing.resources import call_s, ends_its_threads, growth_bytes
 
 __all__ = ["EvictionConformance"]
 
 _NUM_BLOCKS = 48
 _NUM_CONTENTS = 96
 _SEEDS = range(8)
+_MANY = 32_000
+_COST_RATIO = 8
+"""A victim among 32 times as many candidates may take so many times as long: O(log n) is below 2, O(n) is 32."""
+
+_MAX_GROWTH_BYTES = 16.0
+"""For each content that came and went: a policy that keeps a key keeps more than 50."""
 
 
 class EvictionConformance:
@@ -136,6 +143,50 @@ class EvictionConformance:
         policy.forget([])
         policy.on_free([4], depths=[0], now_s=0.0)
         assert policy.victims(1) == [4]
+
+    def test_a_victim_costs_no_more_among_many_candidates(self) -> None:
+        """``victims`` is O(num_blocks log n): a cache has up to a million blocks, and every allocation waits for it."""
+        few_s, many_s = (self._victim_s(num_blocks) for num_blocks in (_MANY // 32, _MANY))
+        assert many_s < _COST_RATIO * few_s + 5e-6, (
+            f"victims(1) takes {few_s * 1e6:.1f} µs among {_MANY // 32} candidates, {many_s * 1e6:.1f} µs among {_MANY}"
+        )
+
+    def test_nothing_is_kept_of_contents_that_are_gone_for_good(self) -> None:
+        """An engine runs for months: what is remembered of evicted contents has a bound."""
+        policy = self.make()
+
+        def come_and_go(number: int) -> None:
+            blocks, now_s = [number % 4 * 2, number % 4 * 2 + 1], float(number)
+            keys = [f"content {number}.{depth}".encode() for depth in (0, 1)]
+            policy.on_use(blocks, keys=keys, depths=[0, 1], salt=f"tenant {number % 3}", now_s=now_s)
+            policy.on_free(blocks[::-1], depths=[1, 0], now_s=now_s)
+            policy.victims(2)
+
+        growth = growth_bytes(come_and_go)
+        assert growth < _MAX_GROWTH_BYTES, (
+            f"it grows by {growth:.0f} bytes for each content that was used once and evicted"
+        )
+
+    def test_no_thread_is_left(self) -> None:
+        """A policy has no ``close``: it starts none."""
+        with ends_its_threads("the policy"):
+            for _ in _Run(self.make(), 0).operations(40):
+                pass
+
+    def _victim_s(self, num_candidates: int) -> float:
+        """Return the seconds that one victim takes among so many candidates, each of a sequence of eight blocks."""
+        policy = self.make()
+        for first in range(0, num_candidates, 8):
+            blocks = list(range(first, first + 8))
+            keys = [str(block).encode() for block in blocks]
+            policy.on_use(blocks, keys=keys, depths=range(8), salt="", now_s=first * 1e-3)
+            policy.on_free(blocks[::-1], depths=range(8)[::-1], now_s=first * 1e-3)
+        policy.victims(1)
+
+        def evict_and_free() -> None:
+            policy.on_free(policy.victims(1), depths=[7], now_s=1e6)
+
+        return call_s(evict_and_free)
 
     def test_arguments_are_neither_kept_nor_changed(self) -> None:
         """The caller reuses its lists."""

@@ -20,12 +20,16 @@ from trencadis.interfaces import Observer
 from trencadis.kv.counters import TransferCounters
 from trencadis.records import FinishedSequence, FinishReason, StepStats
 from trencadis.server.http_metrics import HttpMetrics
+from trencadis_testing.resources import ends_its_threads, growth_bytes
 
 __all__ = ["SAMPLE_REQUESTS", "SAMPLE_STEPS", "ObserverConformance", "finished_sequence", "step_stats"]
 
 
 _MAX_CALL_S = 2.5e-3
 """Fifty times what the contract says: clocks of shared machines are noisy."""
+
+_MAX_GROWTH_BYTES = 32.0
+"""For each step and request: a kept request id takes more than 50."""
 
 
 def step_stats(**values: Any) -> StepStats:
@@ -200,6 +204,26 @@ class ObserverConformance:
         assert per_step_s < _MAX_CALL_S, f"on_step() takes {per_step_s * 1e3:.1f} ms"
         assert per_sequence_s < _MAX_CALL_S, f"on_request() takes {per_sequence_s * 1e3:.1f} ms"
 
+    def test_nothing_is_kept_of_requests_that_ended(self) -> None:
+        """An engine runs for months, and request ids never end: what grows has a bound."""
+        observer = self.make()
+        blank = finished_sequence(num_output_tokens=2)
+
+        def end(number: int) -> None:
+            observer.on_step(attrs.evolve(_BUSY, step=number, now_s=float(number)))
+            observer.on_request(attrs.evolve(blank, request_id=f"request {number}", arrival_s=float(number)))
+
+        growth = growth_bytes(end)
+        observer.close()
+        assert growth < _MAX_GROWTH_BYTES, f"it grows by {growth:.0f} bytes with each step and request"
+
+    def test_no_thread_outlives_close(self) -> None:
+        """Engines come and go in one process."""
+        with ends_its_threads("the observer"):
+            observer = self.make()
+            observer.on_step(_BUSY)
+            observer.close()
+
     def test_two_observers_live_side_by_side(self) -> None:
         """Two engines in one process have one each: names must not collide in a global registry."""
         first, second = self.make(), self.make()
@@ -231,7 +255,11 @@ def _names_of_the_engine() -> set[str]:
 
 
 def _families(text: str) -> set[str]:
-    return {family.name.removesuffix("_total") for family in text_string_to_metric_families(text)}
+    names = [family.name.removesuffix("_total") for family in text_string_to_metric_families(text)]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"families that stand there twice: {sorted(twice)}")
+    return set(names)
 
 
 def _check_metrics(text: object, taken: set[str], when: str) -> None:

@@ -6,6 +6,8 @@ fixture does, when a test asks for it, and the option when it is used.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +24,7 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_generate_tests",
+    "pytest_runtest_makereport",
     "simulated_clock",
     "trencadis_registry",
 ]
@@ -90,6 +93,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _KV_TARGET in metafunc.fixturenames:
         values = metafunc.config.getoption(_KV_OPTION) or getattr(metafunc.cls, "targets", ())
         metafunc.parametrize(_KV_TARGET, values)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to the report of a suite's failed test the rule that was broken, and the page that explains it."""
+    report = yield
+    if report.failed and report.when == "call":
+        rule = _rule_of(item)
+        if rule:
+            report.sections.append(("Rule of the contract", rule))
+    return report
+
+
+def _rule_of(item: pytest.Item) -> str:
+    """Return the rule that a conformance suite's test holds, and its page; empty for any other test."""
+    name = getattr(item, "originalname", "")
+    for base in getattr(getattr(item, "cls", None), "__mro__", ()):
+        if name in vars(base):
+            module, _, suite = base.__module__.partition(".")
+            if module != "trencadis_testing":
+                return ""
+            from trencadis.hookspecs import NOUNS
+
+            noun = next(
+                (noun for noun in sorted(NOUNS, key=len, reverse=True) if suite.startswith(noun)), "kv_connector"
+            )
+            sentence = name.removeprefix("test_").replace("_", " ")
+            return f"{sentence}: {inspect.getdoc(vars(base)[name])}\nSee docs/plugins/{noun}.md."
+    return ""
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ reaches the scheduler.
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any, ClassVar
 
 import attrs
@@ -70,10 +71,17 @@ from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.hash_seeds import same_under_other_hashes
 from trencadis_testing.invariants import broken_plan_rules
+from trencadis_testing.resources import ends_its_threads, growth_bytes
 from trencadis_testing.scheduling_declared import DeclaredBehaviour
 from trencadis_testing.workloads import Arrival, arrivals, serve
 
 __all__ = ["SchedulingConformance"]
+
+_MAX_GROWTH_BYTES = 32.0
+"""For each request that ended: a kept request id takes more than 50."""
+
+_FEW, _MANY, _COST_RATIO = 200, 3200, 64
+"""Sixteen times as many waiting sequences may make a step so many times as long: O(n log n) is below 24, O(n²) is 256."""
 
 
 class _Recorder(FakeExecutor):
@@ -226,6 +234,49 @@ class SchedulingConformance(DeclaredBehaviour):
                 engine.add(self._request(str(number), (number,) * 9, params, priority=number % 3))
         drain(engine, self.max_steps)
         assert engine.totals.num_preempted <= 4 * 8, f"22: {engine.totals.num_preempted} preemptions of 8 sequences"
+
+    def test_a_step_costs_no_more_than_sorting_those_that_wait(self) -> None:
+        """Every step waits for it: O(n log n) in the waiting sequences at most."""
+        few_s, many_s = self._step_s(_FEW), self._step_s(_MANY)
+        assert many_s < _COST_RATIO * few_s, (
+            f"a step takes {few_s * 1e6:.0f} µs with {_FEW} waiting sequences, {many_s * 1e6:.0f} µs with {_MANY}"
+        )
+
+    def test_nothing_is_kept_of_requests_that_ended(self) -> None:
+        """An engine runs for months, and request ids never end: what grows has a bound."""
+        policy = self.make()
+        one = SamplingParams(max_tokens=1)
+
+        def live(number: int) -> None:
+            request = self._request(f"request {number}", (1, 2, 3), one, tenant=f"tenant {number % 3}")
+            policy.on_added(slot=number % 8, request=request)
+            policy.on_finished(slot=number % 8, tenant=number % 3, num_output_tokens=1)
+
+        growth = growth_bytes(live)
+        assert growth < _MAX_GROWTH_BYTES, f"it grows by {growth:.0f} bytes with each request that ended"
+
+    def test_no_thread_is_left(self) -> None:
+        """A policy has no ``close``: it starts none."""
+        with ends_its_threads("the policy"):
+            self._run(0)
+
+    def _step_s(self, num_waiting: int) -> float:
+        """Return the least processor time of some steps while so many sequences wait."""
+        engine = make_engine(
+            policy=self.make(), clock=SimulatedClock(), num_blocks=64, max_num_seqs=2, max_num_batched_tokens=24
+        )
+        params = SamplingParams(max_tokens=1)  # so that each step admits others, and asks for an order
+        for number in range(num_waiting):
+            with contextlib.suppress(RequestRefusedError):
+                fields = {"priority": number % 5, "tenant": f"tenant {number % 7}"}
+                engine.add(self._request(str(number), (number % 90, 1), params, **fields))
+        taken = []
+        for _ in range(4):
+            start_s = time.thread_time()
+            engine.step()
+            taken.append(time.thread_time() - start_s)
+        engine.close()
+        return min(taken)
 
     def test_any_history_keeps_the_invariants(self) -> None:
         """All that are marked H: arrivals, aborts, transfers, drafts, pauses, time and a cache that shrinks, in any order."""

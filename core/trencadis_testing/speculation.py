@@ -17,6 +17,7 @@ from trencadis_testing.draft_checks import broken_laws, broken_shapes, broken_tr
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 from trencadis_testing.hash_seeds import same_under_other_hashes
+from trencadis_testing.resources import ends_its_threads
 from trencadis_testing.workloads import Arrival, Served, arrivals, serve, wrong_texts
 
 __all__ = ["SpeculationConformance", "draft_view"]
@@ -231,6 +232,13 @@ class SpeculationConformance:
                 requests=[requests[i] for i in present],
             )
             assert self._faults(speculator, view) == []
+
+    def test_no_thread_outlives_close(self) -> None:
+        """Engines come and go in one process."""
+        with ends_its_threads("the speculator"):
+            speculator = self.make()
+            speculator.propose(draft_view(self._histories(1)))
+            speculator.close()
 
     @pytest.mark.parametrize("other", [("green", "green"), ("blue", "salt of another")])
     def test_nobody_is_drafted_another_tenant_s_text(self, other: tuple[str, str]) -> None:

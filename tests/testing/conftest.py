@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of broken strategies never end: no use to wait for them."""
+    monkeypatch.setattr("trencadis_testing.resources._GRACE_S", 0.05)
+
+
 @pytest.fixture
 def failures_of() -> Callable[..., set[str]]:
     """``failures_of(Suite, make)`` returns the names of the suite's tests that a strategy made by ``make`` fails.

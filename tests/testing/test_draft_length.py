@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 
 import numpy as np
@@ -174,7 +175,25 @@ class KnowsFourSlots(Cautious):
         return [1, 1, 1, 1][slot]
 
 
+class RemembersEpochs(Cautious):
+    def __init__(self):
+        super().__init__()
+        self.epochs = {}
+
+    def choose(self, view):
+        self.epochs.update(zip(view.epochs.tolist(), view.slots.tolist(), strict=True))
+        return super().choose(view)
+
+
+class LearnsOnAThread(Cautious):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=threading.Event().wait, name="learner", daemon=True).start()
+
+
 MUTANTS = {
+    RemembersEpochs: "test_nothing_is_kept_of_sequences_that_ended",
+    LearnsOnAThread: "test_no_thread_is_left",
     IgnoresTheLimit: "test_lengths_are_whole_numbers_from_0_to_the_limits",
     WideLengths: "test_lengths_are_whole_numbers_from_0_to_the_limits",
     NegativeLengths: "test_lengths_are_whole_numbers_from_0_to_the_limits",

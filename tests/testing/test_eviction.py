@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 
 from trencadis.interfaces import EvictionPolicy
 from trencadis_testing.eviction import EvictionConformance
+
+NEVER_SET = threading.Event()
 
 
 class Newest(EvictionPolicy):
@@ -194,7 +197,33 @@ class PicksInOrderOfASet(PicksByHash):
         return Newest.victims(self, num_blocks)
 
 
+class LooksAtAllCandidates(Newest):
+    def victims(self, num_blocks):
+        chosen = sorted(self.blocks, key=lambda block: -block)[:num_blocks]
+        self.blocks = [block for block in self.blocks if block not in chosen]
+        return chosen
+
+
+class RemembersEveryContent(Newest):
+    def __init__(self):
+        super().__init__()
+        self.num_uses = {}
+
+    def on_use(self, blocks, *, keys, depths, salt, now_s):
+        for key in keys:
+            self.num_uses[key] = self.num_uses.get(key, 0) + 1
+
+
+class WatchesOnAThread(Newest):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=NEVER_SET.wait, name="watch", daemon=True).start()
+
+
 MUTANTS = {
+    LooksAtAllCandidates: "test_a_victim_costs_no_more_among_many_candidates",
+    RemembersEveryContent: "test_nothing_is_kept_of_contents_that_are_gone_for_good",
+    WatchesOnAThread: "test_no_thread_is_left",
     KeepsHitBlocks: "test_hit_blocks_are_no_candidates_until_they_are_freed_again",
     KeepsForgottenBlocks: "test_forgotten_blocks_are_no_candidates",
     LooksWithoutTaking: "test_victims_are_as_many_candidates_as_asked_for_and_each_once",

@@ -92,3 +92,25 @@ def test_a_target_that_there_is_not_is_named_on_the_command_line(project: Path):
     text, _ = run(project, "--kv-connector=shelff")
     assert "no such component" in text
     assert "shelff" in text
+
+
+def test_a_store_that_keeps_what_earlier_tests_left_passes(tmp_path: Path) -> None:
+    only = "test_shared_prefix or does_not_keep_what_it_is_given"
+    option = f"--kv-connector=filesystem,path={tmp_path / 'kv'}"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "trencadis_testing.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        option,
+    ]
+    environment = {**os.environ, "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [*command, "-k", only], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout

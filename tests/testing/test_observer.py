@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import attrs
@@ -10,6 +11,8 @@ import pytest
 from trencadis.interfaces import Observer
 from trencadis.records import FinishReason, StepStats
 from trencadis_testing.observer import SAMPLE_STEPS, ObserverConformance, finished_sequence, step_stats
+
+NEVER_SET = threading.Event()
 
 
 class Totals(Observer):
@@ -156,7 +159,30 @@ class MetricsOfTheWholeProcess(Totals):
         return "process_cpu_seconds_total 1.0\n"
 
 
+class MetricsStandThereTwice(Totals):
+    def metrics(self):
+        return "tokens 1.0\nother 1.0\ntokens 2.0\n"
+
+
+class RemembersEveryRequest(Totals):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def on_request(self, finished):
+        self.seen.add(finished.request_id)
+
+
+class WritesOnAThread(Totals):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=NEVER_SET.wait, name="writer", daemon=True).start()
+
+
 MUTANTS = {
+    MetricsStandThereTwice: "test_metrics_are_text_for_prometheus_at_any_time",
+    RemembersEveryRequest: "test_nothing_is_kept_of_requests_that_ended",
+    WritesOnAThread: "test_no_thread_outlives_close",
     DividesByPadding: "test_any_step_may_come_first",
     NeedsSmallNumbers: "test_any_step_may_come_first",
     NeedsAFirstToken: "test_any_finished_sequence_may_come_first",

@@ -80,3 +80,21 @@ def test_suite_runs_under_pytest_from_another_project(tmp_path):
     assert "AssertionError: a forgotten block was evicted" in run.stdout
     passed = {"test_fixture", "test_hit_blocks_are", "test_empty_calls_are", "test_same_calls_give"}
     assert not [name for name in passed if name in run.stdout]
+
+
+def test_failure_names_the_rule_the_value_and_the_page(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from trencadis_plugins.bucketing.exact import Exact\n"
+        "class Mine(Exact):\n"
+        "    def __init__(self, limits):\n"
+        "        pass\n"
+        "    def buckets(self, limits):\n"
+        "        return []\n"
+    )
+    environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "trencadis_testing.pytest_plugin", "-p", "no:cacheprovider"]
+    command += ["--trencadis-conform", "bucketing=mine:Mine", "-k", "sorted and tiny"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "buckets() returned list, not a tuple" in run.stdout
+    assert "table holds buckets sorted without duplicates: Prefill comes before decode" in run.stdout
+    assert "See docs/plugins/bucketing.md" in run.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import threading
 import time
 
 import numpy as np
@@ -231,7 +232,31 @@ class IdlesWhenOneRuns(SchedulingPolicy):
         return TokenSplit(0, 0) if view.running.size == 1 else TokenSplit(token_budget, token_budget)
 
 
+class ComparesAllWithAll(SchedulingPolicy):
+    def order(self, view: SchedulerView):
+        waiting = view.waiting
+        slots = waiting.tolist()
+        ranks = [sum(other < slot for other in slots) for slot in slots]
+        return waiting[np.argsort(ranks, kind="stable")]
+
+
+class RemembersEveryRequest(SchedulingPolicy):
+    def __init__(self) -> None:
+        self.lengths: dict[str, int] = {}
+
+    def on_added(self, *, slot: int, request: Request) -> None:
+        self.lengths[request.request_id] = len(request.prompt_token_ids)
+
+
+class ThinksOnAThread(SchedulingPolicy):
+    def __init__(self) -> None:
+        threading.Thread(target=threading.Event().wait, name="thinker", daemon=True).start()
+
+
 MUTANTS = {
+    ComparesAllWithAll: "test_a_step_costs_no_more_than_sorting_those_that_wait",
+    RemembersEveryRequest: "test_nothing_is_kept_of_requests_that_ended",
+    ThinksOnAThread: "test_no_thread_is_left",
     WallClock: "test_same_work_gives_the_same_plans",
     GlobalRandom: "test_same_work_gives_the_same_plans",
     StarvesOne: "test_nobody_starves_behind_newcomers",

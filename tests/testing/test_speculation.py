@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -338,7 +339,14 @@ class FailsOnHighEpochs(LastPair):
         self.lengths.pop(slot, None)
 
 
+class DraftsOnAThread(LastPair):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=threading.Event().wait, name="drafter", daemon=True).start()
+
+
 MUTANTS = {
+    DraftsOnAThread: "test_no_thread_outlives_close",
     LimitIsZero: "test_number_of_drafts_is_positive_and_constant",
     LimitIsAFraction: "test_number_of_drafts_is_positive_and_constant",
     KeepsLessThanNothing: "test_bytes_it_keeps_for_each_token_are_a_whole_number",
