@@ -28,7 +28,15 @@ from trencadis.interfaces.kv_policy import (
 from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.layer_gate import LayerGate
 from trencadis.interfaces.observer import Observer
-from trencadis.interfaces.sampling import Laws, LogitsProcessor, Sampled, SampledLogprobs, Sampler, SamplingContext
+from trencadis.interfaces.sampling import (
+    Laws,
+    LogitsProcessor,
+    Sampled,
+    SampledLogprobs,
+    Sampler,
+    SamplingContext,
+    SupportsPreparation,
+)
 from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.interfaces.speculation import DraftView, Speculator
 from trencadis.interfaces.vocabulary import Vocabulary
@@ -78,6 +86,7 @@ __all__ = [
     "SchedulingPolicy",
     "SourceView",
     "Speculator",
+    "SupportsPreparation",
     "TokenSplit",
     "Verification",
     "VerifiedStep",

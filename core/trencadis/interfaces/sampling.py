@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -19,7 +20,16 @@ from trencadis.records import RowStart, SamplingParams
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INTERFACE_VERSION", "Laws", "LogitsProcessor", "Sampled", "SampledLogprobs", "Sampler", "SamplingContext"]
+__all__ = [
+    "INTERFACE_VERSION",
+    "Laws",
+    "LogitsProcessor",
+    "Sampled",
+    "SampledLogprobs",
+    "Sampler",
+    "SamplingContext",
+    "SupportsPreparation",
+]
 
 INTERFACE_VERSION = 1
 
@@ -204,6 +214,30 @@ class LogitsProcessor(ABC):
 
     def restore(self, row: int, state: Any) -> None:  # noqa: B027 - only with a state
         """Give a row the state that ``snapshot`` returned, of this row or another; behind its ``start_row``."""
+
+
+class SupportsPreparation(ABC):
+    """Capability of a sampler or a logits processor: some requests need work before they can run, such as compiling a grammar.
+
+    Until it is done the request waits, counted among those that wait, and no other does.
+    """
+
+    @abstractmethod
+    def prepare(self, params: SamplingParams, *, tenant: str) -> tuple[Future[Any], ...]:
+        """Begin what a request needs before it can run. Called in the engine's process and on its thread, once for each request.
+
+        Must return within a millisecond; the work is done elsewhere: by a thread that lets go of Python's lock, or a process. It should
+        have a bound in time and memory, for a client says what it is.
+
+        Args:
+            params: Of the request; ``check`` has passed them.
+            tenant: Whose it is, so that the work of one need not hold up the work of others.
+
+        Returns:
+            Empty: nothing is needed. The request runs when all are done; results are kept until it ends, and are nobody's but the
+            component's: by them it may keep in memory what :meth:`Sampler.start_row` is to find. A ``RequestError`` as the exception
+            refuses the request, any other fails it. Futures are cancelled if the request ends before.
+        """
 
 
 class Sampler(ABC):

@@ -1,102 +1,364 @@
-"""Compiles what a request asks its text to be into grammars of llguidance, once for all requests that ask the same.
+"""Compiles what a request asks its text to be into grammars of llguidance, beside the engine and once for all requests that ask the same.
 
-StructuredOutput ─▶ grammar text ─▶ LLMatcher, kept ─▶ a copy for each sequence
+    StructuredOutput ─▶ queue ─▶ thread: trial in a process that may be killed ─▶ LLMatcher, kept ─▶ a copy for each sequence
+
+The library lets go of Python's lock, so that a thread stops nobody; but only a process can be stopped, which is what the trial is for.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
 import threading
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
-from trencadis.errors import InvalidRequestError
+import attrs
+
+from trencadis.errors import InvalidRequestError, RequestError, RequestRefusedError
 from trencadis.interfaces import Vocabulary
 from trencadis.records import StructuredOutput
+from trencadis_plugins.sampling import grammar_trial
+from trencadis_plugins.sampling.grammar_trial import LIMITS, MAX_BYTES, MAX_CPU_S, reason_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["Grammars", "grammars_of"]
+__all__ = ["CompiledGrammar", "Grammars", "grammars_of"]
 
 _MAX_KEPT = 256
-_WHITE_SPACE = " "
-"""Between the signs of JSON: one space or nothing. Small models never leave off where they may indent, until their tokens are used up."""
+_MAX_KEPT_BYTES = 256 << 20
+_MAX_LIVE_BYTES = 2 << 30
+"""Of grammars that requests hold; one may take a hundred megabytes."""
 
-_MAX_GRAMMAR_SIZE = 20_000
-"""Symbols of a grammar, such as those of an object with 2,000 properties; a third of a second to compile."""
+_FAILURE_S = 60.0
+"""How long a refusal is remembered, seconds: how much time a grammar takes may change with the machine's load."""
+
+_NUM_THREADS = 3
+"""Grammars that are compiled at once, of each tenant one: so one tenant holds up others only if there are three of its kind."""
+
+_MAX_JOBS = 1024
+_IDLE_S = 10.0
+"""After which a thread without work ends, and its process with it."""
+
+_WALL_S = 20 * MAX_CPU_S
+"""The longest trial where others take the CPU: processes of trials give way to them."""
 
 _MAX_REASON = 500
 
 
 @lru_cache(maxsize=2)
-def grammars_of(vocabulary: Vocabulary) -> Grammars:
-    """Return the compiler for a vocabulary: the same for all who ask in this process.
-
-    Raises:
-        InvalidRequestError: The library is not installed, or the tokenizer has no end-of-sequence token.
-    """
+def grammars_of(vocabulary: Callable[[], Vocabulary]) -> Grammars:
+    """Return the compiler for a vocabulary: the same for all who ask in this process."""
     return Grammars(vocabulary)
+
+
+class CompiledGrammar:
+    """A grammar at the beginning of a text; never changes.
+
+    Attributes:
+        num_bytes: Memory that it takes, about.
+    """
+
+    __slots__ = ("__weakref__", "_matcher", "num_bytes")
+
+    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
+        self._matcher = matcher
+        self.num_bytes = num_bytes
+
+    def matcher(self) -> LLMatcher:
+        """Return a new matcher at the beginning of a text; microseconds."""
+        return self._matcher.deep_copy()
+
+
+@attrs.define(eq=False)
+class _Job:
+    """A grammar that is to be compiled, for a tenant, and who waits for it."""
+
+    wanted: StructuredOutput
+    tenant: str
+    size: int
+    waiting: list[Future[CompiledGrammar]] = attrs.field(factory=list)
 
 
 class Grammars:
     """Compiled grammars for one vocabulary. May be used from several threads.
 
     Args:
-        vocabulary: Of the model.
+        vocabulary: Reads that of the model; called by a thread of the compiler when the first grammar is wanted.
 
     Attributes:
-        num_tokens: Of the vocabulary.
-        eos_token_id: By which a mask says that the text may end.
-        special_token_ids: Tokens that are no text.
-
-    Raises:
-        InvalidRequestError: The library is not installed, or the tokenizer has no end-of-sequence token.
+        num_compiled: Grammars that were compiled, or refused, since the start.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.num_tokens = len(vocabulary.tokens)
-        self.eos_token_id = _end_of(vocabulary)
-        self.special_token_ids = vocabulary.special_token_ids
-        self._tokenizer = _llguidance().LLTokenizer(
-            _llguidance().TokenizerWrapper(_TokenTable(vocabulary, self.eos_token_id))
-        )
-        self._kept: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._read = vocabulary
+        self._loading = threading.Lock()
+        self._tokenizer: Any = None
+        self._kept: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
+        self._live: WeakValueDictionary[StructuredOutput, CompiledGrammar] = WeakValueDictionary()
+        self._refused: OrderedDict[StructuredOutput, tuple[InvalidRequestError, float]] = OrderedDict()
+        self._jobs: dict[StructuredOutput, _Job] = {}
+        self._queue: list[_Job] = []
+        self._busy: Counter[str] = Counter()
+        self._num_threads = self._num_idle = 0
+        self._changed = threading.Condition()
+        self.num_compiled = 0
 
-    def matcher(self, wanted: StructuredOutput) -> LLMatcher:
-        """Return a new matcher at the beginning of a text. Takes milliseconds the first time, then microseconds.
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Of the model; read by the first call, which takes up to seconds."""
+        return self._read()
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token by which a mask says that the text may end.
 
         Raises:
-            InvalidRequestError: The library cannot read the schema, regex or grammar, or no text is of that kind.
+            InvalidRequestError: The tokenizer has none.
         """
-        with self._lock:
-            matcher = self._kept.get(wanted)
-            if matcher is None:
-                matcher = self._kept[wanted] = self._compiled(wanted)
-                if len(self._kept) > _MAX_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(wanted)
-            return matcher.deep_copy()
+        return _end_of(self.vocabulary)
 
-    def _compiled(self, wanted: StructuredOutput) -> LLMatcher:
-        library = _llguidance()
-        limits = library.LLParserLimits(max_grammar_size=_MAX_GRAMMAR_SIZE, verbose_errors=False)
+    def begin(self, wanted: StructuredOutput, *, tenant: str = "") -> Future[CompiledGrammar]:
+        """Return a grammar, at once if it is known; else when a thread has compiled it. Does not wait.
+
+        Short ones come first, and one of a tenant at a time.
+
+        Returns:
+            Fails with ``InvalidRequestError`` if the library cannot read the schema, regex or grammar, if no text is of that kind, or
+            if compiling takes too much time or memory; with ``RequestRefusedError`` if there is no room now. May be cancelled.
+        """
+        future: Future[CompiledGrammar] = Future()
+        with self._changed:
+            known = self._find(wanted)
+            if isinstance(known, CompiledGrammar):
+                future.set_result(known)
+            elif known is not None:
+                future.set_exception(known)
+            elif len(self._jobs) >= _MAX_JOBS and wanted not in self._jobs:
+                future.set_exception(RequestRefusedError(f"structured output: {_MAX_JOBS} grammars wait already."))
+            else:
+                self._queue_up(wanted, tenant).waiting.append(future)
+        return future
+
+    def matcher(self, wanted: StructuredOutput) -> LLMatcher:
+        """Return a new matcher at the beginning of a text; waits for the grammar if nobody has prepared it.
+
+        Raises:
+            RequestError: As of :meth:`begin`.
+        """
+        return self.begin(wanted).result().matcher()
+
+    # ---------------------------------------------------------------------------------------------- what is known
+
+    def _find(self, wanted: StructuredOutput) -> CompiledGrammar | InvalidRequestError | None:
+        live = self._live.get(wanted)
+        if live is not None:
+            self._keep(wanted, live)
+            return live
+        error, until_s = self._refused.get(wanted, (None, 0.0))
+        return error if time.monotonic() < until_s else None
+
+    def _keep(self, wanted: StructuredOutput, grammar: CompiledGrammar) -> None:
+        kept = self._kept
+        kept[wanted] = self._live[wanted] = grammar
+        kept.move_to_end(wanted)
+        while len(kept) > _MAX_KEPT or (
+            len(kept) > 1 and sum(one.num_bytes for one in kept.values()) > _MAX_KEPT_BYTES
+        ):
+            kept.popitem(last=False)
+
+    def _note(self, job: _Job, outcome: CompiledGrammar | Exception) -> None:
+        del self._jobs[job.wanted]
+        self._busy -= Counter([job.tenant])
+        self.num_compiled += 1
+        if isinstance(outcome, CompiledGrammar):
+            self._keep(job.wanted, outcome)
+        elif isinstance(outcome, InvalidRequestError):
+            self._refused[job.wanted] = outcome, time.monotonic() + _FAILURE_S
+            self._refused.move_to_end(job.wanted)
+            if len(self._refused) > _MAX_KEPT:
+                self._refused.popitem(last=False)
+        self._changed.notify_all()
+
+    # ---------------------------------------------------------------------------------------------- threads
+
+    def _queue_up(self, wanted: StructuredOutput, tenant: str) -> _Job:
+        job = self._jobs.get(wanted)
+        if job is None:
+            size = len(wanted.text) + sum(map(len, wanted.choices))
+            job = self._jobs[wanted] = _Job(wanted, tenant, size)
+            self._queue.append(job)
+            if len(self._queue) > self._num_idle and self._num_threads < _NUM_THREADS:
+                self._num_threads += 1
+                threading.Thread(target=self._serve, name="trencadis-grammars", daemon=True).start()
+            self._changed.notify_all()
+        return job
+
+    def _serve(self) -> None:
+        """Compile what is queued until nothing is for a while."""
+        trial = _Trial()
+        while (job := self._next()) is not None:
+            outcome = self._outcome(job, trial)
+            with self._changed:
+                self._note(job, outcome)
+            for future in job.waiting:
+                if future.set_running_or_notify_cancel():
+                    if isinstance(outcome, CompiledGrammar):
+                        future.set_result(outcome)
+                    else:
+                        future.set_exception(outcome)
+        trial.close()
+
+    def _next(self) -> _Job | None:
+        """Return the shortest grammar whose tenant has none in work; None: there was none for a while, and the thread ends."""
+        with self._changed:
+            self._num_idle += 1
+            try:
+                while True:
+                    free = [job for job in self._queue if not self._busy[job.tenant]]
+                    if free:
+                        job = min(free, key=lambda one: one.size)
+                        self._queue.remove(job)
+                        if all(future.cancelled() for future in job.waiting):
+                            del self._jobs[job.wanted]
+                            continue
+                        self._busy[job.tenant] += 1
+                        return job
+                    if not self._changed.wait(_IDLE_S) and not self._queue:
+                        self._num_threads -= 1
+                        return None
+            finally:
+                self._num_idle -= 1
+
+    def _outcome(self, job: _Job, trial: _Trial) -> CompiledGrammar | Exception:
         try:
-            text = _grammar_text(wanted)
-        except Exception as error:  # the notation is read in Python, by a parser that may fail in any way
-            raise _refusal(wanted, str(error) or type(error).__name__) from error
-        matcher: LLMatcher = library.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
-        # The first mask compiles what the constructor left for later.
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        reason = matcher.get_error()
-        is_barren = matcher.is_stopped() and not matcher.is_accepting() and not reason
-        if is_barren or reason.startswith("NoExtension"):
-            raise _refusal(wanted, "no text is of this kind.")
+            return self._compiled(job.wanted, trial)
+        except RequestError as error:
+            return error
+        except Exception as error:
+            refusal = RequestRefusedError(f"structured output cannot be served now: {type(error).__name__}: {error}")
+            refusal.__cause__ = error
+            return refusal
+
+    def _compiled(self, wanted: StructuredOutput, trial: _Trial) -> CompiledGrammar:
+        library = _llguidance()
+        vocabulary, eos_token_id = self.vocabulary, self.eos_token_id
+        tried = trial.run(wanted, vocabulary, eos_token_id)
+        reason, num_bytes = tried.get("reason", ""), tried.get("num_bytes", 0)
         if reason:
             raise _refusal(wanted, reason)
-        return matcher
+        with self._changed:
+            if sum(one.num_bytes for one in self._live.values()) + num_bytes > _MAX_LIVE_BYTES:
+                self._kept.clear()
+            if sum(one.num_bytes for one in self._live.values()) + num_bytes > _MAX_LIVE_BYTES:
+                raise RequestRefusedError("structured output: the grammars of other requests take too much memory.")
+        with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = library.LLTokenizer(library.TokenizerWrapper(_TokenTable(vocabulary, eos_token_id)))
+        limits = library.LLParserLimits(**LIMITS)
+        matcher: LLMatcher = library.LLMatcher(self._tokenizer, tried["grammar"], log_level=0, limits=limits)
+        reason = reason_of(matcher)
+        if reason:
+            raise _refusal(wanted, reason)
+        return CompiledGrammar(matcher, num_bytes)
+
+
+class _Trial:
+    """A process that tries out grammars, started when it is needed and again after it was killed. Used by one thread."""
+
+    _running: set[subprocess.Popen[bytes]] = set()
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, wanted: StructuredOutput, vocabulary: Vocabulary, eos_token_id: int) -> dict[str, Any]:
+        """Return ``grammar`` in the library's form and ``num_bytes``, or ``reason``."""
+        process = self._started(vocabulary, eos_token_id)
+        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        line = json.dumps({"kind": wanted.kind, "text": wanted.text, "choices": wanted.choices}).encode() + b"\n"
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = _line_of(process.stdout.fileno(), time.monotonic() + _WALL_S)
+        except BrokenPipeError:
+            answer = b""
+        if answer:
+            result: dict[str, Any] = json.loads(answer)
+            return result
+        process.kill()
+        code = process.wait()
+        self.close()
+        if code in (-signal.SIGXCPU, -signal.SIGKILL):
+            return {"reason": f"it takes longer than {MAX_CPU_S:g} s to compile."}
+        if code == -signal.SIGABRT:
+            return {"reason": f"it takes more than {MAX_BYTES >> 20} MiB to compile."}
+        return {"reason": f"the library crashed (exit code {code})."}
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+            self._running.discard(process)
+
+    def _started(self, vocabulary: Vocabulary, eos_token_id: int) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended after a grammar that took much memory
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", grammar_trial.__file__],  # by its file: importing the package takes longer than a trial
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+            self._running.add(self._process)
+            special = [(token, vocabulary.tokens[token].decode("latin-1")) for token in vocabulary.special_token_ids]
+            setup = {"num_tokens": len(vocabulary.tokens), "eos_token_id": eos_token_id, "special": special}
+            assert self._process.stdin is not None, "it is a pipe"
+            self._process.stdin.write(json.dumps(setup).encode() + b"\n")
+        return self._process
+
+
+@atexit.register
+def _end_all() -> None:
+    while _Trial._running:
+        _end(_Trial._running.pop())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not written yet
+                pipe.close()
+
+
+def _line_of(file: int, deadline_s: float) -> bytes:
+    """Return the next line, or nothing if the other end closes or time is up."""
+    poll, parts = select.poll(), [b""]
+    poll.register(file, select.POLLIN)
+    while not parts[-1].endswith(b"\n"):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            return b""
+        parts.append(os.read(file, 65_536))
+        if not parts[-1]:
+            return b""
+    return b"".join(parts)
 
 
 class _TokenTable:
@@ -124,19 +386,6 @@ def _end_of(vocabulary: Vocabulary) -> int:
             field="structured",
         )
     return vocabulary.eos_token_id
-
-
-def _grammar_text(wanted: StructuredOutput) -> str:
-    """Return the grammar in the library's own form. Pure."""
-    library = _llguidance()
-    match wanted.kind:
-        case "json_schema" | "json_object":
-            schema = wanted.text or '{"type": "object"}'
-            return str(library.LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _WHITE_SPACE}))
-        case "choice":
-            return str(library.grammar_from("choice", list(wanted.choices)))
-        case kind:
-            return str(library.grammar_from(kind, wanted.text))
 
 
 def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:

@@ -10,12 +10,14 @@ Shapes: L logits rows in a call, V vocabulary, P processors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import torch
 
 from trencadis.errors import InvalidRequestError, did_you_mean
-from trencadis.interfaces import Laws, LogitsProcessor, Sampled, Sampler, SamplingContext
+from trencadis.interfaces import Laws, LogitsProcessor, Sampled, Sampler, SamplingContext, SupportsPreparation
 from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.drawing import draw
@@ -31,7 +33,7 @@ from trencadis_plugins.sampling.structured import Structured
 __all__ = ["StandardSampler"]
 
 
-class StandardSampler(Sampler):
+class StandardSampler(Sampler, SupportsPreparation):
     """Applies a chain of logits processors and draws.
 
     A draw is a function of the row's seed, the position of the token and the processed logits: not of the batch, the
@@ -80,6 +82,11 @@ class StandardSampler(Sampler):
             )
         for processor in self._chain:
             processor.check_params(params)
+
+    def prepare(self, params: SamplingParams, *, tenant: str) -> tuple[Future[Any], ...]:
+        """Begin what processors of the chain have to do before a sequence can run."""
+        able = (processor for processor in self._chain if isinstance(processor, SupportsPreparation))
+        return tuple(future for processor in able for future in processor.prepare(params, tenant=tenant))
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

@@ -15,9 +15,9 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis.interfaces import SamplingContext, Vocabulary
+from trencadis.interfaces import SamplingContext, SupportsPreparation, Vocabulary
 from trencadis.records import Int32Array, RowStart, SamplingParams
-from trencadis_plugins.sampling.grammar import grammars_of
+from trencadis_plugins.sampling.grammar import CompiledGrammar, grammars_of
 from trencadis_plugins.sampling.grammar_walk import GrammarWalk
 from trencadis_plugins.sampling.row_processor import RowProcessor, on_device
 
@@ -45,7 +45,7 @@ class _Row:
     outputs: list[list[int]] = attrs.field(factory=list)
 
 
-class Structured(RowProcessor):
+class Structured(RowProcessor, SupportsPreparation):
     """Masks every token that cannot go on to a text of the kind that the request wants.
 
     The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left behind a text that is
@@ -70,10 +70,11 @@ class Structured(RowProcessor):
         self.num_masks = 0
         self.num_ready = 0
 
-    def check_params(self, params: SamplingParams) -> None:
-        """Refuse what the library cannot compile, with its reason."""
-        if params.structured is not None:
-            grammars_of(self._vocabulary()).matcher(params.structured)
+    def prepare(self, params: SamplingParams, *, tenant: str) -> tuple[Future[CompiledGrammar], ...]:
+        """Compile the grammar of a request that asks; fails with the library's reason if it cannot be served."""
+        if params.structured is None:
+            return ()
+        return (grammars_of(self._vocabulary).begin(params.structured, tenant=tenant),)
 
     def may_begin(self, start: RowStart, token_id: int) -> bool:
         """Return whether a text of the grammar may begin with a token."""
@@ -105,12 +106,14 @@ class Structured(RowProcessor):
     def _walk(self, start: RowStart) -> GrammarWalk:
         """Return a sequence's way through its grammar, at the beginning."""
         assert start.params.structured is not None, "it asks"
-        grammars = grammars_of(self._vocabulary())
+        grammars = grammars_of(self._vocabulary)
+        matcher = grammars.matcher(start.params.structured)
+        vocabulary, eos_token_id = grammars.vocabulary, grammars.eos_token_id
         return GrammarWalk(
-            grammars.matcher(start.params.structured),
-            num_tokens=grammars.num_tokens,
-            eos_token_id=grammars.eos_token_id,
-            end_token_ids=_ends(start, grammars.eos_token_id, grammars.special_token_ids),
+            matcher,
+            num_tokens=len(vocabulary.tokens),
+            eos_token_id=eos_token_id,
+            end_token_ids=_ends(start, eos_token_id, vocabulary.special_token_ids),
         )
 
     # ------------------------------------------------------------------------------------------------- masks

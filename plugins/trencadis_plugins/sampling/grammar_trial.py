@@ -1,0 +1,141 @@
+"""Tries out grammars in a process of its own, where time and memory have a bound: llguidance can neither be stopped nor bounded itself.
+
+    stdin: one JSON line per grammar ─▶ notation ▶ LLMatcher ▶ first mask ─▶ stdout: one JSON line, the grammar or why there is none
+
+A schema of 41 characters may take ten seconds, a regex of 64 KB many minutes; what came through here costs at most as much again. The
+process runs this file alone, which therefore imports nothing of Trencadís.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any, Final
+
+__all__ = ["LIMITS", "MAX_BYTES", "MAX_CPU_S", "main", "reason_of"]
+
+MAX_CPU_S: Final = 3.0
+"""Of one grammar, seconds of CPU, rounded up; a schema of five properties takes 0.002, the largest that is allowed 0.3."""
+
+MAX_BYTES: Final = 1 << 30
+"""Address space of the process, which itself takes a tenth of it."""
+
+LIMITS: Final[dict[str, Any]] = {
+    "max_grammar_size": 20_000,
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 30_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,
+}
+"""Of ``LLParserLimits``. Size: symbols, such as those of an object with 2,000 properties. Fuel: so that a mask takes at most some 20 ms."""
+
+_WHITE_SPACE = " "
+"""Between the signs of JSON: one space or nothing. Small models never leave off where they may indent, until their tokens are used up."""
+
+_MAX_KEPT_BYTES = 256 << 20
+"""Of memory that the process may hold after a grammar; beyond it ends, and the next one begins afresh."""
+
+_NICENESS = 5
+_PR_SET_PDEATHSIG = 1
+_BARREN = "no text is of this kind."
+
+
+def reason_of(matcher: Any) -> str:
+    """Return why a matcher is of no use, after its first mask was computed; empty: it is fine. Pure."""
+    # The first mask compiles what the constructor left for later.
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    reason = str(matcher.get_error()).strip()
+    is_barren = matcher.is_stopped() and not matcher.is_accepting() and not reason
+    return _BARREN if is_barren or reason.startswith("NoExtension") else reason
+
+
+def main() -> None:
+    """Serve the process at the other end of the pipe until it closes."""
+    _end_with(os.getppid())
+    os.nice(_NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    import llguidance
+
+    setup = json.loads(sys.stdin.readline())
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_ByteTokens(setup)))
+    for line in sys.stdin:
+        # A signal ends the process when the time is up, whatever it is doing.
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + MAX_CPU_S), hard))
+        print(json.dumps(_tried(llguidance, tokenizer, **json.loads(line))), flush=True)
+        if _resident_bytes() > _MAX_KEPT_BYTES:
+            return
+
+
+def _tried(library: Any, tokenizer: Any, *, kind: str, text: str, choices: list[str]) -> dict[str, Any]:
+    before = _resident_bytes()
+    try:
+        grammar = _grammar_text(library, kind, text, choices)
+    except Exception as error:  # the notation is read in Python, by a parser that may fail in any way
+        return {"reason": str(error) or type(error).__name__}
+    matcher = library.LLMatcher(tokenizer, grammar, log_level=0, limits=library.LLParserLimits(**LIMITS))
+    reason = reason_of(matcher)
+    return {"reason": reason} if reason else {"grammar": grammar, "num_bytes": max(_resident_bytes() - before, 0)}
+
+
+def _grammar_text(library: Any, kind: str, text: str, choices: list[str]) -> str:
+    """Return the grammar in the library's own form. Pure."""
+    match kind:
+        case "json_schema" | "json_object":
+            schema = text or '{"type": "object"}'
+            return str(library.LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": _WHITE_SPACE}))
+        case "choice":
+            # One terminal: as alternatives of a rule more than 2,000 would be too many for the parser. A terminal is never empty.
+            texts = " | ".join(json.dumps(choice) for choice in choices if choice)
+            optional = "?" if "" in choices else ""
+            return f"start: CHOICE{optional}\nCHOICE: {texts}" if texts else 'start: ""'
+        case _:
+            return str(library.grammar_from(kind, text))
+
+
+class _ByteTokens:
+    """A vocabulary of single bytes, with the special tokens of a model where that has them: small, and as good for a trial.
+
+    Args:
+        setup: ``num_tokens`` of the model, ``eos_token_id``, and ``special``: pairs of id and text.
+    """
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._num_tokens: int = setup["num_tokens"]
+        self.eos_token_id: int = setup["eos_token_id"]
+        self.bos_token_id = None
+        self.tokens = [b""] * self._num_tokens + [bytes([one]) for one in range(256)]
+        for token, name in setup["special"]:
+            self.tokens[token] = name.encode("latin-1")
+        self.special_token_ids = [token for token, _ in setup["special"]]
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):  # bytes are refused, by which the library learns to come with text
+            raise TypeError("this tokenizer reads text")
+        return [self._num_tokens + byte for byte in text.encode()]
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _end_with(parent: int) -> None:
+    """Have the process killed when its parent ends, however that happens. Source: prctl(2), PR_SET_PDEATHSIG."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            sys.exit()
+
+
+if __name__ == "__main__":
+    main()
