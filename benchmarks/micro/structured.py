@@ -78,7 +78,7 @@ def paired(vocabulary: Vocabulary, size: int) -> Vocabulary:
 
 def masks_of(vocabulary: Vocabulary, num_texts: int) -> dict[str, Any]:
     start = time.perf_counter()
-    grammars = Grammars(vocabulary)
+    grammars = Grammars(lambda: vocabulary)
     found: dict[str, Any] = {"vocabulary_ms": round(1e3 * (time.perf_counter() - start), 1)}
     for name, wanted in GRAMMARS.items():
         start = time.perf_counter()

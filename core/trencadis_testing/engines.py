@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from trencadis.clock import Clock, SimulatedClock
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulingPolicy
-from trencadis.records import Bucket, BucketLimits, FinishedSequence, ModelSource, RowStart, Shape
+from trencadis.records import Bucket, BucketLimits, FinishedSequence, ModelSource, RowStart, SamplingParams, Shape
 from trencadis_testing.doubles import AsManyAsMay, Matching
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
@@ -90,6 +91,7 @@ def make_engine(
     connector: ConnectorPair | None = None,
     first_token_terms: FirstTokenTerms | None = None,
     may_begin: Callable[[RowStart, int], bool] = lambda _, __: True,
+    prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: (),
     fallback: bool = False,
     on_miss: str = "fallback",
     complete: bool = False,
@@ -122,6 +124,7 @@ def make_engine(
         connector: A KV connector.
         first_token_terms: What it carries to other engines that are to choose first tokens.
         may_begin: Whether a text could begin with a token that another engine chose.
+        prepare: What a sampler has to do before a request can run, by its parameters and tenant.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
         on_miss: Of the table ``[bucketing]``.
         complete: The same; off, so that just the strategy's table is prepared.
@@ -184,6 +187,7 @@ def make_engine(
         connector=connector,
         first_token_terms=first_token_terms,
         may_begin=may_begin,
+        prepare=prepare,
         shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )
     return compose_engine(config, parts, clock=clock or SimulatedClock())

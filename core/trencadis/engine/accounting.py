@@ -147,7 +147,7 @@ class Accounting:
             step=plan.step,
             now_s=state.clock.now_s(),
             num_running=len(state.running),
-            num_waiting=len(state.waiting) + state.transfers.num_parked,
+            num_waiting=state.num_queued + state.transfers.num_parked,
             num_sequences=plan.num_sequences,
             num_scheduled_tokens=plan.num_tokens,
             num_padded_tokens=output.num_padded_tokens,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import attrs
@@ -29,6 +30,7 @@ from trencadis.interfaces import (
     Executor,
     Observer,
     Sampler,
+    SupportsPreparation,
 )
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams
 from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
@@ -204,6 +206,7 @@ class _Builder:
             plan_hash=self._plan.plan_hash,
             on_close=self._registry.closing,
             check_params=self._check_params,
+            prepare=self._prepare,
             may_begin=lambda start, token_id: self._judging().may_begin(start, token_id),
             first_token_terms=self._first_token_terms(model),
             device_label=self.device_label,
@@ -243,6 +246,14 @@ class _Builder:
         """Let a sampler judge that is in this process, which the backend's need not be; made when a request needs it."""
         if params.logits_processors or params.structured is not None:
             self._judging().check(params)
+
+    def _prepare(self, params: SamplingParams, tenant: str) -> tuple[Future[Any], ...]:
+        """Have the sampler in this process begin what it needs for a request; made when a request needs it."""
+        if params.logits_processors or params.structured is not None:
+            sampler = self._judging()
+            if isinstance(sampler, SupportsPreparation):
+                return sampler.prepare(params, tenant=tenant)
+        return ()
 
     def _first_token_terms(self, model: ModelFacts) -> SamplingTerms:
         """Return what tells another engine how tokens are chosen here; that its model is the same is compared with its KV blocks."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import attrs
 
@@ -93,6 +95,7 @@ class Parts(EmbeddingParts):
         switch: Builds other policies while the engine serves, or None.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
         check_params: Refuses processors that a request names and the sampler does not have.
+        prepare: Begins what the sampler has to do before a request can run.
         may_begin: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         device_label: Names executor and backend in messages.
         first_token_terms: What the connector carries to another engine that is to choose a first token; None: none does.
@@ -107,6 +110,7 @@ class Parts(EmbeddingParts):
     switch: SchedulingSwitch | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
     check_params: Callable[[SamplingParams], None] = lambda _: None
+    prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
     may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
     first_token_terms: FirstTokenTerms | None = None
     device_label: str = "the executor"
@@ -191,6 +195,7 @@ def compose_engine(
         on_close=parts.on_close,
         check_params=parts.check_params,
         device_label=parts.device_label,
+        prepare=parts.prepare,
     )
 
 

@@ -84,6 +84,7 @@ class StepNotes:
         without_adapter: Waiting slots that were passed over because the adapter they need had no place.
         preemptions: Who lost its blocks.
         parked: Slots whose KV was being loaded.
+        compiling: Slots that the sampler had not prepared.
         alone: Slot that runs alone after a failed step, or -1.
         passes: Bucket of each pass, and which of ``slots`` ran in it.
         error: Why the step failed; empty: it did not.
@@ -111,6 +112,7 @@ class StepNotes:
     without_adapter: Int32Array = _EMPTY
     preemptions: tuple[Preemption, ...] = ()
     parked: tuple[int, ...] = ()
+    compiling: tuple[int, ...] = ()
     alone = -1
     passes: tuple[tuple[Bucket, Int32Array], ...] = ()
     error = ""

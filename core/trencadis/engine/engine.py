@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import attrs
 import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.clock import Clock
+from trencadis.clock import Clock, SimulatedClock
 from trencadis.engine.accounting import Accounting, SubmittedStep
 from trencadis.engine.administration import Administration
 from trencadis.engine.batch_builder import BatchBuilder
@@ -36,6 +37,7 @@ from trencadis.engine.intake import Intake
 from trencadis.engine.observers import Observers
 from trencadis.engine.output_check import FailedStep, OutputCheck
 from trencadis.engine.passes import PassCounts
+from trencadis.engine.preparations import Preparations
 from trencadis.engine.progress_watch import ProgressWatch
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
@@ -93,6 +95,7 @@ class Engine:
         on_close: Callable[[], None] = lambda: None,
         check_params: Callable[[SamplingParams], None] = lambda _: None,
         device_label: str = "the executor",
+        prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: (),
     ) -> None:
         self.model = model
         self.warm_up = warm_up or WarmUp()
@@ -114,7 +117,10 @@ class Engine:
         self._progress = ProgressWatch(state, scheduler.admission)
         self._committer = Committer(state)
         self._recovery = Recovery(state, scheduler)
-        self._intake = Intake(state, policy, embeddings, model, check_params, self._administration.role)
+        self._preparations = Preparations(state, prepare, waits=isinstance(state.clock, SimulatedClock))
+        self._intake = Intake(
+            state, policy, embeddings, model, check_params, self._administration.role, self._preparations
+        )
         self._depth = depth
         self._clock: Clock = state.clock
         self._in_flight: deque[SubmittedStep] = deque()
@@ -157,11 +163,14 @@ class Engine:
         """
         state, asked = self._state, request
         try:
-            request = self._intake.admit(request)
+            request, preparation = self._intake.admit(request)
         except StepFailedError as error:
             self._failures.everything_failed(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
-        slot = state.add(request, asked=asked).slot
+        sequence = state.add(request, asked=asked, preparation=preparation)
+        slot = sequence.slot
+        if slot in state.compiling:
+            self._preparations.watch(sequence)
         try:
             self._decisions.added(request, slot=slot, now_s=float(state.table.arrival_s[slot]))
             self._policy.on_added(slot=slot, request=request)
@@ -197,7 +206,8 @@ class Engine:
         return self._departures.end(request_id, FinishReason.STOP)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called, from any thread, when the KV connector brings work while nobody steps."""
+        """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work while nobody steps."""
+        self._preparations.wake = wake
         self._guests.wake_by(wake)
 
     @property
@@ -208,9 +218,14 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """True if sequences only wait for a KV connector, or the engine is paused: stepping at once would be busy waiting."""
+        """True if sequences only compile or wait for a KV connector, or the engine is paused: stepping at once would be busy waiting."""
         state = self._state
-        awaits = self.is_paused or state.transfers.is_active or self._scheduler.admission.num_pending
+        awaits = (
+            self.is_paused
+            or (state.compiling and not len(state.waiting))
+            or state.transfers.is_active
+            or self._scheduler.admission.num_pending
+        )
         could_run = state.running.size and not self.is_paused
         computes = any(step.plan.num_tokens for step in self._in_flight)
         return bool(awaits and not computes and not could_run and not self._embeddings)
@@ -222,8 +237,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait, those parked for a load included."""
-        return len(self._state.waiting) + self._state.transfers.num_parked
+        """Sequences that wait, those that are compiling or parked for a load included."""
+        return self._state.num_queued + self._state.transfers.num_parked
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -237,6 +252,7 @@ class Engine:
             InternalError: An invariant does not hold.
         """
         self._guests.let_in()
+        self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
         if self._embeddings:
             newest = self._in_flight[-1].plan.num_tokens if self._in_flight else 0

@@ -60,8 +60,7 @@ def _explanation(life: Life, notes: tuple[StepNotes, ...], names: _Names, state:
     slot = state.slot_of.get(life.request_id)
     if not life.finish_reason and slot is not None:
         sequence = state.table.sequence(slot)
-        words = {SequenceState.WAITING: "waiting", SequenceState.PARKED: "loading", SequenceState.RUNNING: "running"}
-        where = words[sequence.state]
+        where = "loading" if sequence.state is SequenceState.PARKED else sequence.state.name.lower()
         num_output = len(state.known_tokens(sequence)) - life.num_prompt_tokens
     return Explanation(
         request_id=life.request_id,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_check import check_request
 from trencadis.engine.role import EngineRole
 from trencadis.engine.state import EngineState
@@ -32,6 +34,7 @@ class Intake:
         model: The loaded model.
         check_params: Raises for sampling parameters that the sampler cannot serve.
         role: Of the engine.
+        preparations: Begins what the sampler has to do first.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Intake:
         model: ModelFacts,
         check_params: Callable[[SamplingParams], None],
         role: EngineRole,
+        preparations: Preparations,
     ) -> None:
         self._state = state
         self._policy = policy
@@ -49,10 +53,11 @@ class Intake:
         self._model = model
         self._check_params = check_params
         self._role = role
+        self._preparations = preparations
         self._warned: set[str] = set()
 
-    def admit(self, request: Request) -> Request:
-        """Return a request as it will run. Whoever holds KV for one that is turned away learns that it need not.
+    def admit(self, request: Request) -> tuple[Request, tuple[Future[Any], ...]]:
+        """Return a request as it will run, and what it waits for first. Whoever holds KV for one that is turned away learns that it need not.
 
         Raises:
             RequestError: As of :meth:`check` and :meth:`ask`.
@@ -63,12 +68,13 @@ class Intake:
             self.check(request)
             request = self._state.tenants.complete(request)
             self.ask(request)
+            preparation = self._preparations.begin(request)
         except (RequestError, StepFailedError):
             self._state.transfers.not_served(request.transfer_params)
             raise
         if request.transfer_params and not self._state.transfers.has_connector:
             self._warn_of_handovers(request.transfer_params)
-        return request
+        return request, preparation
 
     def _warn_of_handovers(self, params: Mapping[str, Any]) -> None:
         """Say, once for each name, that nothing here hands KV over; the request is served all the same."""
@@ -111,7 +117,7 @@ class Intake:
         num_waiting, num_tokens = state.tenants.waiting(request.tenant)
         refusal = (
             state.tenants.refusal(request)
-            or self._policy.admit(request, num_waiting=len(state.waiting), num_waiting_tokens=state.num_waiting_tokens)
+            or self._policy.admit(request, num_waiting=state.num_queued, num_waiting_tokens=state.num_waiting_tokens)
             or self._policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_tokens)
         )
         if refusal:

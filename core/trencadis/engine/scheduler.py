@@ -292,6 +292,8 @@ class Scheduler:
         notes.running, notes.admitted = state.running, self.admission.admitted
         if self._loads:
             notes.parked = state.transfers.parked
+        if state.compiling:
+            notes.compiling = tuple(state.compiling)
         if slots.size or state.slot_of or self.failed:  # else it only asks what became of a transfer
             self._decisions.end(notes)
 

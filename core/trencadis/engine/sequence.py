@@ -7,12 +7,16 @@
                │  PARKED ──┘ failed │                          │
                └────────────────────┘──────────────────────────┘
 
+A sequence whose sampler prepares something first is COMPILING before it is WAITING.
+
 Numbers that change every step live in the table's columns; what is touched rarely lives here.
 """
 
 from __future__ import annotations
 
 import enum
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +31,7 @@ class SequenceState(enum.IntEnum):
     WAITING = 0
     PARKED = 1
     RUNNING = 2
+    COMPILING = 3
 
 
 class Sequence:
@@ -52,6 +57,7 @@ class Sequence:
         first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
         num_failed_loads: KV loads of its prompt that were reported as failed.
+        preparation: What the sampler does or did before it could run; kept, with results, until it ends.
         num_failures: Failed steps it took part in since it last made progress.
     """
 
@@ -71,6 +77,7 @@ class Sequence:
         "num_loaded_tokens",
         "orphan_epoch",
         "park_deadline_s",
+        "preparation",
         "request",
         "seed",
         "slot",
@@ -111,3 +118,4 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.num_failures = 0
+        self.preparation: tuple[Future[Any], ...] = ()

@@ -1,13 +1,16 @@
 """All state of the engine that changes from step to step, and the moves between states.
 
-Only this module moves a sequence between waiting, parked, running and finished; scheduler, committer and transfers decide when.
+Only this module moves a sequence between compiling, waiting, parked, running and finished; preparations, scheduler, committer and transfers
+decide when.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import Future
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +25,7 @@ from trencadis.engine.swapping import Swapping
 from trencadis.engine.table import Rows, SequenceTable
 from trencadis.engine.tenants import Tenants
 from trencadis.engine.transfers import Transfers
-from trencadis.errors import InternalError
+from trencadis.errors import InternalError, RequestError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart, read_only
 
 __all__ = ["EngineState"]
@@ -79,6 +82,7 @@ class EngineState:
         self.rows = Rows(num_rows=num_rows, max_model_len=max_model_len, block_size=block_size)
         self.waiting = SlotQueue()
         self.running: Int32Array = np.empty(0, np.int32)
+        self.compiling: set[int] = set()
         self.slot_of: dict[str, int] = {}
         self.row_starts: list[RowStart] = []
         self._seed = seed
@@ -87,12 +91,15 @@ class EngineState:
 
     # ------------------------------------------------------------------------------------------ enter and leave
 
-    def add(self, request: Request, *, asked: Request | None = None) -> Sequence:
+    def add(
+        self, request: Request, *, asked: Request | None = None, preparation: tuple[Future[Any], ...] = ()
+    ) -> Sequence:
         """Make a waiting sequence of a request that was checked and completed.
 
         Args:
             request: Its weight is given.
             asked: The same as it came, before its tenant's entry completed it; None: it came like that.
+            preparation: What has to be done before it can run; while some of that is not, it is compiling.
         """
         table = self.table
         adapter = self.adapters.number(request.adapter)
@@ -122,11 +129,23 @@ class EngineState:
         table.num_prompt_logprobs += params.prompt_logprobs is not None
         self.slot_of[request.request_id] = slot
         self.tenants.enter(slot, request, has_own_weight=(asked or request).weight is not None)
-        self._wait(sequence, front=False)
+        sequence.preparation = preparation
+        if all(future.done() for future in preparation):
+            self._wait(sequence, front=False)
+        else:
+            sequence.state = SequenceState.COMPILING
+            self.compiling.add(slot)
+            self.tenants.waits(slot)
         return sequence
 
     def finish(
-        self, sequence: Sequence, reason: FinishReason, *, error: str = "", stop_token_id: int | None = None
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        error: str = "",
+        stop_token_id: int | None = None,
+        refusal: RequestError | None = None,
     ) -> FinishedSequence:
         """Take a sequence out of the engine, from whatever state, and free what it held."""
         slot, table = sequence.slot, self.table
@@ -145,7 +164,13 @@ class EngineState:
         elif sequence.state is SequenceState.PARKED:
             self.transfers.cancel(sequence, self.blocks, now_s=now_s)
         else:
-            self._unwait(sequence)
+            if sequence.state is SequenceState.COMPILING:
+                self.compiling.remove(slot)
+                self.tenants.waits_no_more(slot)
+                for future in sequence.preparation:
+                    future.cancel()
+            else:
+                self._unwait(sequence)
             if not sequence.looked_up:
                 self.transfers.abandoned(sequence.request)
         num_prompt = int(table.num_prompt_tokens[slot])
@@ -165,6 +190,7 @@ class EngineState:
             stop_token_id=stop_token_id,
             transfer_params=transfer_params,
             num_approximate_tokens=sequence.num_approximate_tokens,
+            refusal=refusal,
         )
         self.swapping.forget(sequence)
         self.tenants.leave(slot, sequence.request.tenant)
@@ -246,6 +272,12 @@ class EngineState:
         table.num_computed_tokens[slot] = table.num_blocks[slot] = table.num_hashed_blocks[slot] = 0
         self._wait(sequence, front=True)
 
+    def prepared(self, sequence: Sequence) -> None:
+        """Put a compiling sequence, which counted as waiting already, at the end of the queue."""
+        self.compiling.remove(sequence.slot)
+        sequence.state = SequenceState.WAITING
+        self.waiting.append(sequence.slot)
+
     def park(self, sequence: Sequence) -> None:
         """Set a waiting sequence aside while its KV is loaded."""
         self._unwait(sequence, keep_blocks=True)
@@ -280,6 +312,11 @@ class EngineState:
         table, running = self.table, self.running
         left = table.num_tokens[running] - table.num_computed_tokens[running]
         return self.num_waiting_tokens + int(left.sum())
+
+    @property
+    def num_queued(self) -> int:
+        """Sequences that wait for a step or are compiling."""
+        return len(self.waiting) + len(self.compiling)
 
     def is_waiting(self, slot: int) -> bool:
         """Return whether the slot's sequence waits; False for a slot that is not in use."""

@@ -56,6 +56,8 @@ def verdict_of(life: Life, notes: StepNotes) -> Verdict:
                 num_needed=preemption.num_needed,
                 num_free=preemption.num_free,
             )
+    if slot in notes.compiling:
+        return Verdict(outcome="compiling", reason="the sampler prepares what it asks for, such as a grammar")
     if slot in notes.parked:
         return Verdict(outcome="loading", reason="its KV is being loaded")
     if _place(notes.running, slot) >= 0:

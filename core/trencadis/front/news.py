@@ -23,7 +23,7 @@ class StepNews(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: By index into ``slots``.
         prompt_logprobs: ``index`` is the slot here: a chunk may yield prompt logprobs and no token.
         embeddings: Texts that were embedded since the last step.
-        refused: Ids of requests and texts that an engine elsewhere did not take after all, and why.
+        refused: Ids of requests and texts that the engine did not take after all, and why.
     """
 
     slots: Sequence[int] = ()
@@ -45,7 +45,8 @@ def news_of(deltas: TokenDeltas) -> StepNews:
         slots=deltas.slots.tolist(),
         num_tokens=deltas.num_tokens.tolist(),
         token_ids=deltas.token_ids.tolist(),
-        finished=deltas.finished,
+        finished=tuple([one for one in deltas.finished if one.refusal is None]),
+        refused=tuple([(one.request_id, one.refusal) for one in deltas.finished if one.refusal is not None]),
         logprobs=deltas.logprobs,
         prompt_logprobs=deltas.prompt_logprobs,
         embeddings=deltas.embeddings,

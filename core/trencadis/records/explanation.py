@@ -20,7 +20,7 @@ class Span:
         num_steps: How many; fewer than the numbers span where nothing was planned.
         first_s: When the first was planned, seconds after the request arrived.
         last_s: The same of the last.
-        outcome: ``waited``, ``loading``, ``prefill``, ``decode``, ``held`` (it had its blocks and was given no token), ``preempted``
+        outcome: ``compiling``, ``waited``, ``loading``, ``prefill``, ``decode``, ``held`` (it had its blocks and was given no token), ``preempted``
             or ``failed``.
         reason: In words; empty if there is nothing to add.
         policy: Component that was asked.
@@ -62,7 +62,7 @@ class Explanation:
 
     Attributes:
         request_id: The engine's: one of n completions is ``id/0``.
-        state: ``waiting``, ``loading``, ``running`` or ``finished``.
+        state: ``compiling``, ``waiting``, ``loading``, ``running`` or ``finished``.
         finish_reason: Empty unless it is finished.
         error: Why it failed, if it did.
         num_prompt_tokens: Of the request.

@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import numpy as np
 
+from trencadis.errors import RequestError
 from trencadis.records.arrays import Int32Array
 from trencadis.records.embedding import Embedding
 from trencadis.records.request import FinishReason
@@ -150,6 +151,7 @@ class FinishedSequence:
         stop_token_id: The token that ended it, for ``FinishReason.STOP`` by token, or None.
         transfer_params: Where another engine finds its KV, as the KV connector says; None for nowhere.
         num_approximate_tokens: Prompt tokens whose KV was approximate when it first ran; 0 unless the request asked for it.
+        refusal: Why it was refused before it ran, with ``FinishReason.ERROR``; a client gets this error instead of an output.
     """
 
     request_id: str
@@ -167,6 +169,7 @@ class FinishedSequence:
     stop_token_id: int | None = None
     transfer_params: Mapping[str, Any] | None = None
     num_approximate_tokens: int = 0
+    refusal: RequestError | None = None
 
 
 @attrs.frozen(kw_only=True)

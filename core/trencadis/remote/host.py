@@ -90,6 +90,7 @@ class EngineHost:
                     waker.clear()
                 elif self._engine.is_stalled:
                     self._channel.wait(_TRANSFER_POLL_S if self._engine.num_waiting else _HOLD_POLL_S)
+                    waker.clear()
         finally:
             waker.close()
 
@@ -163,11 +164,23 @@ class EngineHost:
         if self._ended:
             deltas = attrs.evolve(deltas, finished=(*self._ended, *deltas.finished))
             self._ended = []
+        if deltas.finished:
+            deltas = self._without_refused(deltas)
         if len(deltas.slots) or deltas.finished or deltas.prompt_logprobs or deltas.embeddings:
             tickets = [self._ticket_of.pop(finished.request_id) for finished in deltas.finished]
             self._send(step_message(deltas, self._ticket_of_slot, tickets))
             for ticket in tickets:
                 del self._id_of[ticket]
+
+    def _without_refused(self, deltas: TokenDeltas) -> TokenDeltas:
+        """Send the refusals of requests that were taken at first, and return what is left."""
+        refused = [(finished, refusal) for finished in deltas.finished if (refusal := finished.refusal) is not None]
+        for finished, refusal in refused:
+            del self._id_of[self._ticket_of.pop(finished.request_id)]
+            self._send(RefusedMessage(request_id=finished.request_id, fault=fault_of(refusal)))
+        if not refused:
+            return deltas
+        return attrs.evolve(deltas, finished=tuple(one for one in deltas.finished if one.refusal is None))
 
     def _send(self, message: HostMessage) -> None:
         self._channel.send(encode(message), while_waiting=self._wait_for_room)

@@ -21,12 +21,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 import attrs
 
-from trencadis.errors import InvalidRequestError, RequestError, RequestRefusedError
+from trencadis.errors import InvalidRequestError, RequestRefusedError
 from trencadis.interfaces import Vocabulary
 from trencadis.records import StructuredOutput
 from trencadis_plugins.sampling import grammar_trial
@@ -97,13 +97,15 @@ class Grammars:
 
     Args:
         vocabulary: Reads that of the model; called by a thread of the compiler when the first grammar is wanted.
+        max_cpu_s: The most that a trial may take, seconds of CPU, rounded up.
 
     Attributes:
         num_compiled: Grammars that were compiled, or refused, since the start.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, max_cpu_s: float = MAX_CPU_S) -> None:
         self._read = vocabulary
+        self._max_cpu_s = max_cpu_s
         self._loading = threading.Lock()
         self._tokenizer: Any = None
         self._kept: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
@@ -208,7 +210,7 @@ class Grammars:
 
     def _serve(self) -> None:
         """Compile what is queued until nothing is for a while."""
-        trial = _Trial()
+        trial = _Trial(self._max_cpu_s)
         while (job := self._next()) is not None:
             outcome = self._outcome(job, trial)
             with self._changed:
@@ -245,12 +247,8 @@ class Grammars:
     def _outcome(self, job: _Job, trial: _Trial) -> CompiledGrammar | Exception:
         try:
             return self._compiled(job.wanted, trial)
-        except RequestError as error:
-            return error
         except Exception as error:
-            refusal = RequestRefusedError(f"structured output cannot be served now: {type(error).__name__}: {error}")
-            refusal.__cause__ = error
-            return refusal
+            return error
 
     def _compiled(self, wanted: StructuredOutput, trial: _Trial) -> CompiledGrammar:
         library = _llguidance()
@@ -275,18 +273,21 @@ class Grammars:
         return CompiledGrammar(matcher, num_bytes)
 
 
+_RUNNING: Final[set[subprocess.Popen[bytes]]] = set()
+
+
 class _Trial:
     """A process that tries out grammars, started when it is needed and again after it was killed. Used by one thread."""
 
-    _running: set[subprocess.Popen[bytes]] = set()
-
-    def __init__(self) -> None:
+    def __init__(self, max_cpu_s: float) -> None:
+        self._max_cpu_s = max_cpu_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, wanted: StructuredOutput, vocabulary: Vocabulary, eos_token_id: int) -> dict[str, Any]:
         """Return ``grammar`` in the library's form and ``num_bytes``, or ``reason``."""
         process = self._started(vocabulary, eos_token_id)
-        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
         line = json.dumps({"kind": wanted.kind, "text": wanted.text, "choices": wanted.choices}).encode() + b"\n"
         try:
             process.stdin.write(line)
@@ -301,7 +302,7 @@ class _Trial:
         code = process.wait()
         self.close()
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
-            return {"reason": f"it takes longer than {MAX_CPU_S:g} s to compile."}
+            return {"reason": f"it takes longer than {self._max_cpu_s:g} s to compile."}
         if code == -signal.SIGABRT:
             return {"reason": f"it takes more than {MAX_BYTES >> 20} MiB to compile."}
         return {"reason": f"the library crashed (exit code {code})."}
@@ -311,22 +312,31 @@ class _Trial:
         process, self._process = self._process, None
         if process is not None:
             _end(process)
-            self._running.discard(process)
+            _RUNNING.discard(process)
 
     def _started(self, vocabulary: Vocabulary, eos_token_id: int) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended after a grammar that took much memory
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", grammar_trial.__file__],  # by its file: importing the package takes longer than a trial
+                [
+                    sys.executable,
+                    "-P",
+                    grammar_trial.__file__,
+                ],  # by its file: importing the package takes longer than a trial
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
-            self._running.add(self._process)
+            _RUNNING.add(self._process)
             special = [(token, vocabulary.tokens[token].decode("latin-1")) for token in vocabulary.special_token_ids]
-            setup = {"num_tokens": len(vocabulary.tokens), "eos_token_id": eos_token_id, "special": special}
+            setup = {
+                "num_tokens": len(vocabulary.tokens),
+                "eos_token_id": eos_token_id,
+                "special": special,
+                "max_cpu_s": self._max_cpu_s,
+            }
             assert self._process.stdin is not None, "it is a pipe"
             self._process.stdin.write(json.dumps(setup).encode() + b"\n")
         return self._process
@@ -334,8 +344,8 @@ class _Trial:
 
 @atexit.register
 def _end_all() -> None:
-    while _Trial._running:
-        _end(_Trial._running.pop())
+    while _RUNNING:
+        _end(_RUNNING.pop())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

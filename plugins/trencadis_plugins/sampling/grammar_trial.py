@@ -68,8 +68,9 @@ def main() -> None:
     for line in sys.stdin:
         # A signal ends the process when the time is up, whatever it is doing.
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + MAX_CPU_S), hard))
-        print(json.dumps(_tried(llguidance, tokenizer, **json.loads(line))), flush=True)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + setup["max_cpu_s"]), hard))
+        sys.stdout.write(json.dumps(_tried(llguidance, tokenizer, **json.loads(line))) + "\n")
+        sys.stdout.flush()
         if _resident_bytes() > _MAX_KEPT_BYTES:
             return
 

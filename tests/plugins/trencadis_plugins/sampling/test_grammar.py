@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
+import threading
+import time
 
 import attrs
 import pytest
@@ -10,6 +13,7 @@ from trencadis.errors import InvalidRequestError
 from trencadis.interfaces import Vocabulary
 from trencadis.records import StructuredOutput
 from trencadis.text import load_tokenizer, vocabulary_of
+from trencadis_plugins.sampling import grammar
 from trencadis_plugins.sampling.grammar import Grammars, grammars_of
 
 
@@ -20,7 +24,7 @@ def vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def grammars(vocabulary):
-    return Grammars(vocabulary)
+    return Grammars(lambda: vocabulary)
 
 
 def _accepts(grammars, vocabulary, wanted, text):
@@ -46,6 +50,7 @@ def _accepts(grammars, vocabulary, wanted, text):
             ["yes", "no", "", 'a "quoted" \\ text', "two\nlines", "é😀", "<|end|>"],
             ["maybe", "ye"],
         ),
+        (StructuredOutput.choice([f"number {i}" for i in range(5000)]), ["number 0", "number 4999"], ["number 5000"]),
         (StructuredOutput.grammar('start: "a" b\nb: /[0-9]+/'), ["a1", "a23"], ["a", "1"]),
         (StructuredOutput.grammar('root ::= "a" b\nb ::= [0-9]+'), ["a1", "a23"], ["a", "1"]),
         (StructuredOutput.grammar('start: "(" start ")" | "x"'), ["x", "((x))"], ["((x)"]),
@@ -93,22 +98,23 @@ def test_a_schema_that_would_take_long_is_refused(grammars):
         grammars.matcher(StructuredOutput.json_schema({"properties": {f"p{i}": {} for i in range(4000)}}))
 
 
-def test_equal_wishes_are_compiled_once_and_never_share_a_place(vocabulary, monkeypatch):
-    grammars = Grammars(vocabulary)
-    compiled = []
-    once = grammars._compiled
-    monkeypatch.setattr(grammars, "_compiled", lambda wanted: compiled.append(wanted) or once(wanted))
-    first, second = (grammars.matcher(StructuredOutput.regex("ab")) for _ in range(2))
-    assert len(compiled) == 1
+def test_equal_wishes_are_compiled_once_and_never_share_a_place(vocabulary):
+    grammars = Grammars(lambda: vocabulary)
+    futures = [grammars.begin(StructuredOutput.regex("ab")) for _ in range(3)]
+    futures[0].cancel()
+    first, second = (future.result().matcher() for future in futures[1:])
+    assert grammars.begin(StructuredOutput.regex("ab")).done()
+    assert grammars.num_compiled == 1
     first.consume_tokens(list(vocabulary.encode("ab")))
     assert first.is_stopped()
     assert not second.is_stopped()
-    assert grammars_of(vocabulary) is grammars_of(vocabulary)
+    read = functools.cache(lambda: vocabulary)
+    assert grammars_of(read) is grammars_of(read)
 
 
 def test_a_tokenizer_without_an_end_is_refused(vocabulary):
     with pytest.raises(InvalidRequestError, match="no end-of-sequence token"):
-        Grammars(attrs.evolve(vocabulary, eos_token_id=None))
+        Grammars(lambda: attrs.evolve(vocabulary, eos_token_id=None)).matcher(StructuredOutput.json_object())
 
 
 def test_without_the_library_the_extra_is_named(vocabulary, monkeypatch):
@@ -122,4 +128,61 @@ def test_without_the_library_the_extra_is_named(vocabulary, monkeypatch):
     monkeypatch.delitem(sys.modules, "llguidance", raising=False)
     monkeypatch.setattr(builtins, "__import__", fail)
     with pytest.raises(InvalidRequestError, match=r'pip install "trencadis\[structured\]"'):
-        Grammars(vocabulary)
+        Grammars(lambda: vocabulary).matcher(StructuredOutput.json_object())
+
+
+# ------------------------------------------------------------------------------------------- what takes too long
+
+POISON = (
+    StructuredOutput.regex(".*" * 10_000 + "x"),
+    StructuredOutput.json_schema({"type": "integer", "multipleOf": 999_983}),
+)
+
+
+@pytest.mark.parametrize("poison", POISON, ids=lambda one: one.kind)
+def test_what_takes_too_long_to_compile_is_refused_and_python_goes_on_meanwhile(vocabulary, poison):
+    grammars = Grammars(lambda: vocabulary, max_cpu_s=0.5)
+    refused = grammars.begin(poison)
+    num_turns = 0
+    while not refused.done():  # a lock that is held for the trial's time would let this turn once
+        num_turns += 1
+        time.sleep(0.001)
+    assert num_turns > 50
+    with pytest.raises(InvalidRequestError, match=r"cannot be served: it takes longer than 0\.5 s to compile"):
+        refused.result()
+    assert grammars.begin(poison).done()
+    assert grammars.num_compiled == 1
+    assert grammars.matcher(StructuredOutput.regex("ab")).is_accepting() is False
+
+
+def test_another_tenant_does_not_wait_for_one_that_sends_what_takes_long(vocabulary):
+    grammars = Grammars(lambda: vocabulary, max_cpu_s=0.5)
+    poisoned = [grammars.begin(StructuredOutput.regex(".*" * (9_000 + i) + "x"), tenant="greedy") for i in range(4)]
+    own = grammars.begin(StructuredOutput.regex("[a-c]x"), tenant="greedy")
+    grammars.begin(StructuredOutput.regex("[a-c]y"), tenant="other").result()
+    assert not all(future.done() for future in poisoned)
+    for future in poisoned[1:]:
+        future.cancel()
+    assert own.result().matcher()
+
+
+def test_a_thread_without_work_ends_and_its_process_with_it(vocabulary, monkeypatch):
+    monkeypatch.setattr(grammar, "_IDLE_S", 0.01)
+    before = set(threading.enumerate())
+    grammars = Grammars(lambda: vocabulary)
+    pending = grammars.begin(StructuredOutput.regex("ab"))
+    threads = [thread for thread in set(threading.enumerate()) - before if thread.name == "trencadis-grammars"]
+    pending.result()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert grammars._num_threads == 0
+    assert grammars.matcher(StructuredOutput.regex("abc"))
+
+
+def test_a_mask_costs_a_bounded_number_of_steps(grammars, vocabulary):
+    """Without a bound on fuel the library takes a third of a second for each of them."""
+    matcher = grammars.matcher(StructuredOutput.regex("a{1000000}"))
+    matcher.try_consume_tokens(list(vocabulary.encode("a")))
+    matcher.compute_bitmask()
+    assert "too many expressions" in matcher.get_error()

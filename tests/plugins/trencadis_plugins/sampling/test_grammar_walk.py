@@ -30,12 +30,12 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def walk_of(vocabulary):
-    grammars = Grammars(vocabulary)
+    grammars = Grammars(lambda: vocabulary)
 
     def make(wanted, ends=(0,)):
         return GrammarWalk(
             grammars.matcher(wanted),
-            num_tokens=grammars.num_tokens,
+            num_tokens=len(vocabulary.tokens),
             eos_token_id=grammars.eos_token_id,
             end_token_ids=ends,
         )
@@ -119,7 +119,7 @@ def test_a_text_that_no_token_goes_on_with_is_an_error_not_an_empty_mask(vocabul
     lame = attrs.evolve(
         vocabulary, tokens=tuple(t if b"q" not in t else b"" for t in vocabulary.tokens), encode=lambda _: ()
     )
-    grammars = Grammars(lame)
+    grammars = Grammars(lambda: lame)
     walk = GrammarWalk(
         grammars.matcher(StructuredOutput.regex("[ab]q")), num_tokens=4096, eos_token_id=0, end_token_ids=(0,)
     )

@@ -275,10 +275,12 @@ def test_what_fails_ahead_fails_the_step_that_needs_it(make_scene):
 
 def test_what_cannot_be_compiled_is_refused_before_it_runs(vocabulary):
     sampler = StandardSampler(standard_chain("vllm", vocabulary=lambda: vocabulary))
-    sampler.check(SamplingParams(structured=StructuredOutput.regex("a+")))
-    sampler.check(SamplingParams())
+    (compiled,) = sampler.prepare(SamplingParams(structured=StructuredOutput.regex("a+")), tenant="")
+    assert not compiled.result().matcher().is_error()
+    assert sampler.prepare(SamplingParams(), tenant="") == ()
+    (refused,) = sampler.prepare(SamplingParams(structured=StructuredOutput.regex("(a")), tenant="")
     with pytest.raises(InvalidRequestError, match="unclosed group"):
-        sampler.check(SamplingParams(structured=StructuredOutput.regex("(a")))
+        refused.result()
 
 
 def test_a_chain_without_it_refuses_structured_output():
@@ -289,8 +291,9 @@ def test_a_chain_without_it_refuses_structured_output():
 
 def test_without_a_tokenizer_nothing_is_pretended():
     sampler = StandardSampler(standard_chain("vllm"))
+    (refused,) = sampler.prepare(SamplingParams(structured=StructuredOutput.json_object()), tenant="")
     with pytest.raises(ContractError, match="without a tokenizer"):
-        sampler.check(SamplingParams(structured=StructuredOutput.json_object()))
+        refused.result()
 
 
 def test_the_tokenizer_is_read_when_somebody_asks(vocabulary, start):
@@ -298,7 +301,7 @@ def test_the_tokenizer_is_read_when_somebody_asks(vocabulary, start):
     processor = Structured(lambda: reads.append(1) or vocabulary)
     processor.allocate(num_rows=2, vocab_size=VOCAB_SIZE, device=torch.device("cpu"))
     processor.start_row(start(0))
-    processor.check_params(SamplingParams())
+    assert processor.prepare(SamplingParams(), tenant="") == ()
     assert not reads
     processor.start_row(attrs.evolve(start(1, structured=StructuredOutput.json_object())))
     assert reads
