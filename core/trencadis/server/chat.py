@@ -15,7 +15,7 @@ from trencadis.server.errors import ApiError
 from trencadis.server.generation_call import open_call
 from trencadis.server.prompts import check_room, truncated
 from trencadis.server.protocol.chat import ChatRequest
-from trencadis.server.protocol.chat_answers import ChatCompletion
+from trencadis.server.protocol.chat_answers import ChatChunk, ChatCompletion
 from trencadis.server.protocol.openapi import documented
 from trencadis.server.sampling import sampling_params
 
@@ -36,7 +36,7 @@ def make_router() -> APIRouter:
         "/v1/chat/completions",
         create_chat_completion,
         methods=["POST"],
-        responses=documented(ChatCompletion, stream=True),
+        responses=documented(ChatCompletion, stream=ChatChunk),
     )
     return router
 

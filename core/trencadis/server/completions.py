@@ -35,7 +35,10 @@ def make_router() -> APIRouter:
     """Return the route. Pure."""
     router = APIRouter(tags=["generation"])
     router.add_api_route(
-        "/v1/completions", create_completion, methods=["POST"], responses=documented(TextCompletion, stream=True)
+        "/v1/completions",
+        create_completion,
+        methods=["POST"],
+        responses=documented(TextCompletion, stream=TextCompletion),
     )
     return router
 

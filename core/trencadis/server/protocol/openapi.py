@@ -26,16 +26,22 @@ def schema_of(type_: Any) -> dict[str, Any]:
     return resolved
 
 
-def documented(answer: Any, *, stream: bool = False) -> dict[int | str, dict[str, Any]]:
+def documented(answer: Any, *, stream: Any = None) -> dict[int | str, dict[str, Any]]:
     """Return what a route says about its answers. Pure.
 
     Args:
         answer: msgspec type of the answer with status 200.
-        stream: It may be a stream of events instead.
+        stream: msgspec type of an event, if it may be a stream of events instead; None: never.
     """
     content: dict[str, Any] = {"application/json": {"schema": schema_of(answer)}}
-    if stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if stream is not None:
+        # Before OpenAPI 3.2 a stream's schema is that of each event.
+        event = {"anyOf": [schema_of(stream), schema_of(ErrorAnswer)]}
+        chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+        data = {"anyOf": [{"const": "[DONE]"}, chunk]}
+        content["text/event-stream"] = {
+            "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        }
     error = {"application/json": {"schema": schema_of(ErrorAnswer)}}
     answers: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
     return answers | {status: {"description": text, "content": error} for status, text in _ERRORS.items()}

@@ -33,7 +33,10 @@ def test_no_answer_has_a_reference_in_its_schema(answer: Any) -> None:
 
 
 def test_a_route_documents_its_answer_its_stream_and_its_errors() -> None:
-    answers = documented(Outer, stream=True)
+    answers = documented(Outer, stream=Inner)
     assert set(answers) == {200, "4XX", "5XX"}
     assert set(answers[200]["content"]) == {"application/json", "text/event-stream"}
+    event = answers[200]["content"]["text/event-stream"]["schema"]["properties"]["data"]
+    assert event["anyOf"][0] == {"const": "[DONE]"}
+    assert schema_of(Inner) in event["anyOf"][1]["contentSchema"]["anyOf"]
     assert set(documented(Outer)[200]["content"]) == {"application/json"}
