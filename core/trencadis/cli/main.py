@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import trencadis
 from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
 from trencadis.config import Settings, load_config, plugin_rules, settings_of
 from trencadis.config.sources import split_flags
-from trencadis.errors import ConfigError, PluginError, TrencadisError, did_you_mean
+from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.log import configure_logging
 from trencadis.registry import Registry
 
@@ -44,7 +45,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, an error's own (2 for a user's), or 130 after Ctrl-C.
+    """Run the command line and return its exit code: 0, an error's own (2 for a user's, 70 for a bug), or 130 after Ctrl-C.
 
     Args:
         argv: Arguments without the program's name; None: those of this process.
@@ -56,8 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except TrencadisError as error:
         if "--traceback" in arguments:
-            raise
-        print(f"error: {error}", file=sys.stderr)
+            traceback.print_exc()
+        else:
+            print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -66,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader, such as `head`, has gone; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        traceback.print_exc()
+        print(f"error: a bug in Trencadís or in a plugin: {type(error).__name__}: {error}", file=sys.stderr)
+        return InternalError.exit_code
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ import pytest
 import trencadis
 from trencadis.cli import main as run_main
 from trencadis.cli.main import COMMANDS
-from trencadis.errors import ConfigError, InternalError, TrencadisError
+from trencadis.errors import ConfigError, InternalError
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def command(monkeypatch, installed):
                 "internal": InternalError,
                 "ctrl-c": KeyboardInterrupt,
                 "pipe": BrokenPipeError,
+                "crash": ZeroDivisionError,
             }[args.fail]("it broke.")
         return 7
 
@@ -64,9 +65,18 @@ def test_an_internal_error_has_an_exit_code_of_its_own(command):
     assert run_main(["try", "--fail", "internal"]) == InternalError.exit_code != 2
 
 
-def test_a_traceback_is_shown_on_demand(command):
-    with pytest.raises(TrencadisError, match=r"it broke\."):
-        run_main(["try", "--fail", "config", "--traceback"])
+def test_a_traceback_is_shown_on_demand_and_the_exit_code_is_the_same(command, capsys):
+    assert run_main(["try", "--fail", "config", "--traceback"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):")
+    assert "ConfigError: it broke." in shown
+
+
+def test_a_crash_shows_where_it_happened_and_ends_as_a_bug_does(command, capsys):
+    assert run_main(["try", "--fail", "crash"]) == InternalError.exit_code == 70
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):")
+    assert shown.endswith("error: a bug in Trencadís or in a plugin: ZeroDivisionError: it broke.\n")
 
 
 def test_ctrl_c_ends_with_130(command):
