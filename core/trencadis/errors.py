@@ -250,8 +250,11 @@ class EngineEndedError(BackendError):
     """The engine was closed, its process died, or it hung and was killed; the message says which.
 
     Cause: out of memory (the kernel kills the process), a crash in a device library, or a step that never ends.
-    Fix: see the log of the engine; ``server.max_engine_restarts`` has the server start another one.
+    Fix: see the log of the engine. A server starts another one, ``server.max_engine_restarts`` times within
+    ``server.restart_window_s``; after that it ends with this exit code, so that whatever supervises it can act.
     """
+
+    exit_code = 69
 
 
 class InternalError(TrencadisError):

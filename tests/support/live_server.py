@@ -42,6 +42,7 @@ class LiveServer:
         self.supervisor = Supervisor(
             open_llm,
             max_restarts=server.max_engine_restarts,
+            window_s=server.restart_window_s,
             on_restart=metrics.note_restart,
             watch_s=0.02,
             backoff_s=backoff_s,

@@ -71,7 +71,16 @@ class ServerConfig:
         30.0, "After SIGTERM running requests have this long to end.", unit="s", validator=ge(0)
     )
     max_engine_restarts: int = setting(
-        3, "How often an engine that died or hung is started again; 0: never.", validator=ge(0)
+        3,
+        "How often an engine that died or hung is started again within restart_window_s; once more, and the server ends with exit "
+        "code 69. 0: never.",
+        validator=ge(0),
+    )
+    restart_window_s: float = setting(
+        600.0,
+        "The end of an engine counts for so many seconds of service after it; loading is not counted.",
+        unit="s",
+        validator=gt(0),
     )
     allowed_origins: tuple[str, ...] = setting(None, "Origins that browsers may call from (CORS).", factory=tuple)
     observer: str = setting(

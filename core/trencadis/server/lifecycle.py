@@ -93,7 +93,7 @@ class Service:
         """Serve until :meth:`stop` is called.
 
         Raises:
-            TrencadisError: The engine could not be opened.
+            TrencadisError: The engine could not be opened, or has ended too often; requests have been answered.
         """
         http = [
             asyncio.create_task(server.serve(sockets=[listener]))
@@ -103,8 +103,7 @@ class Service:
         stop = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({engine, stop, *http}, return_when=asyncio.FIRST_COMPLETED)
-            if not engine.done():
-                await self._drain()
+            await self._drain()
         finally:
             await self._end(http, engine, stop)
         if not engine.cancelled():

@@ -112,6 +112,7 @@ class OpenServer:
         supervisor = Supervisor(
             functools.partial(AsyncLLM.from_config, config, self._registry),
             max_restarts=config.server.max_engine_restarts,
+            window_s=config.server.restart_window_s,
             on_restart=metrics.note_restart,
             on_open=lambda llm: announce(_readiness(llm)),
         )

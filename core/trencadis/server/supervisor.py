@@ -1,8 +1,8 @@
 """Who owns the engine: opens it beside a server that already listens, watches it, and opens another one when it ends.
 
 loading ─▶ serving ─ends by itself─▶ restarting ─▶ serving
-│                                     └─too often, or impossible─▶ failed
-└─cannot be opened─▶ `run` raises: the server ends and says why
+│                                     └─too often, or impossible─▶ failed: `run` raises, the server ends and says why
+└─cannot be opened─▶ `run` raises as well
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from trencadis.clock import Clock, SystemClock
 from trencadis.errors import ConfigError, EngineEndedError, TrencadisError
 from trencadis.server.errors import EngineUnavailableError
 
@@ -37,14 +38,17 @@ class Supervisor:
 
     Args:
         open_llm: Opens an engine; blocks, and runs on a thread of its own.
-        max_restarts: How often an engine that ended by itself is replaced.
+        max_restarts: How often an engine that ended by itself is replaced within ``window_s``.
+        window_s: For so many seconds of service an end counts; time in which an engine loads does not pass here, so that one that
+            takes long to load and dies at once runs out of restarts, too.
+        clock: Measures service.
         on_restart: Told of each replacement.
         on_open: Told of each engine that has been opened.
         watch_s: How often the engine is looked at, seconds.
-        backoff_s: Pause before the first replacement; doubles with each, up to 30 s.
+        backoff_s: Pause before a replacement; doubles with each end that counts beside the last one, up to 30 s.
 
     Attributes:
-        num_restarts: Replacements so far.
+        num_restarts: Replacements since the start.
         is_serving: An engine is open; set and cleared as it comes and goes.
     """
 
@@ -53,6 +57,8 @@ class Supervisor:
         open_llm: Callable[[], AsyncLLM],
         *,
         max_restarts: int,
+        window_s: float = 600.0,
+        clock: Clock | None = None,
         on_restart: Callable[[], None] = lambda: None,
         on_open: Callable[[AsyncLLM], None] = lambda _: None,
         watch_s: float = _WATCH_S,
@@ -60,6 +66,12 @@ class Supervisor:
     ) -> None:
         self._open_llm = open_llm
         self._max_restarts = max_restarts
+        self._window_s = window_s
+        self._clock = clock or SystemClock()
+        self._served_s = 0.0
+        self._opened_s = 0.0
+        self._ends: list[float] = []
+        """When engines ended, in seconds of service."""
         self._on_restart = on_restart
         self._on_open = on_open
         self._watch_s = watch_s
@@ -80,7 +92,7 @@ class Supervisor:
         if self._llm is None:
             raise self._absence()
         if not self._llm.is_alive:
-            raise self._after(self._llm.failure)()
+            raise self._after(self._llm.failure, num_ends=self._num_recent_ends + 1)()
         return self._llm
 
     @property
@@ -93,6 +105,8 @@ class Supervisor:
 
         Raises:
             TrencadisError: The first engine could not be opened.
+            ConfigError: Another one could not be opened; trying again would be no use.
+            EngineEndedError: Engines ended too often.
         """
         await self._open()
         while not self._closing.is_set():
@@ -115,47 +129,63 @@ class Supervisor:
             await opened.close()
             return
         self._llm = opened
+        self._opened_s = self._clock.now_s()
         self.is_serving.set()
         self._on_open(opened)
 
     async def _replace(self, failure: str) -> None:
-        """Open engines until one stands or there have been too many."""
+        """Open engines until one stands or too many have ended."""
         self.is_serving.clear()
         logger.error("The engine has ended: %s", failure)
+        self._served_s, self._opened_s = self._now_s, self._clock.now_s()
         while not self._closing.is_set():
-            self._absence = self._after(failure)
+            self._ends.append(self._served_s)
+            num_ends = self._num_recent_ends
+            self._absence = self._after(failure, num_ends=num_ends)
             ended, self._llm = self._llm, None
             if ended is not None:
                 await ended.close()
-            if self.num_restarts >= self._max_restarts:
+            if num_ends > self._max_restarts:
                 logger.error("%s", self._absence())
-                return
-            await self._wait(self._pause_s())
+                raise self._absence()
+            await self._wait(self._pause_s(num_ends))
             if self._closing.is_set():
                 return
             self.num_restarts += 1
             self._on_restart()
-            logger.warning("Starting the engine again (%d of %d).", self.num_restarts, self._max_restarts)
+            logger.warning("Starting the engine again (%d of %d).", num_ends, self._max_restarts)
             try:
                 await self._open()
                 return
             except ConfigError as error:
                 # What is wrong with the configuration will not mend itself.
-                self.num_restarts = self._max_restarts
-                failure = str(error)
+                self._absence = _absence("failed", f"The engine cannot be started again: {error}", None)
+                raise
             except TrencadisError as error:
                 failure = str(error)
                 logger.error("The engine could not be started again: %s", failure)
 
-    def _pause_s(self) -> float:
-        return min(self._backoff_s * 2.0**self.num_restarts, _MAX_BACKOFF_S)
+    @property
+    def _now_s(self) -> float:
+        """Seconds of service so far."""
+        return self._served_s + (self._clock.now_s() - self._opened_s if self._llm is not None else 0.0)
 
-    def _after(self, failure: str) -> _Absence:
-        """Return what is raised after an engine has ended. Pure."""
-        if self.num_restarts < self._max_restarts:
-            retry_after_s = self._pause_s() + _LOADING_RETRY_S
+    @property
+    def _num_recent_ends(self) -> int:
+        """How many ends count still."""
+        now_s = self._now_s
+        self._ends = [end_s for end_s in self._ends if now_s - end_s < self._window_s]
+        return len(self._ends)
+
+    def _pause_s(self, num_ends: int) -> float:
+        return min(self._backoff_s * 2.0 ** (num_ends - 1), _MAX_BACKOFF_S)
+
+    def _after(self, failure: str, *, num_ends: int) -> _Absence:
+        """Return what is raised after an engine has ended, the last of ``num_ends`` that count. Pure."""
+        if num_ends <= self._max_restarts:
+            retry_after_s = self._pause_s(num_ends) + _LOADING_RETRY_S
             return _absence("restarting", f"The engine is being started again: {failure}", retry_after_s)
-        limit = f"server.max_engine_restarts = {self._max_restarts}"
+        limit = f"server.max_engine_restarts = {self._max_restarts} within server.restart_window_s = {self._window_s:g}"
         return _absence("failed", f"The engine has ended and is not started again ({limit}): {failure}", None)
 
     async def _wait(self, seconds: float) -> None:

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError, EngineEndedError, ModelLoadError
 from trencadis.server.errors import EngineUnavailableError
 from trencadis.server.supervisor import Supervisor
@@ -118,21 +119,28 @@ def test_an_engine_that_dies_is_replaced_and_counted():
     run(use, garage, on_restart=lambda: restarts.append(1), on_open=opened.append)
 
 
-def test_after_too_many_ends_it_stays_down_and_says_why():
+async def die_again(supervisor, garage, failure="killed by SIGKILL"):
+    """Wait for the newest engine and let it die."""
+    await supervisor.is_serving.wait()
+    supervisor.llm.die(failure)
+    supervisor.is_serving.clear()
+
+
+def test_after_too_many_ends_the_run_ends_and_says_why():
     garage = Garage()
 
     async def use(supervisor, task):
         for number in range(3):
-            await until(lambda number=number: len(garage.opened) == number + 1)
-            await supervisor.is_serving.wait()
-            supervisor.llm.die(f"death {number}")
-            supervisor.is_serving.clear()
-        await until(lambda: garage.opened[2].is_closed)
-        absent = state_of(supervisor)
-        assert (absent.state, absent.retry_after_s) == ("failed", None)
-        assert "server.max_engine_restarts = 2" in str(absent)
-        assert "death 2" in str(absent)
-        assert not task.done()
+            await die_again(supervisor, garage, f"death {number}")
+        absent = state_of(supervisor)  # also before anybody has looked
+        with pytest.raises(EngineUnavailableError) as ended:
+            await task
+        for error in (absent, state_of(supervisor), ended.value):
+            assert (error.state, error.retry_after_s, error.exit_code) == ("failed", None, 69)
+            assert "server.max_engine_restarts = 2 within server.restart_window_s = 600" in str(error)
+            assert "death 2" in str(error)
+        assert len(garage.opened) == 3
+        assert all(engine.is_closed for engine in garage.opened)
 
     run(use, garage)
 
@@ -142,8 +150,68 @@ def test_with_no_restarts_allowed_the_first_death_is_final():
         await supervisor.is_serving.wait()
         supervisor.llm.die()
         assert state_of(supervisor).state == "failed"
+        with pytest.raises(EngineEndedError, match="killed by SIGKILL"):
+            await task
 
     run(use, Garage(), max_restarts=0)
+
+
+def test_ends_that_are_far_apart_never_use_the_restarts_up():
+    clock, garage = SimulatedClock(), Garage()
+
+    async def use(supervisor, task):
+        for _ in range(50):
+            await supervisor.is_serving.wait()
+            clock.advance(61.0)
+            await die_again(supervisor, garage)
+        await supervisor.is_serving.wait()
+        assert supervisor.num_restarts == 50
+
+    run(use, garage, clock=clock, window_s=60.0, max_restarts=1)
+
+
+def test_time_that_engines_take_to_load_forgives_nothing():
+    """Each loads for an hour and dies at once."""
+    clock, garage = SimulatedClock(), Garage()
+
+    def slow():
+        clock.advance(3600.0)
+        return garage()
+
+    async def use(supervisor, task):
+        for _ in range(3):
+            await die_again(supervisor, garage)
+        with pytest.raises(EngineEndedError):
+            await task
+
+    run(use, slow, clock=clock, window_s=60.0)
+
+
+def test_the_pause_grows_with_recent_ends_only():
+    clock, garage = SimulatedClock(), Garage()
+
+    async def use(supervisor, task):
+        pauses = []
+
+        async def wait(seconds):
+            if seconds != supervisor._watch_s:
+                pauses.append(seconds)
+            await asyncio.sleep(0)
+
+        supervisor._wait = wait
+        await supervisor.is_serving.wait()
+        for served_s in (0, 1, 1, 100, 1, 30, 31):
+            clock.advance(served_s)
+            await die_again(supervisor, garage)
+            await until(supervisor.is_serving.is_set)
+        assert pauses == [1.0, 2.0, 4.0, 1.0, 2.0, 4.0, 2.0]
+
+    run(use, garage, clock=clock, window_s=60.0, max_restarts=10, backoff_s=1.0)
+
+
+def test_no_pause_is_longer_than_half_a_minute():
+    supervisor = Supervisor(Garage(), max_restarts=100)
+    assert supervisor._pause_s(50) == 30.0
 
 
 def test_a_replacement_that_cannot_be_opened_is_tried_again():
@@ -158,14 +226,15 @@ def test_a_replacement_that_cannot_be_opened_is_tried_again():
     run(use, garage)
 
 
-def test_a_configuration_that_went_wrong_is_not_tried_again():
+def test_a_configuration_that_went_wrong_is_not_tried_again_and_ends_the_run():
     garage = Garage(None, ConfigError("the file has gone"))
 
     async def use(supervisor, task):
         await supervisor.is_serving.wait()
         supervisor.llm.die()
-        await until(lambda: not garage.faults)
-        await until(lambda: state_of(supervisor).state == "failed")
+        with pytest.raises(ConfigError, match="the file has gone"):
+            await task
+        assert state_of(supervisor).state == "failed"
         assert "the file has gone" in str(state_of(supervisor))
         assert len(garage.opened) == 1
 

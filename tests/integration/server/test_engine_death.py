@@ -20,6 +20,7 @@ from live_server import LiveServer, running
 from paced_backend import VOCAB_SIZE, opener
 from raw_client import RawClient, body_of, status_of
 
+from trencadis.errors import EngineEndedError
 from trencadis_testing.fakes import fake_text
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine in Linux's /proc")
@@ -93,18 +94,20 @@ def test_an_engine_that_dies_or_hangs_is_replaced(server, number, sent, word):
     assert (server.admission.num_requests, server.admission.num_waiting_tokens) == (0, 0)
 
 
-def test_after_too_many_deaths_health_says_why_and_metrics_are_still_there(server):
-    (pid,) = engine_pids()
-    os.kill(pid, signal.SIGKILL)
-    server.wait_until(lambda: server.supervisor._llm is None)
-    health = httpx.get(f"{server.url}/health")
-    assert (health.status_code, health.json()["status"]) == (503, "failed")
-    assert "SIGKILL" in health.json()["reason"]
-    assert health.headers["x-should-retry"] == "false"
-    answer = httpx.post(f"{server.url}{PATH}", json=SHORT)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
-    assert "trencadis_engine_up 0.0" in httpx.get(f"{server.url}/metrics").text
-    assert not engine_pids()
+def test_after_too_many_deaths_the_server_answers_and_ends_with_the_reason() -> None:
+    server = LiveServer(opener(step_s=0.02, placement="process"), max_engine_restarts=0)
+    server.start()
+    with RawClient(server.port) as waiting:
+        waiting.post(PATH, {**LONG, "stream": False})
+        server.wait_until(lambda: server.supervisor.llm.num_live == 1)
+        os.kill(pid_of(server), signal.SIGKILL)
+        answer = waiting.read_all()
+    server.join()
+    assert status_of(answer) == 503
+    assert "SIGKILL" in json.loads(body_of(answer))["error"]["message"]
+    assert isinstance(server.error, EngineEndedError)
+    assert server.error.exit_code == 69
+    assert "SIGKILL" in str(server.error)
 
 
 def pid_of(server: LiveServer) -> int:

@@ -54,7 +54,9 @@ async def run_batch(
             (output if line.is_ok else errors).write(line)
 
         supervisor = Supervisor(
-            functools.partial(AsyncLLM.from_config, config, registry), max_restarts=config.server.max_engine_restarts
+            functools.partial(AsyncLLM.from_config, config, registry),
+            max_restarts=config.server.max_engine_restarts,
+            window_s=config.server.restart_window_s,
         )
         app = make_app(make_context(config, supervisor))
 
@@ -84,7 +86,7 @@ async def _running(supervisor: Supervisor) -> AsyncIterator[None]:
     finally:
         ready.cancel()
         await supervisor.close()
-        await asyncio.wait({engine})
+        await asyncio.gather(engine, return_exceptions=True)  # it has ended for good: the runner has said so
 
 
 def _check_files(files: list[Path]) -> None:
