@@ -116,7 +116,7 @@ def test_a_value_that_is_a_table_stays_whole(settings):
         ),
         (
             {"plugins": {"x": 1}},
-            "[plugins] x (from serve.toml): no such key. The table has: blocked.",
+            "[plugins] x (from serve.toml): no such key. The table has: blocked, strict.",
         ),
         (
             {"bucketing": {"tiels": {"limit": 1}}},
