@@ -20,8 +20,9 @@ from trencadis.engine.drafting import Speculation
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.engine.first_token_terms import SamplingTerms
+from trencadis.engine.request_check import check_honoured
 from trencadis.engine.switch import SchedulingSwitch
-from trencadis.errors import CapabilityError, ConfigValueError
+from trencadis.errors import CapabilityError, ConfigValueError, ContractError
 from trencadis.interfaces import (
     AcceptanceRule,
     Backend,
@@ -32,7 +33,7 @@ from trencadis.interfaces import (
     Sampler,
     SupportsPreparation,
 )
-from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams
+from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams, parameters_in
 from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import Phases, rare_collections
@@ -89,6 +90,7 @@ def _build(
     registry.configure(config)
     plan = resolve_plan(config, registry)
     registry.warn_of_broken()
+    _warn_of_silent_sampler(plan)
     context = ComponentContext(
         clock=clock,
         seed=config.engine.seed,
@@ -120,6 +122,17 @@ def _build(
     return engine
 
 
+def _warn_of_silent_sampler(plan: ResolvedPlan) -> None:
+    component = plan.choices["sampling"].component
+    if component.component.interface_version < 2:
+        logger.warning(
+            "%s was written for version 1 of its interface and does not state which parameters of requests it honours: those that it "
+            "does not know have no effect. %s",
+            component,
+            component.provenance.remedy,
+        )
+
+
 def _source(config: Config) -> ModelSource:
     model = config.model
     return ModelSource(
@@ -141,6 +154,7 @@ class _Builder:
         self._context = attrs.evolve(context, make=self._make_inner)
         self._judge: Sampler | None = None
         self.device_label = ""
+        self._honoured: frozenset[str] | None = None
 
     def make(self, choice: Choice) -> Any:
         return self._registry.build(choice.component, choice.options, self._context)
@@ -242,10 +256,30 @@ class _Builder:
         self._judge = self._judge or self._sampler(0)
         return self._judge
 
+    def _honoured_by(self, sampler: Sampler) -> frozenset[str] | None:
+        """Return the parameters that a sampler honours; None if it is of a version that did not state them.
+
+        Raises:
+            ContractError: It states what is no parameter.
+        """
+        component = self._plan.choices["sampling"].component
+        if component.component.interface_version < 2 and not sampler.honours:
+            return None
+        try:
+            return parameters_in(sampler.honours)
+        except ValueError as error:
+            raise ContractError(
+                f"{component} states in `honours`: {error}.", hint=component.provenance.remedy
+            ) from error
+
     def _check_params(self, params: SamplingParams) -> None:
-        """Let a sampler judge that is in this process, which the backend's need not be; made when a request needs it."""
-        if params.logits_processors or params.structured is not None:
-            self._judging().check(params)
+        """Refuse what the sampler does not honour. A request of defaults needs no sampler in this process, and makes none."""
+        if not (params.asked or params.logits_processors or params.structured is not None):
+            return
+        sampler = self._judging()
+        if self._honoured is not None:
+            check_honoured(params, self._honoured, str(self._plan.choices["sampling"].component))
+        sampler.check(params)
 
     def _prepare(self, params: SamplingParams, tenant: str) -> tuple[Future[Any], ...]:
         """Have the sampler in this process begin what it needs for a request; made when a request needs it."""
@@ -269,6 +303,7 @@ class _Builder:
 
     def _sampler(self, rank: int) -> Sampler:
         sampler: Sampler = self.make(self._plan.choices["sampling"])
+        self._honoured = self._honoured_by(sampler)
         return sampler
 
     def _observers(self) -> tuple[tuple[str, Observer], ...]:

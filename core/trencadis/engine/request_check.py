@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from trencadis.errors import InvalidRequestError, PromptTooLongError
 from trencadis.records import Request, SamplingParams
+from trencadis.records.plain import shown
 
-__all__ = ["check_request"]
+__all__ = ["check_honoured", "check_request"]
 
 
 def check_request(request: Request, *, vocab_size: int, max_model_len: int, eos_token_ids: Iterable[int]) -> None:
@@ -74,3 +75,24 @@ def _check_choice(params: SamplingParams, vocab_size: int, eos_token_ids: Iterab
             hint="Allow another token, or leave min_tokens out.",
             field="min_tokens",
         )
+
+
+def check_honoured(params: SamplingParams, honoured: frozenset[str], sampler: str) -> None:
+    """Refuse parameters that would have no effect. Pure.
+
+    Args:
+        params: Of a request.
+        honoured: Parameters that the sampler honours, ``parameters_in`` of what it states.
+        sampler: Its component, for the message.
+
+    Raises:
+        InvalidRequestError: The sampler does not honour one of those that the request asks for; names both.
+    """
+    for name in params.asked:
+        if name not in honoured:
+            field = "temperature" if name == "greedy" else name
+            raise InvalidRequestError(
+                f"{field} = {shown(getattr(params, field))}: this engine's {sampler} does not honour it.",
+                hint='Leave the field out, or ask the operator for a sampler that does, such as [sampling] name = "standard".',
+                field=field,
+            )

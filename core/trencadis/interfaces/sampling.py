@@ -31,7 +31,9 @@ __all__ = [
     "SupportsPreparation",
 ]
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
+"""2: a sampler states which parameters it honours, and requests that ask for others are refused. One of version 1 gets every
+parameter, as before, and an engine warns of it when it starts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -132,6 +134,7 @@ class LogitsProcessor(ABC):
             first few may come to count.
         has_state: What it does depends on more than parameters, history and position: on what ``commit`` told it. The state is
             kept by position, so that tokens that are taken back take their state with them.
+        honours: Parameters of requests that it applies, as :attr:`Sampler.honours` has them.
         rebuilds_state: ``start_row`` makes the same state anew from the tokens of a sequence, so that whoever chose them may have
             been another engine.
     """
@@ -142,6 +145,7 @@ class LogitsProcessor(ABC):
     takes_branches: bool = False
     speculation_safe: bool = True
     has_state: bool = False
+    honours: frozenset[str] = frozenset()
     rebuilds_state: bool = False
 
     def check(self, arguments: Mapping[str, Any]) -> None:
@@ -241,7 +245,15 @@ class SupportsPreparation(ABC):
 
 
 class Sampler(ABC):
-    """Chooses tokens. Lives with the backend, in its process and on its thread."""
+    """Chooses tokens. Lives with the backend, in its process and on its thread.
+
+    Attributes:
+        honours: Which parameters of requests have their effect: names of groups or single parameters of
+            ``trencadis.records.PARAMETER_GROUPS``. A request that asks for another one is refused before it runs anywhere. May be set
+            when the sampler is made; constant afterwards. The default: none, so that every request must have the defaults.
+    """
+
+    honours: frozenset[str] = frozenset()
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
         """Be told, before ``allocate``, that every new run of operations costs a compilation.
@@ -258,7 +270,8 @@ class Sampler(ABC):
     def check(self, params: SamplingParams) -> None:
         """Refuse parameters that this sampler cannot honour. Pure; called in the engine's process, before ``allocate``.
 
-        Only requests that name processors of their own or ask for structured output are checked. The default has neither.
+        Called for every request that is not one of defaults, after :attr:`honours` was compared with it. The default refuses
+        processors that requests name, and structured output.
 
         Raises:
             InvalidRequestError: A processor is named that there is not, or with arguments that it does not take; or the structure

@@ -24,7 +24,7 @@ from trencadis.records.output import (
 )
 from trencadis.records.plan import DraftLaws, Drafts, Plan
 from trencadis.records.request import DEFAULT_TERMS, MAX_TRANSFER_BYTES, FinishReason, Request, RequestTerms
-from trencadis.records.sampling import MAX_LOGPROBS, SamplingParams
+from trencadis.records.sampling import MAX_LOGPROBS, PARAMETER_GROUPS, SamplingParams, parameters_in
 from trencadis.records.stats import StepStats
 from trencadis.records.step_time import StepTime
 from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS, StructuredOutput
@@ -34,6 +34,7 @@ __all__ = [
     "MAX_TRANSFER_BYTES",
     "MAX_LOGPROBS",
     "MAX_STRUCTURE_CHARACTERS",
+    "PARAMETER_GROUPS",
     "Batch",
     "BeamSearchParams",
     "BoolArray",
@@ -82,5 +83,6 @@ __all__ = [
     "UnifiedBucket",
     "UnifiedShape",
     "WarmUpReport",
+    "parameters_in",
     "read_only",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ from trencadis.errors import InvalidRequestError
 from trencadis.records.plain import check_plain, is_text, shown
 from trencadis.records.structured import StructuredOutput
 
-__all__ = ["MAX_INT", "MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["MAX_INT", "MAX_LOGPROBS", "PARAMETER_GROUPS", "SamplingParams", "parameters_in"]
 
 MAX_LOGPROBS = 50
 """The most alternatives a request may ask for at one position."""
@@ -21,6 +21,48 @@ MAX_INT = 2**31 - 1
 """The largest count: engines keep them in 32 bits."""
 _LEAST_FLOAT, _MAX_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Engines compute in float32: a smaller number would be 0 there, a larger one infinite."""
+
+
+PARAMETER_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "temperature": ("greedy", "temperature"),
+    "truncation": ("top_k", "top_p", "min_p"),
+    "cutoffs": ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "xtc_probability"),
+    "mirostat": ("mirostat_mode",),
+    "masks": ("allowed_token_ids", "bad_token_ids"),
+    "runs": ("bad_words_ids", "no_repeat_ngram_size"),
+    "min_tokens": ("min_tokens",),
+    "logit_bias": ("logit_bias",),
+    "penalties": ("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    "dry": ("dry_multiplier",),
+    "logprobs": ("logprobs",),
+}
+"""Parameters that a sampler must know of to honour them, by group.
+
+Each is a field of :class:`SamplingParams` that switches something on; further fields of that thing, such as ``dry_base``, are not
+listed. ``greedy`` stands for a temperature below 1e-5. What is not here (``stop``, ``max_tokens``, ``seed`` ...) is the engine's, or part of every sampler's contract;
+``structured`` and ``logits_processors`` are for ``Sampler.check``.
+"""
+
+_OF_DRAWS = frozenset({*PARAMETER_GROUPS["truncation"], *PARAMETER_GROUPS["cutoffs"], *PARAMETER_GROUPS["mirostat"]})
+"""What changes only draws: a greedy request that has them asks for nothing."""
+
+
+def parameters_in(names: Iterable[str]) -> frozenset[str]:
+    """Return the parameters that names of parameters and of groups stand for. Pure.
+
+    Args:
+        names: Each a key of ``PARAMETER_GROUPS``, which stands for its whole group, or one parameter in a group.
+
+    Raises:
+        ValueError: A name that is neither.
+    """
+    known = frozenset(name for group in PARAMETER_GROUPS.values() for name in group)
+    found: set[str] = set()
+    for name in names:
+        if name not in PARAMETER_GROUPS and name not in known:
+            raise ValueError(f"{name!r} is no parameter that a sampler honours; groups: {', '.join(PARAMETER_GROUPS)}")
+        found.update(PARAMETER_GROUPS.get(name, (name,)))
+    return frozenset(found)
 
 
 def _refuse(name: str, value: object, allowed: str) -> None:
@@ -252,6 +294,22 @@ class SamplingParams:
         """True if the most likely token is always chosen (temperature below 1e-5)."""
         return self.temperature < 1e-5
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Parameters of ``PARAMETER_GROUPS`` that change something, in the order of the groups; () for a request of defaults. O(1).
+
+        A greedy request asks for nothing that changes draws alone.
+        """
+        is_greedy = self.is_greedy
+        found = ["greedy"] if is_greedy else []
+        for name, neutral in _NEUTRAL:
+            value = getattr(self, name)
+            if value == neutral or (name == "top_k" and value == -1):
+                continue
+            if not is_greedy or (name not in _OF_DRAWS and name != "temperature"):
+                found.append(name)
+        return tuple(found)
+
     def token_id_outside(self, vocab_size: int) -> tuple[str, int] | None:
         """Return a field that names a token id of ``vocab_size`` or more, and that id; None: there is none. Pure."""
         listed = {
@@ -267,3 +325,8 @@ class SamplingParams:
             if largest >= vocab_size:
                 return name, largest
         return None
+
+
+_NEUTRAL = tuple(
+    (name, getattr(SamplingParams(), name)) for group in PARAMETER_GROUPS.values() for name in group if name != "greedy"
+)

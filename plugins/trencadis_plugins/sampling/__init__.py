@@ -19,14 +19,14 @@ def trencadis_samplers() -> Iterable[Component]:
         factory=_make_standard,
         config=StandardConfig,
         summary="Masks, bias, penalties, temperature, min-p, top-k and top-p, with draws seeded per request.",
-        interface_version=1,
+        interface_version=2,
         provides=frozenset({"sampling.laws"}),
     )
     yield Component(
         name="greedy",
         factory=_make_greedy,
-        summary="Always the most likely token, whatever the request asks for.",
-        interface_version=1,
+        summary="Always the most likely token; refuses requests that ask for anything else.",
+        interface_version=2,
         provides=frozenset({"sampling.laws"}),
     )
 

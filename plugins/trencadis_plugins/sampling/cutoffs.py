@@ -21,6 +21,7 @@ class EpsilonCutoff(RowProcessor):
     Source: Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022, section 3.2.
     """
 
+    honours = frozenset({"epsilon_cutoff"})
     argmax_invariant = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -46,6 +47,7 @@ class EtaCutoff(RowProcessor):
     Source: Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022, section 4.
     """
 
+    honours = frozenset({"eta_cutoff"})
     argmax_invariant = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

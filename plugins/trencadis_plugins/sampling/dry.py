@@ -30,6 +30,7 @@ class Dry(RowProcessor):
     Source: p-e-w, "DRY: a modern repetition penalty", text-generation-webui pull request 5677, 2024.
     """
 
+    honours = frozenset({"dry"})
     needs_history = True
     takes_branches = True
 

@@ -18,10 +18,11 @@ __all__ = ["GreedySampler"]
 class GreedySampler(Sampler):
     """Always chooses the most likely token, the lowest id among equals.
 
-    Temperature, truncation, masks, bias and penalties of a request have no effect; log-probabilities are reported. For
-    measurements in which sampling must cost nothing and every run must give the same text.
+    Requests that ask for another temperature than 0 or the default, for masks, bias or penalties are refused; log-probabilities are
+    reported. For measurements in which sampling must cost nothing and every run must give the same text.
     """
 
+    honours = frozenset({"greedy", "logprobs"})
     _is_static = False
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
@@ -57,7 +58,7 @@ class GreedySampler(Sampler):
         return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))
 
     def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
-        """Return True: no parameter has an effect."""
+        """Return True: no parameter that is accepted has an effect."""
         return True
 
     def goes_on(self, params: SamplingParams) -> bool:

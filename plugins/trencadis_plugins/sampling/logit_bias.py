@@ -15,6 +15,8 @@ __all__ = ["LogitBias"]
 class LogitBias(RowMask):
     """Adds ``logit_bias``; a masked token stays masked."""
 
+    honours = frozenset({"logit_bias"})
+
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)

@@ -20,6 +20,7 @@ class MinP(RowProcessor):
     Source: Nguyen et al., "Turning up the heat: min-p sampling", 2024, section 3.
     """
 
+    honours = frozenset({"min_p"})
     argmax_invariant = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

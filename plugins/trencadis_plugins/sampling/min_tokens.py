@@ -18,6 +18,8 @@ class MinTokens(RowMask):
     Structured output may be complete before that: where nothing but the end is left, it stays.
     """
 
+    honours = frozenset({"min_tokens"})
+
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)

@@ -30,6 +30,7 @@ class Mirostat(RowProcessor):
     second algorithm of the authors' code.
     """
 
+    honours = frozenset({"mirostat"})
     argmax_invariant = True
     has_state = True
 

@@ -46,6 +46,8 @@ class StandardSampler(Sampler, SupportsPreparation):
 
     def __init__(self, chain: Sequence[LogitsProcessor], *, reports_processed: bool = False) -> None:
         self._chain = tuple(chain)
+        # Rows that are greedy and log-probabilities need no processor.
+        self.honours = frozenset({"greedy", "logprobs"}).union(*(processor.honours for processor in self._chain))
         self._reports_processed = reports_processed
         self._static: StaticChain | None = None
         self._moves = np.array([not processor.argmax_invariant for processor in self._chain], np.bool_)

@@ -15,6 +15,7 @@ __all__ = ["Temperature"]
 class Temperature(RowProcessor):
     """Divides the logits by the temperature; greedy rows never come here."""
 
+    honours = frozenset({"temperature"})
     argmax_invariant = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

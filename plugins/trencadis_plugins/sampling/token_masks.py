@@ -15,6 +15,8 @@ __all__ = ["AllowedTokens", "BadTokens"]
 class AllowedTokens(RowMask):
     """Masks every token but ``allowed_token_ids``."""
 
+    honours = frozenset({"allowed_token_ids"})
+
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
@@ -45,6 +47,8 @@ class AllowedTokens(RowMask):
 
 class BadTokens(RowMask):
     """Masks ``bad_token_ids``."""
+
+    honours = frozenset({"bad_token_ids"})
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""

@@ -21,6 +21,7 @@ class NoRepeatNgram(RowProcessor):
     transformers.
     """
 
+    honours = frozenset({"no_repeat_ngram_size"})
     needs_history = True
     takes_branches = True
 
@@ -60,6 +61,7 @@ class BadWords(RowProcessor):
     Source: transformers, ``NoBadWordsLogitsProcessor``.
     """
 
+    honours = frozenset({"bad_words_ids"})
     needs_history = True
     takes_branches = True
 

@@ -19,6 +19,7 @@ class TopK(RowProcessor):
     transformers and vLLM.
     """
 
+    honours = frozenset({"top_k"})
     argmax_invariant = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

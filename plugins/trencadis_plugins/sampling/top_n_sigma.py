@@ -21,6 +21,7 @@ class TopNSigma(RowProcessor):
     llama.cpp does.
     """
 
+    honours = frozenset({"top_n_sigma"})
     argmax_invariant = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

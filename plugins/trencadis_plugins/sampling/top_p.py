@@ -31,6 +31,7 @@ class TopP(RowProcessor):
     of transformers and vLLM.
     """
 
+    honours = frozenset({"top_p"})
     argmax_invariant = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:

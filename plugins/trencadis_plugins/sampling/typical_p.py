@@ -26,6 +26,8 @@ class TypicalP(RowProcessor):
     Source: Meister et al., "Locally typical sampling", 2023, section 4; ties as transformers.
     """
 
+    honours = frozenset({"typical_p"})
+
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)

@@ -23,6 +23,8 @@ class Xtc(RowProcessor):
     Source: p-e-w, "Exclude Top Choices (XTC)", text-generation-webui pull request 6335, 2024.
     """
 
+    honours = frozenset({"xtc_probability"})
+
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)

@@ -111,6 +111,43 @@ def test_processors_that_a_request_names_are_judged_by_the_sampler_before_it_run
     engine.close()
 
 
+class _OfVersion1:
+    """A plugin whose sampler was written before samplers stated which parameters they honour."""
+
+    @hookimpl
+    def trencadis_samplers(self):
+        yield Component(
+            name="old", factory=lambda config, context: _Unsaid(), summary="Of a test.", interface_version=1
+        )
+
+
+class _Unsaid(_Picky):
+    def check(self, params):
+        """Refuse nothing."""
+
+
+def test_a_sampler_of_version_1_gets_every_parameter_and_is_warned_of_at_the_start(fake_house, caplog) -> None:
+    config, registry = fake_house()
+    registry.register(_OfVersion1())
+    engine = build_engine(attrs.evolve(config, sampling=NounConfig(name="old")), registry=registry)
+    engine.add(Request(request_id="it", prompt_token_ids=(1, 2), params=SamplingParams(top_k=3)))
+    engine.close()
+    (warning,) = [record.getMessage() for record in caplog.records if "version 1" in record.getMessage()]
+    assert warning.startswith('sampling component "old" of ')
+    assert "have no effect" in warning
+
+
+def test_a_sampler_that_states_nothing_is_asked_for_nothing(fake_house) -> None:
+    config, registry = fake_house()
+    config = attrs.evolve(config, sampling=NounConfig(name=f"{__name__}:_Unsaid"))
+    engine = build_engine(config, registry=registry)
+    engine.add(Request(request_id="plain", prompt_token_ids=(1, 2), params=SamplingParams(seed=3)))
+    with pytest.raises(InvalidRequestError, match=r"top_k = 3: .*_Unsaid.* does not honour it") as caught:
+        engine.add(Request(request_id="it", prompt_token_ids=(1, 2), params=SamplingParams(top_k=3)))
+    assert caught.value.field == "top_k"
+    engine.close()
+
+
 class _ReadsLaws(AcceptanceRule):
     """By import path nothing says beforehand that it does."""
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records import SamplingParams
+from trencadis.records import PARAMETER_GROUPS, SamplingParams, parameters_in
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,18 @@ def test_a_refusal_knows_its_field() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(min_tokens=9, max_tokens=3)
     assert caught.value.field == "min_tokens"
+
+
+def test_names_of_groups_and_of_parameters_are_read_and_others_refused() -> None:
+    assert parameters_in(["truncation", "logprobs"]) == {"top_k", "top_p", "min_p", "logprobs"}
+    assert parameters_in(["temperature", "greedy"]) == {"greedy", "temperature"}
+    assert parameters_in(["top_k"]) == {"top_k"}
+    with pytest.raises(ValueError, match="'max_tokens' is no parameter that a sampler honours; groups: temperature"):
+        parameters_in(["max_tokens"])
+
+
+def test_the_page_of_samplers_has_every_group_with_its_parameters() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "plugins" / "sampling.md").read_text()
+    for group, names in PARAMETER_GROUPS.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{group}` |") and line.count("|") == 3]
+        assert all(f"`{name}`" in line for name in names)

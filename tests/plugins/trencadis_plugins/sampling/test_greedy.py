@@ -11,8 +11,6 @@ from trencadis_testing.sampling import SamplingConformance
 
 
 class TestGreedySampler(SamplingConformance):
-    honours = frozenset({"logprobs"})
-
     def make(self) -> GreedySampler:
         return GreedySampler()
 

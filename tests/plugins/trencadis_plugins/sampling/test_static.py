@@ -33,8 +33,6 @@ class TestStaticSampler(SamplingConformance):
 
 
 class TestStaticGreedy(SamplingConformance):
-    honours = frozenset()
-
     def make(self):
         sampler = GreedySampler()
         sampler.use_static_shapes()
