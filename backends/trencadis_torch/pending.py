@@ -114,9 +114,13 @@ class TorchStep:
             tokens: dict[int, Int32Array] = {}
             for one, (ids, numbers) in zip(self._emitted, self._on_host, strict=True):
                 self._collect(one, ids, numbers, counts, tokens)
+            row_errors = tuple(error for one in self._emitted for error in one.row_errors)
+            for error in row_errors:
+                counts[error.index] = 0
+                del tokens[error.index]
             prompt_logprobs = [record for prompt in self._prompts for record in prompt.records()]
-        except RuntimeError as error:
-            raise StepFailedError(f"backend {self._backend}: {error}") from error
+        except RuntimeError as failure:
+            raise StepFailedError(f"backend {self._backend}: {failure}") from failure
         runs = [tokens[index] for index in sorted(tokens)]
         prompt_logprobs.sort(key=lambda record: (record.index, record.position))
         return StepOutput(
@@ -128,6 +132,7 @@ class TorchStep:
             device_s=device_s,
             num_compilations=self.num_compilations,
             missed_layers=self._missed_layers,
+            row_errors=row_errors,
             step=self._step,
         )
 

@@ -19,7 +19,7 @@ from trencadis.interfaces import (
     SamplingContext,
     Verification,
 )
-from trencadis.records import DraftLaws, Drafts, Int32Array, Pass, Phase
+from trencadis.records import DraftLaws, Drafts, Int32Array, Pass, Phase, RowError
 from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows
 from trencadis_torch.trees import DraftTrees
@@ -141,6 +141,7 @@ class Emitted:
         num_emitted: int64 ``[S']``; None: one each.
         logprobs: Of sequences that asked: index in the plan, step, position, and the sampler's entry.
         paths: Node of each accepted draft, int64 ``[S', K - 1]``; None: drafts did not branch.
+        row_errors: Sequences that the sampler had no token for: index in the plan, and why. Their tokens do not count.
     """
 
     indices: Int32Array
@@ -148,6 +149,7 @@ class Emitted:
     num_emitted: torch.Tensor | None
     logprobs: tuple[tuple[int, int, int, SampledLogprobs], ...]
     paths: torch.Tensor | None = None
+    row_errors: tuple[RowError, ...] = ()
 
 
 def emit(
@@ -183,6 +185,7 @@ def emit(
         num_emitted=None if walked is None else walked.num_accepted + 1,
         logprobs=_located(sampled.logprobs, plan, one, walked),
         paths=None if walked is None or plan.trees is None else walked.nodes,
+        row_errors=_located_errors(sampled.row_errors, plan, one, walked),
     )
 
 
@@ -324,4 +327,20 @@ def _located(
             s, k = where[entry.index]
             index = int(one.indices[plan.sequences[s]])
             found.append((index, k, plan.context.positions[entry.index] + 1, entry))
+    return tuple(found)
+
+
+def _located_errors(
+    errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, walked: Walked | None
+) -> tuple[RowError, ...]:
+    """Return the errors of logits rows as errors of sequences; what is wrong at a draft that the walk did not reach is none."""
+    if not errors:
+        return ()
+    messages = {error.index: error.message for error in errors}
+    found = []
+    for s, sequence in enumerate(plan.sequences.tolist()):
+        nodes = [0] if walked is None else [0, *walked.nodes[s, : int(walked.num_accepted[s])].tolist()]
+        wrong = [messages[entry] for entry in plan.entries[s, nodes].tolist() if entry in messages]
+        if wrong:
+            found.append(RowError(index=int(one.indices[sequence]), message=wrong[0]))
     return tuple(found)

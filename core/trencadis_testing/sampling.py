@@ -112,10 +112,10 @@ class _Desk:
     def refusal(self, logits: Sequence[float] | np.ndarray, row: int) -> str:
         """Return the message of the refusal; empty if a token was chosen."""
         try:
-            self.one(logits, row)
+            sampled = self.sampled(np.array([logits]), [row], [0])
         except (ValueError, TrencadisError) as error:
             return str(error)
-        return ""
+        return "; ".join(error.message for error in sampled.row_errors)
 
 
 class SamplingConformance:

@@ -67,7 +67,8 @@ class Scene:
         context = SamplingContext(
             rows=tuple(row for row, _ in places), positions=tuple(place for _, place in places), tokens=self.tokens
         )
-        chosen = self.sampler.sample(logits, context).token_ids.tolist()
+        sampled = self.sampler.sample(logits, context)
+        self.row_errors, chosen = sampled.row_errors, sampled.token_ids.tolist()
         self.num_steps += 1
         emitted = {}
         for row, first, guesses in asked:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records import RowStart, SamplingParams
+from trencadis.records import RowError, RowStart, SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -88,10 +88,12 @@ class Sampled:
     Attributes:
         token_ids: int64 ``[L]`` on the device of the logits.
         logprobs: For the logits rows of sequences that asked.
+        row_errors: Logits rows that no token could be chosen for; what stands at their places counts for nothing, but must be a token.
     """
 
     token_ids: torch.Tensor
     logprobs: tuple[SampledLogprobs, ...] = ()
+    row_errors: tuple[RowError, ...] = ()
 
 
 class Laws(Protocol):
@@ -251,9 +253,13 @@ class Sampler(ABC):
         honours: Which parameters of requests have their effect: names of groups or single parameters of
             ``trencadis.records.PARAMETER_GROUPS``. A request that asks for another one is refused before it runs anywhere. May be set
             when the sampler is made; constant afterwards. The default: none, so that every request must have the defaults.
+        isolates_rows: A promise: what concerns one row is reported in ``Sampled.row_errors`` and nothing is raised for it, and
+            ``context.tokens`` is not written to. Without it the engine hands out copies, and finds the rows at fault by sampling each
+            sequence alone after a call that raised.
     """
 
     honours: frozenset[str] = frozenset()
+    isolates_rows: bool = False
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
         """Be told, before ``allocate``, that every new run of operations costs a compilation.

@@ -14,7 +14,7 @@ from trencadis.interfaces import LogitsProcessor, Vocabulary
 from trencadis_plugins.sampling.config import PRESETS
 from trencadis_plugins.sampling.cutoffs import EpsilonCutoff, EtaCutoff
 from trencadis_plugins.sampling.dry import Dry
-from trencadis_plugins.sampling.elsewhere import processor_from
+from trencadis_plugins.sampling.elsewhere import IsolatedProcessor, processor_from
 from trencadis_plugins.sampling.logit_bias import LogitBias
 from trencadis_plugins.sampling.min_p import MinP
 from trencadis_plugins.sampling.min_tokens import MinTokens
@@ -125,7 +125,7 @@ def _processor(name: str, vocabulary: Callable[[], Vocabulary]) -> LogitsProcess
             f"{', '.join(_BUILT_IN)}.{did_you_mean(name, _BUILT_IN)}",
             hint="Or give an import path, package.module:Class, or install the package whose entry point has this name.",
         )
-    return processor
+    return IsolatedProcessor(processor, name)
 
 
 def _with_names_of_their_own(chain: tuple[LogitsProcessor, ...]) -> tuple[LogitsProcessor, ...]:
@@ -134,7 +134,11 @@ def _with_names_of_their_own(chain: tuple[LogitsProcessor, ...]) -> tuple[Logits
         other = seen.setdefault(processor.name, processor) if processor.name else processor
         if other is not processor:
             raise ConfigValueError(
-                f"[sampling.standard] processors: {type(other).__name__} and {type(processor).__name__} have the same name, "
+                f"[sampling.standard] processors: {_kind(other)} and {_kind(processor)} have the same name, "
                 f"{processor.name!r}, so that a request could not say which it means."
             )
     return chain
+
+
+def _kind(processor: LogitsProcessor) -> str:
+    return type(getattr(processor, "inner", processor)).__name__

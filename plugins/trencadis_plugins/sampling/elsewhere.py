@@ -1,14 +1,28 @@
-"""Logits processors from other packages, by import path or by the name of an entry point."""
+"""Logits processors from other packages, by import path or by the name of an entry point, and what keeps their faults to their rows."""
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
+from typing import Any, TypeVar
 
-from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
-from trencadis.interfaces import LogitsProcessor
+import attrs
+import numpy as np
+import torch
 
-__all__ = ["GROUP", "processor_from"]
+from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, StepFailedError
+from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis.records import RowStart, SamplingParams
+from trencadis_plugins.sampling.guard import RowsFailed, no_finite_maximum
+from trencadis_plugins.sampling.row_processor import select
+
+__all__ = ["GROUP", "IsolatedProcessor", "processor_from"]
+
+logger = logging.getLogger("trencadis.sampling")
+
+T = TypeVar("T")
 
 GROUP = "trencadis.logits_processors"
 """Entry points of this group name classes of logits processors, or functions that return one."""
@@ -54,3 +68,148 @@ def _entry_point(name: str) -> EntryPoint | None:
             hint="Give the import path, package.module:Class, of the one you mean.",
         )
     return found[0] if found else None
+
+
+class IsolatedProcessor(LogitsProcessor):
+    """A processor from elsewhere that sees copies of the rows that asked for it, and changes no others.
+
+    What it returns is checked. What it raises ends the sequences that asked for it, with an error that names it.
+
+    Args:
+        inner: The processor.
+        name: By which the configuration names it.
+    """
+
+    def __init__(self, inner: LogitsProcessor, name: str) -> None:
+        self.inner = inner
+        self._configured = name
+        self._tokens: torch.Tensor | None = None
+        self._num_faults = 0
+        for promise in ("argmax_invariant", "needs_history", "takes_branches", "speculation_safe", "has_state"):
+            setattr(self, promise, bool(getattr(inner, promise)))
+        self.rebuilds_state = bool(inner.rebuilds_state)
+        self.name = inner.name
+
+    @functools.cached_property
+    def label(self) -> str:
+        """The processor with its distribution and version, for messages; the first call looks through all distributions."""
+        module = type(self.inner).__module__.partition(".")[0]
+        owner = next(iter(packages_distributions().get(module, [])), "")
+        where = f"{owner} {version(owner)}" if owner else f"module {type(self.inner).__module__}"
+        return f'logits processor "{self._configured}" of {where}'
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse what the processor refuses."""
+        self.inner.check(arguments)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Refuse what the processor refuses."""
+        self.inner.check_params(params)
+
+    def may_begin(self, start: RowStart, token_id: int) -> bool:
+        """Return what the processor returns."""
+        return self.inner.may_begin(start, token_id)
+
+    def asks(self, start: RowStart) -> bool:
+        """Return whether the sequence's rows are changed."""
+        return bool(self._named(lambda: self.inner.asks(start)))
+
+    def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """Make room for ``num_rows`` sequences."""
+        self._asked = np.zeros(num_rows, np.bool_)
+        self._named(lambda: self.inner.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device))
+
+    def start_row(self, start: RowStart) -> None:
+        """Show the processor a sequence."""
+        self._asked[start.row] = False
+        tokens = start.token_ids.copy()  # the engine's own
+        self._named(lambda: self.inner.start_row(attrs.evolve(start, token_ids=tokens)))
+        self._asked[start.row] = self.asks(start)
+
+    def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        """Change the rows that asked, in place.
+
+        Raises:
+            RowsFailed: Some of them were left without a token.
+            StepFailedError: The processor raised, or returned something else than logits.
+        """
+        index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
+        if not len(index):
+            return logits
+        where = torch.as_tensor(index, device=logits.device)
+        part_context = self._context(context, index)
+        changed = self._named(lambda: self._checked(self.inner.apply(logits[where], part_context), logits[where]))
+        wrong = dict(no_finite_maximum(changed.amax(-1)))
+        before = dict(no_finite_maximum(logits[where].amax(-1))) if wrong else {}
+        logits[where] = changed
+        messages = {}
+        for i, value in wrong.items():
+            logits[int(index[i])] = 0.0
+            if i not in before:
+                messages[int(index[i])] = f"{self.label} left no token to choose (largest logit: {value})"
+        if wrong:
+            self._note(ContractError("; ".join(messages.values())))
+            raise RowsFailed(logits, messages)
+        return logits
+
+    def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
+        """Tell the processor what was chosen in the rows that asked."""
+        index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
+        if len(index):
+            part = token_ids[torch.as_tensor(index, device=token_ids.device)]
+            self._named(lambda: self.inner.commit(part, self._context(context, index)))
+
+    def snapshot(self, row: int) -> Any:
+        """Return a copy of a row's state; None if the processor raises."""
+        try:
+            return self.inner.snapshot(row)
+        except Exception as error:  # it concerns whoever had the row, not the sequence that gets it
+            self._note(error)
+            return None
+
+    def restore(self, row: int, state: Any) -> None:
+        """Give a row the state that ``snapshot`` returned."""
+        if state is not None:
+            self._named(lambda: self.inner.restore(row, state))
+
+    def _context(self, context: SamplingContext, index: np.ndarray) -> SamplingContext:
+        """Return whose the rows are that asked, with copies of their histories at the same places."""
+        if self._tokens is None or self._tokens.shape != context.tokens.shape:
+            self._tokens = torch.zeros_like(context.tokens)
+        part = select(context.tokens[:0], context, index)[1]
+        rows = torch.as_tensor(part.histories, device=context.tokens.device)
+        width = max(part.positions) + 1
+        self._tokens[rows, :width] = context.tokens[rows, :width]
+        return attrs.evolve(part, tokens=self._tokens)
+
+    def _checked(self, changed: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        if not isinstance(changed, torch.Tensor):
+            raise ContractError(f"apply() returned {type(changed).__name__}, not a tensor")
+        if changed.shape != before.shape or changed.dtype != before.dtype or changed.device != before.device:
+            got, wanted = (f"{one.dtype} {tuple(one.shape)} on {one.device}" for one in (changed, before))
+            raise ContractError(f"apply() returned {got}, not {wanted}")
+        return changed
+
+    def _named(self, call: Callable[[], T]) -> T:
+        """Call the processor; what it raises names it."""
+        try:
+            return call()
+        except Exception as error:
+            self._note(error)
+            raise StepFailedError(f"{self.label}: {type(error).__name__}: {str(error)[:_MAX_TEXT]}") from error
+
+    def _note(self, error: Exception) -> None:
+        """Log a fault: the first with its traceback, then the number of them."""
+        self._num_faults += 1
+        if self._num_faults == 1:
+            logger.error(
+                "%s failed; the requests that asked for it end with an error, the others go on.",
+                self.label,
+                exc_info=error,
+            )
+        elif self._num_faults in (10, 100, 1000, 10_000):
+            logger.error("%s failed %d times so far; the last error: %s", self.label, self._num_faults, error)
+
+
+_MAX_TEXT = 500
+"""Characters of an error's text that are repeated."""

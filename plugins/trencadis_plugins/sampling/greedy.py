@@ -8,7 +8,7 @@ import torch
 
 from trencadis.interfaces import Laws, Sampled, Sampler, SamplingContext
 from trencadis.records import RowStart, SamplingParams
-from trencadis_plugins.sampling.guard import check_logits
+from trencadis_plugins.sampling.guard import RowFailures
 from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 
@@ -23,6 +23,7 @@ class GreedySampler(Sampler):
     """
 
     honours = frozenset({"greedy", "logprobs"})
+    isolates_rows = True
     _is_static = False
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
@@ -43,19 +44,21 @@ class GreedySampler(Sampler):
         """Choose the most likely token of each logits row.
 
         Args:
-            logits: ``[L, V]`` in the model's dtype; not changed.
+            logits: ``[L, V]`` in the model's dtype; changed only where they hold NaN or infinity.
             context: Whose they are.
 
-        Raises:
-            ValueError: A row's logits hold NaN or infinity; names the row.
+        Returns:
+            Errors of rows whose logits hold NaN or infinity, among the rest.
         """
-        check_logits(logits, context)
+        failures = RowFailures()
+        logits = failures.check_logits(logits, context)
         token_ids = logits.argmax(-1)  # the lowest id among equals
         if self._is_static:
             kept = self._reporter.keep_all(logits, context)
-            return Sampled(token_ids=token_ids, logprobs=self._reporter.report_all(kept, token_ids))
-        raw = self._reporter.keep(logits, context)
-        return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))
+            logprobs = self._reporter.report_all(kept, token_ids)
+        else:
+            logprobs = self._reporter.report(self._reporter.keep(logits, context), token_ids)
+        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=failures.errors(context))
 
     def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return True: no parameter that is accepted has an effect."""
@@ -68,7 +71,8 @@ class GreedySampler(Sampler):
     @torch.no_grad()
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
         """Let somebody else choose by laws that give everything to the most likely token; as :meth:`sample` otherwise."""
-        check_logits(logits, context)
+        failures = RowFailures()
+        logits = failures.check_logits(logits, context)
         keep, report = self._reporter.keep, self._reporter.report
         if self._is_static:
             keep, report = self._reporter.keep_all, self._reporter.report_all
@@ -77,4 +81,4 @@ class GreedySampler(Sampler):
         keys = torch.zeros((len(logits), 2), dtype=torch.int64, device=logits.device)
         laws = laws_of(logits.float(), is_greedy=is_greedy)
         token_ids = choose(KeyedLaws(laws, keys=keys, positions=context.positions))
-        return Sampled(token_ids=token_ids, logprobs=report(raw, token_ids))
+        return Sampled(token_ids=token_ids, logprobs=report(raw, token_ids), row_errors=failures.errors(context))

@@ -1,48 +1,97 @@
-"""Refuses logits that no token can be chosen from, naming the row."""
+"""Finds rows that no token can be chosen for, while the other rows of the call go on."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis.records import RowError
 
-__all__ = ["check_choices", "check_logits", "check_one_position"]
+__all__ = ["RowFailures", "RowsFailed", "check_one_position", "no_finite_maximum"]
+
+_WRONG_LOGITS = (
+    "the model's logits of {where} have no finite largest value (it is {value}). The weights, the KV cache or a kernel are damaged or "
+    'overflow: try [model] dtype = "float32".'
+)
+_NO_CHOICE = "{asked} of this request leave {where} no token to choose (largest processed logit: {value}). Relax one of them."
+
+_Place = tuple[int, int, int]
 
 
-def check_logits(logits: torch.Tensor, context: SamplingContext) -> None:
-    """Refuse a row whose largest logit is not finite. Pure; waits for the device once.
+class RowsFailed(Exception):
+    """Some rows of a call have no result; the others do.
+
+    Attributes:
+        logits: The results, float32 ``[L, V]``; what stands in the rows without one does not count, but is finite.
+        messages: Why a row has none, by index.
+    """
+
+    def __init__(self, logits: torch.Tensor, messages: dict[int, str]) -> None:
+        super().__init__("; ".join(messages.values()))
+        self.logits = logits
+        self.messages = messages
+
+
+class RowFailures:
+    """What went wrong in one call of a sampler, by logits row.
+
+    A chain works on parts of a call, each with a context of its own: a logits row is known by device row, history and position.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[_Place, str] = {}
+
+    def add(self, context: SamplingContext, index: int, message: str) -> None:
+        """Note why a logits row has no token; the first reason counts."""
+        self._messages.setdefault(_place(context, index), message)
+
+    def check_logits(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
+        """Return logits without NaN: rows whose largest logit is not finite become 0 and are noted. Waits for the device once.
+
+        Args:
+            logits: The model's, ``[L, V]``; overwritten where they are wrong.
+            context: Whose they are.
+        """
+        for index, value in no_finite_maximum(logits.amax(-1)):
+            self.add(context, index, _WRONG_LOGITS.format(where=_where(context, index), value=value))
+            logits[index] = 0.0
+        return logits
+
+    def check_choices(
+        self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext, asked: Callable[[int], str]
+    ) -> None:
+        """Note rows in which masks and bias leave no token, and let all their tokens be chosen. Waits for the device once.
+
+        Args:
+            logits: Processed, ``[L, V]``; overwritten where nothing is left.
+            peaks: Largest of each row, ``[L]``; overwritten as well.
+            context: Whose they are.
+            asked: Names what a device row asks for that can rule tokens out.
+        """
+        for index, value in no_finite_maximum(peaks):
+            where = _where(context, index)
+            self.add(context, index, _NO_CHOICE.format(asked=asked(context.rows[index]), where=where, value=value))
+            logits[index], peaks[index] = 0.0, 0.0
+
+    def errors(self, context: SamplingContext) -> tuple[RowError, ...]:
+        """Return what went wrong, by index into the whole call. Pure."""
+        if not self._messages:
+            return ()
+        found = ((index, self._messages.get(_place(context, index))) for index in range(len(context.rows)))
+        return tuple(RowError(index=index, message=message) for index, message in found if message is not None)
+
+
+def no_finite_maximum(peaks: torch.Tensor) -> list[tuple[int, float]]:
+    """Return index and value of largest logits that are NaN or infinite; waits for the device once. Pure.
 
     Args:
-        logits: The model's, ``[L, V]``.
-        context: Whose they are.
-
-    Raises:
-        ValueError: A row holds NaN or +inf, or nothing but -inf.
+        peaks: Largest logit of each row, ``[L]``.
     """
-    _check(
-        logits.amax(-1),
-        context,
-        "the model's logits of {where} have no finite largest value (it is {value}). The weights, the KV cache or a kernel "
-        'are damaged or overflow: try [model] dtype = "float32".',
-    )
-
-
-def check_choices(peaks: torch.Tensor, context: SamplingContext) -> None:
-    """Refuse a row in which masks and bias leave no token. Pure; waits for the device once.
-
-    Args:
-        peaks: Largest processed logit of each row, ``[L]``.
-        context: Whose they are.
-
-    Raises:
-        ValueError: A largest value is -inf, +inf or NaN.
-    """
-    _check(
-        peaks,
-        context,
-        "structured output, allowed_token_ids, bad_token_ids, bad_words, min_tokens and logit_bias together leave {where} no token to choose (largest "
-        "processed logit: {value}). Relax one of them in this request.",
-    )
+    if bool(torch.isfinite(peaks).all()):
+        return []
+    return [(i, value) for i, value in enumerate(peaks.tolist()) if not -float("inf") < value < float("inf")]
 
 
 def check_one_position(context: SamplingContext, processor: LogitsProcessor) -> None:
@@ -65,10 +114,9 @@ def check_one_position(context: SamplingContext, processor: LogitsProcessor) -> 
             )
 
 
-def _check(peaks: torch.Tensor, context: SamplingContext, message: str) -> None:
-    if bool(torch.isfinite(peaks).all()):
-        return
-    for index, value in enumerate(peaks.tolist()):
-        if not -float("inf") < value < float("inf"):
-            where = f"row {context.rows[index]} at position {context.positions[index]}"
-            raise ValueError(message.format(where=where, value=value))
+def _place(context: SamplingContext, index: int) -> _Place:
+    return context.rows[index], context.histories[index], context.positions[index]
+
+
+def _where(context: SamplingContext, index: int) -> str:
+    return f"row {context.rows[index]} at position {context.positions[index]}"

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from trencadis.errors import InvalidRequestError, did_you_mean
+from trencadis.errors import InvalidRequestError, TrencadisError, did_you_mean
 from trencadis.interfaces import Laws, LogitsProcessor, Sampled, Sampler, SamplingContext, SupportsPreparation
-from trencadis.records import RowStart, SamplingParams
+from trencadis.records import RowError, RowStart, SamplingParams
 from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.drawing import draw
-from trencadis_plugins.sampling.guard import check_choices, check_logits, check_one_position
+from trencadis_plugins.sampling.guard import RowFailures, RowsFailed, check_one_position
 from trencadis_plugins.sampling.host import HostThread
 from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.logprobs import LogprobReporter
@@ -31,6 +31,19 @@ from trencadis_plugins.sampling.static import StaticChain
 from trencadis_plugins.sampling.structured import Structured
 
 __all__ = ["StandardSampler"]
+
+
+_RULING = {
+    "Structured": "structured output",
+    "AllowedTokens": "allowed_token_ids",
+    "BadTokens": "bad_token_ids",
+    "BadWords": "bad_words",
+    "NoRepeatNgram": "no_repeat_ngram_size",
+    "MinTokens": "min_tokens",
+    "LogitBias": "logit_bias",
+    "Penalties": "the penalties",
+}
+"""What requests call the processors that can leave no token to choose; those from elsewhere have labels."""
 
 
 class StandardSampler(Sampler, SupportsPreparation):
@@ -44,12 +57,16 @@ class StandardSampler(Sampler, SupportsPreparation):
         reports_processed: Log-probabilities are those of the processed logits; else the model's own.
     """
 
+    isolates_rows = True
+
     def __init__(self, chain: Sequence[LogitsProcessor], *, reports_processed: bool = False) -> None:
         self._chain = tuple(chain)
         # Rows that are greedy and log-probabilities need no processor.
         self.honours = frozenset({"greedy", "logprobs"}).union(*(processor.honours for processor in self._chain))
         self._reports_processed = reports_processed
         self._static: StaticChain | None = None
+        self._failures = RowFailures()
+        self._refused: dict[int, str] = {}
         self._moves = np.array([not processor.argmax_invariant for processor in self._chain], np.bool_)
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
@@ -106,15 +123,27 @@ class StandardSampler(Sampler, SupportsPreparation):
 
     def start_row(self, start: RowStart) -> None:
         """Take the parameters and the seed of a sequence; forgets what the row held."""
+        self._refused.pop(start.row, None)
         self._carried.leave(start.row)
-        for processor in self._chain:
-            processor.start_row(start)
-        self._carried.enter(start)
+        asks = [self._started(processor, start) for processor in self._chain]
+        try:
+            self._carried.enter(start)
+        except Exception as error:
+            self._refused[start.row] = _text(error)
         self._reporter.start_row(start)
-        self._asks[start.row] = asks = [processor.asks(start) for processor in self._chain]
+        self._asks[start.row] = asks
         self._is_greedy[start.row] = start.params.is_greedy
         self._is_plain[start.row] = start.params.is_greedy and not (self._moves & asks).any()
         self._keys[start.row] = start.seed & 0xFFFFFFFF, start.seed >> 32
+
+    def _started(self, processor: LogitsProcessor, start: RowStart) -> bool:
+        """Show a processor a sequence; returns whether it asks. If it raises, the sequence ends with the error."""
+        try:
+            processor.start_row(start)
+            return processor.asks(start)
+        except Exception as error:
+            self._refused[start.row] = _text(error)
+            return False
 
     @torch.no_grad()
     def sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
@@ -124,16 +153,25 @@ class StandardSampler(Sampler, SupportsPreparation):
             logits: ``[L, V]`` in the model's dtype; overwritten if float32.
             context: Whose they are.
 
-        Raises:
-            ValueError: A row's logits hold NaN or infinity, or its masks leave no token; names the row.
+        Returns:
+            Errors of rows whose logits hold NaN or infinity, or whose masks leave no token, among the rest.
         """
-        check_logits(logits, context)
+        self._failures = failures = RowFailures()
+        logits = failures.check_logits(logits, context)
         rows = np.asarray(context.rows, dtype=np.intp)
         if self._static is not None:
             return self._sample_static(self._static, logits, context, rows)
         raw = self._reporter.keep(self._reported(logits, context, rows), context)
         token_ids = logits.argmax(-1) if self._is_plain[rows].all() else self._choose(logits, context, rows)
-        return Sampled(token_ids=token_ids, logprobs=self._reporter.report(raw, token_ids))
+        logprobs = self._reporter.report(raw, token_ids)
+        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
+
+    def _errors(self, context: SamplingContext) -> tuple[RowError, ...]:
+        if self._refused:
+            for index, row in enumerate(context.rows):
+                if row in self._refused:
+                    self._failures.add(context, index, self._refused[row])
+        return self._failures.errors(context)
 
     def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return whether every processor that the sequence asks for is safe with drafts.
@@ -163,10 +201,11 @@ class StandardSampler(Sampler, SupportsPreparation):
             context: Whose they are.
             choose: Returns a token for each logits row.
 
-        Raises:
-            ValueError: A row's logits hold NaN or infinity, or its masks leave no token; names the row.
+        Returns:
+            Errors as of :meth:`sample`; such rows have laws all the same.
         """
-        check_logits(logits, context)
+        self._failures = failures = RowFailures()
+        logits = failures.check_logits(logits, context)
         rows = np.asarray(context.rows, dtype=np.intp)
         reporter, static = self._reporter, self._static
         raw = (reporter.keep_all if static else reporter.keep)(self._reported(logits, context, rows), context)
@@ -182,21 +221,17 @@ class StandardSampler(Sampler, SupportsPreparation):
         stateful = [one for one in self._active(context) if one.has_state]
         if stateful and on_host:
             held = token_ids.cpu()
-            self._host.run(lambda _, told, __: _committed(held, stateful, told), logits[:, :1], context, rows)
+            self._host.run(lambda _, told, __: self._committed(held, stateful, told), logits[:, :1], context, rows)
         else:
-            _committed(token_ids, stateful, context)
-        return Sampled(
-            token_ids=token_ids, logprobs=(reporter.report_all if static else reporter.report)(raw, token_ids)
-        )
+            self._committed(token_ids, stateful, context)
+        logprobs = (reporter.report_all if static else reporter.report)(raw, token_ids)
+        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
 
     def _laws(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
-        logits = logits.float()
-        for processor in self._active(context):
-            logits = processor.apply(logits, context)
-        return self._law_rows(logits, context, rows)
+        return self._law_rows(self._applied(self._active(context), logits.float(), context), context, rows)
 
     def _law_rows(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
-        check_choices(logits.amax(-1), context)
+        self._check_choices(logits, logits.amax(-1), context)
         return laws_of(logits, is_greedy=torch.as_tensor(self._is_greedy[rows], device=logits.device))
 
     def _sample_static(
@@ -211,12 +246,13 @@ class StandardSampler(Sampler, SupportsPreparation):
             draws = ~self._is_greedy[rows]
             logits = static.apply(logits.float(), context, draws=draws)
             peaks = logits.amax(-1)
-            check_choices(peaks, context)
+            self._check_choices(logits, peaks, context)
             token_ids = logits.argmax(-1)
             if draws.any():
                 drawn = self._race(logits, peaks, context)
                 token_ids = torch.where(torch.as_tensor(draws, device=logits.device), drawn, token_ids)
-        return Sampled(token_ids=token_ids, logprobs=self._reporter.report_all(raw, token_ids))
+        logprobs = self._reporter.report_all(raw, token_ids)
+        return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
 
     def _reported(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         """Return the logits whose log-probabilities are reported; ``logits`` stay as they are."""
@@ -236,8 +272,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         ):
             if len(index):
                 part, part_context = select(logits, context, index)
-                for processor in self._active(part_context, among):
-                    part = processor.apply(part, part_context)
+                part = self._applied(self._active(part_context, among), part, part_context)
                 logits[torch.as_tensor(index, device=logits.device)] = part
         return logits
 
@@ -252,18 +287,70 @@ class StandardSampler(Sampler, SupportsPreparation):
 
     def _maximize(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         active = self._active(context, self._moves)
-        for processor in active:
-            logits = processor.apply(logits, context)
-        check_choices(logits.amax(-1), context)
-        return _committed(logits.argmax(-1), active, context)  # the lowest id among equals
+        logits = self._applied(active, logits, context)
+        self._check_choices(logits, logits.amax(-1), context)
+        return self._committed(logits.argmax(-1), active, context)  # the lowest id among equals
 
     def _draw(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         active = self._active(context)
-        for processor in active:
-            logits = processor.apply(logits, context)
+        logits = self._applied(active, logits, context)
         peaks = logits.amax(-1)
-        check_choices(peaks, context)
-        return _committed(self._race(logits, peaks, context), active, context)
+        self._check_choices(logits, peaks, context)
+        return self._committed(self._race(logits, peaks, context), active, context)
+
+    def _check_choices(self, logits: torch.Tensor, peaks: torch.Tensor, context: SamplingContext) -> None:
+        self._failures.check_choices(logits, peaks, context, self._ruling)
+
+    def _ruling(self, row: int) -> str:
+        """Name what a row asks for that can rule tokens out."""
+        asking = [one for one, asks in zip(self._chain, self._asks[row], strict=True) if asks]
+        named = [_RULING.get(type(one).__name__, getattr(one, "label", "")) for one in asking]
+        return " and ".join([name for name in named if name]) or "the parameters"
+
+    def _applied(
+        self, processors: Sequence[LogitsProcessor], logits: torch.Tensor, context: SamplingContext
+    ) -> torch.Tensor:
+        """Return what processors make of logits, one after the other; what fails for one sequence is noted, and fails for no other."""
+        for processor in processors:
+            try:
+                logits = processor.apply(logits, context)
+            except RowsFailed as failed:
+                logits = failed.logits
+                for index, message in failed.messages.items():
+                    self._failures.add(context, index, message)
+            except Exception as error:
+                logits = self._applied_apart(processor, logits, context, error)
+        return logits
+
+    def _applied_apart(
+        self, processor: LogitsProcessor, logits: torch.Tensor, context: SamplingContext, error: Exception
+    ) -> torch.Tensor:
+        """Apply a processor that raised to one sequence after the other."""
+        indices_of: dict[int, list[int]] = {}
+        for index, row in enumerate(context.rows):
+            indices_of.setdefault(row, []).append(index)
+        if len(indices_of) == 1:
+            for index in range(len(context.rows)):
+                self._failures.add(context, index, _text(error))
+            return logits
+        for indices in indices_of.values():
+            part, part_context = select(logits, context, np.array(indices))
+            logits[torch.as_tensor(indices, device=logits.device)] = self._applied([processor], part, part_context)
+        return logits
+
+    def _committed(
+        self, token_ids: torch.Tensor, active: Sequence[LogitsProcessor], context: SamplingContext
+    ) -> torch.Tensor:
+        """Tell processors with a state what was chosen. If one raises, its state is lost: the sequences that asked for it end."""
+        for processor in active:
+            if not processor.has_state:
+                continue
+            try:
+                processor.commit(token_ids, context)
+            except Exception as error:
+                asks = self._asks[:, self._chain.index(processor)]
+                self._refused |= {row: _text(error) for row in context.rows if asks[row]}
+        return token_ids
 
     def _active(self, context: SamplingContext, among: np.ndarray | bool = True) -> list[LogitsProcessor]:
         """Return the processors that some row asks for: the others cost nothing."""
@@ -288,8 +375,7 @@ def _takes_branches(processor: LogitsProcessor) -> bool:
     return not processor.has_state and (processor.takes_branches or not processor.needs_history)
 
 
-def _committed(token_ids: torch.Tensor, active: Sequence[LogitsProcessor], context: SamplingContext) -> torch.Tensor:
-    for processor in active:
-        if processor.has_state:
-            processor.commit(token_ids, context)
-    return token_ids
+def _text(error: Exception) -> str:
+    """Return an error as words for the client whose row it ends."""
+    named = isinstance(error, ValueError | TrencadisError)
+    return str(error) if named else f"{type(error).__name__}: {error}"

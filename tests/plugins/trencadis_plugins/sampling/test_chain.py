@@ -142,12 +142,12 @@ class Tripled(Doubled):
 
 
 def _kinds(*args, **kwargs):
-    return [type(processor).__name__ for processor in build_chain(*args, **kwargs)]
+    return [type(getattr(processor, "inner", processor)).__name__ for processor in build_chain(*args, **kwargs)]
 
 
 def test_a_list_is_the_chain_and_each_call_makes_it_anew():
     assert _kinds("vllm", chain=["top_p", "temperature"]) == ["TopP", "Temperature"]
-    assert _kinds("hf") == [type(processor).__name__ for processor in standard_chain("hf")]
+    assert _kinds("hf") == [type(getattr(processor, "inner", processor)).__name__ for processor in standard_chain("hf")]
     assert build_chain("vllm")[0] is not build_chain("vllm")[0]
 
 

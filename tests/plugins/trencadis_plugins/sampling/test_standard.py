@@ -96,12 +96,76 @@ def test_a_call_of_plain_greedy_rows_takes_the_maximum_and_nothing_else(start, c
     assert sampler.sample(logits, context_of(starts)).token_ids.tolist() == [1, 0, 3]
 
 
-def test_parameters_that_leave_no_token_are_refused_with_the_row(start, context_of):
-    for temperature in (0, 1):
-        starts = [start(0), start(4, temperature=temperature, allowed_token_ids=(2,), min_tokens=5, eos=(2,))]
-        sampler = _sampler(starts, 4, standard_chain("vllm"))
-        with pytest.raises(ValueError, match="min_tokens and logit_bias together leave row 4 at position 0"):
-            sampler.sample(torch.zeros((2, 4)), context_of(starts))
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_parameters_that_leave_no_token_are_an_error_of_their_row_that_names_them(
+    start, context_of, temperature, is_static
+):
+    starts = [
+        start(0, logit_bias={1: 5.0}, temperature=0),
+        start(4, temperature=temperature, allowed_token_ids=(2,), min_tokens=5, eos=(2,)),
+        start(5, temperature=0.8, row_seed=9),
+    ]
+    sampler = StandardSampler(standard_chain("vllm"))
+    if is_static:
+        assert sampler.use_static_shapes()
+    sampler.allocate(num_rows=8, vocab_size=4, device=torch.device("cpu"))
+    for one in starts:
+        sampler.start_row(one)
+    sampled = sampler.sample(torch.zeros((3, 4)), context_of(starts))
+    (error,) = sampled.row_errors
+    assert error.index == 1
+    assert "allowed_token_ids and min_tokens of this request leave row 4 at position 0 no token" in error.message
+    alone = _sampler(starts[2:], 4, standard_chain("vllm")).sample(torch.zeros((1, 4)), context_of(starts[2:]))
+    assert sampled.token_ids.tolist()[::2] == [1, int(alone.token_ids[0])]
+
+
+class Moody(LogitsProcessor):
+    """Fails for rows whose seed is odd, in the way that it is made with."""
+
+    name = "moody"
+    has_state = True
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.seeds: dict[int, int] = {}
+
+    def fails(self, rows, way):
+        if way == self.way and any(self.seeds[row] % 2 for row in rows):
+            raise ValueError("out of sorts")
+
+    def allocate(self, *, num_rows, vocab_size, device):
+        pass
+
+    def start_row(self, start):
+        self.seeds[start.row] = start.seed
+        self.fails([start.row], "start")
+
+    def apply(self, logits, context):
+        self.fails(context.rows, "apply")
+        return logits - 1
+
+    def commit(self, token_ids, context):
+        self.fails(context.rows, "commit")
+
+
+@pytest.mark.parametrize("way", ["start", "apply", "commit"])
+def test_what_a_processor_raises_for_one_row_is_an_error_of_that_row(way, start, context_of):
+    starts = [
+        start(row, [1], [2, 3], row_seed=seed, logits_processors={"moody": {}}, logit_bias={row: 9.0}, temperature=0)
+        for row, seed in ((2, 4), (3, 5), (6, 6))
+    ]
+    sampler = _sampler(starts, 8, [Moody(way), *standard_chain("vllm")])
+    for _ in range(2):
+        sampled = sampler.sample(torch.zeros((3, 8)), context_of(starts))
+    assert [(error.index, error.message) for error in sampled.row_errors if way != "commit"] == (
+        [] if way == "commit" else [(1, "out of sorts")]
+    )
+    if way == "commit":  # whose state is lost is not known: all that asked
+        assert [error.message for error in sampled.row_errors] == ["out of sorts"] * 3
+    assert sampled.token_ids.tolist()[::2] == [2, 6]
+    sampler.start_row(start(3, row_seed=8, temperature=0))
+    assert sampler.sample(torch.zeros((1, 8)), context_of([start(3)])).row_errors == ()
 
 
 def test_sampling_needs_no_gradients_and_works_on_a_models_output(start, context_of):
@@ -290,11 +354,14 @@ def test_tokens_that_a_rule_chose_are_reported_with_the_models_logprobs(start, c
     assert entry.logprob == pytest.approx(logits[0].log_softmax(-1)[17].item(), abs=1e-6)
 
 
-def test_rows_without_a_possible_token_are_refused_before_a_rule_is_asked(start, context_of):
-    starts = [start(4, allowed_token_ids=(2,), min_tokens=5, eos=(2,))]
+def test_rows_without_a_possible_token_have_laws_and_an_error(start, context_of):
+    starts = [start(4, allowed_token_ids=(2,), min_tokens=5, eos=(2,)), start(5)]
     sampler = _sampler(starts, 4, standard_chain("vllm"))
-    with pytest.raises(ValueError, match="leave row 4 at position 0"):
-        sampler.verify(torch.zeros((1, 4)), context_of(starts), lambda _: pytest.fail("asked"))
+    laws, sampled = _verified(sampler, torch.zeros((2, 4)), context_of(starts), lambda laws: torch.zeros(2).long())
+    assert laws.sum(-1).tolist() == [1, 1]
+    (error,) = sampled.row_errors
+    assert error.index == 0
+    assert "leave row 4 at position 0" in error.message
 
 
 def test_a_sequence_takes_drafts_if_every_processor_that_it_asks_for_does():
