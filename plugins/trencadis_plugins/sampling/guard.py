@@ -15,7 +15,9 @@ _WRONG_LOGITS = (
     "the model's logits of {where} have no finite largest value (it is {value}). The weights, the KV cache or a kernel are damaged or "
     'overflow: try [model] dtype = "float32".'
 )
-_NO_CHOICE = "{asked} of this request leave {where} no token to choose (largest processed logit: {value}). Relax one of them."
+_NO_CHOICE = (
+    "{asked} of this request leave {where} no token to choose (largest processed logit: {value}). Relax one of them."
+)
 
 _Place = tuple[int, int, int]
 
