@@ -15,7 +15,7 @@ import torch
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, StepFailedError
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import RowStart, SamplingParams
-from trencadis_plugins.sampling.guard import RowsFailed, no_finite_maximum
+from trencadis_plugins.sampling.guard import RowsFailedError, no_finite_maximum
 from trencadis_plugins.sampling.row_processor import select
 
 __all__ = ["GROUP", "IsolatedProcessor", "processor_from"]
@@ -130,7 +130,7 @@ class IsolatedProcessor(LogitsProcessor):
         """Change the rows that asked, in place.
 
         Raises:
-            RowsFailed: Some of them were left without a token.
+            RowsFailedError: Some of them were left without a token.
             StepFailedError: The processor raised, or returned something else than logits.
         """
         index = np.flatnonzero(self._asked[np.asarray(context.rows, dtype=np.intp)])
@@ -149,7 +149,7 @@ class IsolatedProcessor(LogitsProcessor):
                 messages[int(index[i])] = f"{self.label} left no token to choose (largest logit: {value})"
         if wrong:
             self._note(ContractError("; ".join(messages.values())))
-            raise RowsFailed(logits, messages)
+            raise RowsFailedError(logits, messages)
         return logits
 
     def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:

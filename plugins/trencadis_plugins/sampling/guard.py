@@ -9,7 +9,7 @@ import torch
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import RowError
 
-__all__ = ["RowFailures", "RowsFailed", "check_one_position", "no_finite_maximum"]
+__all__ = ["RowFailures", "RowsFailedError", "check_one_position", "no_finite_maximum"]
 
 _WRONG_LOGITS = (
     "the model's logits of {where} have no finite largest value (it is {value}). The weights, the KV cache or a kernel are damaged or "
@@ -22,7 +22,7 @@ _NO_CHOICE = (
 _Place = tuple[int, int, int]
 
 
-class RowsFailed(Exception):
+class RowsFailedError(Exception):
     """Some rows of a call have no result; the others do.
 
     Attributes:

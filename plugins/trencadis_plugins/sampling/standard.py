@@ -21,7 +21,7 @@ from trencadis.interfaces import Laws, LogitsProcessor, Sampled, Sampler, Sampli
 from trencadis.records import RowError, RowStart, SamplingParams
 from trencadis_plugins.sampling.carried import CarriedStates
 from trencadis_plugins.sampling.drawing import draw
-from trencadis_plugins.sampling.guard import RowFailures, RowsFailed, check_one_position
+from trencadis_plugins.sampling.guard import RowFailures, RowsFailedError, check_one_position
 from trencadis_plugins.sampling.host import HostThread
 from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.logprobs import LogprobReporter
@@ -314,7 +314,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         for processor in processors:
             try:
                 logits = processor.apply(logits, context)
-            except RowsFailed as failed:
+            except RowsFailedError as failed:
                 logits = failed.logits
                 for index, message in failed.messages.items():
                     self._failures.add(context, index, message)
