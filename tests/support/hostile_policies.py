@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from wild_connector import WildConnector
 
 from trencadis.config import Config
 from trencadis.front import configure
-from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.interfaces import ConnectorPair, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Int32Array, Request
 from trencadis.registry import Registry
+from trencadis_testing.doubles import ScriptedSpeculator
+from trencadis_testing.engines import ExactShapes
+from trencadis_testing.fakes import FakeBackend
 
 
 class Raises(SchedulingPolicy):
@@ -68,6 +72,27 @@ class Backwards(SchedulingPolicy):
         return int(candidates[0])
 
 
+class Exits(SchedulingPolicy):
+    """Wants the process to end."""
+
+    def order(self, view: SchedulerView) -> Int32Array:
+        raise SystemExit(3)
+
+
+class Interrupts(SchedulingPolicy):
+    """Raises what Ctrl-C raises."""
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        raise KeyboardInterrupt
+
+
+class Floods(SchedulingPolicy):
+    """Answers with more than anybody can print."""
+
+    def order(self, view: SchedulerView) -> Any:
+        return [7] * 5_000_000
+
+
 class Listener(SchedulingPolicy):
     """Remembers what it was told."""
 
@@ -82,7 +107,81 @@ class Listener(SchedulingPolicy):
         self.left.append(slot)
 
 
-HOSTILE = tuple(f"hostile_policies:{one.__name__}" for one in (Raises, Forgets, Fractions, Starves, DeafEars))
+class _RaisesIn:
+    """Raises in the one of its methods that ``where`` names."""
+
+    where = ""
+    what: type[BaseException] = ValueError
+
+    def _check(self, method: str) -> None:
+        if method == self.where:
+            raise self.what("a bug in a plugin")
+
+
+class RaisingBackend(_RaisesIn, FakeBackend):
+    """A backend that does not start."""
+
+    def __init__(self, where: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.where = where
+
+    def load(self, source: Any, *, sampler: Any) -> Any:
+        self._check("load")
+        return super().load(source, sampler=sampler)
+
+    def allocate(self, plan: Any) -> None:
+        self._check("allocate")
+        super().allocate(plan)
+
+
+class ExitingBackend(RaisingBackend):
+    """The same, by ``sys.exit``."""
+
+    what = SystemExit
+
+
+class RaisingShapes(_RaisesIn, ExactShapes):
+    """A bucketing without a table."""
+
+    where = "buckets"
+
+    def buckets(self, limits: Any) -> Any:
+        self._check("buckets")
+
+
+class RaisingDrafter(_RaisesIn, ScriptedSpeculator):
+    """A speculator that cannot allocate."""
+
+    where = "allocate"
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: [])
+
+    def allocate(self, limits: Any) -> None:
+        self._check("allocate")
+
+
+def raising_connector(where: str) -> Any:
+    """Return a connector one of whose sides raises at the start."""
+    wild = WildConnector()
+    pair = wild.pair()
+
+    class Scheduler(type(pair.scheduler)):  # type: ignore[misc] # found at run time
+        def on_ready(self, layout: Any) -> None:
+            raise ValueError("a bug in a plugin")
+
+    class Worker(type(pair.worker)):  # type: ignore[misc] # the same
+        def register(self, kv_cache: Any) -> None:
+            raise ValueError("a bug in a plugin")
+
+    if where == "register":
+        return ConnectorPair(scheduler=pair.scheduler, worker=Worker(wild))
+    return ConnectorPair(scheduler=Scheduler(wild), worker=pair.worker)
+
+
+HOSTILE = tuple(
+    f"hostile_policies:{one.__name__}" for one in (Raises, Forgets, Fractions, Starves, Exits, Floods, DeafEars)
+)
 
 OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 256}
 
@@ -90,9 +189,12 @@ OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 256}
 def house(**more: Any) -> tuple[Config, Registry]:
     """Return a configuration of a fake engine, and a registry with every installed policy."""
     kit = "trencadis_testing."
+    backend = more.pop("backend", {})
+    if "name" not in backend:
+        backend = {"name": f"{kit}fakes:FakeBackend", "options": OPTIONS | backend}
     tables = {
         "engine": {"warmup": False, **more.pop("engine", {})},
-        "backend": {"name": f"{kit}fakes:FakeBackend", "options": OPTIONS | more.pop("backend", {})},
+        "backend": backend,
         "executor": {"name": f"{kit}fake_executor:FakeExecutor"},
         "sampling": {"name": f"{kit}backend:ArgmaxSampler"},
         "bucketing": {"name": f"{kit}engines:ExactShapes", "fallback": ""},

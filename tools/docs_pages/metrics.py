@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from docs_pages.markdown import heading_note, table
 from trencadis.clock import SimulatedClock
+from trencadis.engine.guarded_connector import GuardedConnector
 from trencadis.engine.transfers import Transfers
 from trencadis.records import Bucket, FinishReason, Phase
 from trencadis.server.http_metrics import HttpMetrics
@@ -76,7 +77,7 @@ def _engine_text() -> str:
 
 def _transfers_text() -> str:
     """Return what an engine counts beside a connector that counts nothing."""
-    return Transfers(LoopConnector().scheduler).metrics()
+    return Transfers(GuardedConnector(LoopConnector().scheduler)).metrics()
 
 
 def _gaudi_text() -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "BUCKETING_BY_LAYOUT",
     "DEFAULT_BACKEND",
     "BucketingConfig",
+    "BudgetConfig",
     "CacheConfig",
     "Config",
     "DefragmenterConfig",
@@ -157,6 +158,12 @@ class CacheConfig:
     load_timeout_s: float = setting(
         30.0, "A KV load that takes longer is given up; its tokens are computed.", unit="s", validator=gt(0)
     )
+    lookup_timeout_s: float = setting(
+        60.0,
+        "A KV connector that is still looking for a prompt's prefix after this is asked no more about it; the prompt is computed.",
+        unit="s",
+        validator=gt(0),
+    )
     layer_wait_s: float = setting(
         0.2,
         "A step waits no longer for KV loads that come layer by layer; one that is slower is given up, and its tokens are computed.",
@@ -280,6 +287,30 @@ class ObserverConfig:
     )
 
 
+def _budget(default_ms: float, calls: str) -> Any:
+    return setting(default_ms, f"One call of {calls}; 0: no limit.", unit="ms", validator=ge(0))
+
+
+@attrs.frozen(kw_only=True)
+class BudgetConfig:
+    """Table ``[budget]``: how long a step waits for a call of a component before it is warned about, and then replaced.
+
+    Three calls over the budget within a minute, or one of ten budgets, put the fallback in the component's place.
+    """
+
+    scheduling_ms: float = _budget(
+        200.0, "a scheduling policy; an order of n waiting sequences may take n / 4096 times as long"
+    )
+    eviction_ms: float = _budget(200.0, "an eviction policy")
+    bucketing_ms: float = _budget(200.0, "a bucketing strategy, after the start")
+    speculation_ms: float = _budget(1000.0, "a speculator; without a fallback speculation goes off")
+    draft_length_ms: float = _budget(200.0, "a draft length; without a fallback speculation goes off")
+    kv_connector_ms: float = _budget(
+        200.0, "the scheduler side of a KV connector; in place of a fallback it is switched off"
+    )
+    kv_policy_ms: float = _budget(200.0, "a KV policy; in place of a fallback the defaults of its contract stand in")
+
+
 @attrs.frozen(kw_only=True)
 class PluginsConfig:
     """Table ``[plugins]``: what may be loaded."""
@@ -323,5 +354,6 @@ class Config:
     backend: NounConfig = attrs.field(factory=lambda: NounConfig(name="auto"))
     executor: NounConfig = attrs.field(factory=lambda: NounConfig(name="inline"))
     observer: ObserverConfig = attrs.field(factory=lambda: ObserverConfig(names=("log",)))
+    budget: BudgetConfig = attrs.field(factory=BudgetConfig)
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
     log: LogConfig = attrs.field(factory=LogConfig)

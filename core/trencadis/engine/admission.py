@@ -257,7 +257,8 @@ class Admission:
         """Return what the connector has beyond the local hit, or that it is still looking; None if that is nothing."""
         if not sequence.block_hashes:
             return None
-        found = self._state.transfers.lookup(sequence, num_local_tokens=num_hit * self._state.block_size)
+        state = self._state
+        found = state.transfers.lookup(sequence, num_local_tokens=num_hit * state.block_size, now_s=state.clock.now_s())
         if found.pending:
             self.num_pending += 1
             self.notes.skip(sequence.slot, "the KV connector is still looking for its prefix")

@@ -5,36 +5,41 @@ Live serving, replay and simulation differ only in what is handed in: clock, bac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
-from trencadis.engine.compose import EmbeddingParts, Parts, compose_embedding_engine, compose_engine
+from trencadis.engine.compose import EmbeddingParts, Parts, budget_of, compose_embedding_engine, compose_engine
 from trencadis.engine.drafting import Speculation
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.engine.first_token_terms import SamplingTerms
+from trencadis.engine.guards import Fallback
 from trencadis.engine.request_check import check_honoured
 from trencadis.engine.switch import SchedulingSwitch
-from trencadis.errors import CapabilityError, ConfigValueError, ContractError
+from trencadis.errors import CapabilityError, ConfigValueError, ContractError, PluginLoadError, TrencadisError
+from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import (
     AcceptanceRule,
     Backend,
     BucketingStrategy,
     ComponentContext,
+    ConnectorPair,
     Executor,
     Observer,
     Sampler,
     SupportsPreparation,
 )
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams, parameters_in
-from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
+from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import Phases, rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
@@ -95,6 +100,7 @@ def _build(
         clock=clock,
         seed=config.engine.seed,
         quarantine_s=config.cache.quarantine_s,
+        budget_s=lambda noun: budget_of(config, noun),
         vocabulary=vocabulary_reader(config),
         named_model=model_finder(config),
     )
@@ -115,9 +121,15 @@ def _build(
             engine = compose_engine(config, parts, clock=clock, progress=progress)
         else:
             engine = compose_embedding_engine(config, builder.embedding_parts(executor, model), clock=clock)
-    except BaseException:
-        executor.close()
-        raise
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # what went wrong first is reported
+            executor.close()
+        reraise_interrupt(error)
+        blamed = None if isinstance(error, TrencadisError) else builder.blame(error)
+        if blamed is None:
+            raise
+        raise blamed from error
+    builder.started()
     registry.ready(model, engine.plan_hash)
     return engine
 
@@ -151,21 +163,43 @@ class _Builder:
     def __init__(self, registry: Registry, plan: ResolvedPlan, context: ComponentContext) -> None:
         self._registry = registry
         self._plan = plan
-        self._context = attrs.evolve(context, make=self._make_inner)
+        self._context = attrs.evolve(context, make=self._make_inner, label_of=self._label_inner)
         self._judge: Sampler | None = None
         self.device_label = ""
         self._honoured: frozenset[str] | None = None
+        self._made: list[tuple[RegisteredComponent, Any]] | None = []
 
     def make(self, choice: Choice) -> Any:
-        return self._registry.build(choice.component, choice.options, self._context)
+        made = self._registry.build(choice.component, choice.options, self._context)
+        if self._made is not None:
+            self._made.append((choice.component, made))
+        return made
+
+    def started(self) -> None:
+        """Forget what was built: what is replaced later may be freed."""
+        self._made = None
+
+    def blame(self, error: BaseException) -> PluginLoadError | None:
+        """Return what a component's exception at the start means to the operator; None if no component is in its traceback."""
+        found = _raised_by(self._made or (), error)
+        if found is None:
+            return None
+        component, method = found
+        return PluginLoadError(f"{component} raised {as_words(error)} in {method}().", hint=component.provenance.remedy)
 
     def _make_by(self, plan: ResolvedPlan, choice: Choice) -> Any:
         """Build a component by another plan, with what is known now."""
         return _Builder(self._registry, plan, self._context).make(choice)
 
     def _make_inner(self, noun: str, name: str) -> Any:
+        return self.make(self._inner(noun, name))
+
+    def _label_inner(self, noun: str, name: str) -> str:
+        return str(self._inner(noun, name).component)
+
+    def _inner(self, noun: str, name: str) -> Choice:
         own = self._plan.choices.get(noun) if not name else None
-        return self.make(own or self._plan.inner_choice(noun, name))
+        return own or self._plan.inner_choice(noun, name)
 
     def load(self, executor: Executor, source: ModelSource) -> ModelFacts:
         """Load the model; what is built from now on is told of it."""
@@ -215,6 +249,7 @@ class _Builder:
             observers=self._observers(),
             speculation=self._speculation(),
             connector=self.make(choices["kv_connector"]) if "kv_connector" in choices else None,
+            connector_label=self._label("kv_connector"),
             shadow=None if shadow is None else (str(shadow.component), self.make(shadow)),
             switch=SchedulingSwitch(self._registry, SchedulingInForce.at_start(config, self._plan), self._make_by),
             plan_hash=self._plan.plan_hash,
@@ -317,9 +352,51 @@ class _Builder:
         return (
             str(chosen.component),
             self.make(chosen),
-            (lambda: self.make(fallback)) if fallback is not None else None,
+            None if fallback is None else Fallback(str(fallback.component), lambda: self.make(fallback)),
         )
+
+    def _label(self, noun: str) -> str:
+        """Return what names a noun's component and its distribution in messages."""
+        choice = self._plan.choices.get(noun)
+        return f"the {noun}" if choice is None else str(choice.component)
 
     def _bucketing(self, limits: BucketLimits) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
         self._context = attrs.evolve(self._context, limits=limits)
         return self._guarded("bucketing")
+
+
+_SHARED: Final = frozenset({"trencadis", "trencadis_plugins", "trencadis_testing"})
+"""Packages that hold several components: which one raised, only its own module says."""
+
+
+def _raised_by(
+    made: Sequence[tuple[RegisteredComponent, Any]], error: BaseException
+) -> tuple[RegisteredComponent, str] | None:
+    """Return the component in whose code an error was raised, and which of its methods was called; None if none is.
+
+    The innermost frame that is a component's decides: a frame whose ``self`` it is, else one of its module, else of its package.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    objects = [(component, one) for component, whole in made for one in _parts_of(whole)]
+
+    def is_self(frame: Any, component: RegisteredComponent, one: Any) -> bool:
+        return frame.f_locals.get("self") is one
+
+    def is_module(frame: Any, component: RegisteredComponent, one: Any) -> bool:
+        return frame.f_globals.get("__name__") in {type(one).__module__, component.provenance.module}
+
+    def is_package(frame: Any, component: RegisteredComponent, one: Any) -> bool:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        return package == component.provenance.module.partition(".")[0] and package not in _SHARED
+
+    for owns in (is_self, is_module, is_package):
+        for frame in reversed(frames):
+            for component, one in objects:
+                if owns(frame, component, one):
+                    first = next(outer for outer in frames if owns(outer, component, one))
+                    return component, first.f_code.co_name
+    return None
+
+
+def _parts_of(made: Any) -> tuple[Any, ...]:
+    return (made.scheduler, made.worker) if isinstance(made, ConnectorPair) else (made,)

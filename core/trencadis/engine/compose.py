@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import attrs
 
+from trencadis.activity import ACTIVITY, Lane
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.administration import Administration
@@ -31,6 +33,7 @@ from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.engine.first_tokens import FirstTokens
+from trencadis.engine.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis.engine.guards import GuardedBucketing, GuardedEviction, GuardedScheduling
 from trencadis.engine.hashing import BlockHasher
 from trencadis.engine.observers import Observers
@@ -44,6 +47,7 @@ from trencadis.engine.switch import SchedulingSwitch
 from trencadis.engine.transfers import Transfers
 from trencadis.engine.warmup import BackgroundWarmUp, WarmUp, warm_up
 from trencadis.errors import ConfigValueError
+from trencadis.faults import CallMeter
 from trencadis.interfaces import (
     AllocationPlan,
     BackendCapabilities,
@@ -57,7 +61,7 @@ from trencadis.interfaces import (
 )
 from trencadis.records import Bucket, BucketLimits, ModelFacts, RowStart, SamplingParams
 
-__all__ = ["EmbeddingParts", "Parts", "compose_embedding_engine", "compose_engine"]
+__all__ = ["EmbeddingParts", "Meters", "Parts", "budget_of", "compose_embedding_engine", "compose_engine"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -91,6 +95,7 @@ class Parts(EmbeddingParts):
         eviction: The same.
         speculation: Who drafts, how much, and which drafts stand; or None.
         connector: The KV connector, or None.
+        connector_label: Names it and its distribution in messages.
         shadow: Label and policy that is asked beside ``scheduling``, or None.
         switch: Builds other policies while the engine serves, or None.
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
@@ -106,6 +111,7 @@ class Parts(EmbeddingParts):
     eviction: tuple[str, EvictionPolicy, Callable[[], EvictionPolicy] | None]
     speculation: Speculation | None = None
     connector: ConnectorPair | None = None
+    connector_label: str = "the KV connector"
     shadow: tuple[str, SchedulingPolicy] | None = None
     switch: SchedulingSwitch | None = None
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
@@ -114,6 +120,30 @@ class Parts(EmbeddingParts):
     may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
     first_token_terms: FirstTokenTerms | None = None
     device_label: str = "the executor"
+
+
+class Meters:
+    """Makes what measures the calls of components: each by the budget of its noun, on the engine's clock.
+
+    Args:
+        config: Table ``budget`` is read.
+        clock: The engine's.
+    """
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+
+    def __call__(self, noun: str, label: str, *, lane: Lane | None = None) -> CallMeter:
+        """Return the meter of a component; ``lane`` as of :class:`~trencadis.faults.CallMeter`."""
+        setting = f"[budget] {noun}_ms"
+        return CallMeter(label, clock=self._clock, budget_s=budget_of(self._config, noun), setting=setting, lane=lane)
+
+
+def budget_of(config: Config, noun: str) -> float:
+    """Return how long a call of a component may take, seconds; infinity if that is not limited. Pure."""
+    budget_ms: float = getattr(config.budget, f"{noun}_ms", 0.0)
+    return budget_ms / 1000 or math.inf
 
 
 def compose_engine(
@@ -146,22 +176,24 @@ def compose_engine(
     max_drafts = drafter.max_draft_tokens if drafter else 0
     max_model_len, num_blocks = size_cache(config, with_drafter(parts.model, drafter), executor, block_size=block_size)
     limits = _limits(config, capabilities, block_size, max_model_len, num_blocks, max_drafts)
+    meters = Meters(config, clock)
     num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
-    _allocate(executor, _allocation(config, limits, parts, num_hosted), parts)
+    _allocate(executor, _allocation(config, limits, parts, num_hosted, meters), parts)
     swapping = Swapping(num_host_blocks=num_hosted, copy=lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins))
-    state = _state(config, parts, clock, swapping, limits)
-    passes, warmed = _warmed_passes(
-        config, executor, GuardedBucketing(*parts.make_bucketing(limits)), state, limits, clock=clock, progress=progress
-    )
+    state = _state(config, parts, clock, swapping, limits, meters)
+    made = parts.make_bucketing(limits)
+    bucketing = GuardedBucketing(*made, meter=meters("bucketing", made[0]))
+    passes, warmed = _warmed_passes(config, executor, bucketing, state, limits, clock=clock, progress=progress)
     drafting = Drafting(
         state,
         parts.speculation,
         padded_tokens=passes.padded_tokens,
         pads=capabilities.layout == "padded",
         vocab_size=parts.model.vocab_size,
+        meter_of=meters,
     )
     drafting.allocate(limits)
-    policy = _policy(parts, state)
+    policy = _policy(parts, state, meters)
     decisions = Decisions(config.engine.explain_steps)
     scheduler = Scheduler(
         state,
@@ -255,7 +287,13 @@ def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Cl
     )
 
 
-def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: int) -> AllocationPlan:
+def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: int, meters: Meters) -> AllocationPlan:
+    worker = None
+    if parts.connector is not None:
+        label = parts.connector_label
+        worker = GuardedWorker(
+            parts.connector.worker, label=label, meter=meters("kv_connector", label, lane=ACTIVITY.device)
+        )
     return AllocationPlan(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -264,7 +302,7 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: 
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_draft_tokens=limits.max_draft_tokens,
         acceptance=parts.speculation.acceptance if parts.speculation else None,
-        connector=parts.connector.worker if parts.connector else None,
+        connector=worker,
         num_host_blocks=num_hosted,
         layer_wait_s=config.cache.layer_wait_s,
     )
@@ -292,13 +330,14 @@ def _administration(
     )
 
 
-def _policy(parts: Parts, state: EngineState) -> GuardedScheduling:
-    policy = GuardedScheduling(*parts.scheduling)
+def _policy(parts: Parts, state: EngineState, meters: Meters) -> GuardedScheduling:
+    policy = GuardedScheduling(*parts.scheduling, meter=meters("scheduling", parts.scheduling[0]))
     policy.live = lambda: [(slot, state.table.sequence(slot).request) for slot in state.slot_of.values()]
     if parts.switch is not None:
         policy.name = parts.switch.in_force.plan.choices["scheduling"].component.name
     if parts.shadow is not None:
-        policy.shadow = Shadow(*parts.shadow, clock=state.clock)
+        meter = meters("scheduling", f"{parts.shadow[0]} (shadow)")
+        policy.shadow = Shadow(*parts.shadow, clock=state.clock, meter=meter)
     return policy
 
 
@@ -327,11 +366,17 @@ def _defragmenter(
     )
 
 
-def _state(config: Config, parts: Parts, clock: Clock, swapping: Swapping, limits: BucketLimits) -> EngineState:
-    connector = parts.connector.scheduler if parts.connector else None
+def _state(
+    config: Config, parts: Parts, clock: Clock, swapping: Swapping, limits: BucketLimits, meters: Meters
+) -> EngineState:
+    connector = None
+    if parts.connector is not None:
+        label = parts.connector_label
+        connector = GuardedConnector(parts.connector.scheduler, label=label, meter=meters("kv_connector", label))
+    eviction = GuardedEviction(*parts.eviction, meter=meters("eviction", parts.eviction[0]))
     return EngineState(
         clock=clock,
-        blocks=BlockManager(num_blocks=limits.num_blocks, eviction=GuardedEviction(*parts.eviction)),
+        blocks=BlockManager(num_blocks=limits.num_blocks, eviction=eviction),
         hasher=BlockHasher(
             key=config.cache.key,
             compatibility=_compatibility(config, parts.model, limits.block_size),
@@ -341,6 +386,7 @@ def _state(config: Config, parts: Parts, clock: Clock, swapping: Swapping, limit
         transfers=Transfers(
             connector,
             load_timeout_s=config.cache.load_timeout_s,
+            lookup_timeout_s=config.cache.lookup_timeout_s,
             quarantine_s=config.cache.quarantine_s,
             max_parked=config.cache.max_parked,
             close_worker=parts.executor.close_connector,

@@ -15,15 +15,14 @@ import attrs
 import numpy as np
 
 from trencadis.engine.guarded_speculator import GuardedSpeculator
-from trencadis.engine.guards import Guarded
+from trencadis.engine.guards import Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
+from trencadis.faults import CallMeter, FaultLog, shown
 from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
 
 __all__ = ["Drafting", "Speculation"]
-
-logger = logging.getLogger("trencadis.engine")
 
 _EMPTY = np.empty(0, np.int32)
 
@@ -60,6 +59,7 @@ class Drafting:
         padded_tokens: Token positions of a decode pass, by sequences and tokens of each; None: their product.
         pads: Every sequence of a pass costs as many positions as the longest.
         vocab_size: Tokens that the model knows.
+        meter_of: Returns what measures the calls of a component, by noun and label.
 
     Attributes:
         draft_s: Time that the drafts of the newest plan took, and the choice of their number, seconds.
@@ -74,9 +74,11 @@ class Drafting:
         padded_tokens: Callable[[int, int], int] | None = None,
         pads: bool = False,
         vocab_size: int = 1 << 31,
+        meter_of: Callable[[str, str], CallMeter] = lambda _, label: CallMeter(label),
     ) -> None:
         self.draft_s = 0.0
         self.fault = ""
+        self._faults = FaultLog(logging.getLogger("trencadis.engine"))
         self._start_s = 0.0
         self._state = state
         self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
@@ -88,8 +90,13 @@ class Drafting:
         drafter, length = speculation.speculator, speculation.length
         labels = [given or type(one).__name__ for given, one in zip(speculation.labels, (drafter, length), strict=True)]
         self._takes_drafts = speculation.takes_drafts
-        self._speculator = GuardedSpeculator(labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size)
-        self._length: Guarded[DraftLength] = Guarded(labels[1], length, speculation.make_fallbacks[1])
+        meters = [meter_of(noun, label) for noun, label in zip(("speculation", "draft_length"), labels, strict=True)]
+        self._speculator = GuardedSpeculator(
+            labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size, meter=meters[0]
+        )
+        self._length: Guarded[DraftLength] = Guarded(
+            labels[1], length, speculation.make_fallbacks[1], meter=meters[1], ends_if_slow=True
+        )
 
     @property
     def num_quarantined(self) -> int:
@@ -129,13 +136,14 @@ class Drafting:
         try:
             if plan.drafts is not None:
                 self._speculator.tell(
+                    "on_verified",
                     lambda speculator: speculator.on_verified(
                         slots=plan.slots, num_drafts=num_drafts, num_accepted=num_accepted
-                    )
+                    ),
                 )
             step = self._verified_step(plan, output, num_drafts, num_accepted)
             if step is not None:
-                self._length.guarded(lambda length: length.on_verified(step))
+                self._length.guarded("on_verified", lambda length: length.on_verified(step))
         except StepFailedError as error:
             self._switch_off(error)
 
@@ -145,8 +153,10 @@ class Drafting:
             return
         self._shapes.pop(slot, None)
         try:
-            self._speculator.tell(lambda speculator: speculator.on_finished(slot=slot, token_ids=token_ids))
-            self._length.guarded(lambda length: length.on_finished(slot=slot))
+            self._speculator.tell(
+                "on_finished", lambda speculator: speculator.on_finished(slot=slot, token_ids=token_ids)
+            )
+            self._length.guarded("on_finished", lambda length: length.on_finished(slot=slot))
         except StepFailedError as error:
             self._switch_off(error)
 
@@ -156,8 +166,10 @@ class Drafting:
             return
         try:
             self._speculator.strategy.close()
-        except Exception:
-            logger.warning("close() of %s raised.", self._speculator.label, exc_info=True)
+        except (Exception, SystemExit) as error:
+            self._faults.say(
+                f"{self._speculator.label}.close", f"{self._speculator.label} raised in close().", error=error
+            )
 
     # ------------------------------------------------------------------------------------------------- innards
 
@@ -166,8 +178,14 @@ class Drafting:
         self._is_on = False
         self.fault = str(error)
         self._shapes.clear()
-        logger.error("%s Speculation goes off; requests go on without drafts.", error, exc_info=error.__cause__)
-        with contextlib.suppress(Exception):  # one failure is enough to report
+        cause = None if isinstance(error.__cause__, TooSlowError) else error.__cause__
+        self._faults.say(
+            self._speculator.label,
+            f"{error} Speculation goes off; requests go on without drafts.",
+            error=cause,
+            level=logging.ERROR,
+        )
+        with contextlib.suppress(Exception, SystemExit):  # one failure is enough to report
             self._speculator.strategy.close()
 
     def _asked(self) -> tuple[Int32Array, Int32Array]:
@@ -191,7 +209,7 @@ class Drafting:
             padded_tokens=self._padded_tokens,
             pads=self._pads,
         )
-        chosen = self._length.guarded(lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
+        chosen = self._length.guarded("choose", lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
         wanted = chosen > 0
         return slots[wanted], chosen[wanted].astype(np.int32)
 
@@ -249,5 +267,5 @@ def _fault(chosen: Int32Array, view: LengthView) -> str:
     """Return what is wrong with draft lengths. Pure."""
     most = view.max_draft_tokens
     if len(chosen) != len(most) or ((chosen < 0) | (chosen > most)).any():
-        return f"it chose {chosen.tolist()} drafts, allowed are 0 to {most.tolist()}"
+        return f"it chose {shown(chosen)} drafts, allowed are 0 to {shown(most)}"
     return ""

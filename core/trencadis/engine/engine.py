@@ -11,6 +11,7 @@ Texts to embed run beside the steps, a micro-batch each.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -34,6 +35,7 @@ from trencadis.engine.failures import Failures
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.guests import Guests
 from trencadis.engine.intake import Intake
+from trencadis.engine.metrics_page import MetricsPage
 from trencadis.engine.observers import Observers
 from trencadis.engine.output_check import FailedStep, OutputCheck
 from trencadis.engine.passes import PassCounts
@@ -44,6 +46,7 @@ from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.state import EngineState
 from trencadis.engine.warmup import BackgroundWarmUp, WarmUp
 from trencadis.errors import InvalidRequestError, RequestRefusedError, StepFailedError, UnpreparedShapeError
+from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import Executor
 from trencadis.records import (
     Embedding,
@@ -150,6 +153,8 @@ class Engine:
         self._closed = False
         self.is_paused = False
         self._on_close = on_close
+        self._faults = FaultLog(logging.getLogger("trencadis.engine"))
+        self._device_label = device_label
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -294,7 +299,18 @@ class Engine:
 
     def metrics(self) -> str:
         """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
-        return self._observers.metrics() + self._state.transfers.metrics() + self._executor.metrics()
+        page, connector = MetricsPage(self._faults), self._state.transfers.connector
+        self._observers.add_metrics(page)
+        if connector is not None:
+            page.add("the engine", self._state.transfers.metrics())
+            page.add(connector.label, connector.metrics())
+        try:
+            page.add(self._device_label, self._executor.metrics())
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = f"{self._device_label} raised {as_words(error)} in metrics(); they are left out."
+            self._faults.say(f"{self._device_label}.metrics", said, error=error)
+        return page.text
 
     def close(self) -> None:
         """End every request, close observers and the executor; may be called twice."""

@@ -1,4 +1,4 @@
-"""The scheduler side of a KV connector, guarded: what it raises is a miss, and one that keeps raising is switched off."""
+"""Both sides of a KV connector, guarded: what they raise is a miss, and a scheduler side that keeps raising is switched off."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from trencadis.errors import ContractError
-from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.activity import ACTIVITY
+from trencadis.errors import ContractError, PluginLoadError, TrencadisError
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
+from trencadis.interfaces import KVPool, KVSchedulerSide, KVWorkerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, Request
 from trencadis.records.request import transfer_table
 
-__all__ = ["GuardedConnector"]
+__all__ = ["GuardedConnector", "GuardedWorker"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -26,14 +28,22 @@ class GuardedConnector:
 
     Args:
         side: The scheduler side.
+        label: Names the component and its distribution in messages.
+        meter: Measures its calls; one that is too slow is switched off.
 
     Attributes:
         is_off: It was switched off: nobody is asked any more, and nothing is saved.
+        label: As given.
         num_errors: Calls that raised or broke the contract.
     """
 
-    def __init__(self, side: KVSchedulerSide) -> None:
+    def __init__(
+        self, side: KVSchedulerSide, *, label: str = "the KV connector", meter: CallMeter | None = None
+    ) -> None:
         self._side = side
+        self.label = label
+        self._meter = meter or CallMeter(label)
+        self._faults = FaultLog(logger)
         self._num_in_a_row = 0
         self.is_off = False
         self.num_errors = 0
@@ -55,7 +65,7 @@ class GuardedConnector:
             if not found.pending and found.num_tokens and is_used(found.ticket):
                 raise ContractError(f"lookup gave ticket {found.ticket} a second time.")
             if not isinstance(found.first_token, FirstToken | None):
-                raise ContractError(f"lookup gave {found.first_token!r}, which is no FirstToken.")
+                raise ContractError(f"lookup gave {shown(found.first_token)}, which is no FirstToken.")
             return found
 
         return self._call("lookup", ask, Lookup())
@@ -146,7 +156,7 @@ class GuardedConnector:
         def ask() -> bool:
             answer = self._side.on_failed(request, failed)
             if answer not in {"compute", "retry"}:
-                raise ContractError(f'on_failed returned {answer!r}; "compute" and "retry" are allowed.')
+                raise ContractError(f'on_failed returned {shown(answer)}; "compute" and "retry" are allowed.')
             return answer == "retry"
 
         return self._call("on_failed", ask, False)
@@ -169,42 +179,152 @@ class GuardedConnector:
 
     def metrics(self) -> str:
         """Return what it counts."""
-        try:
-            text = self._side.metrics()
-        except Exception:
-            logger.warning("The KV connector's metrics() raised.", exc_info=True)
-            return ""
+        text = self._contained("metrics", self._side.metrics, "")
         if isinstance(text, str):
             return text
-        logger.warning("The KV connector's metrics() returned %s, which is no text.", type(text).__name__)
+        said = f"{self.label} metrics() returned {type(text).__name__}, which is no text."
+        self._faults.say(f"{self.label}.metrics returned", said)
         return ""
 
     def close(self) -> None:
         """Close it; may be called twice."""
         self.is_off = True
+        self._contained("close", self._side.close, None)
+
+    def _contained(self, name: str, call: Callable[[], T], otherwise: T) -> T:
+        """Return what a call returns that says nothing about whether to go on with it."""
         try:
-            self._side.close()
-        except Exception:
-            logger.warning("The KV connector's close() raised.", exc_info=True)
+            return call()
+        except BaseException as error:
+            reraise_interrupt(error)
+            self._faults.say(f"{self.label}.{name}", f"{self.label} raised {as_words(error)} in {name}().", error=error)
+            return otherwise
 
     def _call(
         self, name: str, call: Callable[[], T], otherwise: T, *, always: bool = False, is_proof: bool = True
     ) -> T:
         if self.is_off and not always:
             return otherwise
+        meter = self._meter
+        began = meter.begin()
         try:
             result = call()
-        except Exception as error:
-            self.num_errors += 1
-            self._num_in_a_row += 1
-            logger.warning("The KV connector's %s() raised; counted as a miss.", name, exc_info=error)
-            if self._num_in_a_row >= _MAX_ERRORS and not self.is_off:
-                self.is_off = True
-                logger.error(
-                    "The KV connector raised %d times in a row and is switched off; serving goes on without it.",
-                    _MAX_ERRORS,
-                )
+        except BaseException as error:
+            meter.end(began)
+            reraise_interrupt(error)
+            self._raised(name, error)
             return otherwise
+        took_s = meter.end(began)
+        if took_s > meter.budget_s and (slow := meter.overran(name, took_s)):
+            self._switch_off(slow)
         if is_proof:  # what is asked all the time, and costs nothing, says little
             self._num_in_a_row = 0
+        return result
+
+    def _raised(self, name: str, error: BaseException) -> None:
+        self.num_errors += 1
+        self._num_in_a_row += 1
+        said = f"{self.label} raised {as_words(error)} in {name}(); counted as a miss."
+        self._faults.say(f"{self.label}.{name}", said, error=error)
+        if self._num_in_a_row >= _MAX_ERRORS:
+            self._switch_off(f"raised {_MAX_ERRORS} times in a row")
+
+    def _switch_off(self, fault: str) -> None:
+        if not self.is_off:
+            self.is_off = True
+            logger.error(
+                "%s %s and is switched off; serving goes on without it. Mend it, or choose another in kv_connector.name.",
+                self.label,
+                fault,
+            )
+
+
+class GuardedWorker(KVWorkerSide):
+    """Calls a worker side; nothing that it raises after the start gets out. On the backend's thread.
+
+    A call that raises has brought nothing: what it was to load is computed once the load times out.
+
+    Args:
+        side: The worker side.
+        label: Names the component and its distribution in messages.
+        meter: Measures the calls that do not wait; one that is too slow is warned about.
+    """
+
+    def __init__(self, side: KVWorkerSide, *, label: str = "the KV connector", meter: CallMeter | None = None) -> None:
+        self._side = side
+        self._label = label
+        self._meter = meter or CallMeter(label, lane=ACTIVITY.device)
+        self._faults = FaultLog(logger)
+
+    def register(self, kv_cache: KVPool) -> None:
+        """Hand over the device's KV cache.
+
+        Raises:
+            PluginLoadError: It raised.
+        """
+        try:
+            self._side.register(kv_cache)
+        except TrencadisError:
+            raise
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise PluginLoadError(
+                f"{self._label} raised {as_words(error)} in register().",
+                hint="Mend it, or choose another in kv_connector.name.",
+            ) from error
+
+    def expect_layers(self) -> None:
+        """Tell that blocks to be saved may be copied out while the step is computed."""
+        self._call("expect_layers", self._side.expect_layers, None)
+
+    def begin_step(self, message: bytes) -> None:
+        """Pass the scheduler side's message on."""
+        self._call("begin_step", lambda: self._side.begin_step(message), None)
+
+    @property
+    def wants_layers(self) -> bool:
+        """Whether the step that was begun last is to wait for layers."""
+        return self._call("wants_layers", lambda: bool(self._side.wants_layers), False)
+
+    def wait_layer(self, layer: int, *, budget_s: float) -> bool:
+        """Wait for a layer; one whose wait raised has not come."""
+        return self._call(
+            "wait_layer", lambda: bool(self._side.wait_layer(layer, budget_s=budget_s)), False, waits=True
+        )
+
+    def end_step(self) -> None:
+        """Tell that the step is over."""
+        self._call("end_step", self._side.end_step, None)
+
+    def poll(self) -> ConnectorReport:
+        """Return what finished; nothing if the answer is no report."""
+
+        def poll() -> ConnectorReport:
+            report = self._side.poll()
+            if not isinstance(report, ConnectorReport):
+                raise ContractError(f"it returned {shown(report)}, which is no ConnectorReport")
+            return report
+
+        return self._call("poll", poll, ConnectorReport())
+
+    def close(self) -> None:
+        """Close it."""
+        self._call("close", self._side.close, None, waits=True)
+
+    def _call(self, name: str, call: Callable[[], T], otherwise: T, *, waits: bool = False) -> T:
+        meter = self._meter
+        began_s = meter.begin()
+        try:
+            result = call()
+        except BaseException as error:
+            meter.end(began_s)
+            reraise_interrupt(error)
+            said = (
+                f"{self._label} raised {as_words(error)} in {name}() of its worker side; the step goes on without it."
+            )
+            self._faults.say(f"{self._label}.{name}", said, error=error)
+            return otherwise
+        took_s = meter.end(began_s)
+        if took_s > meter.budget_s and not waits and (slow := meter.overran(name, took_s)):
+            self._faults.say(f"{self._label}.{name} is slow", f"{self._label} {slow}; steps wait for it.")
         return result

@@ -9,6 +9,7 @@ import numpy as np
 
 from trencadis.engine.guards import Guarded
 from trencadis.errors import ContractError
+from trencadis.faults import CallMeter, reraise_interrupt, shown
 from trencadis.interfaces import DraftView, Speculator
 from trencadis.records import BucketLimits, Drafts
 
@@ -29,7 +30,7 @@ def check_numbers(label: str, speculator: Speculator) -> None:
         number = getattr(speculator, name)
         if type(number) is not int or number < least:
             raise ContractError(
-                f"{label} has {name} = {number!r}, which must be a whole number from {least} on.",
+                f"{label} has {name} = {shown(number)}, which must be a whole number from {least} on.",
                 hint="Mend the speculator, or choose another in speculation.name.",
             )
 
@@ -42,6 +43,7 @@ class GuardedSpeculator(Guarded[Speculator]):
         strategy: The chosen one.
         make_fallback: As of :class:`Guarded`.
         vocab_size: Of the model that is drafted for: the device reads the embedding of every draft.
+        meter: As of :class:`Guarded`.
 
     Attributes:
         drafts_trees: The chosen one may draft trees: no other may if it does not.
@@ -57,8 +59,9 @@ class GuardedSpeculator(Guarded[Speculator]):
         make_fallback: Callable[[], Speculator] | None = None,
         *,
         vocab_size: int = 1 << 31,
+        meter: CallMeter | None = None,
     ) -> None:
-        super().__init__(label, strategy, make_fallback)
+        super().__init__(label, strategy, make_fallback, meter=meter, ends_if_slow=True)
         check_numbers(label, strategy)
         self._vocab_size = vocab_size
         self.drafts_trees = strategy.drafts_trees
@@ -78,21 +81,24 @@ class GuardedSpeculator(Guarded[Speculator]):
 
     def propose(self, view: DraftView) -> Drafts:
         """Return legal drafts."""
-        return self.guarded(lambda speculator: speculator.propose(view), lambda drafts: self._fault(drafts, view))
+        return self.guarded(
+            "propose", lambda speculator: speculator.propose(view), lambda drafts: self._fault(drafts, view)
+        )
 
-    def tell(self, tell: Callable[[Speculator], None]) -> None:
+    def tell(self, method: str, tell: Callable[[Speculator], None]) -> None:
         """Tell the speculator something."""
-        self.guarded(tell)
+        self.guarded(method, tell)
 
-    def quarantine(self, cause: Exception) -> None:
+    def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place: it gets the sizes, and frees the device of its predecessor's."""
         broken = self.strategy
         super().quarantine(cause)
-        with contextlib.suppress(Exception):  # it is broken already; the cause is logged
+        with contextlib.suppress(Exception, SystemExit):  # it is broken already; the cause is logged
             broken.close()
         try:
             self._introduce(self.strategy)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             self.quarantine(error)
 
     def _introduce(self, fallback: Speculator) -> None:
@@ -112,10 +118,10 @@ class GuardedSpeculator(Guarded[Speculator]):
             or ((counts < 0) | (counts > most)).any()
             or len(drafts.token_ids) != int(counts.sum())
         ):
-            return f"it drafted {counts.tolist()}, allowed are {most.tolist()}"
+            return f"it drafted {shown(counts)}, allowed are {shown(most)}"
         tokens = drafts.token_ids
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
-            return f"it drafted tokens {tokens.tolist()}, the model knows 0 to {self._vocab_size - 1}"
+            return f"it drafted tokens {shown(tokens)}, the model knows 0 to {self._vocab_size - 1}"
         if drafts.parents is None:
             return ""
         ends = np.cumsum(counts)

@@ -1,7 +1,8 @@
-"""Strategies, guarded: what they return is checked, what they raise is contained.
+"""Strategies, guarded: what they return is checked, what they raise is contained, and how long they take is measured.
 
 A strategy that raises or breaks its contract in a step is quarantined: the configured fallback takes its place, loudly and for
-good. Without a fallback the step fails, and the error names the component.
+good. Without a fallback the step fails, and the error names the component. One that is too slow is quarantined as well, once its
+answer is used; without a fallback it is only warned about.
 """
 
 from __future__ import annotations
@@ -14,21 +15,47 @@ from operator import index
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+import attrs
 import numpy as np
 
 from trencadis.engine.shadow import Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, Int32Array, Request, Shape
 
-__all__ = ["Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling"]
+__all__ = ["Fallback", "Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling", "TooSlowError"]
 
 logger = logging.getLogger("trencadis.engine")
 
 _NO_SHADOW = ShadowStep()
 
+_ORDERED_PER_STEP = 4096
+"""Waiting sequences for each budget of an order: of more than that an order stands for several steps."""
+
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+class TooSlowError(Exception):
+    """A strategy took too long, too often; says how long, and what it may take."""
+
+
+@attrs.frozen
+class Fallback(Generic[S]):
+    """Makes what takes over from a strategy.
+
+    Attributes:
+        label: Names the component and its distribution in messages.
+        make: Its factory.
+    """
+
+    label: str
+    make: Callable[[], S]
+
+    def __call__(self) -> S:
+        """Return a new one."""
+        return self.make()
 
 
 class Guarded(Generic[S]):
@@ -38,48 +65,113 @@ class Guarded(Generic[S]):
         label: Names the component and its distribution in messages.
         strategy: The chosen one.
         make_fallback: Makes the fallback; None if the config names none.
+        meter: Measures its calls; None: nothing is measured.
+        ends_if_slow: Fail when it is too slow and there is no fallback.
     """
 
-    def __init__(self, label: str, strategy: S, make_fallback: Callable[[], S] | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        strategy: S,
+        make_fallback: Callable[[], S] | None = None,
+        *,
+        meter: CallMeter | None = None,
+        ends_if_slow: bool = False,
+    ) -> None:
         self.label = label
         self.strategy = strategy
         self.num_quarantined = 0
         self._make_fallback = make_fallback
+        self._meter = meter or CallMeter(label)
+        self._ends_if_slow = ends_if_slow
+        self._faults = FaultLog(logger)
 
-    def quarantine(self, cause: Exception) -> None:
+    def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in the strategy's place.
 
         Raises:
             StepFailedError: There is none, or the fallback itself failed.
         """
+        fault = str(cause) if isinstance(cause, TooSlowError) else f"raised {as_words(cause)}"
         if self._make_fallback is None:
             raise StepFailedError(
-                f"{self.label} raised {type(cause).__name__}: {cause}.",
+                f"{self.label} {fault}.",
                 hint="Mend or replace the component, or name a fallback in its config table.",
             ) from cause
-        logger.error(
-            "%s raised %s: %s; its fallback takes over.", self.label, type(cause).__name__, cause, exc_info=cause
+        traced = None if isinstance(cause, TooSlowError) else cause
+        self._faults.say(
+            self.label, f"{self.label} {fault}; its fallback takes over.", error=traced, level=logging.ERROR
         )
         make_fallback, self._make_fallback = self._make_fallback, None
         self.num_quarantined += 1
         try:
             self.strategy = make_fallback()
         except Exception as error:
-            raise StepFailedError(f"the fallback of {self.label} could not be built: {error}.") from error
-        self.label = f"fallback of {self.label}"
+            raise StepFailedError(f"the fallback of {self.label} could not be built: {as_words(error)}.") from error
+        own = make_fallback.label if isinstance(make_fallback, Fallback) else ""
+        self._put(f"{own} (fallback of {self.label})" if own else f"fallback of {self.label}")
 
-    def guarded(self, call: Callable[[S], T], check: Callable[[T], str] | None = None) -> T:
-        """Call the strategy and check its answer; on failure quarantine it and ask the fallback."""
+    def guarded(
+        self, method: str, call: Callable[[S], T], check: Callable[[T], str] | None = None, *, num_budgets: float = 1
+    ) -> T:
+        """Call the strategy and check its answer; on failure quarantine it and ask the fallback.
+
+        Args:
+            method: That is called, for messages.
+            call: Calls it.
+            check: Returns what is wrong with an answer, or an empty string.
+            num_budgets: Budgets of time that this call may take.
+        """
+        meter = self._meter
         while True:
+            began = meter.begin()
             try:
                 answer = call(self.strategy)
+                took_s = meter.end(began)
                 fault = check(answer) if check is not None else ""
                 if fault:
                     raise ContractError(fault)
-            except Exception as error:
+            except BaseException as error:
+                meter.end(began)
+                reraise_interrupt(error)
                 self.quarantine(error)
             else:
+                if took_s > meter.budget_s:
+                    self._note_slow(method, took_s, num_budgets=num_budgets)
                 return answer
+
+    def _tell(self, tell: Callable[[S], None], method: str) -> None:
+        """Tell the strategy something; on failure quarantine it, and do not tell its fallback."""
+        meter = self._meter
+        began = meter.begin()
+        try:
+            tell(self.strategy)
+            took_s = meter.end(began)
+        except BaseException as error:
+            meter.end(began)
+            reraise_interrupt(error)
+            self.quarantine(error)
+        else:
+            if took_s > meter.budget_s:
+                self._note_slow(method, took_s)
+
+    def _note_slow(self, method: str, took_s: float, *, num_budgets: float = 1) -> None:
+        """Warn of a slow call, and quarantine the strategy if there were too many."""
+        fault = self._meter.overran(method, took_s, num_budgets=num_budgets)
+        if not fault:
+            return
+        if self._make_fallback is not None or self._ends_if_slow:
+            self.quarantine(TooSlowError(fault))
+        else:
+            self._faults.say(
+                f"{self.label}.{method} is too slow",
+                f"{self.label} {fault}; it has no fallback, so that steps go on waiting.",
+            )
+
+    def _put(self, label: str) -> None:
+        """Call what is in place by another name."""
+        self.label = label
+        self._meter.rename(label)
 
 
 class GuardedScheduling(Guarded[SchedulingPolicy]):
@@ -104,8 +196,10 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         label: str,
         strategy: SchedulingPolicy,
         make_fallback: Callable[[], SchedulingPolicy] | None = None,
+        *,
+        meter: CallMeter | None = None,
     ) -> None:
-        super().__init__(label, strategy, make_fallback)
+        super().__init__(label, strategy, make_fallback, meter=meter)
         self.name = label
         self.live: Callable[[], Iterable[tuple[int, Request]]] = tuple
         self.shadow: Shadow | None = None
@@ -121,22 +215,25 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """
         try:
             self._introduce(strategy)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise ContractError(
-                f"{label} raised {type(error).__name__} when it was told of the live requests: {error}.",
+                f"{label} raised {as_words(error)} when it was told of the live requests.",
                 hint="The policy that was in force still is.",
             ) from error
-        self.label, self.name = label, name
+        self._put(label)
+        self.name = name
         self.strategy, self._make_fallback = strategy, make_fallback
 
-    def quarantine(self, cause: Exception) -> None:
+    def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place and tell it of the live requests."""
-        self.quarantines.append((self.label, f"{type(cause).__name__}: {cause}"))
+        self.quarantines.append((self.label, as_words(cause)))
         super().quarantine(cause)
         self.name = f"fallback of {self.name}"
         try:
             self._introduce(self.strategy)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             self.quarantine(error)
 
     def take_shadow_step(self) -> ShadowStep:
@@ -150,6 +247,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
     def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why the request is refused, or an empty string."""
         refusal = self.guarded(
+            "admit",
             lambda policy: policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens),
             _no_text,
         )
@@ -160,6 +258,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
     def admit_tenant(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
         """Return why the request is refused for what its tenant has waiting, or an empty string."""
         refusal: str = self.guarded(
+            "admit_tenant",
             lambda policy: policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens),
             partial(_no_text, method="admit_tenant"),
         )
@@ -170,7 +269,8 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """Whether the policy lets running sequences give way to waiting ones."""
         try:
             return bool(self.strategy.preempts)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             self.quarantine(error)
             return self.preempts
 
@@ -178,19 +278,22 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """Tell the policy of a new request, which is live already."""
         if self.shadow is not None:
             self.shadow.on_added(slot=slot, request=request)
-        try:
-            self.strategy.on_added(slot=slot, request=request)
-        except Exception as error:
-            self.quarantine(error)  # and the fallback was told with all the others
+        self._tell(
+            lambda policy: policy.on_added(slot=slot, request=request), "on_added"
+        )  # a fallback is told of it with all others
 
     def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return one of the candidates, or -1."""
 
         def check(victim: int) -> str:
             known = victim == -1 or victim in candidates
-            return "" if known else f"give_way() returned {victim}, no candidate of {candidates.tolist()} and not -1"
+            return (
+                "" if known else f"give_way() returned {shown(victim)}, no candidate of {shown(candidates)} and not -1"
+            )
 
-        victim = int(self.guarded(lambda policy: policy.give_way(view, slot=slot, candidates=candidates), check))
+        victim = int(
+            self.guarded("give_way", lambda policy: policy.give_way(view, slot=slot, candidates=candidates), check)
+        )
         if self.shadow is not None:
             self.shadow.give_way(victim, view, slot=slot, candidates=candidates)
         return victim
@@ -201,11 +304,16 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         def check(order: Int32Array) -> str:
             if order is view.waiting:
                 return ""
-            if np.asarray(order).dtype.kind in "iu" and np.array_equal(np.sort(order), np.sort(view.waiting)):
+            if (
+                len(order) == len(view.waiting)
+                and np.asarray(order).dtype.kind in "iu"
+                and np.array_equal(np.sort(order), np.sort(view.waiting))
+            ):
                 return ""
-            return f"order() returned {np.asarray(order).tolist()}, no permutation of {view.waiting.tolist()}"
+            return f"order() returned {shown(order)}, no permutation of {shown(view.waiting)}"
 
-        order = np.asarray(self.guarded(lambda policy: policy.order(view), check))
+        num_budgets = max(1.0, len(view.waiting) / _ORDERED_PER_STEP)
+        order = np.asarray(self.guarded("order", lambda policy: policy.order(view), check, num_budgets=num_budgets))
         if self.shadow is not None:
             self.shadow.order(order, view)
         return order
@@ -213,27 +321,37 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
         # Once per step on the hot path: written out, without the closures of guarded().
+        meter = self._meter
+        began = meter.begin()
+        fault: BaseException | None = None
         try:
             split = self.strategy.split(view, token_budget=token_budget)
-            if index(split.decode) >= 0 and index(split.prefill) >= 0:
-                if self.shadow is not None:
-                    self.shadow.split(split, view, token_budget=token_budget)
-                return split
-            fault: Exception = ContractError(f"split() returned {split}: negative")
-        except Exception as error:
+            took_s = meter.end(began)
+            if index(split.decode) < 0 or index(split.prefill) < 0:
+                fault = ContractError(f"split() returned {shown(split)}: negative")
+        except BaseException as error:
+            meter.end(began)
+            reraise_interrupt(error)
             fault = error
-        self.quarantine(fault)
-        return self.split(view, token_budget=token_budget)
+        if fault is not None:
+            self.quarantine(fault)
+            return self.split(view, token_budget=token_budget)
+        if took_s > meter.budget_s:
+            self._note_slow("split", took_s)
+        if self.shadow is not None:
+            self.shadow.split(split, view, token_budget=token_budget)
+        return split
 
     def chunk(self, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> int:
         """Return 0 .. min(num_remaining, token_budget)."""
         most = min(num_remaining, token_budget)
 
         def check(chunk: int) -> str:
-            return "" if 0 <= chunk <= most else f"chunk() returned {chunk}, allowed are 0 to {most}"
+            return "" if 0 <= chunk <= most else f"chunk() returned {shown(chunk)}, allowed are 0 to {most}"
 
         chunk = int(
             self.guarded(
+                "chunk",
                 lambda policy: policy.chunk(view, slot=slot, num_remaining=num_remaining, token_budget=token_budget),
                 check,
             )
@@ -246,9 +364,13 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """Return one of the candidates."""
 
         def check(victim: int) -> str:
-            return "" if victim in candidates else f"victim() returned {victim}, no candidate of {candidates.tolist()}"
+            return (
+                ""
+                if victim in candidates
+                else f"victim() returned {shown(victim)}, no candidate of {shown(candidates)}"
+            )
 
-        victim = int(self.guarded(lambda policy: policy.victim(view, candidates=candidates), check))
+        victim = int(self.guarded("victim", lambda policy: policy.victim(view, candidates=candidates), check))
         if self.shadow is not None:
             self.shadow.victim(victim, view, candidates=candidates)
         return victim
@@ -257,14 +379,14 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         """Tell the policy that a sequence left."""
         if self.shadow is not None:
             self.shadow.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
-        try:
-            self.strategy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens)
-        except Exception as error:
-            self.quarantine(error)  # the fallback never knew it
+        self._tell(  # a fallback never knew it
+            lambda policy: policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens),
+            "on_finished",
+        )
 
 
 def _no_text(refusal: object, *, method: str = "admit") -> str:
-    return "" if isinstance(refusal, str) else f"{method}() returned {refusal!r}, which is no text"
+    return "" if isinstance(refusal, str) else f"{method}() returned {shown(refusal)}, which is no text"
 
 
 class GuardedEviction(Guarded[EvictionPolicy]):
@@ -292,22 +414,24 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         if type(self.strategy).on_use is EvictionPolicy.on_use:
             return  # called for every block that fills up: a policy that does not care pays nothing
         ids = self._ids(blocks)
-        self._tell(lambda policy: policy.on_use(ids, keys=keys, depths=depths, salt=salt, now_s=now_s))
+        self._tell_informed(
+            lambda policy: policy.on_use(ids, keys=keys, depths=depths, salt=salt, now_s=now_s), "on_use"
+        )
 
     def on_free(self, blocks: Sequence[int], *, depths: Sequence[int], now_s: float) -> None:
         """Tell of new candidates."""
         ids = self._ids(blocks)
-        self._tell(lambda policy: policy.on_free(ids, depths=depths, now_s=now_s))
+        self._tell_informed(lambda policy: policy.on_free(ids, depths=depths, now_s=now_s), "on_free")
 
     def on_hit(self, blocks: Sequence[int], *, now_s: float) -> None:
         """Tell of candidates that are referenced again."""
         ids = self._ids(blocks)
-        self._tell(lambda policy: policy.on_hit(ids, now_s=now_s))
+        self._tell_informed(lambda policy: policy.on_hit(ids, now_s=now_s), "on_hit")
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Tell of candidates that were taken away."""
         ids = self._ids(blocks)
-        self._tell(lambda policy: policy.forget(ids))
+        self._tell_informed(lambda policy: policy.forget(ids), "forget")
 
     def victims(self, num_blocks: int, *, candidates: set[int]) -> list[int]:
         """Return ``num_blocks`` different candidates."""
@@ -315,12 +439,12 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         def check(victims: list[int]) -> str:
             if len(victims) == num_blocks == len(set(victims)) and candidates.issuperset(self._blocks(victims)):
                 return ""
-            return f"victims({num_blocks}) returned {victims}; they must be {num_blocks} different candidates"
+            return f"victims({num_blocks}) returned {shown(victims)}; they must be {num_blocks} different candidates"
 
-        chosen = self.guarded(lambda policy: self._informed(policy, candidates).victims(num_blocks), check)
+        chosen = self.guarded("victims", lambda policy: self._informed(policy, candidates).victims(num_blocks), check)
         return self._blocks(chosen)
 
-    def quarantine(self, cause: Exception) -> None:
+    def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place; it is told of the candidates when it is next asked."""
         super().quarantine(cause)
         self._stale = True
@@ -333,13 +457,9 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         blocks = self._block_of
         return [blocks.get(known, known) for known in ids] if blocks else list(ids)
 
-    def _tell(self, tell: Callable[[EvictionPolicy], None]) -> None:
-        if self._stale:
-            return  # a fresh fallback is shown all candidates at once when it is asked for victims
-        try:
-            tell(self.strategy)
-        except Exception as error:
-            self.quarantine(error)
+    def _tell_informed(self, tell: Callable[[EvictionPolicy], None], method: str) -> None:
+        if not self._stale:  # a fresh fallback is shown all candidates at once when it is asked for victims
+            self._tell(tell, method)
 
     def _informed(self, policy: EvictionPolicy, candidates: set[int]) -> EvictionPolicy:
         if self._stale:
@@ -355,16 +475,25 @@ class GuardedBucketing(Guarded[BucketingStrategy]):
     def bucket_for(self, shape: Shape) -> Bucket:
         """Return a bucket that covers ``shape``."""
         # Once per pass on the hot path: written out, without the closures of guarded().
+        meter = self._meter
+        began = meter.begin()
+        fault: BaseException | None = None
         try:
             bucket = self.strategy.bucket_for(shape)
-            if bucket.covers(shape):
-                return bucket
-            fault: Exception = ContractError(f"bucket_for({shape}) returned {bucket}, which does not cover it")
-        except Exception as error:
+            took_s = meter.end(began)
+            if not bucket.covers(shape):
+                fault = ContractError(f"bucket_for({shown(shape)}) returned {shown(bucket)}, which does not cover it")
+        except BaseException as error:
+            meter.end(began)
+            reraise_interrupt(error)
             fault = error
-        self.quarantine(fault)
-        return self.bucket_for(shape)
+        if fault is not None:
+            self.quarantine(fault)
+            return self.bucket_for(shape)
+        if took_s > meter.budget_s:
+            self._note_slow("bucket_for", took_s)
+        return bucket
 
     def observe(self, shape: Shape, bucket: Bucket) -> None:
         """Tell the strategy which bucket was used."""
-        self.guarded(lambda strategy: strategy.observe(shape, bucket))
+        self.guarded("observe", lambda strategy: strategy.observe(shape, bucket))

@@ -15,6 +15,7 @@ Numbers that change every step live in the table's columns; what is touched rare
 from __future__ import annotations
 
 import enum
+import math
 from concurrent.futures import Future
 from typing import Any
 
@@ -52,6 +53,7 @@ class Sequence:
         num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
         ticket: Of the load it is parked for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
         park_deadline_s: When that load is given up.
+        lookup_deadline_s: When a look-up that is pending is given up; infinity: none is.
         orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
         num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
         first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
@@ -70,6 +72,7 @@ class Sequence:
         "is_approximate",
         "loaded_blocks",
         "looked_up",
+        "lookup_deadline_s",
         "num_approximate_tokens",
         "num_cached_tokens",
         "num_failed_loads",
@@ -108,6 +111,7 @@ class Sequence:
         self.num_loaded_tokens = 0
         self.host_blocks: Int32Array | None = None
         self.looked_up = False
+        self.lookup_deadline_s = math.inf
         self.is_approximate = False
         self.num_approximate_tokens = 0
         self.num_failed_loads = 0

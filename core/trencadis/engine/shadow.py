@@ -13,6 +13,7 @@ import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.errors import ContractError
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Int32Array, Request, read_only
 
@@ -50,6 +51,7 @@ class Shadow:
         label: Names the component and its distribution in messages.
         policy: The one to ask.
         clock: For its cost.
+        meter: Measures its calls; one that is too slow is asked no more.
 
     Attributes:
         label: As given.
@@ -61,7 +63,7 @@ class Shadow:
         spent_s: What it took in all, seconds.
     """
 
-    def __init__(self, label: str, policy: SchedulingPolicy, *, clock: Clock) -> None:
+    def __init__(self, label: str, policy: SchedulingPolicy, *, clock: Clock, meter: CallMeter | None = None) -> None:
         self.label = label
         self.fault = ""
         self.num_steps = self.num_differing = self.num_orders = 0
@@ -69,6 +71,7 @@ class Shadow:
         self.spent_s = 0.0
         self._policy = policy
         self._clock = clock
+        self._meter = meter or CallMeter(label)
         self._displacements = 0.0
         self._step = _Open()
 
@@ -86,25 +89,28 @@ class Shadow:
 
     def on_added(self, *, slot: int, request: Request) -> None:
         """Tell it of a new request."""
-        self._ask(lambda: self._policy.on_added(slot=slot, request=request))
+        self._ask("on_added", lambda: self._policy.on_added(slot=slot, request=request))
 
     def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:
         """Tell it that a sequence left."""
-        self._ask(lambda: self._policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens))
+        self._ask(
+            "on_finished",
+            lambda: self._policy.on_finished(slot=slot, tenant=tenant, num_output_tokens=num_output_tokens),
+        )
 
     # ------------------------------------------------------------------------------------------------ it is asked
 
     def admit(self, live: str, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> None:
         """Ask whether it would refuse a request."""
         answer = self._ask(
-            lambda: self._policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
+            "admit", lambda: self._policy.admit(request, num_waiting=num_waiting, num_waiting_tokens=num_waiting_tokens)
         )
         if answer is not None and bool(answer) is not bool(live):
             self.differing["admit"] += 1
 
     def order(self, live: Int32Array, view: SchedulerView) -> None:
         """Ask for an order."""
-        order = self._ask(lambda: self._order(view))
+        order = self._ask("order", lambda: self._order(view))
         if order is None:
             return
         # Sorted by slot, both name the places of the same sequences.
@@ -117,7 +123,7 @@ class Shadow:
 
     def split(self, live: TokenSplit, view: SchedulerView, *, token_budget: int) -> None:
         """Ask for budgets; those beyond the step's are the same as the step's."""
-        split = self._ask(lambda: self._policy.split(copy.copy(view), token_budget=token_budget))
+        split = self._ask("split", lambda: self._policy.split(copy.copy(view), token_budget=token_budget))
         if split is not None:
             same = [min(one, token_budget) == min(own, token_budget) for one, own in zip(live, split, strict=True)]
             self._compare("split", all(same), live, split)
@@ -125,22 +131,25 @@ class Shadow:
     def chunk(self, live: int, view: SchedulerView, *, slot: int, num_remaining: int, token_budget: int) -> None:
         """Ask for the size of a chunk."""
         chunk = self._ask(
+            "chunk",
             lambda: self._policy.chunk(
                 copy.copy(view), slot=slot, num_remaining=num_remaining, token_budget=token_budget
-            )
+            ),
         )
         if chunk is not None:
             self._compare("chunk", chunk == live, live, chunk)
 
     def victim(self, live: int, view: SchedulerView, *, candidates: Int32Array) -> None:
         """Ask who should lose its blocks."""
-        victim = self._ask(lambda: self._policy.victim(copy.copy(view), candidates=read_only(candidates)))
+        victim = self._ask("victim", lambda: self._policy.victim(copy.copy(view), candidates=read_only(candidates)))
         if victim is not None:
             self._compare("victim", victim == live, live, victim)
 
     def give_way(self, live: int, view: SchedulerView, *, slot: int, candidates: Int32Array) -> None:
         """Ask who should give way."""
-        victim = self._ask(lambda: self._policy.give_way(copy.copy(view), slot=slot, candidates=read_only(candidates)))
+        victim = self._ask(
+            "give_way", lambda: self._policy.give_way(copy.copy(view), slot=slot, candidates=read_only(candidates))
+        )
         if victim is not None:
             self._compare("give_way", victim == live, live, victim)
 
@@ -168,24 +177,34 @@ class Shadow:
     def _order(self, view: SchedulerView) -> Int32Array:
         order = np.asarray(self._policy.order(copy.copy(view)))
         if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.sort(view.waiting)):
-            raise ContractError(f"order() returned {order.tolist()}, no permutation of {view.waiting.tolist()}")
+            raise ContractError(f"order() returned {shown(order)}, no permutation of {shown(view.waiting)}")
         return order
 
-    def _ask(self, call: Callable[[], T]) -> T | None:
+    def _ask(self, method: str, call: Callable[[], T]) -> T | None:
         """Return its answer; None if it gives none any more."""
         if self.fault:
             return None
         start_s = self._clock.now_s()
+        began = self._meter.begin()
         try:
             return call()
-        except Exception as error:
-            self.fault = f"it raised {type(error).__name__}: {error}."
-            logger.error("Shadow %s: %s It is asked no more.", self.label, self.fault, exc_info=error)
+        except BaseException as error:
+            reraise_interrupt(error)
+            self._ask_no_more(f"it raised {as_words(error)}.", error)
             return None
         finally:
+            took_s = self._meter.end(began)
+            if took_s > self._meter.budget_s and (slow := self._meter.overran(method, took_s)):
+                self._ask_no_more(f"it {slow}.")
             spent_s = self._clock.now_s() - start_s
             self.spent_s += spent_s
             self._step.spent_s += spent_s
+
+    def _ask_no_more(self, fault: str, error: BaseException | None = None) -> None:
+        self.fault = fault
+        FaultLog(logger).say(
+            self.label, f"Shadow {self.label}: {fault} It is asked no more.", error=error, level=logging.ERROR
+        )
 
     def _compare(self, what: str, is_same: bool, live: object, own: object) -> None:
         self._step.was_asked = True
@@ -194,7 +213,7 @@ class Shadow:
         self._step.differs = True
         self.differing[what] += 1
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("Shadow %s: %s would be %s; in force is %s.", self.label, what, _short(own), _short(live))
+            logger.debug("Shadow %s: %s would be %s; in force is %s.", self.label, what, shown(own), shown(live))
 
 
 @attrs.define
@@ -203,7 +222,3 @@ class _Open:
     differs: bool = False
     displacement: float = 0.0
     spent_s: float = 0.0
-
-
-def _short(answer: object) -> object:
-    return answer[:16].tolist() if isinstance(answer, np.ndarray) else answer

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from trencadis.config.dump import dump_options
+from trencadis.engine.guards import Fallback
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.registry import Choice, Registry, ResolvedPlan
 from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
@@ -75,7 +76,7 @@ class SchedulingSwitch:
         chosen, fallback = plan.choices["scheduling"], plan.fallbacks.get("scheduling")
         make_fallback = None
         if fallback is not None and fallback.component != chosen.component:
-            make_fallback = lambda: self._make(plan, fallback)  # noqa: E731 - a name says no more
+            make_fallback = Fallback(str(fallback.component), lambda: self._make(plan, fallback))
         return str(chosen.component), self._make(plan, chosen), make_fallback
 
     def report(self) -> Mapping[str, Any]:

@@ -40,6 +40,7 @@ class _Books(Collector):
         ends.add_metric(["cancelled"], books.num_cancelled_loads)
         yield ends
         yield _counter("unused_hits", "Look-ups that found something nothing was loaded of.", books.num_unused)
+        yield _counter("late_lookups", "Look-ups that were pending for too long and given up.", books.num_late_lookups)
         yield _counter(
             "ignored_reports", "Entries of reports that were said twice, or that nobody awaited.", books.num_ignored
         )

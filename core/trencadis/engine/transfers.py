@@ -15,6 +15,7 @@ A load that comes layer by layer (:mod:`~trencadis.engine.layer_loads`) parks no
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ from trencadis.engine.layer_loads import LayerLoads
 from trencadis.engine.parked_load import ParkedLoad
 from trencadis.engine.rank_quorum import RankQuorum
 from trencadis.engine.sequence import Sequence
-from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.faults import FaultLog, shown
+from trencadis.interfaces import Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Transfers:
     Args:
         connector: The scheduler side, or None: then everything here is a no-op.
         load_timeout_s: A load that takes longer is given up and its tokens are computed here.
+        lookup_timeout_s: A look-up that is pending for longer is a miss.
         quarantine_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
         max_parked: Sequences that may wait for a load at once; others are computed.
         close_worker: Closes the worker sides; returns when none touches a block any more.
@@ -60,13 +63,15 @@ class Transfers:
         num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.
         num_cancelled_loads: Loads that nobody wanted any more: of an aborted request, or of one whose blocks others needed.
         num_unused: Hits that nothing was loaded for.
+        num_late_lookups: Look-ups that were given up because they were pending for too long.
     """
 
     def __init__(
         self,
-        connector: KVSchedulerSide | None = None,
+        connector: GuardedConnector | None = None,
         *,
         load_timeout_s: float = 30.0,
+        lookup_timeout_s: float = 60.0,
         quarantine_s: float = 60.0,
         max_parked: int = 256,
         close_worker: Callable[[], None] = lambda: None,
@@ -74,8 +79,10 @@ class Transfers:
         layerwise: bool = False,
         first_tokens: FirstTokens | None = None,
     ) -> None:
-        self._connector = None if connector is None else GuardedConnector(connector)
+        self._connector = connector
+        self._faults = FaultLog(logger)
         self._load_timeout_s = load_timeout_s
+        self._lookup_timeout_s = lookup_timeout_s
         self._quarantine_s = quarantine_s
         self._max_parked = max_parked
         self._close_worker = close_worker
@@ -89,6 +96,7 @@ class Transfers:
         self._has_news = False
         self._unsent = b""
         self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = self.num_unused = 0
+        self.num_late_lookups = 0
 
     @property
     def connector(self) -> GuardedConnector | None:
@@ -135,8 +143,8 @@ class Transfers:
         """Entries of reports that changed nothing: repeated, or about tickets that nobody awaits."""
         return self._quorum.num_ignored
 
-    def lookup(self, sequence: Sequence, *, num_local_tokens: int) -> Lookup:
-        """Ask the connector what it has of a prompt; asked again only while it answers ``pending``."""
+    def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
+        """Ask the connector what it has of a prompt; asked again only while it answers ``pending``, and not for ever."""
         if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_parked:
             return Lookup()
         found = self._connector.lookup(
@@ -146,7 +154,25 @@ class Transfers:
             is_used=self._is_awaited,
         )
         sequence.looked_up = not found.pending
-        return found
+        if not found.pending:
+            sequence.lookup_deadline_s = math.inf
+            return found
+        if sequence.lookup_deadline_s == math.inf:
+            sequence.lookup_deadline_s = now_s + self._lookup_timeout_s
+        return self._look_no_longer(sequence) if now_s >= sequence.lookup_deadline_s else found
+
+    def _look_no_longer(self, sequence: Sequence) -> Lookup:
+        """Take a look-up that is still pending for a miss."""
+        assert self._connector is not None, "only a connector is still looking"
+        sequence.looked_up, sequence.lookup_deadline_s = True, math.inf
+        self.num_late_lookups += 1
+        self._faults.say(
+            f"{self._connector.label}.lookup is pending",
+            f"{self._connector.label} was still looking for the prefix of request {sequence.request.request_id} after "
+            f"{self._lookup_timeout_s:g} s ([cache] lookup_timeout_s): its prompt is computed here.",
+        )
+        self.abandoned(sequence.asked)
+        return Lookup()
 
     def unused(self, found: Lookup) -> None:
         """Tell the connector that nothing is loaded for its answer, if that was a hit."""
@@ -300,12 +326,12 @@ class Transfers:
             self._connector.on_step(num_tokens=num_tokens, device_s=device_s)
 
     def metrics(self) -> str:
-        """Return what is counted here and by the connector, in Prometheus' text format; empty without one."""
+        """Return what is counted here, in Prometheus' text format; empty without a connector."""
         if self._connector is None:
             return ""
         from trencadis.engine.transfer_metrics import transfer_metrics  # its library is of use to those who scrape
 
-        return transfer_metrics(self) + self._connector.metrics()
+        return transfer_metrics(self)
 
     def close(self) -> None:
         """Close the scheduler side; may be called twice."""
@@ -375,10 +401,12 @@ class Transfers:
         """Close a connector that does not give blocks back: what is closed touches none, so all are free."""
         assert self._connector is not None, "only a connector holds blocks"
         logger.error(
-            "The KV connector has held %d blocks for over %g s (tickets %s) and is closed; serving goes on without it.",
+            "%s has held %d blocks for over %g s (tickets %s) and is closed; serving goes on without it. Mend it, or choose another "
+            "in kv_connector.name.",
+            self._connector.label,
             sum(len(self._held[ticket]) for ticket in overdue),
             self._quarantine_s,
-            ", ".join(map(str, overdue)),
+            shown(overdue),
         )
         self._connector.close()
         self._close_worker()

@@ -16,6 +16,9 @@ class BucketingStrategy(ABC):
 
     It sees sizes only, never sequences, so the same object serves run time, warm-up, simulation and tests.
     Built with ``context.limits`` set. Called on the engine thread.
+
+    A call of ``bucket_for`` or ``observe`` may take ``[budget] bucketing_ms``. A strategy that takes longer three times within a minute,
+    or once ten times as long, is replaced by its fallback.
     """
 
     @abstractmethod

@@ -38,6 +38,10 @@ def _makes_nothing(noun: str, name: str) -> Any:
     raise ContractError(f"this context cannot make the {noun} component {name!r}: it was handed out without an engine.")
 
 
+def _describe(noun: str, name: str) -> str:
+    return f'{noun} component "{name}"' if name else f"the {noun}"
+
+
 def _reads_nothing() -> Vocabulary:
     raise ContractError("this context knows no tokenizer: it was handed out without a model.")
 
@@ -53,6 +57,9 @@ class ComponentContext:
     Attributes:
         clock: The engine's clock; a component reads no other.
         seed: The engine's seed; a component derives its random numbers from it.
+        label: Names the component that is being built, its distribution and version, for its messages; empty outside an engine.
+        label_of: ``label_of(noun, name)`` names what ``make(noun, name)`` builds.
+        budget_s: ``budget_s(noun)`` is how long a call of another component may take, seconds; infinity: any time.
         quarantine_s: ``cache.quarantine_s``: a KV connector that holds blocks for longer is closed; infinity: none is.
         limits: Shape limits, for components built after the KV cache was sized.
         model: The loaded model, for components built after it was loaded.
@@ -65,6 +72,9 @@ class ComponentContext:
 
     clock: Clock
     seed: int
+    label: str = ""
+    label_of: Callable[[str, str], str] = _describe
+    budget_s: Callable[[str], float] = lambda _: math.inf
     quarantine_s: float = math.inf
     limits: BucketLimits | None = None
     model: ModelFacts | None = None

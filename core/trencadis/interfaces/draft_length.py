@@ -69,7 +69,11 @@ class VerifiedStep:
 
 
 class DraftLength(ABC):
-    """Chooses draft lengths. Engine thread."""
+    """Chooses draft lengths. Engine thread.
+
+    A call may take ``[budget] draft_length_ms``. One that takes longer three times within a minute, or once ten times as long, is replaced
+    by its fallback; without one speculation goes off.
+    """
 
     @abstractmethod
     def choose(self, view: LengthView) -> Int32Array:

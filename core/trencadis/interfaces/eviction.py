@@ -20,6 +20,9 @@ class EvictionPolicy(ABC):
     A block id stands for one content from ``on_use`` on until the block is evicted or forgotten, even if the core moves
     the content elsewhere. A block whose predecessor is evicted can no longer be found: the core takes its candidates
     away with it, by ``forget``.
+
+    A call may take ``[budget] eviction_ms``. A policy that takes longer three times within a minute, or once ten times as long, is
+    replaced by its fallback.
     """
 
     def on_use(  # noqa: B027 - optional

@@ -52,7 +52,8 @@ class Lookup:
         num_tokens: Leading tokens, a multiple of the block size, whose KV can be loaded; 0 is a miss.
         ticket: Names the load in all later calls, the next of which is ``on_allocated`` or ``on_unused``; unique for the life of the
             engine.
-        pending: Ask again at the next step; ``num_tokens`` means nothing yet.
+        pending: Ask again at the next step; ``num_tokens`` means nothing yet. After ``cache.lookup_timeout_s`` the prompt is computed, and
+            ``on_abandoned`` says so.
         timeout_s: Longest that the load may take, seconds; it is given up then, or at ``cache.load_timeout_s`` if that is sooner.
         approximate: What is loaded is near to what computing would give, not equal: for requests that asked for it. The blocks
             that ``on_allocated`` hands over then begin with the local hit, which is only read. While a sequence reads such
@@ -73,7 +74,11 @@ class Lookup:
 
 
 class KVSchedulerSide(ABC):
-    """Decides what is loaded and saved. Engine thread; every call returns within 1 ms and never waits for I/O."""
+    """Decides what is loaded and saved. Engine thread; every call returns within 1 ms and never waits for I/O.
+
+    One that takes longer than ``[budget] kv_connector_ms`` three times within a minute, or once ten times as long, is switched off as
+    one that raises is. ``on_ready`` may take its time.
+    """
 
     @abstractmethod
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:

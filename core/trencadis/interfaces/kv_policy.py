@@ -140,7 +140,11 @@ class PrefillView:
 
 
 class KVPolicy(ABC):  # noqa: B024 - every method has a default
-    """Decides about loads and saves. Pure: an answer follows from the view alone. Engine thread, at most 20 µs a call."""
+    """Decides about loads and saves. Pure: an answer follows from the view alone. Engine thread, at most 20 µs a call.
+
+    One that takes longer than ``[budget] kv_policy_ms`` three times within a minute, or once ten times as long, is asked no more: the
+    defaults of this class stand in.
+    """
 
     def admits_save(self, view: SaveView) -> int:
         """Return how many leading blocks are saved, 0 .. ``num_blocks``; by default all. Once per sequence and step."""

@@ -14,7 +14,8 @@ INTERFACE_VERSION = 1
 class Observer(ABC):  # noqa: B024 - every method has a default
     """Watches. Engine thread, after a commit; what it raises is contained, counted, and warned about once.
 
-    An observer that blows its time budget (``[observer] budget_ms`` on average over 100 calls) is switched off with a warning.
+    An observer is switched off, with its name and the time in the log, once it has taken what 100 calls may take:
+    ``[observer] budget_ms`` on average. One call of several seconds is enough.
     """
 
     def on_step(self, stats: StepStats) -> None:  # noqa: B027 - optional
@@ -26,8 +27,9 @@ class Observer(ABC):  # noqa: B024 - every method has a default
     def metrics(self) -> str:
         """Return what the server's ``/metrics`` is to show, in Prometheus' text format; empty: nothing.
 
-        Engine thread, between steps, once per scrape; at most 10 ms. May be called before the first step and after ``close``. A name
-        that the engine or its server has is not used again: Prometheus refuses the whole answer.
+        Engine thread, between steps, once per scrape; at most 10 ms. May be called before the first step and after ``close``. Text
+        that no scraper can read is left out as a whole, and so is a family that the engine, its server or another component shows
+        already: Prometheus would refuse the page. At most 4 MiB.
         """
         return ""
 

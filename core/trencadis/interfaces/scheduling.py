@@ -99,6 +99,9 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
     Methods may keep state in the policy; they must not change the view. The same calls in the same order give the same
     answers: no wall clock, no global random source.
 
+    A call may take ``[budget] scheduling_ms``, an order of n waiting sequences n / 4096 times as long. A policy that takes longer three
+    times within a minute, or once ten times as long, is replaced by its fallback.
+
     Attributes:
         preempts: Whether ``give_way`` is asked at all.
     """

@@ -47,6 +47,9 @@ class DraftView:
 class Speculator(ABC):
     """Proposes tokens. Engine thread; only committed tokens are shown to it.
 
+    A call of ``propose``, ``on_verified`` or ``on_finished`` may take ``[budget] speculation_ms``. A speculator that takes longer three
+    times within a minute, or once ten times as long, is replaced by its fallback; without one speculation goes off.
+
     Attributes:
         max_draft_tokens: The most drafts it proposes for one sequence in a step; constant.
         drafts_trees: It may propose several drafts behind one token (``Drafts.parents``); constant. The backend must provide

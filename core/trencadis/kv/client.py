@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trencadis.errors import TransferError
+from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.kv.store import BlockStore
 from trencadis.records import TransferCause
 
@@ -23,7 +24,7 @@ class StoreClient:
 
     Args:
         make_store: Returns a new connection.
-        name: Of the connector, for errors.
+        name: Names the connector in errors.
     """
 
     def __init__(self, make_store: Callable[[], BlockStore], *, name: str) -> None:
@@ -32,6 +33,7 @@ class StoreClient:
         self._lock = threading.Lock()
         self._store: BlockStore | None = None
         self._is_calling = False
+        self._faults = FaultLog(logger)
 
     def call(self, run: Callable[[BlockStore], T]) -> T:
         """Return what a call of the store returns. By the thread whose client this is.
@@ -49,9 +51,10 @@ class StoreClient:
             return run(self._store)
         except TransferError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise TransferError(
-                f"The KV store of {self._name} raised {type(error).__name__}: {error}", cause=TransferCause.RAISED
+                f"The KV store of {self._name} raised {as_words(error)}", cause=TransferCause.RAISED
             ) from error
         finally:
             with self._lock:
@@ -64,8 +67,8 @@ class StoreClient:
                 return
             try:
                 self._store.interrupt()
-            except Exception:
-                logger.warning("The KV store of %s raised from interrupt().", self._name, exc_info=True)
+            except Exception as error:
+                self._faults.say("interrupt", f"The KV store of {self._name} raised from interrupt().", error=error)
 
     def close(self) -> None:
         """Give the connection up. By the thread whose client this is."""
@@ -74,5 +77,5 @@ class StoreClient:
             return
         try:
             store.close()
-        except Exception:
-            logger.warning("The KV store of %s raised from close().", self._name, exc_info=True)
+        except Exception as error:
+            self._faults.say("close", f"The KV store of {self._name} raised from close().", error=error)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 from trencadis.errors import ContractError, TransferError
+from trencadis.faults import CallMeter, FaultLog
 from trencadis.interfaces import ComponentContext, KVCodec, KVPolicy, LoadView
+from trencadis.kv.guarded_codec import GuardedCodec
 from trencadis.kv.guarded_policy import GuardedPolicy
 from trencadis.records import TransferCause
 
 __all__ = ["AsTheyAre", "NoLongerThanComputing", "codec_of", "policy_of"]
+
+logger = logging.getLogger("trencadis.kv")
 
 _SHARE = 0.8
 
@@ -43,12 +48,12 @@ class NoLongerThanComputing(KVPolicy):
 
 
 def codec_of(context: ComponentContext) -> KVCodec:
-    """Return the codec that the config names; :class:`AsTheyAre` outside an engine."""
+    """Return the codec that the config names, guarded; :class:`AsTheyAre` outside an engine."""
     try:
         codec: KVCodec = context.make("kv_codec", "")
     except ContractError:
         return AsTheyAre()
-    return codec
+    return GuardedCodec(codec, context.label_of("kv_codec", ""))
 
 
 def policy_of(context: ComponentContext) -> KVPolicy:
@@ -57,4 +62,12 @@ def policy_of(context: ComponentContext) -> KVPolicy:
         policy: KVPolicy = context.make("kv_policy", "")
     except ContractError:
         return NoLongerThanComputing()
-    return GuardedPolicy(policy)
+    label = context.label_of("kv_policy", "")
+    meter = CallMeter(
+        label,
+        clock=context.clock,
+        budget_s=context.budget_s("kv_policy"),
+        setting="[budget] kv_policy_ms",
+        log=FaultLog(logger),
+    )
+    return GuardedPolicy(policy, label=label, meter=meter)

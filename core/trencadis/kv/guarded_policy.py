@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import FailureView, KVPolicy, LoadView, PrefillView, SaveView, SourceView
 
 __all__ = ["GuardedPolicy"]
@@ -22,16 +23,21 @@ class GuardedPolicy(KVPolicy):
 
     Args:
         policy: Who decides.
+        label: Names the component and its distribution in messages; empty: the name of its class.
+        meter: Measures its calls; one that is too slow is asked no more.
 
     Attributes:
         policy: Who decides.
         num_errors: Answers that were replaced.
     """
 
-    def __init__(self, policy: KVPolicy) -> None:
+    def __init__(self, policy: KVPolicy, *, label: str = "", meter: CallMeter | None = None) -> None:
         self.policy = policy
         self.num_errors = 0
-        self._warned: set[str] = set()
+        self._label = label or f"the KV policy {type(policy).__name__}"
+        self._meter = meter or CallMeter(self._label)
+        self._faults = FaultLog(logger)
+        self._is_off = False
 
     def admits_save(self, view: SaveView) -> int:
         """Return how many leading blocks are saved, 0 .. ``num_blocks``."""
@@ -69,26 +75,33 @@ class GuardedPolicy(KVPolicy):
 
     def _asked(self, name: str, ask: Callable[[KVPolicy], T], is_legal: Callable[[T], bool]) -> T:
         """Return the policy's answer if it is legal, else that of the contract's defaults."""
+        if self._is_off:
+            return ask(_DEFAULTS)
+        began_s = self._meter.begin()
         try:
             answer = ask(self.policy)
+            took_s = self._meter.end(began_s)
             if is_legal(answer):
+                if took_s > self._meter.budget_s and (slow := self._meter.overran(name, took_s)):
+                    self._switch_off(slow)
                 return answer
-            error: Exception | None = None
-            said = f"answered {answer!r}, which is out of range"
-        except Exception as raised:
-            error, said = raised, f"raised {type(raised).__name__}"
+            error: BaseException | None = None
+            said = f"answered {shown(answer)}, which is out of range"
+        except BaseException as raised:
+            self._meter.end(began_s)
+            reraise_interrupt(raised)
+            error, said = raised, f"raised {as_words(raised)}"
         self.num_errors += 1
-        level = logging.DEBUG if name in self._warned else logging.WARNING
-        self._warned.add(name)
-        logger.log(
-            level,
-            "The KV policy %s %s in %s(); the contract's default stands in, here and wherever it happens again.",
-            type(self.policy).__name__,
-            said,
-            name,
-            exc_info=error,
+        said = (
+            f"{self._label} {said} in {name}(); the contract's default stands in, here and wherever it happens again."
         )
+        self._faults.say(f"{self._label}.{name}", f"{said} Mend it, or choose another in kv_policy.name.", error=error)
         return ask(_DEFAULTS)
+
+    def _switch_off(self, fault: str) -> None:
+        self._is_off = True
+        self.num_errors += 1
+        logger.error("%s %s: the contract's defaults stand in from now on.", self._label, fault)
 
 
 def _is_whole(answer: object, most: int) -> bool:

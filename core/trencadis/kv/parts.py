@@ -50,6 +50,7 @@ class StoreParts:
         recent: Blocks that the store is thought to have.
         activity: Tasks under way on threads.
         warned: Causes of failures that were logged already.
+        label: Names the connector and its distribution in messages; empty: ``name`` does.
     """
 
     name: str
@@ -72,10 +73,11 @@ class StoreParts:
     recent: RecentHashes = attrs.field(factory=lambda: RecentHashes(1 << 17))
     activity: Activity = attrs.field(factory=Activity)
     warned: set[str] = attrs.field(factory=set)
+    label: str = ""
 
     def client(self) -> StoreClient:
         """Return a new connection for one thread."""
-        return StoreClient(self.make_store, name=self.name)
+        return StoreClient(self.make_store, name=self.label or self.name)
 
     def objects(self, layout: KVLayout) -> BlockObjects:
         """Return what packs blocks of a layout."""
@@ -98,4 +100,4 @@ class StoreParts:
         self.breaker.failed(error.cause)
         level = logging.DEBUG if error.cause in self.warned else logging.WARNING
         self.warned.add(error.cause)
-        logger.log(level, "KV %s of %s failed (%s): %s", what, self.name, error.cause, error)
+        logger.log(level, "KV %s of %s failed (%s): %s", what, self.label or self.name, error.cause, error)

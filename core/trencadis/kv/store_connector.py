@@ -58,7 +58,7 @@ def store_connector(
     """
     breaker = Breaker(
         context.clock,
-        name=name,
+        name=context.label or name,
         failure_limit=settings.failure_limit,
         failure_window_s=settings.failure_window_s,
         cooldown_s=settings.cooldown_s,
@@ -76,6 +76,7 @@ def store_connector(
         policy=policy_of(context),
         counters=counters,
         breaker=breaker,
+        label=context.label,
     )
     return StoreConnector(
         scheduler=StoreScheduler(parts, staging),

@@ -10,6 +10,7 @@ import attrs
 from trencadis.config import check_defaults, settings_of_table
 from trencadis.config.schema import Config
 from trencadis.errors import ComponentConflictError, ConfigError, ContractError, PluginError, PluginLoadError
+from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Component
 from trencadis.registry.contracts import why_refused
@@ -74,9 +75,10 @@ def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredCompo
             continue
         try:
             found = [item for items in loader.hooks_of(plugin, hook)() for item in items]
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise PluginLoadError(
-                f"{provenance} raised in {hook}: {type(error).__name__}: {error}.", hint=provenance.remedy
+                f"{provenance} raised in {hook}: {as_words(error)}.", hint=provenance.remedy
             ) from error
         for item in found:
             _check(noun, hook, item, provenance)
@@ -113,7 +115,7 @@ def _conflict(old: RegisteredComponent, new: RegisteredComponent) -> PluginError
 def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
     if not isinstance(item, Component):
         raise ContractError(
-            f"{provenance} yielded {item!r} from {hook}, where a trencadis.Component is expected.",
+            f"{provenance} yielded {shown(item)} from {hook}, where a trencadis.Component is expected.",
             hint=provenance.remedy,
         )
     owner = f'{noun} component "{item.name}" of {provenance}'
@@ -126,13 +128,13 @@ def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
     if item.name in reserved:
         raise ContractError(f"{owner}: the name is reserved.", hint=f"Not allowed: {', '.join(sorted(reserved))}.")
     if not attrs.has(item.config):
-        raise ContractError(f"{owner}: config = {item.config!r} is no attrs class.", hint=provenance.remedy)
+        raise ContractError(f"{owner}: config = {shown(item.config)} is no attrs class.", hint=provenance.remedy)
     table = f"{noun}.{item.name}"
     try:
         settings = settings_of_table(table, item.config)
     except Exception as error:
         raise ContractError(
-            f"{owner}: the fields of {item.config.__qualname__} cannot be read: {type(error).__name__}: {error}.",
+            f"{owner}: the fields of {item.config.__qualname__} cannot be read: {as_words(error)}.",
             hint="Annotate them with types that are imported at run time.",
         ) from error
     try:

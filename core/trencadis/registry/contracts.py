@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from trencadis.faults import shown
 from trencadis.interfaces import (
     AcceptanceRule,
     Backend,
@@ -61,7 +62,7 @@ def why_refused(noun: str, version: Any) -> str:
     accepted = [str(number) for number in (current - 1, current) if number >= 1]
     if str(version) in accepted and type(version) is int:
         return ""
-    stated = f"it was written for version {version!r} of the {noun} interface, and this Trencadís accepts {' and '.join(accepted)}"
+    stated = f"it was written for version {shown(version)} of the {noun} interface, and this Trencadís accepts {' and '.join(accepted)}"
     if type(version) is not int or version < 1:
         return f"{stated}: state the INTERFACE_VERSION of trencadis.interfaces.{noun} it was written for"
     return f"{stated}: upgrade {'Trencadís' if version > current else 'the plugin'}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from trencadis.config.messages import spot
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
+from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces.component import Component, ComponentContext
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.contracts import CONTRACTS, interface_version
@@ -63,8 +64,9 @@ def _attribute(path: str, where: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for name in names.split("."):
             found = getattr(found, name)
-    except Exception as error:
-        raise PluginLoadError(f"{where}: cannot be imported: {type(error).__name__}: {error}.", hint=hint) from error
+    except BaseException as error:
+        reraise_interrupt(error)
+        raise PluginLoadError(f"{where}: cannot be imported: {as_words(error)}.", hint=hint) from error
     return found
 
 

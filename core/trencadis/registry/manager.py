@@ -15,6 +15,7 @@ import pluggy
 
 from trencadis import hookspecs
 from trencadis.errors import PluginLoadError, did_you_mean
+from trencadis.faults import as_words, reraise_interrupt
 from trencadis.hookspecs import PROJECT_NAME
 from trencadis.registry.provenance import Provenance, distribution_of, of_entry_point, of_object
 
@@ -77,7 +78,8 @@ class PluginLoader:
         """
         try:
             plugin = entry_point.load()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise _broken(provenance, "could not be imported", error) from error
         self._register(plugin, provenance)
 
@@ -126,13 +128,14 @@ class PluginLoader:
             )
         try:
             self._manager.register(plugin, provenance.plugin)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise _broken(provenance, "could not be registered", error) from error
         self._provenance[provenance.plugin] = provenance
 
 
 def _broken(provenance: Provenance, what: str, error: BaseException) -> PluginLoadError:
-    return PluginLoadError(f"{provenance} {what}: {type(error).__name__}: {error}.", hint=provenance.remedy)
+    return PluginLoadError(f"{provenance} {what}: {as_words(error)}.", hint=provenance.remedy)
 
 
 def _hook_names() -> list[str]:

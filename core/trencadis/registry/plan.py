@@ -18,6 +18,7 @@ from trencadis.config import Config
 from trencadis.config.messages import DEFAULT, spot
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, UnknownComponentError
+from trencadis.faults import shown
 from trencadis.hookspecs import NOUNS
 from trencadis.registry.capabilities import negotiate
 from trencadis.registry.collect import RegisteredComponent
@@ -98,7 +99,9 @@ class ResolvedPlan:
         name = BUCKETING_BY_LAYOUT.get(layout)
         if name is None:
             backend = self.choices["backend"].component
-            raise ContractError(f"{backend} states layout = {layout!r}; there are: {', '.join(BUCKETING_BY_LAYOUT)}.")
+            raise ContractError(
+                f"{backend} states layout = {shown(layout)}; there are: {', '.join(BUCKETING_BY_LAYOUT)}."
+            )
         if layout not in self.by_layout:
             where = spot("bucketing.name", AUTO, self.sources.get("bucketing.name", ""))
             raise UnknownComponentError(

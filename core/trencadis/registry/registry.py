@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
 
+import attrs
+
 from trencadis.config import Config
 from trencadis.config.messages import spot, with_origin
 from trencadis.errors import (
@@ -24,6 +26,7 @@ from trencadis.errors import (
     UnknownKeyError,
     did_you_mean,
 )
+from trencadis.faults import as_words, reraise_interrupt
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import ComponentContext
 from trencadis.records import ModelFacts
@@ -230,15 +233,16 @@ class Registry:
             ContractError: It returned something of another type than the noun's contract.
         """
         try:
-            made = registered.component.factory(config, context)
+            made = registered.component.factory(config, attrs.evolve(context, label=str(registered)))
         except ConfigValueError as error:
             error.args = (with_origin(str(error), self._sources),)
             raise
         except TrencadisError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise PluginLoadError(
-                f"{registered} could not be built: {type(error).__name__}: {error}.", hint=registered.provenance.remedy
+                f"{registered} could not be built: {as_words(error)}.", hint=registered.provenance.remedy
             ) from error
         contract = CONTRACTS[registered.noun]
         if not isinstance(made, contract):
@@ -299,14 +303,15 @@ class Registry:
             return call(hook)
         except TrencadisError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             blamed = self._that_raised(hook, error)
             who, hint = "A plugin", f"Plugins with this hook: {'; '.join(map(str, blamed))}."
             if len(blamed) == 1:
                 who, hint = str(blamed[0]), blamed[0].remedy
-            raise PluginLoadError(f"{who} raised in {name}: {type(error).__name__}: {error}.", hint=hint) from error
+            raise PluginLoadError(f"{who} raised in {name}: {as_words(error)}.", hint=hint) from error
 
-    def _that_raised(self, hook: Any, error: Exception) -> list[Provenance]:
+    def _that_raised(self, hook: Any, error: BaseException) -> list[Provenance]:
         """Return the plugin in whose hook an error was raised; all with the hook if that cannot be told."""
         owners = hook.get_hookimpls()
         codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}

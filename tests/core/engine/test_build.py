@@ -5,13 +5,21 @@ import types
 
 import attrs
 import pytest
+from hostile_policies import OPTIONS, house
 
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig, SchedulingConfig
 from trencadis.engine.build import build_engine
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
-from trencadis.errors import CapabilityError, ConfigValueError, ContractError, InvalidRequestError, PromptTooLongError
+from trencadis.errors import (
+    CapabilityError,
+    ConfigValueError,
+    ContractError,
+    InvalidRequestError,
+    PluginLoadError,
+    PromptTooLongError,
+)
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import AcceptanceRule, Component, ComponentContext, Sampler
 from trencadis.records import EmbeddingRequest, Request, SamplingParams
@@ -204,3 +212,39 @@ def test_collections_are_as_before_once_an_engine_is_built_or_refused(fake_house
     with pytest.raises(ConfigValueError):
         build_engine(attrs.evolve(config, model=ModelConfig(path="demo", max_model_len=1 << 30)), registry=registry)
     assert gc.get_threshold() == before
+
+
+def raising(path: str, **options: object) -> dict[str, object]:
+    return {"name": f"hostile_policies:{path}", "options": options}
+
+
+AT_START = {
+    "load": {"backend": raising("RaisingBackend", where="load", **OPTIONS)},
+    "allocate": {"backend": raising("RaisingBackend", where="allocate", **OPTIONS)},
+    "load by sys.exit": {"backend": raising("ExitingBackend", where="load", **OPTIONS)},
+    "buckets": {
+        "bucketing": {**raising("RaisingShapes"), "fallback": ""},
+        "backend": {"name": "trencadis_testing.fakes:FakeBackend", "options": {**OPTIONS, "layout": "padded"}},
+        "engine": {"warmup": True},
+    },
+    "allocate of a drafter": {"speculation": raising("RaisingDrafter")},
+    "register": {"kv_connector": raising("raising_connector", where="register")},
+    "on_ready": {"kv_connector": raising("raising_connector", where="on_ready")},
+}
+
+
+@pytest.mark.parametrize("where", AT_START)
+def test_what_raises_at_the_start_is_named_with_its_method_and_what_to_do(where: str) -> None:
+    tables = {**AT_START[where]}
+    noun = next(noun for noun in tables if "hostile" in tables[noun].get("name", ""))  # type: ignore[attr-defined]
+    config, registry = house(**tables)
+    with pytest.raises(PluginLoadError) as caught:
+        build_engine(config, registry=registry)
+    error, method = "SystemExit" if "exit" in where else "ValueError", where.split(maxsplit=1)[0]
+    said = str(caught.value)
+    assert said.startswith(
+        f'{noun} component "hostile_policies:{tables[noun]["name"].partition(":")[2]}" of hostile_policies'
+    )
+    assert f"raised {error}: a bug in a plugin in {method}()." in said
+    assert caught.value.exit_code == 2
+    assert caught.value.hint

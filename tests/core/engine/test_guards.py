@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
 
+from trencadis.activity import ACTIVITY, ActivityView
 from trencadis.clock import SimulatedClock
 from trencadis.engine.guards import GuardedEviction
 from trencadis.errors import RequestRefusedError
@@ -141,19 +145,39 @@ def test_observer_that_raises_is_contained_and_counted() -> None:
     assert all(s.num_free_blocks + s.num_cached_blocks + s.num_used_blocks == 64 for s in seen)
 
 
-def test_slow_observer_is_switched_off() -> None:
+@pytest.mark.parametrize(("took_s", "num_calls"), [(3.0, 1), (0.05, 11), (0.006, 84)])
+def test_observer_is_switched_off_when_it_has_taken_what_100_calls_may_take(
+    took_s: float, num_calls: int, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = SimulatedClock()
     calls = []
 
     class Slow(Observer):
         def on_step(self, stats: StepStats) -> None:
             calls.append(stats.step)
-            clock.advance(1.0)
+            clock.advance(took_s)
 
     engine = make_engine(observers=[("slow", Slow())], clock=clock, backend=FakeBackend(eos=-1, max_model_len=256))
     engine.add(request("a", max_tokens=200))
     drain(engine)
-    assert len(calls) == 100
+    assert len(calls) == num_calls
+    assert "slow took" in caplog.text
+    assert "it is switched off" in caplog.text
+
+
+def test_observer_that_stumbles_once_goes_on() -> None:
+    clock = SimulatedClock()
+    calls = []
+
+    class Stumbles(Observer):
+        def on_step(self, stats: StepStats) -> None:
+            calls.append(stats.step)
+            clock.advance(0.4 if len(calls) == 7 else 0.0001)
+
+    engine = make_engine(observers=[("o", Stumbles())], clock=clock, backend=FakeBackend(eos=-1, max_model_len=512))
+    engine.add(request("a", max_tokens=200))
+    drain(engine)
+    assert len(calls) == 200
 
 
 class NeverPrefills(SchedulingPolicy):
@@ -184,3 +208,117 @@ def test_policy_that_schedules_nothing_is_replaced_or_named(fallback: bool) -> N
         assert end.token_ids.tolist() == fake_text(PROMPT, 8)
     else:
         assert "scheduled nothing twice in a row with 0 sequences running and 1 waiting" in end.error
+
+
+class Leaves(SchedulingPolicy):
+    """Raises what no ``except Exception`` sees."""
+
+    def __init__(self, error: BaseException, method: str) -> None:
+        self.error, self.method = error, method
+
+    def _called(self, method: str) -> None:
+        if method == self.method:
+            raise self.error
+
+    def admit(self, *_: object, **more: object) -> str:
+        self._called("admit")
+        return ""
+
+    def on_added(self, **more: object) -> None:
+        self._called("on_added")
+
+    def order(self, view: SchedulerView):
+        self._called("order")
+        return view.waiting
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        self._called("split")
+        return super().split(view, token_budget=token_budget)
+
+    def on_finished(self, **more: object) -> None:
+        self._called("on_finished")
+
+
+@pytest.mark.parametrize("method", ["admit", "on_added", "order", "split", "on_finished"])
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), type("Own", (BaseException,), {})()])
+def test_a_policy_that_wants_to_end_the_process_is_replaced(
+    method: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(policy=Leaves(error, method), fallback=True)
+    for name in "abc":
+        engine.add(request(name))
+        assert drain(engine)[name].token_ids.tolist() == fake_text(PROMPT, 8)
+    assert engine._policy.num_quarantined == 1
+    assert f"scheduling raised {type(error).__name__}" in caplog.text
+
+
+def test_ctrl_c_during_a_call_of_a_policy_ends_the_program() -> None:
+    engine = make_engine(policy=Leaves(KeyboardInterrupt(), "order"), fallback=True)
+    engine.add(request("a"))
+    with pytest.raises(KeyboardInterrupt):
+        drain(engine)
+
+
+def test_an_interrupt_that_no_user_can_have_sent_is_the_policy_s() -> None:
+    """An engine's thread gets no Ctrl-C."""
+    texts: list[list[int]] = []
+
+    def run() -> None:
+        engine = make_engine(policy=Leaves(KeyboardInterrupt(), "order"), fallback=True)
+        engine.add(request("a"))
+        texts.append(drain(engine)["a"].token_ids.tolist())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert texts == [fake_text(PROMPT, 8)]
+
+
+class Floods(SchedulingPolicy):
+    """Answers with more than anybody can print."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def order(self, view: SchedulerView):
+        return self.answer
+
+
+class Unprintable:
+    """An answer that cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("printed")
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("answer", [[7] * 5_000_000, np.zeros(5_000_000, np.int32), "x" * 5_000_000, Unprintable()])
+def test_a_huge_answer_is_not_printed(answer: object, caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(policy=Floods(answer), fallback=True)
+    engine.add(request("a"))
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
+    assert engine._policy.num_quarantined == 1
+    assert len(caplog.text) < 10_000
+    engine = make_engine(policy=Floods(answer))
+    engine.add(request("a"))
+    assert len(drain(engine)["a"].error) < 1000
+
+
+def test_the_policy_that_is_being_called_can_be_read_from_outside() -> None:
+    seen: list[tuple[str, ...]] = []
+    view = ActivityView()
+    ACTIVITY.share(view.file)
+
+    class Looks(SchedulingPolicy):
+        def split(self, view_: SchedulerView, *, token_budget: int) -> TokenSplit:
+            seen.append(view.read().calls)
+            return super().split(view_, token_budget=token_budget)
+
+    engine = make_engine(policy=Looks())
+    engine.add(request("a"))
+    drain(engine)
+    assert seen[0] == ("scheduling",)
+    assert view.read().calls == ()
+    view.close_file()

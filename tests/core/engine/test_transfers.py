@@ -253,7 +253,7 @@ def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
     engine.step()
     assert wild.is_closed == [True, True], "both sides"
     assert "is closed; serving goes on without it" in caplog.text
-    assert f"(tickets {lost})" in caplog.text
+    assert f"(tickets [{lost}])" in caplog.text
     assert engine._state.transfers.num_held_blocks == 0
     ends_well(engine)
     assert engine._state.blocks.num_available == total

@@ -8,6 +8,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis.interfaces import ComponentContext, LoadView
 from trencadis.kv.defaults import AsTheyAre, NoLongerThanComputing, codec_of, policy_of
+from trencadis.kv.guarded_codec import GuardedCodec
 from trencadis.kv.guarded_policy import GuardedPolicy
 from trencadis.records import Request
 
@@ -55,7 +56,9 @@ def test_unknown_costs_are_tried():
 def test_engine_says_which_codec_and_policy():
     made = {"kv_codec": AsTheyAre(), "kv_policy": NoLongerThanComputing()}
     context = ComponentContext(clock=SimulatedClock(), seed=0, make=lambda noun, name: made[noun])
-    assert codec_of(context) is made["kv_codec"]
+    codec = codec_of(context)
+    assert isinstance(codec, GuardedCodec)
+    assert bytes(codec.encode(memoryview(b"some"), b"")) == b"some"
     policy = policy_of(context)
     assert isinstance(policy, GuardedPolicy)
     assert policy.policy is made["kv_policy"]

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from trencadis.interfaces import FailureView, KVPolicy, PrefillEngineView, SaveView, SourceView
+from trencadis.clock import SimulatedClock
+from trencadis.interfaces import ComponentContext, FailureView, KVPolicy, PrefillEngineView, SaveView, SourceView
+from trencadis.kv.defaults import policy_of
 from trencadis.kv.guarded_policy import GuardedPolicy
 from trencadis_testing import KVPolicyConformance
 from trencadis_testing.kv_policy import load_view, prefill_view
@@ -25,7 +27,7 @@ class Answering(KVPolicy):
         self.answer = answer
 
     def _say(self, view):
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -67,10 +69,42 @@ def test_each_method_is_complained_about_once(caplog):
         policy.admits_save(SAVE)
         policy.on_failure(FAILURE)
     assert policy.num_errors == 10
-    assert [record.getMessage() for record in caplog.records] == [
-        f"The KV policy Answering raised KeyError in {name}(); the contract's default stands in, here and wherever it happens again."
+    assert [record.getMessage().splitlines()[0] for record in caplog.records] == [
+        f"the KV policy Answering raised KeyError: 'x' in {name}(); the contract's default stands in, here and wherever it happens "
+        "again. Mend it, or choose another in kv_policy.name."
         for name in ("admits_save", "on_failure")
     ]
+    assert caplog.text.count("Traceback") == 2
+
+
+def test_a_policy_is_named_with_its_package_and_what_to_do(caplog):
+    context = ComponentContext(
+        clock=SimulatedClock(),
+        seed=0,
+        make=lambda noun, name: Answering(SystemExit(3)),
+        label_of=lambda noun, name: f'{noun} component "mine" of my-package 1.2 (plugin "mine")',
+    )
+    assert policy_of(context).admits_save(SAVE) == SAVE.num_blocks
+    assert (
+        'kv_policy component "mine" of my-package 1.2 (plugin "mine") raised SystemExit: 3 in admits_save()'
+        in caplog.text
+    )
+
+
+def test_a_slow_policy_is_asked_no_more(caplog):
+    clock, asked = SimulatedClock(), []
+
+    class Slow(KVPolicy):
+        def admits_save(self, view):
+            asked.append(view)
+            clock.advance(5.0)
+            return 0
+
+    context = ComponentContext(clock=clock, seed=0, make=lambda noun, name: Slow(), budget_s=lambda noun: 0.2)
+    policy = policy_of(context)
+    assert [policy.admits_save(SAVE) for _ in range(3)] == [0, SAVE.num_blocks, SAVE.num_blocks]
+    assert len(asked) == 1
+    assert "took 5 s in admits_save(), over its budget of 0.2 s ([budget] kv_policy_ms)" in caplog.text
 
 
 def engine(num_waiting_tokens=0, *, remote_s=math.nan, affinity=0.0):

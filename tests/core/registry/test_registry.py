@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import types
 
+import attrs
 import pytest
 
 from trencadis.clock import SimulatedClock
@@ -120,8 +121,9 @@ def test_a_factory_is_given_config_and_context(make_plugin, component):
         entry_points=(), extra_plugins=[make_plugin(scheduling=[component("x", factory=factory)])]
     )
     config = NoConfig()
-    assert isinstance(registry.build(registry.select("scheduling", "x"), config, CONTEXT), SchedulingPolicy)
-    assert seen == [(config, CONTEXT)]
+    chosen = registry.select("scheduling", "x")
+    assert isinstance(registry.build(chosen, config, CONTEXT), SchedulingPolicy)
+    assert seen == [(config, attrs.evolve(CONTEXT, label=str(chosen)))]
 
 
 def test_a_factory_that_raises_names_component_and_cause(make_plugin, component):

@@ -1,0 +1,298 @@
+"""Faults of plugins: what is contained, how a value is shown, how often a fault is logged, and how long a call may take."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import math
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import numpy as np
+
+from trencadis.activity import ACTIVITY, Lane
+from trencadis.clock import Clock, SystemClock
+
+__all__ = ["MAX_OVERRUNS", "WINDOW_S", "CallMeter", "FaultLog", "as_words", "reraise_interrupt", "shown"]
+
+_MAX_ITEMS: Final = 8
+_MAX_DEPTH: Final = 3
+_MAX_TEXT: Final = 120
+_MAX_SHOWN: Final = 300
+_MAX_SAID: Final = 600
+_MAX_FRAMES: Final = 24
+_MAX_CHAIN: Final = 4
+_MAX_KEYS: Final = 256
+_LOG_EVERY_S: Final = 60.0
+
+MAX_OVERRUNS: Final = 3
+"""So many calls over their budget within :data:`WINDOW_S` have a component replaced."""
+
+WINDOW_S: Final = 60.0
+"""Engine clock, seconds."""
+
+_AT_ONCE: Final = 10
+"""A single call that takes so many budgets has its component replaced, too."""
+
+
+# ------------------------------------------------------------------------------------------------------ containment
+
+
+def reraise_interrupt(error: BaseException) -> None:
+    """Raise ``error`` again if it is the user's Ctrl-C; anything else that a plugin raised is contained by the caller.
+
+    Python raises a Ctrl-C on the main thread only, and not where SIGINT is ignored, as in an engine's own process: any other
+    ``KeyboardInterrupt``, and each ``SystemExit``, is the plugin's.
+    """
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        raise error
+
+
+# -------------------------------------------------------------------------------------------------------- in words
+
+
+def shown(value: object) -> str:
+    """Return a value of a plugin for a message: at most 300 characters, in bounded time and memory. Pure.
+
+    Of a long sequence the first items and the number of all are shown; of objects of unknown classes the class alone, since their
+    ``__repr__`` may do anything.
+    """
+    try:
+        return _cut(_shown(value, _MAX_DEPTH), _MAX_SHOWN)
+    except Exception:  # a class whose attributes raise
+        return f"<{type(value).__name__}>"
+
+
+def as_words(error: BaseException) -> str:
+    """Return ``ValueError: what it says``, at most some 600 characters, in bounded time. Pure.
+
+    Args:
+        error: Of a plugin; its arguments may be as large as they like.
+    """
+    kind = type(error)
+    try:
+        small = all(type(item) in (str, int, float, bool, type(None)) for item in error.args)
+        plain = kind.__str__ in (BaseException.__str__, KeyError.__str__, OSError.__str__)
+        text = str(error) if small or not plain else ", ".join(shown(item) for item in error.args[:_MAX_ITEMS])
+    except Exception:
+        text = "its text cannot be read"
+    return f"{kind.__name__}: {_cut(text, _MAX_SAID)}" if text else kind.__name__
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
+def _shown(value: object, depth: int) -> str:
+    kind = type(value)
+    if value is None or kind in (bool, float, complex):
+        return repr(value)
+    if kind is int:
+        return _shown_int(value)  # type: ignore[arg-type] # told by its exact class
+    if kind is str or kind is bytes:
+        return _shown_text(value)  # type: ignore[arg-type] # the same
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, enum.Enum):
+        return f"{kind.__name__}.{value.name}"
+    if isinstance(value, Path):
+        return _shown_text(str(value))
+    if isinstance(value, np.generic):
+        return _shown(value.item(), depth)
+    if isinstance(value, np.ndarray):
+        return _shown_array(value, depth)
+    if not depth:
+        return "…"
+    return _shown_items(value, depth - 1)
+
+
+def _shown_int(value: int) -> str:
+    bits = value.bit_length()
+    return str(value) if bits <= 256 else f"<int of {bits} bits>"
+
+
+def _shown_text(value: str | bytes) -> str:
+    if len(value) <= _MAX_TEXT:
+        return repr(value)
+    return f"{value[:_MAX_TEXT]!r}… ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
+
+
+def _shown_array(value: np.ndarray[Any, Any], depth: int) -> str:
+    if value.ndim == 1 and value.size <= _MAX_ITEMS:
+        return _shown(value.tolist(), max(1, depth))
+    first = ", ".join(_shown(item, 0) for item in itertools.islice(value.flat, _MAX_ITEMS))
+    return f"[{first}{', …' if value.size > _MAX_ITEMS else ''}] (shape {value.shape}, {value.dtype})"
+
+
+def _shown_items(value: Any, depth: int) -> str:
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset, deque, range):
+        left, right = "()" if kind is tuple else "{}" if kind in (set, frozenset) else "[]"
+        return left + _listed((_shown(item, depth) for item in itertools.islice(value, _MAX_ITEMS)), len(value)) + right
+    if kind is dict:
+        pairs = itertools.islice(value.items(), _MAX_ITEMS)
+        return "{" + _listed((f"{_shown(key, depth)}: {_shown(item, depth)}" for key, item in pairs), len(value)) + "}"
+    names = [field.name for field in attrs.fields(kind)] if attrs.has(kind) else getattr(kind, "_fields", None)
+    if names and kind.__module__.partition(".")[0] == "trencadis":
+        fields = (f"{name}={_shown(getattr(value, name), depth)}" for name in names[:_MAX_ITEMS])
+        return f"{kind.__name__}({_listed(fields, len(names))})"
+    return f"<{kind.__qualname__}>"
+
+
+def _listed(items: Iterable[str], number: int) -> str:
+    return ", ".join(items) + (f", … {number} in all" if number > _MAX_ITEMS else "")
+
+
+# ---------------------------------------------------------------------------------------------------------- logging
+
+
+class FaultLog:
+    """Logs faults that may come with every step: the first with its traceback, then one line a minute that counts. From any thread.
+
+    Args:
+        logger: Gets the lines.
+        timer: Seconds of real time; for tests.
+    """
+
+    def __init__(self, logger: logging.Logger, *, timer: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._logged: dict[tuple[str, str], _Logged] = {}
+
+    def say(
+        self, fault: str, message: str, *, error: BaseException | None = None, level: int = logging.WARNING
+    ) -> None:
+        """Log a fault, unless the same was logged within the last minute: then it is counted.
+
+        Args:
+            fault: What makes two faults the same, beside the class of ``error``: component and method.
+            message: Who did what.
+            error: What was raised; its traceback follows the first line.
+            level: Of the line.
+        """
+        key, now_s = (fault, type(error).__name__), self._timer()
+        with self._lock:
+            known = self._logged.get(key)
+            if known is None:
+                if len(self._logged) >= _MAX_KEYS:
+                    del self._logged[next(iter(self._logged))]
+                self._logged[key] = _Logged(now_s)
+            elif now_s - known.since_s < _LOG_EVERY_S:
+                known.num_more += 1
+                return
+            else:
+                message = f"{message} ({known.num_more + 1} times since this was logged last.)"
+                known.since_s, known.num_more = now_s, 0
+        if known is None and error is not None:
+            message = f"{message}\n{_traceback(error)}"
+        self._logger.log(level, "%s", message)
+
+
+@attrs.define
+class _Logged:
+    since_s: float
+    num_more: int = 0
+
+
+def _traceback(error: BaseException) -> str:
+    """Return a traceback with its causes; unlike ``traceback.format_exception`` it does not print whole arguments."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(parts) < _MAX_CHAIN:
+        frames = "".join(traceback.format_tb(current.__traceback__, -_MAX_FRAMES))
+        parts.append(f"Traceback (most recent call last):\n{frames}{as_words(current)}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "\n\ncaused this:\n\n".join(reversed(parts))
+
+
+# ---------------------------------------------------------------------------------------------------------- budgets
+
+
+class CallMeter:
+    """Measures the calls of one component, and notes that it is being called, for whoever asks why the engine stands still. One thread.
+
+    A call over the budget is warned about, with the time that it took. Three such calls within a minute, or one that takes ten
+    budgets, are too many: the component is to be replaced. Time is the engine's clock: real time where clients are served; a
+    simulated clock stands still during a call, so that budgets change no simulation and no replay.
+
+    Args:
+        label: Names the component and its distribution.
+        clock: The engine's; None: nothing is measured.
+        budget_s: For one call, seconds; infinity: none.
+        setting: Where the budget is set, for messages.
+        log: For warnings.
+        lane: Of the thread that calls; None: the engine's.
+
+    Attributes:
+        label: As given.
+        budget_s: As given: callers compare, so that a call within it costs no more than reading the clock.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        clock: Clock | None = None,
+        budget_s: float = math.inf,
+        setting: str = "",
+        log: FaultLog | None = None,
+        lane: Lane | None = None,
+    ) -> None:
+        self.budget_s = budget_s
+        # The system's clock without a call of its own: this is done several times a step.
+        self._now_s = time.perf_counter if type(clock) is SystemClock else clock.now_s if clock is not None else float
+        self._setting = setting
+        self._log = log or FaultLog(logging.getLogger("trencadis.engine"))
+        self._overruns_s: deque[float] = deque(maxlen=MAX_OVERRUNS)
+        lane = lane or ACTIVITY.engine
+        self._enter, self._leave = lane.enter, lane.leave
+        self._before = 0
+        self.rename(label)
+
+    def rename(self, label: str) -> None:
+        """Measure another component from now on."""
+        self.label = label
+        self._number = ACTIVITY.label(label)
+        self._overruns_s.clear()
+
+    def begin(self) -> float:
+        """Note that the component is called; returns when, for :meth:`end`. Together 0.5 µs."""
+        self._before = self._enter(self._number)
+        return self._now_s()
+
+    def end(self, began_s: float) -> float:
+        """Note that it has returned; returns the seconds that it took. A second call changes nothing."""
+        self._leave(self._before)
+        return self._now_s() - began_s
+
+    def overran(self, method: str, took_s: float, *, num_budgets: float = 1) -> str:
+        """Warn of a call that took longer than its budget; returns why the component is to be replaced, or an empty string.
+
+        Args:
+            method: That was called.
+            took_s: Seconds.
+            num_budgets: What this call may take.
+        """
+        budget_s = self.budget_s * num_budgets
+        if took_s <= budget_s:
+            return ""
+        now_s = self._now_s()
+        said = f"took {took_s:.3g} s in {method}(), over its budget of {budget_s:.3g} s ({self._setting})"
+        self._overruns_s.append(now_s)
+        is_full = len(self._overruns_s) == MAX_OVERRUNS and now_s - self._overruns_s[0] <= WINDOW_S
+        if took_s <= _AT_ONCE * budget_s and not is_full:
+            self._log.say(f"{self.label}.{method} is slow", f"{self.label} {said}; steps wait for it.")
+            return ""
+        self._overruns_s.clear()
+        return said if took_s > _AT_ONCE * budget_s else f"{said}, the {MAX_OVERRUNS}rd time within {WINDOW_S:g} s"

@@ -1,0 +1,74 @@
+"""A KV codec, guarded: what it raises, or returns that is no payload, is its own fault and not the store's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from trencadis.errors import ContractError, TransferError
+from trencadis.faults import as_words, reraise_interrupt, shown
+from trencadis.interfaces import KVCodec
+from trencadis.records import TransferCause
+
+__all__ = ["GuardedCodec"]
+
+T = TypeVar("T")
+
+_MAX_FLAGS = 0xFFFF
+
+
+class GuardedCodec(KVCodec):
+    """Calls a codec; whatever it raises comes out as ``TransferError`` that names it. From any thread, as the codec itself.
+
+    Args:
+        codec: Who encodes.
+        label: Names the component and its distribution in messages.
+
+    Raises:
+        ContractError: Its ``flags`` or ``max_growth_bytes`` are no such numbers.
+    """
+
+    def __init__(self, codec: KVCodec, label: str) -> None:
+        self._codec = codec
+        self._label = label
+        self.flags = self._number("flags", codec.flags, _MAX_FLAGS)
+        self.max_growth_bytes = self._number("max_growth_bytes", codec.max_growth_bytes, 1 << 30)
+
+    def encode(self, payload: memoryview, header: bytes) -> memoryview:
+        """Return the bytes to keep."""
+        num_bytes = payload.nbytes
+
+        def encode() -> memoryview:
+            encoded = memoryview(self._codec.encode(payload, header))
+            if encoded.nbytes > num_bytes + self.max_growth_bytes:
+                raise ContractError(
+                    f"{encoded.nbytes} bytes of {num_bytes}, and max_growth_bytes = {self.max_growth_bytes}"
+                )
+            return encoded
+
+        return self._called("encode", encode)
+
+    def decode(self, data: memoryview, header: bytes, out: memoryview) -> None:
+        """Fill ``out``."""
+        self._called("decode", lambda: self._codec.decode(data, header, out))
+
+    def _called(self, method: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except TransferError:
+            raise
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise TransferError(
+                f"{self._label} raised {as_words(error)} in {method}().",
+                cause=TransferCause.RAISED,
+                hint="Mend it, or choose another in kv_codec.name.",
+            ) from error
+
+    def _number(self, name: str, number: object, most: int) -> int:
+        if type(number) is int and 0 <= number <= most:
+            return number
+        raise ContractError(
+            f"{self._label} has {name} = {shown(number)}, which must be a whole number from 0 to {most}.",
+            hint="Mend it, or choose another in kv_codec.name.",
+        )

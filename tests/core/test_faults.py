@@ -1,0 +1,214 @@
+"""What a plugin does wrong is said in bounded time and room, once, and with what it took."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
+from trencadis.interfaces import TokenSplit
+from trencadis.records import Phase, Shape
+
+
+class Endless:
+    """Never comes to an end when it is printed or walked through."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("printed")
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked through")
+
+
+class EndlessList(list[int]):
+    """Says that it is a list."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("printed")
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked through")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        (1.5, "1.5"),
+        ("ab", "'ab'"),
+        ([1, [2, [3, [4]]]], "[1, [2, [3, …]]]"),
+        (list(range(9)), "[0, 1, 2, 3, 4, 5, 6, 7, … 9 in all]"),
+        (range(10**12), "[0, 1, 2, 3, 4, 5, 6, 7, … 1000000000000 in all]"),
+        ({"a": (1,)}, "{'a': (1)}"),
+        (np.array([1, 2]), "[1, 2]"),
+        (np.zeros((2, 3), np.int32), "[0, 0, 0, 0, 0, 0] (shape (2, 3), int32)"),
+        (np.int64(7), "7"),
+        (10**1000, "<int of 3322 bits>"),
+        (Shape(1, 2, 3, Phase.DECODE), "Shape(batch_size=1, query_len=2, num_blocks=3, phase=Phase.DECODE)"),
+        (TokenSplit(1, 2), "TokenSplit(decode=1, prefill=2)"),
+        (Shape, "Shape"),
+        (Path("a") / "b", "'a/b'"),
+        (Endless(), "<Endless>"),
+        (EndlessList([1]), "<EndlessList>"),
+    ],
+)
+def test_a_value_is_shown_in_few_words(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_value_whose_class_raises_is_named() -> None:
+    class Lies:
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError("no class")
+
+    assert shown(Lies()) == "<Lies>"
+
+
+def test_a_huge_value_is_neither_walked_through_nor_printed_whole() -> None:
+    reads: list[int] = []
+
+    class Counting(np.ndarray[Any, Any]):
+        def __getitem__(self, item: Any) -> Any:
+            reads.append(1)
+            return super().__getitem__(item)
+
+    huge = np.zeros(50_000_000, np.int8).view(Counting)
+    for value in (huge, [0] * 50_000_000, "x" * 50_000_000, {i: i for i in range(300_000)}, set(range(300_000))):
+        assert len(shown(value)) < 400
+        assert len(as_words(ValueError(value))) < 800
+    assert len(reads) < 50
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (ValueError([0] * 100), "ValueError: [0, 0, 0, 0, 0, 0, 0, 0, … 100 in all]"),
+    ],
+)
+def test_an_error_is_said_with_its_class(error: BaseException, text: str) -> None:
+    assert as_words(error) == text
+
+
+# ------------------------------------------------------------------------------------------------------- containment
+
+
+def test_only_a_ctrl_c_of_the_user_gets_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (SystemExit(1), GeneratorExit(), ValueError()):
+        reraise_interrupt(error)
+    with pytest.raises(KeyboardInterrupt):
+        reraise_interrupt(KeyboardInterrupt())
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    reraise_interrupt(KeyboardInterrupt())
+    monkeypatch.undo()
+    passed = []
+    thread = threading.Thread(target=lambda: passed.append(reraise_interrupt(KeyboardInterrupt())))
+    thread.start()
+    thread.join()
+    assert passed == [None]
+
+
+# ----------------------------------------------------------------------------------------------------------- logging
+
+
+def test_a_fault_is_logged_once_with_its_traceback_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = [0.0]
+    log = FaultLog(logging.getLogger("trencadis.engine"), timer=lambda: now_s[0])
+    for _ in range(5000):
+        try:
+            raise ValueError("again")
+        except ValueError as error:
+            log.say("x.order", "x raised.", error=error)
+        now_s[0] += 0.01
+    assert len(caplog.records) == 1
+    assert caplog.text.count("Traceback") == 1
+    assert "in test_a_fault_is_logged_once" in caplog.text
+    now_s[0] += 60.0
+    log.say("x.order", "x raised.", error=ValueError("again"))
+    assert [record.getMessage() for record in caplog.records][1:] == [
+        "x raised. (5000 times since this was logged last.)"
+    ]
+    log.say("y.order", "y raised.", error=ValueError("again"))
+    assert len(caplog.records) == 3, "another component's fault is another fault"
+
+
+def test_a_traceback_says_its_cause_and_does_not_print_huge_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    log = FaultLog(logging.getLogger("trencadis.engine"))
+    try:
+        try:
+            raise ValueError([0] * 1_000_000)
+        except ValueError as cause:
+            raise RuntimeError("outer") from cause
+    except RuntimeError as error:
+        log.say("x", "x raised.", error=error)
+    assert "ValueError: [0, 0, 0, 0, 0, 0, 0, 0, … 1000000 in all]" in caplog.text
+    assert "RuntimeError: outer" in caplog.text
+    assert len(caplog.text) < 5000
+
+
+def test_a_thousand_different_faults_are_not_remembered_for_ever() -> None:
+    log = FaultLog(logging.getLogger("trencadis.engine"))
+    for number in range(1000):
+        log.say(str(number), "x")
+    assert len(log._logged) <= 256
+
+
+# ----------------------------------------------------------------------------------------------------------- budgets
+
+
+class Meter:
+    """A meter on a clock that moves when a call says so."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.meter = CallMeter("x of p 1.0", clock=self.clock, budget_s=0.1, setting="[budget] x_ms")
+
+    def call(self, took_s: float, **more: float) -> str:
+        began = self.meter.begin()
+        self.clock.advance(took_s)
+        return self.meter.overran("order", self.meter.end(began), **more)
+
+
+def test_a_call_within_its_budget_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    meter = Meter()
+    assert not any(meter.call(0.09) for _ in range(100))
+    assert not caplog.records
+
+
+def test_a_slow_call_is_warned_about_with_its_time_and_the_third_in_a_minute_is_too_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    meter = Meter()
+    assert meter.call(0.25) == ""
+    assert "x of p 1.0 took 0.25 s in order(), over its budget of 0.1 s ([budget] x_ms)" in caplog.text
+    assert meter.call(0.25) == ""
+    assert "the 3rd time within 60 s" in meter.call(0.25)
+
+
+def test_three_slow_calls_that_lie_far_apart_are_forgiven() -> None:
+    meter = Meter()
+    for _ in range(9):
+        assert meter.call(0.25) == ""
+        meter.clock.advance(30.0)
+
+
+def test_one_call_of_ten_budgets_is_too_many() -> None:
+    assert "took 1.5 s in order()" in Meter().call(1.5)
+    assert Meter().call(1.5, num_budgets=15.0) == ""
+
+
+def test_nothing_is_measured_without_a_clock() -> None:
+    meter = CallMeter("x")
+    assert meter.end(meter.begin()) == 0.0
+    assert meter.budget_s == float("inf")
