@@ -59,7 +59,7 @@ def bytes_of(pool: PagedKVCache, num_blocks: int) -> NDArray[np.uint8]:
 
 def make_node(pool: PagedKVCache) -> Node:
     """Return an engine's part of the connector, with a pool."""
-    config = P2PConfig(max_hold_s=3600.0, lease_s=3600.0)
+    config = P2PConfig(secret="known to both processes", max_hold_s=3600.0, lease_s=3600.0)
     node = Node(config, clock=SystemClock(), model="benchmark", transport=shared_memory(1))
     node.pool = PoolAccess(pool)
     node.start(pool.layout)

@@ -41,11 +41,13 @@ WAYS: dict[str, dict[str, bool]] = {
     "push and token": {"push": True, "first_token": True},
 }
 PATIENCE_S = 120.0
+SECRET = "known to both engines"
 
 
 def decoder(model: str, args: argparse.Namespace, port: int, way: dict[str, bool]) -> Any:
     """Return an engine that lets the one at ``port`` compute its prompts."""
     p2p = {
+        "secret": SECRET,
         "prefill_engines": [f"127.0.0.1:{port}"],
         "min_remote_tokens": 32,
         "max_slowdown": 1e9,
@@ -139,6 +141,7 @@ def main() -> None:
         model = directory if args.model == RANDOM else args.model
         flags = ["--model.path", model, "--engine.role", "prefill", "--cache.num-blocks", str(max(args.prompts) // 4)]
         flags += ["--kv-connector.name", "p2p", "--kv-connector.p2p.port", str(port)]
+        flags += ["--kv-connector.p2p.secret", SECRET]
         # An engine that is slow to answer, as all are on a loaded machine, must not count as gone.
         flags += ["--kv-connector.p2p.connect-timeout-s", "30", "--kv-connector.p2p.pull-timeout-s", "60"]
         prefill = ServedProcess(*flags)

@@ -27,6 +27,8 @@ def engine_of(args: argparse.Namespace, model: str, connector: str, own: dict[st
         "cache": {"num_blocks": args.blocks},
         "kv_connector": {"name": connector, connector: own},
     }
+    if connector == "p2p":
+        own |= {"secret": "known to both engines", "peers": ["127.0.0.1:*"]}
     if connector == "none":
         del tables["kv_connector"]["none"]
     config, registry = configure(model, config_file=None, tables=tables)

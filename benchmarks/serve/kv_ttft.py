@@ -60,6 +60,7 @@ def make_random_model(directory: str) -> None:
 def tables_of(args: argparse.Namespace, connector: str, directory: str, **cache: Any) -> dict[str, Any]:
     """Return the configuration of an engine."""
     more: dict[str, Any] = {"redis": {"url": args.redis_url}} if args.redis_url else {}
+    more["p2p"] = {"secret": "known to this engine"}
     return {
         "observer": {"names": []},
         "cache": {"num_blocks": BLOCKS, **cache},

@@ -37,7 +37,16 @@ def engine_of(model: str, args: argparse.Namespace, **p2p: Any) -> Any:
         "observer": {"names": []},
         "engine": {"max_num_batched_tokens": args.prefix},
         "cache": {"num_blocks": 2 * (args.prefix + max(args.suffixes)) // 16 + 64, "layer_wait_s": 10.0},
-        "kv_connector": {"name": "p2p", "p2p": {"pull_timeout_s": 60.0, "shared_memory": False, **p2p}},
+        "kv_connector": {
+            "name": "p2p",
+            "p2p": {
+                "secret": "known to both engines",
+                "peers": ["127.0.0.1:*"],
+                "pull_timeout_s": 60.0,
+                "shared_memory": False,
+                **p2p,
+            },
+        },
     }
     config, registry = configure(model, config_file=None, tables=tables)
     return build_engine(config, registry=registry)

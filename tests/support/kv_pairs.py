@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from p2p_ends import p2p_config
+
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.engine.first_token_terms import SamplingTerms
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_plugins.kv_connector.p2p import make_p2p
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants
@@ -64,7 +65,7 @@ class Station:
     ) -> None:
         self.clock = SimulatedClock()
         context = ComponentContext(clock=self.clock, seed=0)
-        self.pair = make_p2p(P2PConfig(**config), context) if make is None else make(context)
+        self.pair = make_p2p(p2p_config(**config), context) if make is None else make(context)
         self.node: Any = self.pair.scheduler._node  # type: ignore[attr-defined]
         self.backend = _Backend(any_thread, eos=-1, max_model_len=num_blocks * _BLOCK_SIZE)
         self.engine: Engine = make_engine(

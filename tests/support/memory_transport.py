@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from p2p_ends import p2p_config
 
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.defaults import policy_of
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
 from trencadis_plugins.kv_connector.p2p_transport import Flight, Landing, Transport
@@ -93,7 +93,7 @@ class MemoryTransport(Transport):
 
     def make(self, context: ComponentContext) -> ConnectorPair:
         """Return a connector of one engine, with this way for the bytes."""
-        node = Node(P2PConfig(), clock=context.clock, model="", transport=self)
+        node = Node(p2p_config(), clock=context.clock, model="", transport=self)
         return ConnectorPair(scheduler=P2PScheduler(node, policy_of(context)), worker=P2PWorker(node))
 
     def open(self, block_bytes: int) -> None:

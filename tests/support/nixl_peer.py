@@ -18,9 +18,11 @@ __all__ = ["NixlPeer", "small_config"]
 
 def small_config(**changes: Any) -> Any:
     """Return a config that keeps to the loopback device."""
+    from p2p_ends import LOOPBACK_PEERS, SECRET
+
     from trencadis_plugins.kv_connector.nixl_config import NixlConfig
 
-    return NixlConfig(transports="tcp", devices="lo", num_pieces=8, **changes)
+    return NixlConfig(secret=SECRET, peers=LOOPBACK_PEERS, transports="tcp", devices="lo", num_pieces=8, **changes)
 
 
 class NixlPeer:

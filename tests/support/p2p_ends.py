@@ -24,10 +24,18 @@ from trencadis_plugins.kv_connector.p2p_transport import Transport
 from trencadis_testing.connector_desk import hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 
-__all__ = ["HASHES", "NUM_BLOCKS", "Producer", "producing"]
+__all__ = ["HASHES", "LOOPBACK_PEERS", "NUM_BLOCKS", "SECRET", "Producer", "p2p_config", "producing"]
+
+SECRET = "known to all engines of tests"
+LOOPBACK_PEERS = ("127.0.0.0/8:*",)
 
 NUM_BLOCKS = 6
 HASHES = hashes_of(range(NUM_BLOCKS))
+
+
+def p2p_config(**fields: Any) -> P2PConfig:
+    """Return a configuration with a secret, under which blocks are pulled from every port of this machine."""
+    return P2PConfig(**{"secret": SECRET, "peers": LOOPBACK_PEERS, **fields})
 
 
 @attrs.frozen(eq=False)
@@ -69,7 +77,7 @@ class Producer:
 def producing(*, codec: KVCodec | None = None, transport: Transport | None = None, **config: Any) -> Iterator[Producer]:
     """Have a producer for as long as the block runs."""
     clock = SimulatedClock()
-    node = Node(P2PConfig(**config), clock=clock, model="m", codec=codec, transport=transport)
+    node = Node(p2p_config(**config), clock=clock, model="m", codec=codec, transport=transport)
     array = np.random.default_rng(0).integers(0, 2**60, NUM_BLOCKS * 4)
     pool = FakeKVCache([array], block_size=4)
     node.pool = PoolAccess(pool)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -13,6 +14,8 @@ from trencadis.errors import ConfigError
 __all__ = ["HOST", "Member", "plan_cluster"]
 
 HOST: Final = "127.0.0.1"
+_SECRET: Final = "TRENCADIS_KV_CONNECTOR__P2P__SECRET"
+_SECRET_BYTES: Final = 32
 _OURS: Final = (
     "engine.role",
     "kv_connector.name",
@@ -34,16 +37,18 @@ class Member:
         role: ``prefill``, ``decode`` or ``both``.
         port: Of its HTTP server.
         flags: Of its ``trencadis serve``.
+        environment: Variables that it has beside those of this process.
     """
 
     name: str
     role: str
     port: int
     flags: tuple[str, ...]
+    environment: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
 def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequence[str] = ()) -> tuple[Member, ...]:
-    """Return the members: those that compute prompts, then those that serve clients.
+    """Return the members: those that compute prompts, then those that serve clients; they know a secret that is made here.
 
     Args:
         num_prefill: Engines that compute prompts; with 0 the others do it themselves.
@@ -55,16 +60,32 @@ def plan_cluster(*, num_prefill: int, num_decode: int, port: int, flags: Sequenc
         ConfigError: A flag that the members are told by the plan.
     """
     _check(flags)
+    # In the environment, since every user of the machine can read flags; a flag of the operator's wins over it.
+    environment = {_SECRET: secrets.token_hex(_SECRET_BYTES)}
     p2p_ports = _free_ports(num_prefill, but=port)
     http_ports = _free_ports(num_prefill + num_decode, but=port)
     addresses = ",".join(f"{HOST}:{one}" for one in p2p_ports)
-    prefill = [_member("prefill", i, flags, port=http_ports[i], p2p_port=one) for i, one in enumerate(p2p_ports)]
+    prefill = [
+        _member("prefill", i, flags, environment, port=http_ports[i], p2p_port=one) for i, one in enumerate(p2p_ports)
+    ]
     role = "decode" if num_prefill else "both"
     ports = http_ports[num_prefill:] if num_decode > 1 else [port]
-    return (*prefill, *[_member(role, i, flags, port=one, engines=addresses) for i, one in enumerate(ports)])
+    return (
+        *prefill,
+        *[_member(role, i, flags, environment, port=one, engines=addresses) for i, one in enumerate(ports)],
+    )
 
 
-def _member(role: str, number: int, flags: Sequence[str], *, port: int, p2p_port: int = 0, engines: str = "") -> Member:
+def _member(
+    role: str,
+    number: int,
+    flags: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    port: int,
+    p2p_port: int = 0,
+    engines: str = "",
+) -> Member:
     # Also where a file or the environment names them: nobody but this machine may reach a member, one port is not for all of them, and
     # engines that compute prompts are those of the cluster.
     hosts = [
@@ -73,7 +94,7 @@ def _member(role: str, number: int, flags: Sequence[str], *, port: int, p2p_port
     ports = (f"--server.port={port}", f"--kv-connector.p2p.port={p2p_port}")
     told = (f"--kv-connector.p2p.prefill-engines={engines}", f"--engine.role={role}")
     own = ("--kv-connector.name=p2p", *hosts, *ports, *told)
-    return Member(name=f"{role} {number}", role=role, port=port, flags=(*flags, *own))
+    return Member(name=f"{role} {number}", role=role, port=port, flags=(*flags, *own), environment=environment)
 
 
 def _check(flags: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ class MemberProcess:
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             *self.member.flags,
+            env={**os.environ, **self.member.environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -1,7 +1,8 @@
-"""The first words of two engines: same protocol, same blocks, the engine that is meant, and, with a secret, nobody else.
+"""The handshake of two engines: same protocol, same blocks, the engine that is meant, and the same secret.
 
-With a secret each side proves that it knows it, by a MAC of the other's nonce: ``HMAC-SHA256(secret, role + both nonces + compat)``. That
-keeps strangers out; it neither hides the blocks nor protects them from who can change what is on the wire.
+Each side proves that it knows it, by a MAC of the other's nonce: ``HMAC-SHA256(secret, role + both nonces + compat)``. That
+keeps strangers out; it neither hides the blocks nor protects them from who can change what is on the wire. An engine that knows the
+secret may name any tenant: it serves the clients of all of them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Identity:
         engine: Its id, of this one process: one that was started anew has another.
         compat: Of its blocks, 16 bytes.
         block_bytes: Of one block.
-        secret: What all engines know that may speak with each other; empty for none.
+        secret: What all engines know that may speak with each other; not empty.
         codec: In which form blocks travel; engines whose codecs have other flags must have another ``compat``.
     """
 
     engine: str
     compat: bytes
     block_bytes: int
-    secret: str = attrs.field(default="", repr=False)
+    secret: str = attrs.field(repr=False, validator=attrs.validators.min_len(1))
     codec: KVCodec = attrs.field(factory=AsTheyAre, repr=False, eq=False)
 
 
@@ -59,21 +60,21 @@ def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
     answer = stream.receive()
     if isinstance(answer, Refuse):
         raise TransferError(f"The other engine refuses: {answer.reason}.", cause=_cause(answer.cause))
-    if not isinstance(answer, Welcome):
+    if not isinstance(answer, Welcome) or len(answer.nonce) != _NONCE_BYTES:
         raise _unexpected(answer)
     if wants and answer.engine != wants:
         raise TransferError(
             f"Engine {answer.engine!r} answers where {wants!r} was expected: it was started anew.",
             cause=TransferCause.LOST,
         )
-    if me.secret:
-        if not hmac.compare_digest(answer.proof, _proof(me, b"producer", nonce, answer.nonce)):
-            raise TransferError(
-                "The other engine does not know the secret.",
-                cause=TransferCause.UNREACHABLE,
-                hint="Set the same secret on both, such as kv_connector.p2p.secret.",
-            )
-        stream.send(Proof(proof=_proof(me, b"consumer", nonce, answer.nonce)))
+    if not hmac.compare_digest(answer.proof, _proof(me, b"producer", nonce, answer.nonce)):
+        raise TransferError(
+            "The other engine does not know the secret.",
+            cause=TransferCause.UNREACHABLE,
+            hint="Set the same secret on both, such as kv_connector.p2p.secret.",
+        )
+    stream.send(Proof(proof=_proof(me, b"consumer", nonce, answer.nonce)))
+    stream.trust()
     return answer.engine
 
 
@@ -88,23 +89,21 @@ def welcome(stream: FrameStream, me: Identity) -> None:
         TransferError: It was refused, with a word to it; or as of :class:`FrameStream`.
     """
     hello = stream.receive()
-    if not isinstance(hello, Hello):
+    if not isinstance(hello, Hello) or len(hello.nonce) != _NONCE_BYTES:
         raise _unexpected(hello)
     refusal = _refusal(hello, me)
     if refusal is not None:
         stream.send(refusal)
         raise TransferError(f"An engine was refused: {refusal.reason}.", cause=_cause(refusal.cause))
     nonce = os.urandom(_NONCE_BYTES)
-    proof = _proof(me, b"producer", hello.nonce, nonce) if me.secret else b""
-    stream.send(Welcome(engine=me.engine, nonce=nonce, proof=proof))
-    if not me.secret:
-        return
+    stream.send(Welcome(engine=me.engine, nonce=nonce, proof=_proof(me, b"producer", hello.nonce, nonce)))
     answer = stream.receive()
     if not isinstance(answer, Proof):
         raise _unexpected(answer)
     if not hmac.compare_digest(answer.proof, _proof(me, b"consumer", hello.nonce, nonce)):
         stream.send(Refuse(cause=TransferCause.UNREACHABLE, reason="it does not know the secret"))
         raise TransferError("An engine was refused: it does not know the secret.", cause=TransferCause.UNREACHABLE)
+    stream.trust()
 
 
 def _refusal(hello: Hello, me: Identity) -> Refuse | None:

@@ -8,7 +8,7 @@ slowly, and closing the connection ends a transfer at once::
     consumer                                producer
     HELLO (version, compat, whom, nonce) ─▶
                                          ◀─ WELCOME (nonce, proof) | REFUSE (cause, reason)
-    [PROOF]  PULL (ticket, hashes)       ─▶
+    PROOF    PULL (ticket, hashes)       ─▶
                                          ◀─ BLOCK … BLOCK  COMMIT (number) | ABORT (cause, reason)
     PULL (ticket, hashes, via, target)   ─▶   the bytes go another way, if the producer has it, too
                                          ◀─ PLACED (piece, headers) …  COMMIT | ABORT
@@ -24,7 +24,8 @@ slowly, and closing the connection ends a transfer at once::
     INVITE (prompt, …, terms, credit)    ─▶   the first token, and blocks that nobody has to ask for any more
                                          ◀─ OFFER (ticket, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
 
-Who closes the connection while its prompt is computed wants it no more.
+Who closes the connection while its prompt is computed wants it no more. Before both sides have proved that they know the secret, a
+message has at most 4 KiB; after that, memory for one grows as its bytes come, whatever its head says.
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ BLOCK_HEAD_BYTES: Final = _HEAD.size + HEADER_BYTES
 _MAX_MESSAGE_BYTES: Final = 16 << 20
 """A prompt of a million tokens has 2 MiB of block hashes."""
 _MAX_SKIPPED_BYTES: Final = 256 << 20
+_MAX_GREETING_BYTES: Final = 4096
+"""Of a message before the other side is known."""
+_FIRST_BYTES: Final = 1 << 16
+"""Memory taken for a message before anything of it has come; from then on as much again as has come."""
 _ARMED_RATIO: Final = 0.9
 """A call may overrun the deadline by a tenth of what is left, which spares most calls a system call."""
 _MAX_PIECES: Final = 512
@@ -125,6 +130,7 @@ class FrameStream:
         self._socket = connection
         self._head = bytearray(_HEAD.size)
         self._num_head_bytes = 0
+        self._is_known = False
         self._deadline_s = self._armed_s = 0.0
         connection.settimeout(None)
         self.set_deadline(timeout_s)
@@ -133,6 +139,10 @@ class FrameStream:
         """Let everything from now on be over in so many seconds, real time."""
         self._deadline_s = time.monotonic() + timeout_s
         self._arm(timeout_s)
+
+    def trust(self) -> None:
+        """Take messages of every size from now on: the other side has proved who it is."""
+        self._is_known = True
 
     def send(self, message: Message) -> None:
         """Send a message."""
@@ -159,6 +169,8 @@ class FrameStream:
         """Return the next message; for a ``BLOCK`` the bytes of its body, which :meth:`receive_block` takes next."""
         while True:
             num_bytes, number = self._receive_head()
+            if not self._is_known and num_bytes > _MAX_GREETING_BYTES:
+                raise _not_ours(f"a first message of {num_bytes} bytes")
             if number == Kind.BLOCK:
                 return num_bytes
             if number not in BODIES:
@@ -166,8 +178,7 @@ class FrameStream:
                 continue
             if num_bytes > _MAX_MESSAGE_BYTES:
                 raise _not_ours(f"a message of {num_bytes} bytes")
-            data = bytearray(num_bytes)
-            self.receive_into(memoryview(data))
+            data = self._receive_body(num_bytes)
             try:
                 message: Message = msgspec.msgpack.decode(data, type=BODIES[Kind(number)])
             except msgspec.DecodeError as error:
@@ -244,6 +255,16 @@ class FrameStream:
         if zero:
             raise _not_ours(f"a frame that begins with {bytes(self._head)!r}")
         return num_bytes, number
+
+    def _receive_body(self, num_bytes: int) -> bytearray:
+        """Return so many bytes; memory is taken as they come, so that a head alone costs nothing."""
+        data = bytearray()
+        while len(data) < num_bytes:
+            first = len(data)
+            data += bytes(min(num_bytes - first, max(first, _FIRST_BYTES)))
+            with memoryview(data) as view, view[first:] as part:
+                self.receive_into(part)
+        return data
 
     def _skip(self, num_bytes: int) -> None:
         if num_bytes > _MAX_SKIPPED_BYTES:

@@ -72,7 +72,7 @@ class Hello(_Body):
 
 
 class Welcome(_Body):
-    """The producer is the one that is wanted; ``proof`` is empty without a secret."""
+    """The producer is the one that is wanted, and knows the secret."""
 
     engine: str
     nonce: bytes
@@ -87,7 +87,7 @@ class Refuse(_Body):
 
 
 class Proof(_Body):
-    """The consumer knows the secret, too."""
+    """The consumer knows the secret."""
 
     proof: bytes
 

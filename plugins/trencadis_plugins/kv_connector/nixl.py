@@ -11,7 +11,7 @@ from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.defaults import codec_of, policy_of
 from trencadis_plugins.kv_connector.nixl_config import NixlConfig
 from trencadis_plugins.kv_connector.nixl_transport import NixlTransport
-from trencadis_plugins.kv_connector.p2p_config import check_hold
+from trencadis_plugins.kv_connector.p2p_config import check_hold, check_secret
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
 from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
@@ -28,9 +28,10 @@ def make_nixl(config: NixlConfig, context: ComponentContext) -> ConnectorPair:
 
     Raises:
         ConfigError: The package nixl is missing.
-        ConfigValueError: Blocks would be held until the engine closes the connector.
+        ConfigValueError: Blocks would be held until the engine closes the connector, or there is no secret.
     """
     check_hold(config, context, name="nixl")
+    check_secret(config, name="nixl")
     model = "" if context.model is None else context.model.identity
     transport = NixlTransport(config)
     config = attrs.evolve(config, max_pushed_bytes=0)  # what comes along with an offer comes over the connection

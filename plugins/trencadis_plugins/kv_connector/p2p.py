@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.defaults import codec_of, policy_of
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig, check_hold
+from trencadis_plugins.kv_connector.p2p_config import P2PConfig, check_hold, check_secret
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
 from trencadis_plugins.kv_connector.p2p_shared_memory import shared_memory
@@ -28,9 +28,10 @@ def make_p2p(config: P2PConfig, context: ComponentContext) -> ConnectorPair:
         context: With the model's facts.
 
     Raises:
-        ConfigValueError: Blocks would be held until the engine closes the connector.
+        ConfigValueError: Blocks would be held until the engine closes the connector, or there is no secret.
     """
     check_hold(config, context, name="p2p")
+    check_secret(config, name="p2p")
     model = "" if context.model is None else context.model.identity
     transport = shared_memory(config.num_pull_threads) if config.shared_memory else None
     node = Node(config, clock=context.clock, model=model, transport=transport, codec=codec_of(context))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from attrs.validators import and_, ge, gt, in_, le
@@ -11,19 +10,20 @@ from attrs.validators import and_, ge, gt, in_, le
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext
 from trencadis.kv.settings import setting
-from trencadis_plugins.kv_connector.p2p_params import address_of
+from trencadis_plugins.kv_connector.p2p_params import address_of, peer_of
 
-__all__ = ["P2PConfig", "check_hold"]
+__all__ = ["P2PConfig", "check_hold", "check_secret"]
+
+_LEAST_SECRET: Final = 16
+"""Characters: who listens on the wire may try out shorter ones."""
 
 
 def _are_peers(_: object, attribute: attrs.Attribute[Any], peers: tuple[str, ...]) -> None:
     for peer in peers:
-        if "/" not in peer:
-            continue
         try:
-            ipaddress.ip_network(peer)
+            peer_of(peer)
         except ValueError as error:
-            raise ValueError(f"{attribute.name}: {peer!r} is no network: {error}") from None
+            raise ValueError(f"{attribute.name}: {error}") from None
 
 
 def _are_addresses(_: object, attribute: attrs.Attribute[Any], names: tuple[str, ...]) -> None:
@@ -42,11 +42,16 @@ class P2PConfig:
     port: int = setting(0, "Port to listen on; 0: any that is free.", validator=and_(ge(0), le(65535)))
     advertised_host: str = setting("", "Address that other engines reach this one by; empty: ``host``.")
     peers: tuple[str, ...] = setting(
-        ("127.0.0.0/8", "::1/128", "localhost"),
-        "Hosts, or networks such as 10.0.0.0/8, that blocks may be pulled from: requests name the host, and its blocks are believed.",
+        (),
+        "Engines that blocks may be pulled from when a request names them: host:port, or a network and port such as 10.0.3.0/24:7400; "
+        "port * is all. Those of ``prefill_engines`` need not be repeated. A request can make this engine connect to nothing else.",
         validator=_are_peers,
     )
-    secret: str = setting("", "What engines must know to pull from each other; empty: nothing.", secret=True)
+    secret: str = setting(
+        "",
+        "What all engines that speak with each other must know, at least 16 characters; required. ``trencadis cluster`` makes one.",
+        secret=True,
+    )
     numerics: str = setting(
         "exact",
         "``exact``: take blocks from engines on the same kind of device only, whose low bits agree; ``any``: from all.",
@@ -192,3 +197,24 @@ def check_hold(config: P2PConfig, context: ComponentContext, *, name: str) -> No
             f"{context.quarantine_s}, and a connector that holds them for so long is closed for good.",
             hint=f"Set kv_connector.{name}.max_hold_s to less, or cache.quarantine_s to more.",
         )
+
+
+def check_secret(config: P2PConfig, *, name: str) -> None:
+    """Refuse to speak with engines that prove nothing. Pure.
+
+    Args:
+        config: Of the connector.
+        name: Of the connector's table.
+
+    Raises:
+        ConfigValueError: ``secret`` is missing or short.
+    """
+    if len(config.secret) >= _LEAST_SECRET:
+        return
+    what = f"has {len(config.secret)} characters, fewer than {_LEAST_SECRET}" if config.secret else "is not set"
+    raise ConfigValueError(
+        f"[kv_connector.{name}] secret {what}: whatever reaches the port could have prompts computed in the name of any tenant, and "
+        "learn what is cached.",
+        hint=f"Set TRENCADIS_KV_CONNECTOR__{name.upper()}__SECRET to the same random text for all engines, such as openssl rand -hex 32 "
+        "prints; trencadis cluster makes one itself.",
+    )

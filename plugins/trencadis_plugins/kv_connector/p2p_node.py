@@ -79,7 +79,8 @@ class Node:
             max_hold_s=config.max_hold_s,
             max_bytes=config.max_held_bytes,
         )
-        self.peers = Peers(config.peers, clock, retry_s=config.retry_s, name=name)
+        named = (*config.peers, *config.prefill_engines)
+        self.peers = Peers(named, clock, retry_s=config.retry_s, name=name)
         self.errands = Errands(self.peers, connect_timeout_s=config.connect_timeout_s)
         self.metrics = P2PMetrics(self.holds, self.peers, name=name)
         self.cost = CostModel(clock)

@@ -7,15 +7,19 @@ parameters has ``do_remote_prefill``: its prefix is pulled. A router need only c
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-__all__ = ["KeyCheck", "RemotePrefix", "address_of", "offer", "wants_hold"]
+__all__ = ["ANY_PORT", "KeyCheck", "RemotePrefix", "address_of", "offer", "peer_of", "wants_hold"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
+
+ANY_PORT: Final = 0
+"""Of a peer whose ports are all allowed."""
 
 _MAX_NAMED_BLOCKS: Final = 1024
 """For routers that look whether there are any; who pulls names blocks by their hashes."""
@@ -139,6 +143,27 @@ def address_of(name: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{name!r} is no address: host:port is needed, such as 10.0.3.17:7400")
     return host, int(port)
+
+
+def peer_of(name: str) -> tuple[str | ipaddress.IPv4Network | ipaddress.IPv6Network, int]:
+    """Return host, in lower case, or network, and port of a peer: ``host:port``, ``10.0.3.0/24:port``; ``*`` is any port. Pure.
+
+    Raises:
+        ValueError: It is none.
+    """
+    host, colon, port = name.rpartition(":")
+    if not colon or port.endswith("]") or "/" in port:
+        raise ValueError(f"{name!r} has no port: write {name}:7400, or {name}:* for all ports")
+    if port == "*":
+        host, number = address_of(f"{host}:1")[0], ANY_PORT
+    else:
+        host, number = address_of(name)
+    if "/" not in host:
+        return host.lower(), number
+    try:
+        return ipaddress.ip_network(host), number
+    except ValueError as error:
+        raise ValueError(f"{host!r} is no network: {error}") from None
 
 
 def _number(value: Any) -> int:

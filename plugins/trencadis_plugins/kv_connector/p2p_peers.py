@@ -12,13 +12,15 @@ from typing import Final, TypeVar
 from trencadis.clock import Clock
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
+from trencadis_plugins.kv_connector.p2p_params import ANY_PORT, RemotePrefix, peer_of
 
 __all__ = ["Peers"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
 _MAX_REMEMBERED: Final = 1024
+_MAX_STRANGERS: Final = 64
+"""Addresses in the log that are not named: clients may make up any number."""
 _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT")
 _NEVER: Final = float("inf")
@@ -28,7 +30,7 @@ class Peers:
     """What is known of other engines. From any thread.
 
     Args:
-        allowed: Hosts, and networks.
+        allowed: Addresses as of :func:`peer_of`.
         clock: Source of time.
         retry_s: One that could not be reached is left alone for so long; one whose blocks are of another kind for good.
         name: Of the connector.
@@ -36,12 +38,13 @@ class Peers:
 
     def __init__(self, allowed: Sequence[str], clock: Clock, *, retry_s: float, name: str = "p2p") -> None:
         self._name = name
-        self._hosts = frozenset(name.lower() for name in allowed if "/" not in name)
-        self._networks = [ipaddress.ip_network(name) for name in allowed if "/" in name]
+        peers = [peer_of(one) for one in allowed]
+        self._hosts = frozenset((host, port) for host, port in peers if isinstance(host, str))
+        self._networks = [(network, port) for network, port in peers if not isinstance(network, str)]
         self._clock = clock
         self._retry_s = retry_s
         self._down_until_s: OrderedDict[tuple[str, int, str], float] = OrderedDict()
-        self._strangers: OrderedDict[str, None] = OrderedDict()
+        self._strangers: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
     @property
@@ -51,18 +54,22 @@ class Peers:
         with self._lock:
             return sum(until_s > now_s for until_s in self._down_until_s.values())
 
-    def allows(self, host: str) -> bool:
-        """Return whether blocks may be pulled from a host; the first time it may not is an entry in the log."""
-        if host.lower() in self._hosts or self._is_in_network(host):
+    def allows(self, host: str, port: int) -> bool:
+        """Return whether blocks may be pulled from an address; the first time it may not is an entry in the log."""
+        ports = (port, ANY_PORT)
+        if any((host.lower(), one) in self._hosts for one in ports) or self._is_in_network(host, ports):
             return True
         with self._lock:
-            is_new = host not in self._strangers
-            _remember(self._strangers, host, None)
+            is_new = (host, port) not in self._strangers and len(self._strangers) < _MAX_STRANGERS
+            if is_new:
+                self._strangers.add((host, port))
         if is_new:
             logger.warning(
-                "A request has its prefix at %s, which kv_connector.%s.peers does not name: its prompt is computed here.",
+                "A request has its prefix at %s, port %d, which kv_connector.%s.peers does not name: its prompt is computed here.%s",
                 ascii(host)[1:-1],
+                port,
                 self._name,
+                " No more such addresses are logged." if len(self._strangers) == _MAX_STRANGERS else "",
             )
         return False
 
@@ -87,12 +94,12 @@ class Peers:
                 "No KV is pulled from engine %s at %s:%d any more: %s", prefix.engine, prefix.host, prefix.port, error
             )
 
-    def _is_in_network(self, host: str) -> bool:
+    def _is_in_network(self, host: str, ports: tuple[int, ...]) -> bool:
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
-        return any(address in network for network in self._networks)
+        return any(address in network and port in ports for network, port in self._networks)
 
 
 def _key(prefix: RemotePrefix) -> tuple[str, int, str]:

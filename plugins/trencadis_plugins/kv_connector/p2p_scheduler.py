@@ -70,7 +70,7 @@ class P2PScheduler(KVSchedulerSide):
             return Lookup()
         if isinstance(prefix, Waiting):
             return Lookup(pending=True)
-        if not is_ours and (not node.peers.allows(prefix.host) or node.peers.is_down(prefix)):
+        if not is_ours and (not node.peers.allows(prefix.host, prefix.port) or node.peers.is_down(prefix)):
             node.metrics.looked_up("declined")
             return Lookup()
         found = self._hit(request.request_id, prefix, len(block_hashes), num_local_tokens)
@@ -165,7 +165,7 @@ class P2PScheduler(KVSchedulerSide):
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
         """Let whoever holds the prefix give it up."""
         prefix = RemotePrefix.of(transfer_params)
-        if prefix is not None and self._node.peers.allows(prefix.host):
+        if prefix is not None and self._node.peers.allows(prefix.host, prefix.port):
             self._node.errands.release(prefix)
 
     def on_abandoned(self, request: Request) -> None:

@@ -64,6 +64,8 @@ _MAX_GUEST_S: Final = 600.0
 _GRACE_S: Final = 1.0
 """Whoever gives a prompt up closes the connection; one that vanished never does."""
 _RATE_TOKENS: Final = 1000
+_MAX_STRANGERS: Final = 32
+"""Connections that have not proved who they are; one more ends the oldest. They take no place from engines that have."""
 _PAUSE_S: Final = 0.5
 """After a connection could not be accepted: it waits in the kernel meanwhile."""
 _SILENCE_S: Final = 30.0
@@ -103,6 +105,7 @@ class BlockServer:
         self._metrics = metrics
         self._listener: socket.socket | None = None
         self._threads: dict[threading.Thread, FrameStream] = {}
+        self._known: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         self._num_failures = 0
@@ -173,7 +176,10 @@ class BlockServer:
             stream = FrameStream(connection, timeout_s=self._config.connect_timeout_s)
             thread = threading.Thread(target=self._attend, args=(stream,), name="trencadis-p2p-peer", daemon=True)
             with self._lock:
-                has_room = len(self._threads) < self._config.max_connections and not self._is_closed
+                has_room = len(self._known) < self._config.max_connections and not self._is_closed
+                strangers = [other for one, other in self._threads.items() if one not in self._known]
+                for other in strangers[: max(0, len(strangers) - _MAX_STRANGERS + 1)]:
+                    other.cut()
                 if has_room:
                     thread.start()  # with the lock: close() joins what is listed
                     self._threads[thread] = stream
@@ -202,6 +208,8 @@ class BlockServer:
         let_others_first()
         try:
             welcome(stream, self._identity)
+            with self._lock:
+                self._known.add(threading.current_thread())
             while True:
                 stream.set_deadline(_IDLE_S)
                 self._answer(stream, stream.receive())
@@ -212,6 +220,7 @@ class BlockServer:
         finally:
             stream.close()
             with self._lock:
+                self._known.discard(threading.current_thread())
                 self._threads.pop(threading.current_thread(), None)
 
     def _answer(self, stream: FrameStream, message: Message | int) -> None:

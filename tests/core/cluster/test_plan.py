@@ -28,6 +28,14 @@ def test_those_who_serve_clients_know_those_who_compute_prompts() -> None:
     assert [flag(one, "kv-connector.p2p.prefill-engines") for one in members[:2]] == ["", ""]
 
 
+def test_members_know_a_secret_that_no_other_cluster_has_and_no_command_line_shows() -> None:
+    first, second = (plan_cluster(num_prefill=1, num_decode=2, port=8000) for _ in range(2))
+    (secret,) = {one.environment["TRENCADIS_KV_CONNECTOR__P2P__SECRET"] for one in first}
+    assert len(secret) == 64
+    assert secret not in str(first)
+    assert secret not in {one.environment["TRENCADIS_KV_CONNECTOR__P2P__SECRET"] for one in second}
+
+
 def test_nobody_can_be_reached_from_other_machines() -> None:
     members = plan_cluster(num_prefill=1, num_decode=2, port=8000)
     assert {flag(one, "server.host") for one in members} == {"127.0.0.1"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from functools import partial
 
 import attrs
 import pytest
@@ -10,7 +11,8 @@ from trencadis.errors import TransferError
 from trencadis.kv.handshake import Identity, greet, welcome
 from trencadis.kv.stream import MAJOR, FrameStream, Hello, Message, Refuse, Welcome
 
-PRODUCER = Identity(engine="p", compat=b"c" * 16, block_bytes=64)
+PRODUCER = Identity(engine="p", compat=b"c" * 16, block_bytes=64, secret="between us")
+NONCE = bytes(16)
 CONSUMER = attrs.evolve(PRODUCER, engine="d")
 
 
@@ -39,9 +41,13 @@ def meet(producer: Identity, consumer: Identity, *, wants: str = "p") -> tuple[s
     return causes[0], causes[1]
 
 
-@pytest.mark.parametrize("secret", ["", "between us"])
-def test_engines_of_one_kind_let_each_other_in(secret: str) -> None:
-    assert meet(attrs.evolve(PRODUCER, secret=secret), attrs.evolve(CONSUMER, secret=secret)) == ("", "")
+def test_engines_of_one_kind_let_each_other_in() -> None:
+    assert meet(PRODUCER, CONSUMER) == ("", "")
+
+
+def test_engine_without_a_secret_is_none() -> None:
+    with pytest.raises(ValueError, match="secret"):
+        attrs.evolve(PRODUCER, secret="")
 
 
 @pytest.mark.parametrize("change", [{"compat": b"d" * 16}, {"block_bytes": 65}])
@@ -53,11 +59,34 @@ def test_another_engine_than_the_one_that_is_meant_is_lost() -> None:
     assert meet(PRODUCER, CONSUMER, wants="its former self") == ("lost", "lost")
 
 
-def test_other_secrets_are_noticed_by_who_has_one() -> None:
-    mine, theirs = attrs.evolve(PRODUCER, secret="a"), attrs.evolve(CONSUMER, secret="b")
-    assert meet(mine, theirs)[1] == "unreachable"
-    assert meet(mine, CONSUMER)[0] != ""
-    assert meet(PRODUCER, theirs)[1] == "unreachable"
+def test_engine_that_knows_another_secret_is_noticed_on_both_sides() -> None:
+    assert meet(PRODUCER, attrs.evolve(CONSUMER, secret="b")) == ("unreachable", "unreachable")
+
+
+@pytest.mark.parametrize("nonce", [b"", bytes(15), bytes(17)])
+def test_nonces_of_other_lengths_are_refused(nonce: bytes) -> None:
+    """What is authenticated is several fields one after the other: their lengths are fixed."""
+    hello = Hello(major=MAJOR, minor=0, compat=b"c" * 16, block_bytes=64, wants="p", nonce=nonce)
+    for side, message in ((welcome, hello), (partial(greet, wants="p"), Welcome(engine="p", nonce=nonce, proof=b""))):
+        one, other = socket.socketpair()
+        with one, other:
+            FrameStream(one, timeout_s=5).send(message)
+            with pytest.raises(TransferError) as caught:
+                side(FrameStream(other, timeout_s=5), PRODUCER)
+            assert caught.value.cause == "corrupt"
+
+
+def test_only_who_has_proved_to_know_the_secret_may_send_long_messages() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        sides = FrameStream(one, timeout_s=5), FrameStream(other, timeout_s=5)
+        thread = threading.Thread(target=welcome, args=(sides[0], PRODUCER), daemon=True)
+        thread.start()
+        greet(sides[1], CONSUMER, wants="p")
+        thread.join(60)
+        for mine, theirs in (sides, sides[::-1]):
+            mine.send(Refuse(cause="lost", reason="x" * 5000))
+            assert isinstance(theirs.receive(), Refuse)
 
 
 def test_consumer_without_the_secret_is_not_let_in_by_a_guess() -> None:
@@ -67,8 +96,7 @@ def test_consumer_without_the_secret_is_not_let_in_by_a_guess() -> None:
         stream = FrameStream(other, timeout_s=5)
 
         def ask() -> None:
-            greeting = attrs.evolve(CONSUMER, secret="guess")
-            stream.send(Hello(major=MAJOR, minor=0, compat=greeting.compat, block_bytes=64, wants="p", nonce=b"n" * 16))
+            stream.send(Hello(major=MAJOR, minor=0, compat=CONSUMER.compat, block_bytes=64, wants="p", nonce=b"n" * 16))
             stream.receive()
             from trencadis.kv.stream import Proof
 
@@ -77,7 +105,7 @@ def test_consumer_without_the_secret_is_not_let_in_by_a_guess() -> None:
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         with pytest.raises(TransferError, match="does not know the secret"):
-            welcome(FrameStream(one, timeout_s=5), attrs.evolve(PRODUCER, secret="s"))
+            welcome(FrameStream(one, timeout_s=5), PRODUCER)
         thread.join(60)
         assert isinstance(stream.receive(), Refuse)
 
@@ -86,7 +114,7 @@ def test_another_major_version_is_refused_with_both_numbers() -> None:
     one, other = socket.socketpair()
     with one, other:
         FrameStream(one, timeout_s=5).send(
-            Hello(major=MAJOR + 1, minor=0, compat=b"", block_bytes=0, wants="p", nonce=b"")
+            Hello(major=MAJOR + 1, minor=0, compat=b"", block_bytes=0, wants="p", nonce=NONCE)
         )
         with pytest.raises(TransferError) as caught:
             welcome(FrameStream(other, timeout_s=5), PRODUCER)
@@ -99,7 +127,7 @@ def test_another_major_version_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize(
     ("answer", "cause"),
     [
-        (Welcome(engine="another", nonce=b"", proof=b""), "lost"),
+        (Welcome(engine="another", nonce=NONCE, proof=b""), "lost"),
         (Refuse(cause="a word of tomorrow", reason="?"), "unreachable"),
         (Hello(major=1, minor=0, compat=b"", block_bytes=0, wants="", nonce=b""), "corrupt"),
     ],

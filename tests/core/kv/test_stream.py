@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,6 +95,7 @@ def test_unknown_kind_is_skipped_and_unknown_fields_are_ignored(ends: tuple[Fram
 
 def test_long_unknown_frame_is_skipped_without_keeping_it(ends: tuple[FrameStream, socket.socket]) -> None:
     stream, other = ends
+    stream.trust()
     thread = background(lambda: other.sendall(struct.pack("<IHH", 3 << 20, 99, 0) + bytes(3 << 20)))
     background(lambda: (thread.join(), FrameStream(other, timeout_s=5).send(Ack(known=False))))
     assert stream.receive() == Ack(known=False)
@@ -245,3 +247,41 @@ def test_cut_wakes_who_waits(ends: tuple[FrameStream, socket.socket]) -> None:
     stream.close()
     stream.close()
     stream.cut()
+
+
+@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.BLOCK, 99])
+@pytest.mark.parametrize("num_bytes", [4097, 16 << 20, (1 << 32) - 1])
+def test_long_message_of_a_stranger_is_refused_by_its_head(
+    ends: tuple[FrameStream, socket.socket], kind: int, num_bytes: int
+) -> None:
+    stream, other = ends
+    other.sendall(struct.pack("<IHH", num_bytes, kind, 0))
+    with pytest.raises(TransferError, match=f"a first message of {num_bytes} bytes"):
+        stream.receive()
+
+
+def test_memory_is_taken_for_what_has_come_and_not_for_what_was_announced(
+    ends: tuple[FrameStream, socket.socket],
+) -> None:
+    stream, other = ends
+    stream.trust()
+    other.sendall(struct.pack("<IHH", 16 << 20, Kind.PULL, 0) + b"x")
+    other.shutdown(socket.SHUT_WR)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TransferError, match="closed the connection"):
+            stream.receive()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("num_hashes", [1, 1900, 2000, 4000, 100_000])
+def test_message_of_any_length_arrives_whole(num_hashes: int) -> None:
+    message = Pull(ticket="t", hashes=[number.to_bytes(32, "little") for number in range(num_hashes)])
+    one, other = socket.socketpair()
+    with one, other:
+        stream = FrameStream(other, timeout_s=30)
+        stream.trust()
+        background(lambda: FrameStream(one, timeout_s=30).send(message))
+        assert stream.receive() == message

@@ -11,11 +11,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
+from p2p_ends import LOOPBACK_PEERS, SECRET
 from served_process import ServedProcess
 
 FLAGS = (
     *("--model.path", "demo", "--engine.warmup", "false", "--cache.num-blocks", "256", "--cache.block-size", "16"),
-    *("--kv-connector.name", "p2p"),
+    *("--kv-connector.name", "p2p", "--kv-connector.p2p.secret", SECRET),
+    *("--kv-connector.p2p.peers", ",".join(LOOPBACK_PEERS)),
 )
 
 

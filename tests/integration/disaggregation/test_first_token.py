@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from p2p_ends import LOOPBACK_PEERS, SECRET
 
 from trencadis.engine.build import build_engine
 from trencadis.front import configure
@@ -27,7 +28,7 @@ BASE: dict[str, Any] = {
 def engine_of(seed: int = 11, sampling: dict[str, Any] | None = None, **p2p: Any) -> Any:
     tables = {**BASE, "engine": {**BASE["engine"], "seed": seed}, "sampling": sampling or {}}
     if p2p:
-        tables["kv_connector"] = {"name": "p2p", "p2p": p2p}
+        tables["kv_connector"] = {"name": "p2p", "p2p": {"secret": SECRET, "peers": list(LOOPBACK_PEERS), **p2p}}
     config, registry = configure("demo", config_file=None, tables=tables)
     return build_engine(config, registry=registry)
 

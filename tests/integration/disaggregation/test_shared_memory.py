@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from p2p_ends import LOOPBACK_PEERS, SECRET
 from served_process import ServedProcess
 
 from trencadis.engine.build import build_engine
@@ -27,7 +28,7 @@ def engine() -> Iterator[Any]:
     tables = {
         "observer": {"names": []},
         "cache": {"num_blocks": 256, "block_size": 16},
-        "kv_connector": {"name": "p2p"},
+        "kv_connector": {"name": "p2p", "p2p": {"secret": SECRET, "peers": list(LOOPBACK_PEERS)}},
     }
     config, registry = configure("demo", config_file=None, tables=tables)
     one = build_engine(config, registry=registry)

@@ -22,6 +22,7 @@ from trencadis.registry.startup import load_with_plugins
 from trencadis.text import load_tokenizer, resolve_model_path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from p2p_ends import LOOPBACK_PEERS, SECRET
 from pairwise import Case, pairwise
 from redis_server import running_redis
 
@@ -94,6 +95,8 @@ def overrides(case: Case, request: pytest.FixtureRequest, tmp_path: Path) -> dic
         "kv_connector.name": case["connector"],
         "kv_codec.name": case["codec"],
         "kv_policy.name": "always",
+        "kv_connector.p2p.secret": SECRET,
+        "kv_connector.p2p.peers": LOOPBACK_PEERS,
         "kv_connector.filesystem.path": str(tmp_path / "blocks"),
         "cache.prefix_caching": case["prefix"] == "on",
         "cache.num_blocks": int(case["room"]),

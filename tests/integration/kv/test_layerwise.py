@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from faultproxy import FaultProxy
+from p2p_ends import LOOPBACK_PEERS, SECRET
 
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
@@ -35,7 +36,7 @@ def engine(layout: str, *, layer_wait_s: float = _PATIENCE_S, **p2p: Any) -> Ite
         "backend": {"name": "torch", "torch": {"layout": layout}},
         "engine": {"max_num_batched_tokens": 128, "warmup": False},
         "cache": {"num_blocks": 64, "layer_wait_s": layer_wait_s},
-        "kv_connector": {"name": "p2p", "p2p": p2p},
+        "kv_connector": {"name": "p2p", "p2p": {"secret": SECRET, "peers": list(LOOPBACK_PEERS), **p2p}},
     }
     config, registry = configure("demo", config_file=None, tables=tables)
     one = build_engine(config, registry=registry)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kv_pairs import Station, prompt_of, true_text
+from p2p_ends import LOOPBACK_PEERS, SECRET
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
@@ -21,7 +22,7 @@ pytest.importorskip("nixl_cu12", reason='nixl is not installed: pip install "tre
 
 PROMPT = prompt_of(1, 41)
 NUM_BLOCKS = 10
-LOOPBACK = {"transports": "tcp", "devices": "lo"}
+LOOPBACK = {"transports": "tcp", "devices": "lo", "secret": SECRET, "peers": LOOPBACK_PEERS}
 
 
 def station(*, any_thread: bool = True, **config: Any) -> Station:

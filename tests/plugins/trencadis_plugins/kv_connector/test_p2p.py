@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import attrs
 import pytest
 from faultproxy import FaultProxy
 from kv_pairs import PREFILL, Station, pause, prompt_of, true_text, with_port
+from p2p_ends import p2p_config
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
@@ -31,7 +33,7 @@ class TestP2P(KVConnectorConformance):
 
     def make(self) -> ConnectorPair:
         """Return an engine's connector that no other knows."""
-        return make_p2p(P2PConfig(), ComponentContext(clock=SimulatedClock(), seed=0))
+        return make_p2p(p2p_config(), ComponentContext(clock=SimulatedClock(), seed=0))
 
 
 @pytest.mark.parametrize(("name", "make", "config"), [("p2p", make_p2p, P2PConfig), ("nixl", make_nixl, NixlConfig)])
@@ -249,13 +251,29 @@ def test_dead_engine_costs_one_connection() -> None:
 
 
 def test_strange_host_is_never_connected_to() -> None:
-    with Station() as producer, Station(peers=("10.0.0.0/8",)) as consumer:
+    with Station() as producer, Station(peers=("10.0.0.0/8:*",)) as consumer:
         end = consumer.serve(PROMPT, max_tokens=6, params=producer.prefill(PROMPT))
         assert end.token_ids.tolist() == true_text(PROMPT, 6)
         assert consumer.count("lookups", result="declined") == 1
 
 
-@pytest.mark.parametrize(("mine", "theirs", "num_cached"), [("a", "a", 40), ("a", "b", 0), ("", "b", 0), ("a", "", 0)])
+def test_request_cannot_make_an_engine_connect_to_another_port_than_the_named_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as victim, Station() as producer:
+        address = f"127.0.0.1:{producer.node.server.port}"
+        with Station(peers=(address,)) as consumer:
+            params = producer.prefill(PROMPT)
+            for host in ("127.0.0.1", "localhost", "127.1", "::ffff:127.0.0.1", "0.0.0.0", "127.0.0.1."):
+                elsewhere = {**params, "remote_host": host, "remote_port": victim.getsockname()[1]}
+                consumer.serve(PROMPT, max_tokens=6, params=elsewhere)
+                consumer.pair.scheduler.on_rejected(elsewhere)
+            assert consumer.count("lookups", result="declined") == 6
+            assert pulled(producer, consumer, producer.prefill(PROMPT)).token_ids.tolist() == true_text(PROMPT, 12)
+        victim.settimeout(0.0)  # the consumer is closed, and with it everything that it had begun
+        with pytest.raises(BlockingIOError):
+            victim.accept()
+
+
+@pytest.mark.parametrize(("mine", "theirs", "num_cached"), [("a" * 16, "a" * 16, 40), ("a" * 16, "b" * 16, 0)])
 def test_secret_must_be_the_same(mine: str, theirs: str, num_cached: int) -> None:
     with Station(secret=mine) as producer, Station(secret=theirs) as consumer:
         end = pulled(producer, consumer, producer.prefill(PROMPT))

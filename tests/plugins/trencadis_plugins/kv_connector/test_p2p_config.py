@@ -8,13 +8,16 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext
+from trencadis_plugins.kv_connector.nixl import make_nixl
+from trencadis_plugins.kv_connector.nixl_config import NixlConfig
+from trencadis_plugins.kv_connector.p2p import make_p2p
 from trencadis_plugins.kv_connector.p2p_config import P2PConfig, check_hold
 
 
 def test_nothing_is_reachable_from_elsewhere_by_default() -> None:
     config = P2PConfig()
     assert config.host == "127.0.0.1"
-    assert config.peers == ("127.0.0.0/8", "::1/128", "localhost")
+    assert config.peers == ()
 
 
 def test_blocks_are_given_back_before_the_core_loses_patience() -> None:
@@ -37,6 +40,16 @@ def test_blocks_held_as_long_as_the_core_has_patience_are_an_error(max_hold_s: f
         check_hold(config, context, name="other")
 
 
+@pytest.mark.parametrize("secret", ["", "short"])
+@pytest.mark.parametrize(("name", "make"), [("p2p", make_p2p), ("nixl", make_nixl)])
+def test_without_a_secret_nothing_listens(name: str, make: Any, secret: str) -> None:
+    context = ComponentContext(clock=SimulatedClock(), seed=0)
+    config = {"p2p": P2PConfig, "nixl": NixlConfig}[name](secret=secret)
+    with pytest.raises(ConfigValueError, match=rf"kv_connector.{name}\] secret .*any tenant.*openssl rand") as caught:
+        make(config, context)
+    assert "short" not in str(caught.value)
+
+
 def test_secret_is_marked_as_one() -> None:
     assert attrs.fields_dict(P2PConfig)["secret"].metadata["secret"] is True
 
@@ -46,8 +59,14 @@ def test_secret_is_marked_as_one() -> None:
     [
         {"port": -1},
         {"port": 65536},
-        {"peers": ("10.0.0.0/33",)},
-        {"peers": ("not a network/8",)},
+        {"peers": ("10.0.0.0/33:7400",)},
+        {"peers": ("not a network/8:7400",)},
+        {"peers": ("10.0.0.0/8",)},
+        {"peers": ("10.0.0.1",)},
+        {"peers": ("[::1]",)},
+        {"peers": ("localhost:0",)},
+        {"peers": ("localhost:**",)},
+        {"peers": (":7400",)},
         {"lease_s": 0.0},
         {"numerics": "near"},
         {"num_pull_threads": 0},

@@ -12,7 +12,7 @@ from trencadis_plugins.kv_connector.p2p_peers import Peers
 
 
 def errands_of() -> tuple[Errands, Peers]:
-    peers = Peers(("127.0.0.0/8",), SimulatedClock(), retry_s=5)
+    peers = Peers(("127.0.0.0/8:*",), SimulatedClock(), retry_s=5)
     return Errands(peers, connect_timeout_s=2.0), peers
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from faultproxy import FaultProxy
 from kv_pairs import Station, prompt_of, true_text, with_port
-from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
+from p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
@@ -20,7 +20,6 @@ from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.kv.pool_access import PoolAccess
 from trencadis.kv.stream_messages import Pull
 from trencadis_plugins.kv_connector.p2p import make_p2p
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_layers import Arrivals, LayerSink
 from trencadis_testing import KVConnectorConformance
 from trencadis_testing.fake_pool import FakeKVCache
@@ -39,7 +38,7 @@ class TestP2PByLayer(KVConnectorConformance):
 
     def make(self) -> ConnectorPair:
         """Return an engine's connector that no other knows."""
-        return make_p2p(P2PConfig(layerwise=True), ComponentContext(clock=SimulatedClock(), seed=0))
+        return make_p2p(p2p_config(layerwise=True), ComponentContext(clock=SimulatedClock(), seed=0))
 
 
 # ------------------------------------------------------------------------------------------------------- arrivals
@@ -220,7 +219,7 @@ def test_engine_that_sends_whole_blocks_is_waited_for_as_well() -> None:
         assert end.num_cached_tokens == NUM_PULLED
 
 
-@pytest.mark.parametrize("at", [0, 700, 2500, 4700])
+@pytest.mark.parametrize("at", [0, 732, 2532, 4732])
 @pytest.mark.parametrize(
     ("fault", "cause"), [("cut_at", "unreachable"), ("flip_at", "corrupt"), ("stall_at", "deadline")]
 )

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import logging
-
 import attrs
 import pytest
 
@@ -14,45 +12,49 @@ PREFIX = RemotePrefix(engine="e", ticket="t", host="10.0.0.1", port=5, num_token
 
 
 def peers_of(clock: SimulatedClock | None = None) -> Peers:
-    return Peers(("10.0.0.0/8", "fd00::/8", "node-1.example"), clock or SimulatedClock(), retry_s=5.0)
+    named = ("10.0.0.0/8:5", "[fd00::/8]:5", "Node-1.example:5", "[::1]:*", "10.0.0.9:6")
+    return Peers(named, clock or SimulatedClock(), retry_s=5.0)
 
 
 @pytest.mark.parametrize(
-    ("host", "is_allowed"),
+    ("host", "port", "is_allowed"),
     [
-        ("10.1.2.3", True),
-        ("11.1.2.3", False),
-        ("fd00::5", True),
-        ("fe00::5", False),
-        ("node-1.example", True),
-        ("NODE-1.example", True),
-        ("node-2.example", False),
-        ("10.0.0.1.evil.example", False),
-        ("127.0.0.1", False),
-        ("", False),
+        ("10.1.2.3", 5, True),
+        ("10.1.2.3", 6, False),
+        ("10.0.0.9", 6, True),
+        ("11.1.2.3", 5, False),
+        ("fd00::5", 5, True),
+        ("fd00::5", 22, False),
+        ("fe00::5", 5, False),
+        ("::1", 1, True),
+        ("::1", 65535, True),
+        ("node-1.example", 5, True),
+        ("NODE-1.example", 5, True),
+        ("node-1.example", 0, False),
+        ("node-2.example", 5, False),
+        ("10.0.0.1.evil.example", 5, False),
+        ("127.0.0.1", 5, False),
+        ("", 5, False),
     ],
 )
-def test_only_named_hosts_are_pulled_from(host: str, is_allowed: bool) -> None:
-    assert peers_of().allows(host) is is_allowed
+def test_only_named_addresses_are_pulled_from(host: str, port: int, is_allowed: bool) -> None:
+    assert peers_of().allows(host, port) is is_allowed
 
 
 def test_stranger_is_mentioned_once_and_cannot_write_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
     peers = peers_of()
     for _ in range(3):
-        peers.allows("evil\nINFO all is well")
+        peers.allows("evil\nINFO all is well", 5)
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
 
 
-def test_memory_of_strangers_is_bounded() -> None:
+def test_strangers_fill_neither_memory_nor_the_log(caplog: pytest.LogCaptureFixture) -> None:
     peers = peers_of()
-    logging.disable()
-    try:
-        for number in range(3000):
-            peers.allows(f"host-{number}")
-    finally:
-        logging.disable(logging.NOTSET)
-    assert len(peers._strangers) == 1024
+    for number in range(3000):
+        assert not peers.allows("127.0.0.1", 1 + number)
+    assert len(caplog.records) == 64
+    assert "No more such addresses are logged." in caplog.records[-1].getMessage()
 
 
 @pytest.mark.parametrize("cause", ["unreachable", "deadline"])

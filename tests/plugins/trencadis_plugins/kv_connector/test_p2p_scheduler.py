@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from p2p_ends import p2p_config
 
 from trencadis.clock import SimulatedClock
 from trencadis.records import ConnectorReport, Request
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix, offer
 from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
@@ -22,7 +22,7 @@ PREFIX = RemotePrefix(engine="e", ticket="t", host="127.0.0.1", port=1, num_toke
 
 @pytest.fixture
 def scheduler() -> Iterator[P2PScheduler]:
-    node = Node(P2PConfig(), clock=SimulatedClock(), model="m")
+    node = Node(p2p_config(), clock=SimulatedClock(), model="m")
     one = P2PScheduler(node)
     one.on_ready(FakeKVCache([], block_size=4).layout)
     yield one

@@ -4,7 +4,9 @@ import contextlib
 import errno
 import os
 import socket
+import struct
 import threading
+import tracemalloc
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -12,17 +14,16 @@ import numpy as np
 import pytest
 from eventually import eventually
 from numpy.typing import NDArray
-from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
+from p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool
 from trencadis.kv.defaults import AsTheyAre
 from trencadis.kv.pool_access import PoolAccess
-from trencadis.kv.stream import MAJOR, Ack, Hello, Refuse, Renew, Welcome
+from trencadis.kv.stream import MAJOR, Ack, Hello, Invite, Refuse, Renew, Welcome
 from trencadis.records import KVLayout, KVPart
 from trencadis_plugins.kv_connector import p2p_server
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
 from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
@@ -70,6 +71,53 @@ def test_engines_are_served_after_a_shortage_of_descriptors_which_the_log_says_o
     assert "ulimit -n" in line
 
 
+def test_strangers_cost_no_memory_and_keep_no_engine_out(producer: Producer) -> None:
+    """Each announces 16 MiB with nine bytes, and stays."""
+    tracemalloc.start()
+    strangers = []
+    try:
+        for _ in range(200):
+            strangers.append(socket.create_connection(("127.0.0.1", producer.node.server.port)))
+            strangers[-1].sendall(struct.pack("<IHH", 16 << 20, 1, 0) + b"x")
+        assert producer.pull(HASHES).tolist() == producer.data.tolist()
+        for stranger in strangers:
+            stranger.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_silent_strangers_keep_no_engine_out() -> None:
+    with producing(connect_timeout_s=60.0, max_connections=4) as producer, contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", producer.node.server.port))) for _ in range(100)
+        ]
+        assert producer.pull(HASHES).tolist() == producer.data.tolist()
+        strangers[0].settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            assert strangers[0].recv(1) == b"", "the oldest makes room"
+
+
+def test_nothing_is_computed_or_told_for_who_does_not_know_the_secret(producer: Producer) -> None:
+    stranger = attrs.evolve(producer.me, secret="a guess")
+    with pytest.raises(TransferError, match="does not know the secret"):
+        PeerConnection(producer.prefix, stranger, connect_timeout_s=20.0)
+    connection, stream = producer.raw()
+    hello = Hello(major=MAJOR, minor=0, compat=producer.me.compat, block_bytes=32, wants="", nonce=bytes(16))
+    asked = Invite(tokens=bytes(64), tenant="ann", cache_salt="", adapter="", timeout_s=9.0)
+    with connection:
+        stream.send(hello)
+        assert isinstance(stream.receive(), Welcome)
+        stream.send(asked)  # where the proof belongs
+        with pytest.raises(TransferError):
+            stream.receive()
+    assert producer.node.guests.num_guests == 0
+
+
 def test_device_with_a_thread_of_its_own_is_asked_on_that_thread(producer: Producer) -> None:
     pool = producer.node.pool
     assert pool is not None
@@ -110,7 +158,7 @@ class PoolOfViews(KVPool):
 
 def test_blocks_of_few_pieces_are_sent_from_where_they_lie() -> None:
     pool = PoolOfViews()
-    node = Node(P2PConfig(), clock=SimulatedClock(), model="m")
+    node = Node(p2p_config(), clock=SimulatedClock(), model="m")
     node.pool = PoolAccess(pool)
     node.start(pool.layout)
     node.holds.add(1, "held", dict(zip(HASHES, range(NUM_BLOCKS), strict=True)), num_bytes=1)
@@ -135,6 +183,7 @@ def test_many_connections_are_served_at_once(producer: Producer) -> None:
 
 def test_connection_too_many_is_turned_away_in_words() -> None:
     with producing(max_connections=1) as producer, producer.connect() as connection:
+        assert connection.renew(timeout_s=20), "it is known there"
         with pytest.raises(TransferError, match="as many engines as it may") as caught:
             producer.connect()
         assert caught.value.cause == "unreachable"
@@ -177,7 +226,14 @@ def test_message_that_asks_for_nothing_ends_the_connection(producer: Producer) -
     connection, stream = producer.raw()
     with connection:
         stream.send(
-            Hello(major=MAJOR, minor=0, compat=producer.me.compat, block_bytes=32, wants=producer.me.engine, nonce=b"")
+            Hello(
+                major=MAJOR,
+                minor=0,
+                compat=producer.me.compat,
+                block_bytes=32,
+                wants=producer.me.engine,
+                nonce=bytes(16),
+            )
         )
         assert isinstance(stream.receive(), Welcome)
         stream.send(Ack(known=True))
@@ -196,7 +252,7 @@ def test_minor_version_does_not_matter_but_the_major_one_does(producer: Producer
                     compat=producer.me.compat,
                     block_bytes=32,
                     wants=producer.me.engine,
-                    nonce=b"",
+                    nonce=bytes(16),
                 )
             )
             assert isinstance(stream.receive(), kind)

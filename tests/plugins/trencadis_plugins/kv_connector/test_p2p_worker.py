@@ -10,13 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 from faultproxy import FaultProxy
-from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
+from p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 
 from trencadis.clock import SimulatedClock
 from trencadis.kv.pace import LoadPace
 from trencadis.records import ConnectorReport
 from trencadis_plugins.kv_connector import p2p_worker
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
 from trencadis_plugins.kv_connector.p2p_node import Node
 from trencadis_plugins.kv_connector.p2p_worker import LoadOrder, P2PWorker, Work
 from trencadis_testing.fake_pool import FakeKVCache
@@ -26,7 +25,7 @@ class Consumer:
     """A worker side with an empty pool."""
 
     def __init__(self, **config: Any) -> None:
-        self.node = Node(P2PConfig(**config), clock=SimulatedClock(), model="m")
+        self.node = Node(p2p_config(**config), clock=SimulatedClock(), model="m")
         self.array = np.zeros(10 * 4, np.int64)
         self.worker = P2PWorker(self.node)
         pool = FakeKVCache([self.array], block_size=4)
