@@ -28,6 +28,8 @@ _PHASE: Final = 2
 _SLOW_STEP: Final = 3
 _LANES: Final = 4
 """Places of 8 bytes: two lanes from here on."""
+_DONE: Final = 6
+_TOTAL: Final = 7
 
 _LANE_NAMES: Final = "engine", "device"
 _LABELS: Final = 64
@@ -152,6 +154,17 @@ class Activity:
         self._beat = beat = self._beat + 1
         words[_BEAT] = beat
 
+    def advance(self, done: int, total: int | None = None) -> None:
+        """Note how much of a long phase is done, and how much there is, if that is known; progress as well."""
+        words = self._words
+        words[_DONE], words[_TOTAL] = done, total or 0
+        self.beat()
+
+    def beat(self) -> None:
+        """Note progress within a phase."""
+        self._beat = beat = self._beat + 1
+        self._words[_BEAT] = beat
+
     def begin_step(self, step: int, phase: EnginePhase) -> None:
         """Note which step is waited for, and another phase."""
         self._words[_STEP] = step
@@ -187,6 +200,8 @@ class ActivityReading:
         beat: Changes with each sign of progress.
         step: The last step that was waited for.
         phase: What it does.
+        done: How much of a long phase is done, such as buckets.
+        total: How much there is; 0 if that is not known.
         calls: Names of the components that are being called, the engine's thread first.
         slow_step_s: About the longest of the recent steps, seconds.
     """
@@ -194,6 +209,8 @@ class ActivityReading:
     beat: int = 0
     step: int = 0
     phase: EnginePhase = EnginePhase.STARTING
+    done: int = 0
+    total: int = 0
     calls: tuple[str, ...] = ()
     slow_step_s: float = 0.0
 
@@ -223,16 +240,18 @@ class ActivityView:
     def read(self) -> ActivityReading:
         """Return what the engine does now; the last that it did, once it has ended or the view is closed."""
         memory = self._memory
-        words = struct.unpack_from(f"={_LANES + len(_LANE_NAMES)}q", memory)
+        words = struct.unpack_from(f"={_LABELS // 8}q", memory)
         try:
             phase = EnginePhase(words[_PHASE])
         except ValueError:  # another component wrote over it
             phase = EnginePhase.STARTING
-        labels = [_read_label(memory, number) for number in words[_LANES:] if 0 < number <= _MAX_LABELS]
+        labels = [_read_label(memory, number) for number in words[_LANES:_DONE] if 0 < number <= _MAX_LABELS]
         return ActivityReading(
             beat=words[_BEAT],
             step=words[_STEP],
             phase=phase,
+            done=words[_DONE],
+            total=words[_TOTAL],
             calls=tuple(labels),
             slow_step_s=words[_SLOW_STEP] / 1e6,
         )

@@ -1,6 +1,7 @@
 """Log lines of the command line: one format, on standard error, at the configured level.
 
-A library does not configure logging; Python callers of ``LLM`` attach handlers to the logger ``trencadis`` themselves.
+A library does not configure logging; Python callers of ``LLM`` attach handlers to the logger ``trencadis`` themselves. Plugins of
+others log under the names of their own packages, which the command line shows as well.
 """
 
 from __future__ import annotations
@@ -9,9 +10,15 @@ import logging
 import sys
 from typing import Any
 
-__all__ = ["configure_logging"]
+__all__ = ["adopt_package", "configure_logging"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+_names = {"trencadis"}
+"""Loggers that are shown."""
+_level = ""
+"""Of all of them; empty until the command line has said it."""
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
@@ -28,8 +35,28 @@ def configure_logging(level: str) -> None:
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
     """
-    logger = logging.getLogger("trencadis")
-    logger.setLevel(level.upper())
+    global _level  # noqa: PLW0603 - loggers are global as well
+    _level = level.upper()
+    for name in _names:
+        _show(name)
+
+
+def adopt_package(module: str) -> None:
+    """Show messages of the package that a plugin comes from as those of Trencadís, if the command line shows these.
+
+    Args:
+        module: Of the plugin; its outermost package names the logger.
+    """
+    name = module.partition(".")[0]
+    if name not in _names:
+        _names.add(name)
+        if _level:
+            _show(name)
+
+
+def _show(name: str) -> None:
+    logger = logging.getLogger(name)
+    logger.setLevel(_level)
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
         handler = _StderrHandler()
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, one line in the log elsewhere."""
+"""Progress of long work: a bar on a terminal, whatever the log's level; elsewhere lines in the log, now and then and at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from trencadis.clock import Clock, SystemClock
 __all__ = ["Advance", "on_terminal", "track"]
 
 logger = logging.getLogger("trencadis")
+
+_LINE_S = 30.0
+"""Between two lines of the log."""
 
 
 class Advance(Protocol):
@@ -39,7 +42,7 @@ def track(
         total: How much there is to do; None if nobody knows.
         unit: Of ``total``, such as ``prompts``.
         show: Draw a bar; None: on a terminal only.
-        clock: For the log line; the system's if none.
+        clock: For lines of the log; the system's if none.
 
     Yields:
         A function that takes how much is done by now.
@@ -49,11 +52,16 @@ def track(
             yield advance
         return
     clock = clock or SystemClock()
-    start_s, num_done = clock.now_s(), 0
+    start_s = said_s = clock.now_s()
+    num_done, num_all = 0, total
 
     def note(done: int, total: int | None = None) -> None:
-        nonlocal num_done
-        num_done = done
+        nonlocal num_done, num_all, said_s
+        num_done, num_all, now_s = done, num_all if total is None else total, clock.now_s()
+        if done and now_s - said_s >= _LINE_S:
+            said_s = now_s
+            of = "" if num_all is None else f" of {num_all}"
+            logger.info("%s: %d%s %s after %.0f s", what, done, of, unit, now_s - start_s)
 
     yield note
     amount = f"{num_done} {unit} " if num_done and unit else ""
@@ -72,7 +80,7 @@ def _bar(what: str, *, total: int | None, unit: str) -> Iterator[Advance]:
 
         def advance(done: int, total: int | None = None) -> None:
             of = total if total is not None else known_total
-            amount = f"{done}/{of} {unit}" if of is not None else f"{done} {unit}"
+            amount = f"{done}/{of} {unit}" if of is not None else f"{done} {unit}" if done else ""
             progress.update(task, completed=done, total=of, amount=amount)
 
         yield advance

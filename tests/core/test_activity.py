@@ -102,3 +102,13 @@ def test_numbers_that_mean_nothing_are_read_as_nothing():
     view = ActivityView()
     os.pwrite(view.file, (10**12).to_bytes(8, "little") * 8, 0)
     assert view.read().phase is EnginePhase.STARTING
+
+
+def test_how_far_a_warm_up_is_can_be_read_and_is_progress():
+    activity, view = shared()
+    activity.begin(EnginePhase.COMPILING)
+    beat = view.read().beat
+    activity.advance(120, 416)
+    reading = view.read()
+    assert (reading.done, reading.total, reading.phase) == (120, 416, EnginePhase.COMPILING)
+    assert reading.beat > beat

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
-from trencadis.log import configure_logging
+from trencadis.log import adopt_package, configure_logging
+from trencadis.registry.import_path import import_component
+from trencadis.registry.manager import PluginLoader
 
 
 @pytest.fixture
-def logger():
+def logger(monkeypatch):
     logger = logging.getLogger("trencadis")
     before, handlers = logger.level, list(logger.handlers)
     logger.handlers = []
+    monkeypatch.setattr("trencadis.log._names", {"trencadis"})
+    monkeypatch.setattr("trencadis.log._level", "")
     yield logger
     logger.setLevel(before)
     logger.handlers = handlers
@@ -33,3 +41,58 @@ def test_second_call_changes_the_level_and_adds_no_second_line(logger, capsys) -
     logger.info("hidden")
     logger.warning("shown")
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_messages_of_plugins_are_shown_as_our_own_whichever_comes_first(logger, capsys, is_early) -> None:
+    if is_early:
+        adopt_package("acme_strategies.bucketing.oval")
+    configure_logging("info")
+    if not is_early:
+        adopt_package("acme_strategies.bucketing.oval")
+    own = logging.getLogger("acme_strategies.bucketing.oval")
+    own.info("Generated %d ovals.", 3)
+    own.debug("not shown")
+    assert capsys.readouterr().err.endswith(" INFO acme_strategies.bucketing.oval: Generated 3 ovals.\n")
+    configure_logging("error")
+    own.info("hidden")
+    assert capsys.readouterr().err == ""
+
+
+def test_in_a_library_nothing_is_configured(logger) -> None:
+    adopt_package("acme_library.plugin")
+    assert not logging.getLogger("acme_library").handlers
+    assert logging.getLogger("acme_library").level == logging.NOTSET
+
+
+@pytest.mark.parametrize("how", ["an entry point", "an object", "an import path"])
+def test_every_way_to_a_plugin_shows_its_messages(logger, monkeypatch, how) -> None:
+    seen: list[str] = []
+    for module in ("manager", "import_path"):
+        monkeypatch.setattr(f"trencadis.registry.{module}.adopt_package", seen.append)
+    module = "trencadis_testing.engines"
+    match how:
+        case "an entry point":
+            loader = PluginLoader()
+            entry_point = importlib.metadata.EntryPoint(name="x", value=module, group="trencadis")
+            ((found, provenance),) = loader.candidates([entry_point])
+            loader.load_entry_point(found, provenance)
+        case "an object":
+            PluginLoader().load_object(importlib.import_module(module))
+        case "an import path":
+            import_component("scheduling", f"{module}:ServeInOrder", key="scheduling.name", source="a test")
+    assert [name.partition(":")[0] for name in seen] == [module]
+
+
+def test_all_that_is_built_in_logs_under_one_name() -> None:
+    root = Path(__file__).parents[2]
+    files = [file for room in ("core", "plugins", "backends") for file in (root / room).rglob("*.py")]
+    assert len(files) > 300
+    bad = [
+        f"{file}: {call}"
+        for file in files
+        for call in re.findall(r"(?<!\w)logging\.getLogger\(([^)]*)\)", file.read_text(encoding="utf-8"))
+        if not re.match(r'"(trencadis[."]|nixl")|name$', call)
+        and not (call == "__name__" and "core/trencadis/" in str(file))
+    ]
+    assert bad == []

@@ -21,6 +21,22 @@ def test_elsewhere_one_line_says_what_how_much_and_how_long(caplog: pytest.LogCa
     assert [record.getMessage() for record in caplog.records] == ["Eating: 3 figs in 1.5 s"]
 
 
+def test_long_work_says_now_and_then_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SimulatedClock()
+    with (
+        caplog.at_level(logging.INFO, logger="trencadis"),
+        track("Eating", unit="figs", show=False, clock=clock) as advance,
+    ):
+        for done in range(1, 81):
+            clock.advance(1.0)
+            advance(done, 416)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Eating: 30 of 416 figs after 30 s",
+        "Eating: 60 of 416 figs after 60 s",
+        "Eating: 80 figs in 80.0 s",
+    ]
+
+
 def test_work_that_raises_is_not_reported_as_done(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trencadis"), pytest.raises(KeyError), track("Eating", show=False):
         raise KeyError

@@ -16,6 +16,7 @@ from trencadis.config.messages import spot
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces.component import Component, ComponentContext
+from trencadis.log import adopt_package
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.contracts import CONTRACTS, interface_version
 from trencadis.registry.provenance import of_import_path
@@ -39,6 +40,7 @@ def import_component(noun: str, path: str, *, key: str, source: str) -> Register
     where = spot(key, path, source)
     made = _attribute(path, where)
     contract = CONTRACTS[noun]
+    adopt_package(path)
     fits = issubclass(made, contract) if isinstance(made, type) else callable(made)
     if not fits:
         raise ContractError(

@@ -17,6 +17,7 @@ from trencadis import hookspecs
 from trencadis.errors import PluginLoadError, did_you_mean
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.hookspecs import PROJECT_NAME
+from trencadis.log import adopt_package
 from trencadis.registry.provenance import Provenance, distribution_of, of_entry_point, of_object
 
 __all__ = ["PluginLoader"]
@@ -76,6 +77,7 @@ class PluginLoader:
         Raises:
             PluginLoadError: It raised while it was imported or registered.
         """
+        adopt_package(entry_point.module)
         try:
             plugin = entry_point.load()
         except BaseException as error:
@@ -92,6 +94,7 @@ class PluginLoader:
         provenance = of_object(plugin)
         if provenance.plugin in self._blocked:
             return ""
+        adopt_package(provenance.module)
         self._register(plugin, provenance)
         return provenance.plugin
 

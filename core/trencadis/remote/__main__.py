@@ -75,7 +75,12 @@ def _serve(start: StartMessage, channel: Channel) -> None:
         registry.note_sources(start.sources)
         config = resolved.config
         with track(f"Loading {config.model.path}", unit="buckets", show=False) as advance:
-            engine = build_engine(config, registry=registry, progress=advance)
+
+            def note(done: int, total: int) -> None:
+                advance(done, total)
+                ACTIVITY.advance(done, total)  # for the parent, which may have a terminal
+
+            engine = build_engine(config, registry=registry, progress=note)
     try:
         ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash=engine.plan_hash)
         channel.send(encode(ready))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from trencadis.clock import SystemClock
 from trencadis.config import Config
 from trencadis.config.dump import dump_config
 from trencadis.errors import PluginError
 from trencadis.front import Frontend, load_frontend_tokenizer
-from trencadis.progress import track
+from trencadis.progress import on_terminal, track
 from trencadis.registry import Registry
 from trencadis.remote.channel import Channel
 from trencadis.remote.client import RemoteEngineClient
@@ -20,6 +21,9 @@ from trencadis.remote.process import EngineProcess
 from trencadis.startup import rare_collections
 
 __all__ = ["connect_frontend"]
+
+_LOOK_S = 0.2
+"""How often the child's progress is looked at while it loads."""
 
 
 def connect_frontend(
@@ -48,10 +52,12 @@ def connect_frontend(
     channel = Channel(process.address, binds=True, never_waits=never_waits)
     link = Link(channel, process, clock=SystemClock())
     try:
-        with track(f"Loading {config.model.path}", show=show_progress):
+        with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
             with rare_collections():
                 tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
-            return Frontend(RemoteEngineClient(link, _wait_until_ready(link)), tokenizer)
+            shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it
+            ready = _wait_until_ready(link, (lambda: advance(*process.progress)) if shows else None)
+            return Frontend(RemoteEngineClient(link, ready), tokenizer)
     except BaseException:
         link.failure = link.failure or "the engine was not ready."
         link.close()
@@ -67,9 +73,12 @@ def _check_plugins(registry: Registry) -> None:
         )
 
 
-def _wait_until_ready(link: Link) -> ReadyMessage:
+def _wait_until_ready(link: Link, look: Callable[[], None] | None) -> ReadyMessage:
     while True:
-        for message in link.receive():
+        messages = link.receive(_LOOK_S if look is not None else None)
+        if look is not None:
+            look()
+        for message in messages:
             match message:
                 case ReadyMessage():
                     return message

@@ -102,6 +102,12 @@ class EngineProcess:
         return _fileno(self._child.stdout)
 
     @property
+    def progress(self) -> tuple[int, int | None]:
+        """How many buckets the child has prepared, and how many there are, if that is known."""
+        reading = self._view.read()
+        return reading.done, reading.total or None
+
+    @property
     def stalled(self) -> str:
         """Where the child has made no progress for too long; empty while all is well."""
         return self._watch.stalled

@@ -12,7 +12,7 @@ from trencadis_plugins.acceptance.drafted import are_real
 
 __all__ = ["Synthetic"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("trencadis.acceptance")
 
 
 class Synthetic(AcceptanceRule):

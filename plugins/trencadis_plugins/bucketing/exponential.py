@@ -20,7 +20,7 @@ from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
 __all__ = ["Exponential", "exponential_range"]
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("trencadis.bucketing")
 
 
 class _Range(NamedTuple):

@@ -24,7 +24,7 @@ from trencadis_plugins.bucketing.strategy import TableStrategy
 
 __all__ = ["FromFile", "read_bucket_file", "write_bucket_file"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("trencadis.bucketing")
 
 _MAX_BUCKETS = 100_000
 _MAX_RANGE = 10_000

@@ -26,7 +26,7 @@ __all__ = [
     "with_drafts",
 ]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("trencadis.bucketing")
 
 LONG_MODEL_LEN = 8192
 """From this ``max_model_len`` on, the largest context of a query length is what the query leaves of the model length."""

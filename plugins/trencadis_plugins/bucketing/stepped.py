@@ -21,7 +21,7 @@ from trencadis_plugins.bucketing.strategy import TableStrategy, or_largest
 
 __all__ = ["Span", "SteppedStrategy"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("trencadis.bucketing")
 
 C = TypeVar("C", LinearConfig, PaddingAwareConfig)
 

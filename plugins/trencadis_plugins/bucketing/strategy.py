@@ -14,7 +14,7 @@ from trencadis_plugins.bucketing.table import BucketTable
 
 __all__ = ["TableStrategy", "or_largest"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("trencadis.bucketing")
 
 _MAX_LISTED = 256
 

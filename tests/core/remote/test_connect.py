@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -33,6 +34,31 @@ def test_a_frontend_over_another_process_serves(process_house: House) -> None:
     assert frontend.engine.model.architecture == "Fake"
     frontend.close()
     frontend.close()
+
+
+def test_how_far_the_warm_up_of_the_other_process_is_can_be_drawn_here(
+    process_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int | None]] = []
+
+    @contextlib.contextmanager
+    def track(what: str, **_: Any) -> Iterator[Any]:
+        yield lambda done, total=None: seen.append((done, total))
+
+    monkeypatch.setattr("trencadis.remote.connect.track", track)
+    house = process_house(
+        engine={"warmup": True},
+        backend={
+            "name": "trencadis_testing.fakes:FakeBackend",
+            "options": {"vocab_size": 4096, "eos": -1, "max_model_len": 64, "strict": False, "layout": "padded"},
+        },
+        bucketing={"name": "exponential"},
+    )
+    connect_frontend(*house, show_progress=True).close()
+    done, total = seen[-1]
+    assert total is not None
+    assert done == total > 1
+    assert seen == sorted(seen, key=lambda one: one[0])
 
 
 def test_a_plugin_given_in_code_is_named_as_what_cannot_travel(process_house: House) -> None:

@@ -149,7 +149,7 @@ def test_file_is_the_sum_of_its_lines_and_each_bad_one_is_named(tmp_path_factory
     """A line alone is good or bad; in a file it is the same, under its number, and spoils no other."""
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     warned = Named()
-    logger = logging.getLogger("trencadis_plugins.bucketing.from_file")
+    logger = logging.getLogger("trencadis.bucketing")
     logger.addHandler(warned)
     logger.propagate = False
     try:
