@@ -78,7 +78,10 @@ class Connection:
 
     def result(self) -> RawResult:
         """Return how it ended."""
-        status = self.data[9:12].decode("latin1") if self.data.startswith(b"HTTP/") else ""
+        data = self.data
+        while data.startswith(b"HTTP/1.1 100"):
+            data = data.partition(b"\r\n\r\n")[2]
+        status = data[9:12].decode("latin1") if data.startswith(b"HTTP/") else ""
         return RawResult(status or ("closed" if self.has_ended else "open"), self.num_sent_bytes)
 
     def reset(self) -> None:
@@ -151,7 +154,8 @@ _BYTES: dict[str, bytes] = {
     "smuggled": head("content-length: 4", _CHUNKED) + b"0\r\n\r\nGET /admin/plugins HTTP/1.1\r\nhost: a\r\n\r\n",
     "expect": head(_LENGTH, "expect: 100-continue", _CLOSE) + _BODY,
     "expect much": head(f"content-length: {10**9}", "expect: 100-continue"),
-    "pipelined good": (head(_LENGTH) + _BODY) * 20 + head(_LENGTH, _CLOSE) + _BODY,
+    "pipelined good": (head(_LENGTH) + _BODY) * 9 + head(_LENGTH, _CLOSE) + _BODY,
+    "pipelined beyond": (head(_LENGTH) + _BODY) * 100,
     "pipelined health": b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 1000,
     "pipelined good and garbage": head(_LENGTH) + _BODY + b"\x00\x01\x02garbage\r\n\r\n",
     "pipelined streams": (head(f"content-length: {len(_STREAM)}") + _STREAM) * 5,
