@@ -336,11 +336,11 @@ def _located_errors(
     """Return the errors of logits rows as errors of sequences; what is wrong at a draft that the walk did not reach is none."""
     if not errors:
         return ()
-    messages = {error.index: error.message for error in errors}
+    by_row = {error.index: error for error in errors}
     found = []
     for s, sequence in enumerate(plan.sequences.tolist()):
         nodes = [0] if walked is None else [0, *walked.nodes[s, : int(walked.num_accepted[s])].tolist()]
-        wrong = [messages[entry] for entry in plan.entries[s, nodes].tolist() if entry in messages]
+        wrong = [by_row[entry] for entry in plan.entries[s, nodes].tolist() if entry in by_row]
         if wrong:
-            found.append(RowError(index=int(one.indices[sequence]), message=wrong[0]))
+            found.append(attrs.evolve(wrong[0], index=int(one.indices[sequence])))
     return tuple(found)

@@ -146,7 +146,7 @@ def _as_json(output: RequestOutput, index: int, *, several: bool) -> dict[str, o
     for name, entries in (("logprobs", completion.logprobs), ("prompt_logprobs", output.prompt_logprobs)):
         if entries is not None:
             record[name] = [attrs.asdict(entry, filter=lambda field, _: field.name != "index") for entry in entries]
-    if reason in (FinishReason.ERROR, FinishReason.IGNORED):
+    if reason in (FinishReason.ERROR, FinishReason.INVALID, FinishReason.IGNORED):
         record["error"] = output.error
     return record
 

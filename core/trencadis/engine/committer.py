@@ -88,7 +88,8 @@ class Committer:
             slot, epoch = int(plan.slots[one.index]), plan.epochs[one.index]
             sequence = table.sequences[slot]
             if sequence is not None and epoch in (table.epoch[slot], sequence.orphan_epoch):
-                ended.append(self._state.finish(sequence, FinishReason.ERROR, error=one.message))
+                reason = FinishReason.INVALID if one.is_invalid else FinishReason.ERROR
+                ended.append(self._state.finish(sequence, reason, error=one.message))
         return ended
 
     # ------------------------------------------------------------------------------------------------ tokens

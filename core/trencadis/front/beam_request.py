@@ -124,7 +124,7 @@ class BeamRequest:
         )
         for output in outputs:
             reason = output.outputs[0].finish_reason
-            if reason in (FinishReason.ERROR, FinishReason.ABORT):
+            if reason in (FinishReason.ERROR, FinishReason.INVALID, FinishReason.ABORT):
                 self._failure = reason, output.error
                 return
         entries = [entry for output in outputs for entry in output.outputs[0].logprobs or ()]

@@ -12,7 +12,7 @@ from trencadis.records import CompletionOutput, FinishReason, TokenLogprobs
 
 __all__ = ["best_of", "mean_logprob"]
 
-_FAILED = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.IGNORED)
+_FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.ABORT, FinishReason.IGNORED)
 
 
 def best_of(completions: Sequence[CompletionOutput], n: int, *, has_logprobs: bool) -> tuple[CompletionOutput, ...]:

@@ -15,7 +15,7 @@ from trencadis.text import Tokenizer
 
 __all__ = ["ClientRequest", "ignored_output"]
 
-_FAILED = (FinishReason.ERROR, FinishReason.IGNORED)
+_FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.IGNORED)
 
 
 class ClientRequest:

@@ -93,10 +93,12 @@ class RowError:
     Attributes:
         index: Which: of the plan in ``StepOutput``, of the logits rows in ``Sampled``.
         message: What went wrong, for the client and the log: names the component or the parameters of the request.
+        is_invalid: What the request asks for is the cause, and nothing is wrong with the engine: it ends as ``FinishReason.INVALID``.
     """
 
     index: int
     message: str
+    is_invalid: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +149,7 @@ class FinishedSequence:
         first_scheduled_s: When it was first scheduled, or given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
         finish_s: When it ended.
-        error: What went wrong, for ``FinishReason.ERROR``.
+        error: What went wrong, for ``FinishReason.ERROR`` and ``INVALID``.
         stop_token_id: The token that ended it, for ``FinishReason.STOP`` by token, or None.
         transfer_params: Where another engine finds its KV, as the KV connector says; None for nowhere.
         num_approximate_tokens: Prompt tokens whose KV was approximate when it first ran; 0 unless the request asked for it.

@@ -23,13 +23,15 @@ MAX_TRANSFER_BYTES = 65536
 class FinishReason(enum.Enum):
     """Why a sequence ended; the values are OpenAI's where OpenAI has one.
 
-    ``IGNORED``: one prompt of a list was refused, such as one that is too long, and never ran; the others did.
+    ``ERROR``: the engine failed on it. ``INVALID``: while it ran it turned out to ask for what cannot be done, such as parameters that
+    leave no token to choose; what it has until then stands. ``IGNORED``: one prompt of a list was refused, such as one that is too long, and never ran; the others did.
     """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    INVALID = "invalid"
     IGNORED = "ignored"
 
 

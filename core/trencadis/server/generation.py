@@ -163,6 +163,8 @@ def _num_generated(output: RequestOutput) -> int:
 def _check(output: RequestOutput) -> None:
     """Raise if a completion did not end as it should."""
     for one in output.outputs:
+        if one.finish_reason is FinishReason.INVALID:
+            raise InvalidRequestError(output.error)
         if one.finish_reason is FinishReason.ERROR:
             raise ApiError(500, f"The request failed while it ran: {output.error}", SERVER_ERROR, None, "engine_error")
         if one.finish_reason is FinishReason.ABORT:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trencadis.errors import InvalidRequestError
 from trencadis.records import Int32Array
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class GrammarWalk:
         None: the output is not the beginning of a text of the grammar, as behind a draft that it forbids.
 
         Raises:
-            ValueError: The grammar has become too complex for the library, or no token of the vocabulary goes on.
+            InvalidRequestError: The grammar has become too complex for the library, or no token of the vocabulary goes on.
         """
         num_common = _num_common(self._taken, output)
         if num_common < len(self._taken):
@@ -104,13 +105,17 @@ class GrammarWalk:
         if self._matcher.is_accepting():
             words |= self._ends
         if not words.any():
-            raise ValueError(f"structured output: no token of the vocabulary goes on behind {self._taken[-8:]}.")
+            raise InvalidRequestError(
+                f"structured output: no token of the vocabulary goes on behind {self._taken[-8:]}."
+            )
         return words
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ValueError(
-                f"structured output: the library gave up on the grammar: {self._matcher.get_error()[:300]}"
+            reason = self._matcher.get_error().splitlines()[0][:200]
+            raise InvalidRequestError(
+                f"structured output: the library gave up on the grammar: {reason}.",
+                hint="Make it simpler, or bound how often its parts may repeat.",
             )
 
 

@@ -43,11 +43,11 @@ class RowFailures:
     """
 
     def __init__(self) -> None:
-        self._messages: dict[_Place, str] = {}
+        self._found: dict[_Place, tuple[str, bool]] = {}
 
-    def add(self, context: SamplingContext, index: int, message: str) -> None:
-        """Note why a logits row has no token; the first reason counts."""
-        self._messages.setdefault(_place(context, index), message)
+    def add(self, context: SamplingContext, index: int, message: str, *, is_invalid: bool = False) -> None:
+        """Note why a logits row has no token; the first reason counts. ``is_invalid``: its request asks for what cannot be done."""
+        self._found.setdefault(_place(context, index), (message, is_invalid))
 
     def check_logits(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         """Return logits without NaN: rows whose largest logit is not finite become 0 and are noted. Waits for the device once.
@@ -74,15 +74,18 @@ class RowFailures:
         """
         for index, value in no_finite_maximum(peaks):
             where = _where(context, index)
-            self.add(context, index, _NO_CHOICE.format(asked=asked(context.rows[index]), where=where, value=value))
+            message = _NO_CHOICE.format(asked=asked(context.rows[index]), where=where, value=value)
+            self.add(context, index, message, is_invalid=True)
             logits[index], peaks[index] = 0.0, 0.0
 
     def errors(self, context: SamplingContext) -> tuple[RowError, ...]:
         """Return what went wrong, by index into the whole call. Pure."""
-        if not self._messages:
+        if not self._found:
             return ()
-        found = ((index, self._messages.get(_place(context, index))) for index in range(len(context.rows)))
-        return tuple(RowError(index=index, message=message) for index, message in found if message is not None)
+        found = ((index, self._found.get(_place(context, index))) for index in range(len(context.rows)))
+        return tuple(
+            RowError(index=index, message=one[0], is_invalid=one[1]) for index, one in found if one is not None
+        )
 
 
 def no_finite_maximum(peaks: torch.Tensor) -> list[tuple[int, float]]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trencadis.errors import InvalidRequestError, TrencadisError, did_you_mean
+from trencadis.errors import InvalidRequestError, RequestError, TrencadisError, did_you_mean
 from trencadis.interfaces import Laws, LogitsProcessor, Sampled, Sampler, SamplingContext, SupportsPreparation
 from trencadis.records import RowError, RowStart, SamplingParams
 from trencadis_plugins.sampling.carried import CarriedStates
@@ -66,7 +66,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         self._reports_processed = reports_processed
         self._static: StaticChain | None = None
         self._failures = RowFailures()
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, Exception] = {}
         self._moves = np.array([not processor.argmax_invariant for processor in self._chain], np.bool_)
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
@@ -129,7 +129,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         try:
             self._carried.enter(start)
         except Exception as error:
-            self._refused[start.row] = _text(error)
+            self._refused[start.row] = error.with_traceback(None)
         self._reporter.start_row(start)
         self._asks[start.row] = asks
         self._is_greedy[start.row] = start.params.is_greedy
@@ -142,7 +142,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             processor.start_row(start)
             return processor.asks(start)
         except Exception as error:
-            self._refused[start.row] = _text(error)
+            self._refused[start.row] = error.with_traceback(None)
             return False
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         if self._refused:
             for index, row in enumerate(context.rows):
                 if row in self._refused:
-                    self._failures.add(context, index, self._refused[row])
+                    _note(self._failures, context, index, self._refused[row])
         return self._failures.errors(context)
 
     def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
@@ -331,7 +331,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             indices_of.setdefault(row, []).append(index)
         if len(indices_of) == 1:
             for index in range(len(context.rows)):
-                self._failures.add(context, index, _text(error))
+                _note(self._failures, context, index, error)
             return logits
         for indices in indices_of.values():
             part, part_context = select(logits, context, np.array(indices))
@@ -349,7 +349,7 @@ class StandardSampler(Sampler, SupportsPreparation):
                 processor.commit(token_ids, context)
             except Exception as error:
                 asks = self._asks[:, self._chain.index(processor)]
-                self._refused |= {row: _text(error) for row in context.rows if asks[row]}
+                self._refused |= {row: error.with_traceback(None) for row in context.rows if asks[row]}
         return token_ids
 
     def _active(self, context: SamplingContext, among: np.ndarray | bool = True) -> list[LogitsProcessor]:
@@ -375,7 +375,8 @@ def _takes_branches(processor: LogitsProcessor) -> bool:
     return not processor.has_state and (processor.takes_branches or not processor.needs_history)
 
 
-def _text(error: Exception) -> str:
-    """Return an error as words for the client whose row it ends."""
+def _note(failures: RowFailures, context: SamplingContext, index: int, error: Exception) -> None:
+    """Note an exception as words for the client whose row it ends."""
     named = isinstance(error, ValueError | TrencadisError)
-    return str(error) if named else f"{type(error).__name__}: {error}"
+    message = str(error) if named else f"{type(error).__name__}: {error}"
+    failures.add(context, index, message, is_invalid=isinstance(error, RequestError))

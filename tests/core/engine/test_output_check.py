@@ -125,19 +125,22 @@ def test_a_step_that_cannot_be_submitted_fails_alone(step: int, overlap: bool, w
     assert not broken_invariants(engine)
 
 
+@pytest.mark.parametrize(("is_invalid", "reason"), [(False, FinishReason.ERROR), (True, FinishReason.INVALID)])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("step", [0, 1, 4])
-def test_the_error_of_one_row_ends_that_sequence_and_the_others_keep_their_tokens(step: int, overlap: bool) -> None:
+def test_the_error_of_one_row_ends_that_sequence_and_the_others_keep_their_tokens(
+    step: int, overlap: bool, is_invalid: bool, reason: FinishReason
+) -> None:
     """Nothing is computed twice: as many steps run as without the error."""
 
     class OneRow(FakeExecutor):
         def submit(self, batch: Batch) -> PendingStep:
             pending = super().submit(batch)
-            return WithoutRow(pending, "index 1 has no token") if batch.step == step else pending
+            return WithoutRow(pending, "index 1 has no token", is_invalid) if batch.step == step else pending
 
     engine = engine_of(OneRow(), overlap=overlap)
     ended = drain(engine)
-    assert ended["b"].finish_reason is FinishReason.ERROR
+    assert ended["b"].finish_reason is reason
     assert ended["b"].error == "index 1 has no token"
     assert len(ended["b"].token_ids) == step
     assert ended["b"].token_ids.tolist() == fake_text(PROMPTS["b"], NUM_TOKENS, eos=-1)[:step]
@@ -150,9 +153,10 @@ def test_the_error_of_one_row_ends_that_sequence_and_the_others_keep_their_token
 class WithoutRow:
     """A step that has an error for sequence 1 instead of its token."""
 
-    def __init__(self, pending: PendingStep, message: str) -> None:
+    def __init__(self, pending: PendingStep, message: str, is_invalid: bool) -> None:
         self.pending = pending
         self.message = message
+        self.is_invalid = is_invalid
 
     def wait(self) -> StepOutput:
         output = self.pending.wait()
@@ -163,5 +167,5 @@ class WithoutRow:
             token_ids=tokens[[0, 2]],
             num_emitted=counts,
             step=output.step,
-            row_errors=(RowError(index=1, message=self.message),),
+            row_errors=(RowError(index=1, message=self.message, is_invalid=self.is_invalid),),
         )

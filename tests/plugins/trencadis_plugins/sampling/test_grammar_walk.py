@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from trencadis.errors import InvalidRequestError
 from trencadis.records import StructuredOutput
 from trencadis.text import load_tokenizer, vocabulary_of
 from trencadis_plugins.sampling.grammar import Grammars
@@ -124,5 +125,5 @@ def test_a_text_that_no_token_goes_on_with_is_an_error_not_an_empty_mask(vocabul
         grammars.matcher(StructuredOutput.regex("[ab]q")), num_tokens=4096, eos_token_id=0, end_token_ids=(0,)
     )
     first = _tokens(walk.mask([]))
-    with pytest.raises(ValueError, match="structured output"):
+    with pytest.raises(InvalidRequestError, match="structured output"):
         walk.mask([int(first[0])])

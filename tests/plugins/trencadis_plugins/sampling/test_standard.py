@@ -114,6 +114,7 @@ def test_parameters_that_leave_no_token_are_an_error_of_their_row_that_names_the
         sampler.start_row(one)
     sampled = sampler.sample(torch.zeros((3, 4)), context_of(starts))
     (error,) = sampled.row_errors
+    assert error.is_invalid
     assert error.index == 1
     assert "allowed_token_ids and min_tokens of this request leave row 4 at position 0 no token" in error.message
     alone = _sampler(starts[2:], 4, standard_chain("vllm")).sample(torch.zeros((1, 4)), context_of(starts[2:]))
@@ -158,6 +159,7 @@ def test_what_a_processor_raises_for_one_row_is_an_error_of_that_row(way, start,
     sampler = _sampler(starts, 8, [Moody(way), *standard_chain("vllm")])
     for _ in range(2):
         sampled = sampler.sample(torch.zeros((3, 8)), context_of(starts))
+    assert not any(error.is_invalid for error in sampled.row_errors)
     assert [(error.index, error.message) for error in sampled.row_errors if way != "commit"] == (
         [] if way == "commit" else [(1, "out of sorts")]
     )
