@@ -60,6 +60,13 @@ class ServerConfig:
         unit="tokens",
         validator=ge(1),
     )
+    key_share: float = setting(
+        0.5,
+        "Most of max_requests and of max_waiting_tokens that the requests of one API key may have, where there are keys of several "
+        "names; more are answered 429. 1: all.",
+        unit="ratio",
+        validator=[gt(0), le(1)],
+    )
     client_weights: bool = setting(
         False, "Clients may set weight, their share against other tenants; else a request that does is refused."
     )

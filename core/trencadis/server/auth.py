@@ -48,6 +48,11 @@ class ApiKeys:
         """True if keys are asked for."""
         return bool(self._callers)
 
+    @property
+    def callers(self) -> frozenset[str]:
+        """Names of all callers."""
+        return frozenset(self._callers.values())
+
     def caller_of(self, key: bytes) -> str | None:
         """Return the name of the caller that a key belongs to, or None. Takes the same time for every key. Pure."""
         given = _digest(key)

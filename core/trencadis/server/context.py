@@ -28,12 +28,13 @@ class Hold(Protocol):
 class Admission(Protocol):
     """Keeps the server within ``server.max_requests`` and ``server.max_waiting_tokens``. Event loop only."""
 
-    def hold(self, num_prompt_tokens: int, num_requests: int = 1) -> AbstractContextManager[Hold]:
+    def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AbstractContextManager[Hold]:
         """Take a place for an HTTP request; leaving the block gives it back, whatever happened.
 
         Args:
             num_prompt_tokens: Prompt tokens of all its engine requests together.
             num_requests: Engine requests it makes: one for each choice of each prompt, or for each text to embed.
+            caller: Name of the API key.
 
         Raises:
             TooBusyError: A cap is reached; answered 429 with Retry-After.

@@ -53,13 +53,15 @@ async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Respon
     )
     check_room(prompts, max_model_len=llm.max_model_len, num_output=0, param=_PARAM)
     is_base64 = body.encoding_format == "base64"
-    return await answer_while_connected(request, _embed(context, llm, prompts, model=model, is_base64=is_base64))
+    return await answer_while_connected(
+        request, _embed(context, llm, prompts, caller=request.state.caller, model=model, is_base64=is_base64)
+    )
 
 
 async def _embed(
-    context: ServerContext, llm: AsyncLLM, prompts: list[TokenIds], *, model: str, is_base64: bool
+    context: ServerContext, llm: AsyncLLM, prompts: list[TokenIds], *, caller: str, model: str, is_base64: bool
 ) -> Response:
-    with context.admission.hold(sum(map(len, prompts)), num_requests=len(prompts)):
+    with context.admission.hold(sum(map(len, prompts)), num_requests=len(prompts), caller=caller):
         embeddings = await llm.embed(prompts)
     data = [
         EmbeddingItem(index=index, embedding=_vector(embedding, is_base64=is_base64))

@@ -45,6 +45,7 @@ class Generation:
         prompts: Token ids, at least one prompt.
         params: For all of them.
         terms: Who asks, and how urgent it is.
+        caller: Name of the API key; empty where none is asked for.
         beams: How to search the likeliest continuations, instead of ``params``; None: they are drawn.
         http_field: Returns how the client calls a sampling parameter, for errors.
     """
@@ -55,6 +56,7 @@ class Generation:
     prompts: Sequence[tuple[int, ...]]
     params: SamplingParams
     terms: RequestTerms
+    caller: str = ""
     beams: BeamSearchParams | None = None
     http_field: Callable[[str], str] = str
 
@@ -80,7 +82,7 @@ class Generation:
         num_requests = len(self.prompts) * num_each
         with (
             self._telling_the_field(),
-            self.admission.hold(self.num_prompt_tokens, num_requests=num_requests) as hold,
+            self.admission.hold(self.num_prompt_tokens, num_requests, caller=self.caller) as hold,
         ):
             one = self._one if self.beams is None else self._search
             sources = [one(index, prompt, streams) for index, prompt in enumerate(self.prompts)]

@@ -94,6 +94,7 @@ class GenerationCall:
             params=params,
             beams=beams,
             http_field=functools.partial(http_field, self.body),
+            caller=self.request.state.caller,
             terms=terms_of(self.request.state.caller, self.body, allows_weight=allows_weight),
         )
 

@@ -1,5 +1,7 @@
 """How much the server takes in: a cap on requests, and one on the prompt tokens that still wait for their first token.
 
+One caller has at most a share of both, so that its requests do not keep all others out.
+
     hold ▶ waiting (its prompt tokens count) ─first_token▶ running ─the block ends▶ gone
 
 Both counts are given back by the ``with`` block, so they cannot leak. What is refused is told when there will probably be
@@ -8,7 +10,7 @@ room, from how fast room was made of late.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +22,8 @@ __all__ = ["MAX_RETRY_AFTER_S", "MIN_RETRY_AFTER_S", "AdmissionControl", "DrainR
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
+
+_MAX_QUOTED = 100
 
 _WINDOW_S = 30.0
 """How far back the drain rate looks."""
@@ -66,6 +70,7 @@ class AdmissionControl:
         max_requests: Most engine requests at once.
         max_waiting_tokens: Most prompt tokens of requests without a token.
         clock: For the drain rates.
+        caller_share: The part of both that one caller may have, greater than 0, at most 1.
 
     Attributes:
         max_requests: As given.
@@ -74,24 +79,27 @@ class AdmissionControl:
         num_waiting_tokens: Prompt tokens of those without a token.
     """
 
-    def __init__(self, *, max_requests: int, max_waiting_tokens: int, clock: Clock) -> None:
+    def __init__(self, *, max_requests: int, max_waiting_tokens: int, clock: Clock, caller_share: float = 1.0) -> None:
         self.max_requests = max_requests
         self.max_waiting_tokens = max_waiting_tokens
         self.num_requests = 0
         self.num_waiting_tokens = 0
+        self._share = caller_share
+        self._requests_of: Counter[str] = Counter()
+        self._waiting_tokens_of: Counter[str] = Counter()
         self._requests_rate = DrainRate(clock)
         self._tokens_rate = DrainRate(clock)
 
-    def hold(self, num_prompt_tokens: int, num_requests: int = 1) -> AdmissionHold:
+    def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AdmissionHold:
         """Return a place to enter with ``with``; see :class:`trencadis.server.context.Admission`.
 
         Raises:
             TooBusyError: On entering: a cap is reached.
             InvalidRequestError: On entering: it would not even fit an empty server.
         """
-        return AdmissionHold(self, num_prompt_tokens, num_requests)
+        return AdmissionHold(self, num_prompt_tokens, num_requests, caller)
 
-    def enter(self, num_prompt_tokens: int, num_requests: int) -> None:
+    def enter(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
         """Count a hold in, or raise as :meth:`hold` says."""
         self._refuse_if_hopeless(num_prompt_tokens, num_requests)
         excess = self.num_requests + num_requests - self.max_requests
@@ -109,22 +117,61 @@ class AdmissionControl:
                 f"(server.max_waiting_tokens); this request has {num_prompt_tokens}.",
                 retry_after_s=self._tokens_rate.seconds_for(excess),
             )
+        if self._share < 1:
+            self._check_share(num_prompt_tokens, num_requests, caller)
         if not self.num_requests:
             self._requests_rate.restart()
         if not self.num_waiting_tokens:
             self._tokens_rate.restart()
         self.num_requests += num_requests
         self.num_waiting_tokens += num_prompt_tokens
+        self._requests_of[caller] += num_requests
+        self._waiting_tokens_of[caller] += num_prompt_tokens
 
-    def stop_waiting(self, num_prompt_tokens: int) -> None:
+    def stop_waiting(self, num_prompt_tokens: int, caller: str) -> None:
         """Count prompt tokens that wait no longer."""
         self.num_waiting_tokens -= num_prompt_tokens
+        self._waiting_tokens_of[caller] -= num_prompt_tokens
         self._tokens_rate.note(num_prompt_tokens)
 
-    def leave(self, num_requests: int) -> None:
+    def leave(self, num_requests: int, caller: str) -> None:
         """Count requests out."""
         self.num_requests -= num_requests
+        self._requests_of[caller] -= num_requests
         self._requests_rate.note(num_requests)
+
+    def _check_share(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
+        """Refuse a caller more than its share, so that others find room.
+
+        Raises:
+            TooBusyError: It has its share.
+            InvalidRequestError: This request alone is more.
+        """
+        for held, asked, most, what, setting, rate in (
+            (self._requests_of, num_requests, self.max_requests, "requests", "max_requests", self._requests_rate),
+            (
+                self._waiting_tokens_of,
+                num_prompt_tokens,
+                self.max_waiting_tokens,
+                "waiting prompt tokens",
+                "max_waiting_tokens",
+                self._tokens_rate,
+            ),
+        ):
+            cap = max(1, int(most * self._share))
+            bound = f"{cap} at once (server.key_share = {self._share:g} of server.{setting} = {most})"
+            if asked > cap:
+                raise InvalidRequestError(
+                    f"{asked} {what} in one request: one API key may have {bound}.",
+                    hint="Ask for less in one request.",
+                )
+            excess = held[caller] + asked - cap
+            if excess > 0:
+                raise TooBusyError(
+                    f"The API key {caller[:_MAX_QUOTED]!a} has {held[caller]} {what} and may have {bound}; this request has "
+                    f"{asked}.",
+                    retry_after_s=rate.seconds_for(excess),
+                )
 
     def _refuse_if_hopeless(self, num_prompt_tokens: int, num_requests: int) -> None:
         if num_requests > self.max_requests:
@@ -148,10 +195,12 @@ class AdmissionHold:
         admission: Whose counts it changes.
         num_prompt_tokens: Prompt tokens of all its requests together.
         num_requests: Engine requests.
+        caller: Whose they are.
     """
 
-    def __init__(self, admission: AdmissionControl, num_prompt_tokens: int, num_requests: int) -> None:
+    def __init__(self, admission: AdmissionControl, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
         self._admission = admission
+        self._caller = caller
         self._num_prompt_tokens = num_prompt_tokens
         self._num_requests = num_requests
         self._waits = False
@@ -160,10 +209,10 @@ class AdmissionHold:
         """Say that the prompts have been computed; a second call does nothing."""
         if self._waits:
             self._waits = False
-            self._admission.stop_waiting(self._num_prompt_tokens)
+            self._admission.stop_waiting(self._num_prompt_tokens, self._caller)
 
     def __enter__(self) -> Self:
-        self._admission.enter(self._num_prompt_tokens, self._num_requests)
+        self._admission.enter(self._num_prompt_tokens, self._num_requests, self._caller)
         self._waits = True
         return self
 
@@ -171,4 +220,4 @@ class AdmissionHold:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.first_token()
-        self._admission.leave(self._num_requests)
+        self._admission.leave(self._num_requests, self._caller)

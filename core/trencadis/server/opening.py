@@ -17,6 +17,7 @@ from trencadis.config.messages import show
 from trencadis.registry import Registry, resolve_plan
 from trencadis.server.admin import make_admin_app
 from trencadis.server.app import make_app
+from trencadis.server.auth import ApiKeys
 from trencadis.server.context import ServerContext
 from trencadis.server.gate import Gate
 from trencadis.server.http_metrics import HttpMetrics
@@ -151,10 +152,17 @@ def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
     Args:
         config: As the server runs it.
         supervisor: Has the engine.
+
+    Raises:
+        ConfigValueError: ``server.api_keys`` has an impossible entry.
     """
     clock = SystemClock()
+    has_others = len(ApiKeys(config.server.api_keys).callers) > 1
     admission = AdmissionControl(
-        max_requests=config.server.max_requests, max_waiting_tokens=config.server.max_waiting_tokens, clock=clock
+        max_requests=config.server.max_requests,
+        max_waiting_tokens=config.server.max_waiting_tokens,
+        caller_share=config.server.key_share if has_others else 1.0,
+        clock=clock,
     )
     return ServerContext(
         supervisor,

@@ -17,8 +17,9 @@ __all__ = ["terms_of"]
 def terms_of(caller: str, body: GenerationRequest, *, allows_weight: bool) -> RequestTerms:
     """Return the terms of a request. Pure.
 
-    Cached prefixes are shared within an API key, never between keys: the time to the first token would tell whether another client
-    has sent the same prompt. Users within a key share its weight, and only the operator can raise that.
+    Cached prefixes are shared neither between API keys nor between users of one key: the time to the first token would tell whether
+    another has sent the same prompt. A ``cache_salt`` names, within the key, with whom they are shared instead. Users within a key
+    share its weight, and only the operator can raise that.
 
     Args:
         caller: Name of the API key; empty where none is asked for.
@@ -39,12 +40,18 @@ def terms_of(caller: str, body: GenerationRequest, *, allows_weight: bool) -> Re
     return RequestTerms(
         priority=body.priority or 0,
         tenant=f"{caller}/{body.user}" if body.user else caller,
-        cache_salt=f"{caller}\0{body.cache_salt}" if body.cache_salt else caller,
+        cache_salt=_salt(caller, body),
         weight=body.weight,
         ttft_target_s=_seconds(body.ttft_target_ms),
         tpot_target_s=_seconds(body.tpot_target_ms),
         transfer_params=body.kv_transfer_params,
     )
+
+
+def _salt(caller: str, body: GenerationRequest) -> str:
+    if body.cache_salt:
+        return f"{caller}\0{body.cache_salt}"
+    return f"{caller}\0\0{body.user}" if body.user else caller
 
 
 def _seconds(target_ms: float | None) -> float:

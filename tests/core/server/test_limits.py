@@ -65,6 +65,58 @@ def test_what_would_not_fit_an_empty_server_is_refused_for_good(tokens, requests
     assert (admission.num_requests, admission.num_waiting_tokens) == (0, 0)
 
 
+def shared(share=0.5):
+    return AdmissionControl(max_requests=64, max_waiting_tokens=1000, clock=SimulatedClock(), caller_share=share)
+
+
+def test_requests_with_many_choices_of_one_caller_leave_room_for_others():
+    admission = shared()
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(admission.hold(10, 16, caller="ann"))
+        message = (
+            r"^The API key 'ann' has 32 requests and may have 32 at once "
+            r"\(server\.key_share = 0\.5 of server\.max_requests = 64\); this request has 16\."
+        )
+        with pytest.raises(TooBusyError, match=message), admission.hold(10, 16, caller="ann"):
+            pass
+        stack.enter_context(admission.hold(10, 32, caller="ben"))
+        with pytest.raises(TooBusyError, match="The server has 64 requests"), admission.hold(1, caller="cyd"):
+            pass
+    with admission.hold(10, 32, caller="ann"):
+        assert admission.num_requests == 32
+
+
+def test_prompt_tokens_of_one_caller_leave_room_for_others():
+    admission = shared(share=0.25)
+    with admission.hold(200, caller="ann") as hold:
+        with (
+            pytest.raises(TooBusyError, match=r"'ann' has 200 waiting prompt tokens and may have 250 at once"),
+            admission.hold(51, caller="ann"),
+        ):
+            pass
+        with admission.hold(250, caller="ben"):
+            pass
+        hold.first_token()
+        with admission.hold(250, caller="ann"):
+            pass
+
+
+@pytest.mark.parametrize("asked", [(1, 33), (501, 1)])
+def test_a_request_that_alone_is_more_than_a_share_is_refused_for_good(asked):
+    admission = shared()
+    with pytest.raises(InvalidRequestError, match=r"server.key_share = 0\.5"), admission.hold(*asked, caller="ann"):
+        pass
+    with shared(share=1.0).hold(*asked, caller="ann"):
+        pass
+
+
+def test_a_share_is_never_less_than_one_request():
+    admission = AdmissionControl(max_requests=1, max_waiting_tokens=10, clock=SimulatedClock(), caller_share=0.5)
+    with admission.hold(1, caller="ann"):
+        pass
+
+
 def test_retry_after_follows_the_rate_at_which_requests_leave():
     clock = SimulatedClock()
     admission = make(max_requests=10, max_waiting_tokens=1000, clock=clock)

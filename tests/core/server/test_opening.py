@@ -10,8 +10,8 @@ import pytest
 from trencadis.config import load_config
 from trencadis.config.schema import EngineConfig, ObserverConfig
 from trencadis.config.server import ServerConfig
-from trencadis.errors import ConfigError, ConfigValueError, UnknownComponentError
-from trencadis.server.opening import open_server
+from trencadis.errors import ConfigError, ConfigValueError, InvalidRequestError, UnknownComponentError
+from trencadis.server.opening import make_context, open_server
 from trencadis.server.sockets import listen
 
 
@@ -96,8 +96,11 @@ def test_it_serves_the_api_and_the_administration_on_ports_of_their_own(house):
 
 
 def test_an_impossible_key_ends_it_in_words(house):
-    with open_(*house(api_keys=("name:",))) as server, pytest.raises(ConfigValueError, match="api_keys"):
+    async def main(server):
         server.service()
+
+    with open_(*house(api_keys=("name:",))) as server, pytest.raises(ConfigValueError, match="api_keys"):
+        asyncio.run(main(server))
 
 
 def test_what_the_server_adds_to_the_configuration_is_in_its_plan(house):
@@ -110,3 +113,15 @@ def test_what_the_server_adds_to_the_configuration_is_in_its_plan(house):
 def test_an_observer_of_the_server_that_nobody_offers_is_blamed_on_its_own_setting(house):
     with pytest.raises(UnknownComponentError, match=r'"promtheus" \(from server\.observer\): no such component'):
         open_(*house(observer="promtheus"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "cap"), [((), 64), (("a:1",), 64), (("a:1", "a:2"), 64), (("a:1", "b:2"), 32), (("1", "2"), 32)]
+)
+def test_one_key_has_a_share_of_the_server_where_there_are_others(house, keys, cap):
+    config, _ = house(api_keys=keys, max_requests=64)
+    admission = make_context(config, None).admission
+    with admission.hold(1, cap, caller="a"):
+        pass
+    with pytest.raises(InvalidRequestError), admission.hold(1, cap + 1, caller="a"):
+        pass

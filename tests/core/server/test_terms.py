@@ -30,12 +30,34 @@ def terms(caller: str, *, allows_weight: bool = False, **fields: Any) -> Request
     return terms_of(caller, GenerationRequest(model="m", **fields), allows_weight=allows_weight)
 
 
-def test_keys_share_neither_tenants_nor_cached_prefixes_and_users_of_a_key_share_prefixes() -> None:
+def test_neither_keys_nor_users_of_a_key_share_tenants_and_cached_prefixes() -> None:
     assert (terms("key").tenant, terms("key").cache_salt) == ("key", "key")
-    assert (terms("key", user="ann").tenant, terms("key", user="ann").cache_salt) == ("key/ann", "key")
     assert (terms("").tenant, terms("").cache_salt) == ("", "")
+    assert terms("key", user="ann").tenant == "key/ann"
+    askers = [
+        terms(caller, **who) for caller in ("", "key", "key/ann") for who in ({}, {"user": "ann"}, {"user": "ben"})
+    ]
+    assert len({one.cache_salt for one in askers}) == len(askers)
+
+
+def test_requests_of_one_salt_share_within_a_key_whoever_their_user_is() -> None:
     salted = terms("key", cache_salt="s").cache_salt
-    assert salted not in {"key", "s", terms("other", cache_salt="s").cache_salt}
+    assert terms("key", cache_salt="s", user="ann").cache_salt == salted
+    others = [terms("other", cache_salt="s"), terms("key"), terms("key", user="s"), terms("s"), terms("", user="s")]
+    assert salted not in {one.cache_salt for one in others}
+
+
+def test_a_prompt_of_another_user_is_not_found_in_the_cache(serve: Any) -> None:
+    async def use(api: Any) -> list[int]:
+        cached = []
+        for who in ({"user": "ann"}, {"user": "ben"}, {}, {"user": "ann"}):
+            answer = await api.ok("/v1/completions", prompt=list(range(5, 69)), max_tokens=1, **who)
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        return cached
+
+    first, other, nobody, again = serve(use)
+    assert (first, other, nobody) == (0, 0, 0)
+    assert again > 0
 
 
 def test_targets_in_milliseconds_become_seconds_and_none_is_no_target() -> None:

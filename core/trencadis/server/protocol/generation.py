@@ -74,7 +74,9 @@ class GenerationRequest(EndpointRequest):
         description="Makes the tokens repeatable; choice i draws with seed + i, before best_of puts them in order.",
     )
     user: Label | None = Field(
-        None, description="Whom fair scheduling counts it for; users of one API key share its weight."
+        None,
+        description="Whom fair scheduling counts it for, and who shares its cached prefixes, within the API key; users of one key share "
+        "its weight.",
     )
     response_format: ResponseFormat | None = Field(
         None, description="JSON: any object, or of a schema, which is kept to whether or not it is strict; text."
@@ -172,7 +174,8 @@ class GenerationRequest(EndpointRequest):
         None, description="Wanted time from token to token at most, for policies that look at it."
     )
     cache_salt: Label | None = Field(
-        None, description="Share cached prefixes only with requests of this salt, within the API key."
+        None,
+        description="Share cached prefixes only with requests of this salt, within the API key, whoever their user is.",
     )
     kv_transfer_params: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
         None,
