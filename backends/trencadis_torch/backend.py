@@ -43,7 +43,7 @@ from trencadis.records import (
     WarmUpReport,
 )
 from trencadis.startup import Phases
-from trencadis_torch import bridge
+from trencadis_torch import bridge, native_attention, native_decoder, native_linear
 from trencadis_torch.blend import make_blender
 from trencadis_torch.bucket_mode import choose_mode
 from trencadis_torch.config import TorchConfig
@@ -53,9 +53,10 @@ from trencadis_torch.encoder import is_encoder, load_encoder
 from trencadis_torch.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.host_blocks import HostBlocks
 from trencadis_torch.inspection import attention_layers, model_facts
-from trencadis_torch.kernel_choice import choose_kernel
+from trencadis_torch.kernel_choice import cache_dtypes, choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.loader import ModelFiles, find_model, load_decoder
+from trencadis_torch.native_build import Source, begin
 from trencadis_torch.native_linear import check_int8
 from trencadis_torch.paged_kernel import PagedKernel
 from trencadis_torch.pending import StepTimer, TorchStep
@@ -153,6 +154,7 @@ class TorchBackend(Backend):
         phases.begin("inspection")
         layers = attention_layers(model)
         self._layers = stored_layers(layers, self._config.kv_dtype)
+        self._begin_compiling(layers)
         self._kernel = choose_kernel(
             self._config.attention,
             device=self._device,
@@ -182,15 +184,36 @@ class TorchBackend(Backend):
             self._embedder = embedder
             self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
 
+    def _begin_compiling(self, layers: tuple[AttentionLayer, ...]) -> None:
+        """Have the kernels that the model needs compiled side by side, if they are not there; each is waited for where it is used."""
+        if self._device.type != "cpu":
+            return
+        sources = []
+        layout = "ragged" if self._mode.compiles else self._config.layout
+        attends = (
+            self._config.attention in ("auto", "native")
+            and native_attention.obstacle(self._device, layout, layers) is None
+        )
+        if attends:
+            sources.append(native_attention.source_for(cache_dtypes(layers, self._layers)))
+        if self._packs or self._quantises:
+            sources.append(Source(native_linear.SOURCE))
+            if attends and not self._mode.compiles:
+                sources.append(Source(native_decoder.SOURCE))
+        begin(sources)
+
+    @property
+    def _packs(self) -> bool:
+        packs = self._config.pack == "auto" and self._model.dtype == torch.float32 and self._device.type == "cpu"
+        return packs and self._mode.packs
+
     @property
     def _quantises(self) -> bool:
         return self._config.quantization == "int8"
 
     def _operate(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
         """Pack what can be packed, and fuse what can be fused; facts follow."""
-        packs = self._config.pack == "auto" and model.dtype == torch.float32 and self._device.type == "cpu"
-        packs = packs and self._mode.packs
-        if not packs and not self._quantises:
+        if not self._packs and not self._quantises:
             return
         self._operation = operate(model, quantised=self._quantises, native=self._mode.native())
         if not self._mode.compiles:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from trencadis_torch.native_attention import compiled_kernel
-from trencadis_torch.native_build import load_library
+from trencadis_torch.native_build import Source, load_library
 from trencadis_torch.native_linear import SOURCE, Native
 
 __all__ = ["NAMESPACE", "GraphNative", "define", "graph_native", "kernel_attention"]
@@ -122,7 +122,7 @@ def _attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    return compiled_kernel().attend(
+    return compiled_kernel(frozenset({keys.dtype})).attend(
         query,
         new_keys,
         new_values,
@@ -214,7 +214,7 @@ def _op(name: str, *arguments: Any, **options: Any) -> torch.Tensor:
 @functools.cache
 def _library() -> Native:
     """Return the library for operators, which need not ask where they are."""
-    return Native(load_library(SOURCE))
+    return Native(load_library(Source(SOURCE)))
 
 
 @functools.cache
@@ -224,4 +224,4 @@ def graph_native() -> GraphNative:
     Raises:
         BackendError: It cannot be compiled.
     """
-    return GraphNative(load_library(SOURCE))
+    return GraphNative(load_library(Source(SOURCE)))

@@ -19,7 +19,7 @@ from trencadis_torch.native_attention import NativeAttention
 from trencadis_torch.paged_kernel import PagedKernel
 from trencadis_torch.ragged import RaggedPass, Workspace
 
-__all__ = ["choose_kernel", "prove"]
+__all__ = ["cache_dtypes", "choose_kernel", "prove"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -60,17 +60,23 @@ def choose_kernel(
     if asked == "sdpa":
         return None
     if asked == "native" or (asked == "auto" and device.type != "cuda"):
-        return _native(asked, device=device, layout="ragged" if in_graphs else layout, layers=layers)
+        layout = "ragged" if in_graphs else layout
+        return _native(asked, device=device, layout=layout, layers=layers, stored=stored or layers)
     return _triton(asked, device=device, layers=layers, stored=stored or layers, num_heads=num_heads)
 
 
 def _native(
-    asked: str, *, device: torch.device, layout: str, layers: tuple[AttentionLayer, ...]
+    asked: str,
+    *,
+    device: torch.device,
+    layout: str,
+    layers: tuple[AttentionLayer, ...],
+    stored: tuple[AttentionLayer, ...],
 ) -> NativeAttention | None:
     reason = native_attention.obstacle(device, layout, layers)
     try:
         if reason is None:
-            return native_attention.compiled_kernel()
+            return native_attention.compiled_kernel(cache_dtypes(layers, stored))
     except BackendError as error:
         if asked == "native":
             raise
@@ -81,6 +87,11 @@ def _native(
             f'[backend.torch] attention = "native": {reason}.', hint='Choose "auto", "triton" or "sdpa".'
         )
     return None
+
+
+def cache_dtypes(layers: tuple[AttentionLayer, ...], stored: tuple[AttentionLayer, ...]) -> frozenset[torch.dtype]:
+    """Return what caches of a model hold: that which serves, and that of the model's own data type by which it is checked. Pure."""
+    return frozenset(layer.dtype for layer in (*layers, *stored))
 
 
 def _triton(

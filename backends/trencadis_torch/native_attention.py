@@ -7,7 +7,6 @@ gathered, nothing large is allocated. ctypes lets go of the interpreter's lock m
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 from pathlib import Path
 from typing import Any, Final
@@ -15,16 +14,18 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trencadis.errors import BackendError, OutOfMemoryError
+from trencadis.errors import BackendError, InternalError, OutOfMemoryError
 from trencadis.records import Int32Array
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.native_build import load_library
+from trencadis_torch.native_build import Source, load_library
 
-__all__ = ["CALL", "DTYPES", "NativeAttention", "NativePass", "compiled_kernel", "obstacle"]
+__all__ = ["CALL", "DTYPES", "NativeAttention", "NativePass", "compiled_kernel", "obstacle", "source_for"]
 
 logger = logging.getLogger("trencadis.torch")
 
 SOURCE = Path(__file__).with_name("paged_attention.cpp")
+
+_NOT_COMPILED = 2
 
 MAX_HEAD_DIM = 1024
 """Elements of one head that the kernel has room for."""
@@ -53,6 +54,9 @@ class _Call(ctypes.Structure):
         ("softcap", ctypes.c_double),
     )
 
+
+_KERNELS: Final[dict[frozenset[torch.dtype], NativeAttention]] = {}
+"""Of this process, by the data types of caches that they read."""
 
 CALL: Final = np.dtype(_Call)
 """One layer's call as a record: calls of several layers are an array of them."""
@@ -250,7 +254,10 @@ def _attend(
     call.dtype, call.cache_dtype = DTYPES[query.dtype], DTYPES[cached[0].dtype]
     call.scale = query.shape[2] ** -0.5 if scale is None else scale
     call.softcap = softcap or 0.0
-    if function(ctypes.addressof(call)):
+    failure = function(ctypes.addressof(call))
+    if failure == _NOT_COMPILED:
+        raise InternalError(f"the attention kernel was not compiled for a cache of {cached[0].dtype}")
+    if failure:
         raise OutOfMemoryError("The attention kernel has no room for its buffers.", hint="Lower engine.max_num_seqs.")
 
 
@@ -278,11 +285,24 @@ def obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, ..
     return None
 
 
-@functools.cache
-def compiled_kernel() -> NativeAttention:
-    """Return the kernel, compiled at the first call.
+def source_for(dtypes: frozenset[torch.dtype]) -> Source:
+    """Return what is compiled for caches of these data types; each takes seconds. Pure."""
+    if dtypes.isdisjoint(DTYPES) or dtypes.issuperset(DTYPES):
+        return Source(SOURCE)
+    return Source(SOURCE, (f"TRENCADIS_FORMATS={sum(1 << DTYPES[dtype] for dtype in dtypes & DTYPES.keys())}",))
+
+
+def compiled_kernel(dtypes: frozenset[torch.dtype] = frozenset(DTYPES)) -> NativeAttention:
+    """Return the kernel, compiled when it is first asked for.
+
+    Args:
+        dtypes: Data types of caches that it is to read.
 
     Raises:
         BackendError: There is no compiler, or it fails.
     """
-    return NativeAttention(load_library(SOURCE))
+    for known, kernel in _KERNELS.items():
+        if dtypes <= known:
+            return kernel
+    kernel = _KERNELS[dtypes] = NativeAttention(load_library(source_for(dtypes)))
+    return kernel

@@ -13,7 +13,7 @@ import torch
 
 from trencadis.errors import BackendError
 from trencadis_torch.linear import Int8Linear, PackedLinear
-from trencadis_torch.native_build import load_library
+from trencadis_torch.native_build import Source, load_library
 
 __all__ = [
     "PARTS",
@@ -131,7 +131,7 @@ def layer_array(layers: Sequence[Layer]) -> Any:
 def native_decoder() -> NativeDecoder | None:
     """Return the library, compiled at the first call; None, with a line in the log, where it cannot be."""
     try:
-        return NativeDecoder(load_library(SOURCE))
+        return NativeDecoder(load_library(Source(SOURCE)))
     except BackendError as error:
         logger.info("A decoder's layers run one by one: %s", error)
         return None

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from trencadis.errors import BackendError, ModelLoadError
-from trencadis_torch.native_build import load_library
+from trencadis_torch.native_build import Source, load_library
 
 __all__ = ["ACTIVATIONS", "SOURCE", "Native", "check_int8", "native", "threads_for"]
 
@@ -273,7 +273,7 @@ def threads_for(num_multiplications: int) -> int:
 def native() -> Native | None:
     """Return the library, compiled at the first call; None, with a line in the log, where it cannot be."""
     try:
-        return Native(load_library(SOURCE))
+        return Native(load_library(Source(SOURCE)))
     except BackendError as error:
         logger.info("Linear layers run in PyTorch's own kernels: %s", error)
         return None

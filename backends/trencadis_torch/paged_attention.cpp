@@ -187,6 +187,17 @@ template <class Cache> class Attention {
   }
 };
 
+#ifndef TRENCADIS_FORMATS
+#define TRENCADIS_FORMATS 15
+#endif
+
+constexpr bool has(int64_t format) { return TRENCADIS_FORMATS >> format & 1; }  // of the cache; each takes seconds to compile
+
+template <class Cache, int64_t FORMAT> int64_t run(const Call &call) {
+  if constexpr (has(FORMAT)) return Attention<Cache>(call).run() ? 0 : 1;
+  return 2;
+}
+
 }  // namespace
 
 extern "C" {
@@ -197,15 +208,16 @@ int64_t trencadis_call_bytes() { return sizeof(Call); }
 // team's. Nobody returns before all is done. Returns 0; 1 in a thread that found no memory.
 int64_t trencadis_attend_in_team(const Call *call) {
   switch (call->cache_dtype) {
-    case FLOAT32: return Attention<Float32>(*call).run() ? 0 : 1;
-    case FLOAT16: return Attention<Float16>(*call).run() ? 0 : 1;
-    case BFLOAT16: return Attention<BFloat16>(*call).run() ? 0 : 1;
-    default: return Attention<Int8>(*call).run() ? 0 : 1;
+    case FLOAT32: return run<Float32, FLOAT32>(*call);
+    case FLOAT16: return run<Float16, FLOAT16>(*call);
+    case BFLOAT16: return run<BFloat16, BFLOAT16>(*call);
+    default: return run<Int8, INT8>(*call);
   }
 }
 
-// The same with threads of its own. Returns 0; 1 if there is no memory.
+// The same with threads of its own. Returns 0; 1 if there is no memory; 2 if it was not compiled for the cache's format.
 int64_t trencadis_attend(const Call *call) {
+  if (!has(call->cache_dtype)) return 2;
   int threads = Attention<Float32>(*call).is_small() ? 1 : int(call->num_threads);
   int64_t failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(+ : failed)

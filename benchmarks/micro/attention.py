@@ -30,10 +30,9 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.kv_storage import STORED_DTYPES
-from trencadis_torch.native_attention import NativeAttention
+from trencadis_torch.native_attention import NativeAttention, compiled_kernel
 from trencadis_torch.native_build import find_compiler
 from trencadis_torch.ragged import RaggedPass, Workspace
 
@@ -225,8 +224,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file for the results; else they are printed")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    kernel = choose_kernel("native", device=CPU, layout="ragged", layers=(CASES[0].layer,))
-    assert kernel is not None
+    kernel = compiled_kernel()
     results = []
     with torch.inference_mode():
         for case in CASES:

@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.native_attention import compiled_kernel
 from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.trees import DraftTrees
 
@@ -15,9 +15,8 @@ CPU = torch.device("cpu")
 
 
 def kernel():
-    """The compiled kernel; an error where it cannot be had."""
-    layer = AttentionLayer(index=0, num_kv_heads=1, key_dim=8, value_dim=8, window=0, dtype=torch.float32)
-    return choose_kernel("native", device=CPU, layout="ragged", layers=(layer,))
+    """The compiled kernel for caches of every data type; an error where it cannot be had."""
+    return compiled_kernel()
 
 
 @attrs.frozen(kw_only=True)

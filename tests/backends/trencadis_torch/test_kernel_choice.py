@@ -102,7 +102,7 @@ def test_asked_for_sdpa_there_is_no_kernel():
 
 def test_cpu_is_left_to_its_own_kernel_where_nothing_is_padded_or_graphs_call_it(monkeypatch):
     kernel = object()
-    monkeypatch.setattr(native_attention, "compiled_kernel", lambda: kernel)
+    monkeypatch.setattr(native_attention, "compiled_kernel", lambda dtypes: kernel)
     for name in ("auto", "native"):
         assert choose_kernel(name, device=CPU, layout="ragged", layers=(LAYER,)) is kernel
         assert choose_kernel(name, **OPTIONS, in_graphs=True) is kernel

@@ -12,7 +12,7 @@ from paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_attention import MAX_HEAD_DIM, SOURCE, NativeAttention, obstacle
-from trencadis_torch.native_build import load_library, openmp_runtime
+from trencadis_torch.native_build import Source, load_library, openmp_runtime
 
 SHAPES = st.builds(
     Shape,
@@ -157,9 +157,9 @@ extern "C" int64_t run(int64_t (*attend)(const void *), const void *call, int64_
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_team_that_there_is_already_attends_layer_after_layer(tmp_path, threads, count):
     (tmp_path / "team.cpp").write_text(TEAM)
-    team = load_library(tmp_path / "team.cpp", directory=tmp_path)
+    team = load_library(Source(tmp_path / "team.cpp"), directory=tmp_path)
     team.run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    library = load_library(SOURCE)
+    library = load_library(Source(SOURCE))
     in_team = NativeAttention(library)
     address = ctypes.cast(library.trencadis_attend_in_team, ctypes.c_void_p)
     in_team._attend = lambda call: team.run(address, call, count)

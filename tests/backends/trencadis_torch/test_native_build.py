@@ -4,17 +4,18 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from paged_attention_scene import Sequence, Shape, attend
 
-from trencadis.errors import BackendError
+from trencadis.errors import BackendError, InternalError
 from trencadis_torch import native_attention, native_build
 from trencadis_torch.kernel_choice import choose_kernel
 from trencadis_torch.native_attention import NativeAttention
-from trencadis_torch.native_build import cache_directory, find_compiler, load_library, openmp_runtime
+from trencadis_torch.native_build import Source, begin, cache_directory, find_compiler, load_library, openmp_runtime
 
 TEXT = '#include <cstdint>\nextern "C" int64_t answer() { return 42; }\n'
 LAYERS: tuple = ()
@@ -44,10 +45,10 @@ def without_compiler(monkeypatch, tmp_path):
 @pytest.fixture
 def fresh_kernel(monkeypatch, tmp_path):
     """Nothing is compiled yet, in this process or in the cache."""
-    native_attention.compiled_kernel.cache_clear()
+    native_attention._KERNELS.clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    native_attention.compiled_kernel.cache_clear()
+    native_attention._KERNELS.clear()
 
 
 def compiler_that(path: Path, does: str) -> str:
@@ -58,18 +59,18 @@ def compiler_that(path: Path, does: str) -> str:
 
 @needs_compiler
 def test_source_is_compiled_once(source, kept, monkeypatch):
-    assert load_library(source, directory=kept).answer() == 42
+    assert load_library(Source(source), directory=kept).answer() == 42
     (built,) = kept.iterdir()
     monkeypatch.setattr(native_build, "_build", lambda *_: pytest.fail("built again"))
-    assert load_library(source, directory=kept).answer() == 42
+    assert load_library(Source(source), directory=kept).answer() == 42
     assert list(kept.iterdir()) == [built]
 
 
 @needs_compiler
 def test_changed_source_is_another_library(source, kept):
-    load_library(source, directory=kept)
+    load_library(Source(source), directory=kept)
     source.write_text(TEXT.replace("42", "43"))
-    assert load_library(source, directory=kept).answer() == 43
+    assert load_library(Source(source), directory=kept).answer() == 43
     assert len(list(kept.iterdir())) == 2
 
 
@@ -78,15 +79,15 @@ def test_changed_header_of_a_header_is_another_library(source, kept):
     source.write_text('#include "first.h"\n' + TEXT.replace("42", "ANSWER"))
     source.with_name("first.h").write_text('#pragma once\n#include "first.h"\n#include "second.h"\n')
     source.with_name("second.h").write_text("#define ANSWER 42\n")
-    assert load_library(source, directory=kept).answer() == 42
+    assert load_library(Source(source), directory=kept).answer() == 42
     source.with_name("second.h").write_text("#define ANSWER 43\n")
-    assert load_library(source, directory=kept).answer() == 43
+    assert load_library(Source(source), directory=kept).answer() == 43
 
 
 @needs_compiler
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
 def test_damaged_library_is_built_again(source, kept, damage):
-    load_library(source, directory=kept)
+    load_library(Source(source), directory=kept)
     (built,) = kept.iterdir()
     content = built.read_bytes()
     middle = len(content) // 2
@@ -99,7 +100,7 @@ def test_damaged_library_is_built_again(source, kept, damage):
     # Another file in its place: what this process has mapped stays as it is.
     built.unlink()
     built.write_bytes(broken[damage])
-    assert load_library(source, directory=kept).answer() == 42
+    assert load_library(Source(source), directory=kept).answer() == 42
     assert len(built.read_bytes()) == len(content)
     assert list(kept.iterdir()) == [built]
 
@@ -107,8 +108,8 @@ def test_damaged_library_is_built_again(source, kept, damage):
 @needs_compiler
 def test_processes_may_build_at_the_same_time(source, kept):
     program = (
-        "import sys; from pathlib import Path; from trencadis_torch.native_build import load_library; "
-        "print(load_library(Path(sys.argv[1]), directory=Path(sys.argv[2])).answer())"
+        "import sys; from pathlib import Path; from trencadis_torch.native_build import Source, load_library; "
+        "print(load_library(Source(Path(sys.argv[1])), directory=Path(sys.argv[2])).answer())"
     )
     command = [sys.executable, "-c", program, str(source), str(kept)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -119,14 +120,14 @@ def test_processes_may_build_at_the_same_time(source, kept):
 @needs_compiler
 def test_directory_that_cannot_be_made_does_not_matter(source, tmp_path):
     (tmp_path / "file").write_text("")
-    assert load_library(source, directory=tmp_path / "file" / "kept").answer() == 42
+    assert load_library(Source(source), directory=tmp_path / "file" / "kept").answer() == 42
 
 
 @needs_compiler
 def test_broken_source_is_an_error_with_the_compilers_words(source, kept):
     source.write_text("no C++ at all")
     with pytest.raises(BackendError, match=r"ended with \d+:[\s\S]*error") as caught:
-        load_library(source, directory=kept)
+        load_library(Source(source), directory=kept)
     assert "apt install g++" in caught.value.hint
     assert list(kept.iterdir()) == []
 
@@ -134,7 +135,7 @@ def test_broken_source_is_an_error_with_the_compilers_words(source, kept):
 def test_without_a_compiler_the_error_says_what_to_install(source, kept, without_compiler):
     assert find_compiler() is None
     with pytest.raises(BackendError, match="no C\\+\\+ compiler in PATH") as caught:
-        load_library(source, directory=kept)
+        load_library(Source(source), directory=kept)
     assert "apt install g++" in caught.value.hint
 
 
@@ -178,7 +179,7 @@ def test_library_brings_no_second_pool_of_threads(source, kept):
         '#include <cstdint>\nextern "C" int64_t answer() {\n  int64_t n = 0;\n'
         "#pragma omp parallel for reduction(+ : n)\n  for (int i = 0; i < 1000; i++) n += 1;\n  return n;\n}\n"
     )
-    library = load_library(source, directory=kept)
+    library = load_library(Source(source), directory=kept)
     library.answer.restype = ctypes.c_int64
     assert library.answer() == 1000
     mapped = Path("/proc/self/maps").read_text().splitlines()
@@ -203,7 +204,7 @@ def test_older_instructions_give_the_same_outputs(kept, monkeypatch, instruction
     """Vectors of 4 without conversions in hardware, or of 8; -O0 because it compiles in a tenth of the time."""
     monkeypatch.setattr(native_build, "_NATIVE", instructions)
     monkeypatch.setattr(native_build, "_FLAGS", (*native_build._FLAGS, "-O0"))
-    kernel = NativeAttention(load_library(native_attention.SOURCE, directory=kept))
+    kernel = NativeAttention(load_library(Source(native_attention.SOURCE), directory=kept))
     for cache_dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int8):
         shape = Shape(key_dim=24, value_dim=20, window=600, cache_dtype=cache_dtype)
         sequences = [Sequence(shape, context=700, length=3, seed=1), Sequence(shape, context=0, length=70, seed=2)]
@@ -219,7 +220,150 @@ def test_what_a_source_includes_beside_it_is_part_of_it(tmp_path, kept):
     (tmp_path / "number.h").write_text("#define NUMBER 1\n")
     source = tmp_path / "two.cpp"
     source.write_text('#include <cstdint>\n#include "number.h"\nextern "C" int64_t answer() { return NUMBER; }\n')
-    assert load_library(source, directory=kept).answer() == 1
+    assert load_library(Source(source), directory=kept).answer() == 1
     (tmp_path / "number.h").write_text("#define NUMBER 2\n")
-    assert load_library(source, directory=kept).answer() == 2
+    assert load_library(Source(source), directory=kept).answer() == 2
     assert len(list(kept.glob("*.so"))) == 2
+
+
+# ------------------------------------------------------------------------------------------ whose code is executed
+
+
+def planted(source: Path, kept: Path) -> Path:
+    """Return a library that lies where the cache looks for another's, whole and with its digest, and answers 13."""
+    key = native_build._key(Source(source), find_compiler(), openmp_runtime())
+    kept.mkdir(mode=0o700, exist_ok=True)
+    built = kept / f"one-{key}.so"
+    other = source.with_name("other.cpp")
+    other.write_text(TEXT.replace("42", "13"))
+    elsewhere = source.with_name("elsewhere")
+    load_library(Source(other), directory=elsewhere)
+    (found,) = elsewhere.iterdir()
+    built.write_bytes(found.read_bytes())
+    built.chmod(0o700)
+    return built
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """Directories for temporary files of this test."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(native_build.tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+@needs_compiler
+def test_a_library_in_a_directory_of_this_users_own_is_loaded(source, kept, elsewhere):
+    planted(source, kept)
+    assert load_library(Source(source), directory=kept).answer() == 13, "else the tests below show nothing"
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_nothing_is_loaded_from_a_directory_that_others_may_write_to(source, kept, elsewhere, mode, caplog):
+    planted(source, kept)
+    kept.chmod(mode)
+    assert load_library(Source(source), directory=kept).answer() == 42
+    assert f"may be written to by others (mode {mode:04o})" in caplog.text
+    assert "XDG_CACHE_HOME" in caplog.text
+
+
+@needs_compiler
+def test_nothing_is_loaded_from_below_a_directory_that_others_may_write_to(source, tmp_path, elsewhere):
+    kept = tmp_path / "open" / "kept"
+    kept.mkdir(parents=True, mode=0o700)
+    planted(source, kept)
+    kept.parent.chmod(0o777)
+    assert load_library(Source(source), directory=kept).answer() == 42
+
+
+@needs_compiler
+def test_nothing_is_loaded_from_a_directory_or_a_file_of_another_user(source, kept, elsewhere, monkeypatch, caplog):
+    built = planted(source, kept)
+    real = os.fstat
+
+    class Facts:
+        st_uid, st_mode = 12345, 0o100700
+
+    monkeypatch.setattr(native_build.os, "fstat", lambda file: Facts)
+    assert native_build._load(built) is None
+    monkeypatch.setattr(native_build.os, "fstat", real)
+    monkeypatch.setattr(native_build, "_TRUSTED", frozenset({12345}))
+    assert "belongs to user" in native_build._why_unsafe(kept)
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["linked", "shared"])
+def test_nothing_is_loaded_through_a_link_or_from_a_file_that_others_may_write_to(source, kept, damage):
+    built = planted(source, kept)
+    if damage == "shared":
+        built.chmod(0o766)
+    else:
+        built.rename(kept.with_name("planted.so"))
+        built.symlink_to(kept.with_name("planted.so"))
+    assert load_library(Source(source), directory=kept).answer() == 42
+    assert not built.is_symlink()
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_to_serves_what_it_has_and_leaves_no_new_directory_each_time(
+    source, kept, elsewhere, monkeypatch
+):
+    load_library(Source(source), directory=kept)
+    real = os.access
+    monkeypatch.setattr(
+        native_build.os, "access", lambda path, mode: Path(path) != kept and real(path, mode)
+    )  # as a read-only file system has it, also for root
+    builds = []
+    once = native_build._build
+    monkeypatch.setattr(native_build, "_build", lambda *a: builds.append(a) or once(*a))
+    assert load_library(Source(source), directory=kept).answer() == 42
+    assert (builds, list(elsewhere.iterdir())) == ([], [])
+    source.write_text(TEXT.replace("42", "43"))
+    for _ in range(3):
+        assert load_library(Source(source), directory=kept).answer() == 43
+    assert len(builds) == 1
+    assert [path.name for path in elsewhere.iterdir()] == [f"trencadis-{os.geteuid()}"]
+
+
+# ---------------------------------------------------------------------------------------------------- side by side
+
+
+@needs_compiler
+def test_libraries_are_compiled_side_by_side_each_once(tmp_path, kept, monkeypatch):
+    """Each compiler waits for the other to begin: one after the other would never end."""
+    barrier = threading.Barrier(2, timeout=60)
+    once, built = native_build._build, []
+
+    def build(*arguments):
+        barrier.wait()
+        built.append(arguments)
+        once(*arguments)
+
+    monkeypatch.setattr(native_build, "_build", build)
+    sources = []
+    for number in (1, 2):
+        file = tmp_path / f"number{number}.cpp"
+        file.write_text(TEXT.replace("42", "NUMBER"))
+        sources.append(Source(file, (f"NUMBER={number}",)))
+    begin(sources, directory=kept)
+    assert [load_library(source, directory=kept).answer() for source in sources] == [1, 2]
+    assert len(built) == 2
+
+
+def test_a_kernel_is_compiled_for_the_caches_that_a_model_has(monkeypatch, fresh_kernel):
+    asked = []
+    monkeypatch.setattr(native_attention, "NativeAttention", lambda library: object())
+    monkeypatch.setattr(native_attention, "load_library", lambda source: asked.append(source.defines))
+    pair = native_attention.compiled_kernel(frozenset({torch.float32, torch.int8}))
+    assert native_attention.compiled_kernel(frozenset({torch.int8})) is pair
+    assert native_attention.compiled_kernel(frozenset({torch.bfloat16})) is not pair
+    assert asked == [("TRENCADIS_FORMATS=9",), ("TRENCADIS_FORMATS=4",)]
+
+
+@needs_compiler
+def test_a_cache_that_a_kernel_was_not_compiled_for_is_an_error_not_other_numbers():
+    shape = Shape(key_dim=24, value_dim=20, cache_dtype=torch.int8)
+    kernel = NativeAttention(load_library(native_attention.source_for(frozenset({torch.float32}))))
+    with pytest.raises(InternalError, match=r"was not compiled for a cache of torch\.int8"):
+        attend(shape, [Sequence(shape, context=7, length=3, seed=1)], native=kernel)
