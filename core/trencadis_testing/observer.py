@@ -18,7 +18,7 @@ from trencadis.engine.transfer_metrics import transfer_metrics
 from trencadis.engine.transfers import Transfers
 from trencadis.interfaces import Observer
 from trencadis.kv.counters import TransferCounters
-from trencadis.records import FinishedSequence, FinishReason, StepStats
+from trencadis.records import EngineGauges, FinishedSequence, FinishReason, StepStats
 from trencadis.server.http_metrics import HttpMetrics
 from trencadis_testing.resources import ends_its_threads, growth_bytes
 
@@ -170,6 +170,7 @@ class ObserverConformance:
     def test_metrics_are_text_for_prometheus_at_any_time(self) -> None:
         """Before the first step, after each step and sequence, and after ``close``; beside what the engine counts itself."""
         observer, taken = self.make(), _names_of_the_engine()
+        observer.on_scrape(EngineGauges(num_free_blocks=64))
         _check_metrics(observer.metrics(), taken, "before the first step")
         for name, step in SAMPLE_STEPS.items():
             observer.on_step(step)

@@ -11,7 +11,7 @@ from trencadis.engine.shadow import ShadowStep
 from trencadis.engine.state import EngineState
 from trencadis.engine.swapping import SwapCounts
 from trencadis.interfaces import PendingStep
-from trencadis.records import Int32Array, Plan, StepOutput, StepStats, TokenDeltas
+from trencadis.records import EngineGauges, Int32Array, Plan, StepOutput, StepStats, TokenDeltas
 
 __all__ = ["Accounting", "EngineTotals", "SubmittedStep"]
 
@@ -132,6 +132,18 @@ class Accounting:
         totals.num_accepted_tokens += drafts.num_accepted
         totals.num_drafted_by_position = added(totals.num_drafted_by_position, drafts.num_drafted_by_position)
         totals.num_accepted_by_position = added(totals.num_accepted_by_position, drafts.num_accepted_by_position)
+
+    def gauges(self) -> EngineGauges:
+        """Return what the engine holds now."""
+        state = self._state
+        return EngineGauges(
+            num_running=len(state.running),
+            num_waiting=len(state.waiting) + state.transfers.num_parked,
+            num_swapped=state.swapping.num_swapped,
+            num_free_blocks=state.blocks.num_free,
+            num_cached_blocks=state.blocks.num_cached,
+            num_used_blocks=state.blocks.num_used,
+        )
 
     def _stats(
         self,

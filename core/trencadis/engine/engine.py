@@ -300,7 +300,7 @@ class Engine:
     def metrics(self) -> str:
         """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""
         page, connector = MetricsPage(self._faults), self._state.transfers.connector
-        self._observers.add_metrics(page)
+        self._observers.add_metrics(page, self._accounting.gauges())
         if connector is not None:
             page.add("the engine", self._state.transfers.metrics())
             page.add(connector.label, connector.metrics())

@@ -10,7 +10,7 @@ from trencadis.clock import Clock
 from trencadis.engine.metrics_page import MetricsPage
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import Observer
-from trencadis.records import FinishedSequence, StepStats
+from trencadis.records import EngineGauges, FinishedSequence, StepStats
 
 __all__ = ["Observers"]
 
@@ -57,10 +57,17 @@ class Observers:
         for watched in tuple(self._watched):
             self._call(watched, "on_request", lambda observer: observer.on_request(finished))
 
-    def add_metrics(self, page: MetricsPage) -> None:
-        """Add what all measured to a page; what no scraper would read is left out, and counted as a failure."""
+    def add_metrics(self, page: MetricsPage, gauges: EngineGauges | None = None) -> None:
+        """Add what all measured to a page; what no scraper would read is left out, and counted as a failure.
+
+        Args:
+            page: Grows.
+            gauges: What the engine holds now, shown to all before; None: nothing.
+        """
         for watched in tuple(self._watched):
             texts: list[str] = []
+            if gauges is not None:
+                self._call(watched, "on_scrape", lambda observer: observer.on_scrape(gauges))
             self._call(watched, "metrics", partial(_show, texts))
             for text in texts:
                 self.num_failures += not page.add(watched.name, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 
-from trencadis.records import FinishedSequence, StepStats
+from trencadis.records import EngineGauges, FinishedSequence, StepStats
 
 __all__ = ["INTERFACE_VERSION", "Observer"]
 
@@ -23,6 +23,9 @@ class Observer(ABC):  # noqa: B024 - every method has a default
 
     def on_request(self, finished: FinishedSequence) -> None:  # noqa: B027 - optional
         """See a sequence that left the engine, for whatever reason. Once per sequence; at most 50 µs."""
+
+    def on_scrape(self, gauges: EngineGauges) -> None:  # noqa: B027 - optional
+        """See what the engine holds now. Right before :meth:`metrics`, also before the first step; at most 50 µs."""
 
     def metrics(self) -> str:
         """Return what the server's ``/metrics`` is to show, in Prometheus' text format; empty: nothing.

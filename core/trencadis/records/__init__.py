@@ -25,7 +25,7 @@ from trencadis.records.output import (
 from trencadis.records.plan import DraftLaws, Drafts, Plan
 from trencadis.records.request import DEFAULT_TERMS, MAX_TRANSFER_BYTES, FinishReason, Request, RequestTerms
 from trencadis.records.sampling import MAX_LOGPROBS, PARAMETER_GROUPS, SamplingParams, parameters_in
-from trencadis.records.stats import StepStats
+from trencadis.records.stats import EngineGauges, StepStats
 from trencadis.records.step_time import StepTime
 from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS, StructuredOutput
 
@@ -46,6 +46,7 @@ __all__ = [
     "Drafts",
     "Embedding",
     "EmbeddingRequest",
+    "EngineGauges",
     "Explanation",
     "FailedLoad",
     "FinishReason",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-__all__ = ["StepStats"]
+__all__ = ["EngineGauges", "StepStats"]
 
 
 @attrs.frozen(kw_only=True)
@@ -98,3 +98,24 @@ class StepStats:
     num_blocks_swapped_out: int = 0
     num_blocks_swapped_in: int = 0
     num_swap_fallbacks: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class EngineGauges:
+    """What an engine holds at the moment, whether or not a step has run since it changed.
+
+    Attributes:
+        num_running: Sequences that hold blocks and a row.
+        num_waiting: Sequences that wait, preempted ones included.
+        num_swapped: Of these, sequences whose blocks are in host memory.
+        num_free_blocks: Blocks with nothing in them.
+        num_cached_blocks: Unreferenced blocks kept for reuse.
+        num_used_blocks: Blocks held by sequences or transfers.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_swapped: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_used_blocks: int = 0

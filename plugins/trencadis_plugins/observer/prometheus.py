@@ -9,7 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from trencadis.interfaces import Observer
-from trencadis.records import FinishedSequence, FinishReason, StepStats
+from trencadis.records import EngineGauges, FinishedSequence, FinishReason, StepStats
 from trencadis_plugins.observer.config import PrometheusObserverConfig
 from trencadis_plugins.observer.draft_metrics import DraftMetrics
 from trencadis_plugins.observer.vllm_names import VllmNames
@@ -199,6 +199,12 @@ class PrometheusObserver(Observer):
                 self._gaps.observe(mean_s, num_later)
         if finished.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             latencies["end_to_end_seconds"].observe(finished.finish_s - finished.arrival_s)
+
+    def on_scrape(self, gauges: EngineGauges) -> None:
+        """Show what the engine holds now, not what it held at its last step."""
+        for attribute, gauge in self._gauges:
+            if hasattr(gauges, attribute):
+                gauge.set(getattr(gauges, attribute))
 
     def metrics(self) -> str:
         """Return all metrics in Prometheus' text format, and once more under vLLM's names unless that is switched off."""

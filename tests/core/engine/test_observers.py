@@ -10,6 +10,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.engine.observers import Observers
 from trencadis.interfaces import Observer
 from trencadis.records import FinishedSequence, Request, SamplingParams
+from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 
@@ -44,3 +45,24 @@ def test_an_observer_cannot_change_what_a_client_is_given() -> None:
     engine.add(Request(request_id="r", prompt_token_ids=(1, 2, 3), params=SamplingParams(max_tokens=9)))
     assert drain(engine)["r"].token_ids.tolist() == fake_text((1, 2, 3), 9, eos=-1)
     assert engine._observers.num_failures == 1
+
+
+def test_a_scrape_shows_the_moment_before_the_first_step_and_after_the_last() -> None:
+    observer = PrometheusObserver()
+    engine = make_engine(backend=FakeBackend(eos=-1), num_blocks=64, observers=[("prometheus", observer)])
+
+    def gauges() -> list[float]:
+        engine.metrics()
+        shown = observer.snapshot()
+        names = ("free_blocks", "used_blocks", "running_sequences", "waiting_sequences")
+        return [shown[f"trencadis_{name}"] for name in names]
+
+    assert gauges() == [64, 0, 0, 0]
+    engine.add(Request(request_id="r", prompt_token_ids=(1, 2, 3), params=SamplingParams(max_tokens=50)))
+    assert gauges() == [64, 0, 0, 1], "no step has run since it came"
+    engine.step()
+    free, used, running, waiting = gauges()
+    assert (free + used, running, waiting) == (64, 1, 0)
+    engine.abort("r")
+    drain(engine)
+    assert gauges()[1:] == [0, 0, 0]
