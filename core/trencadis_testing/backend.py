@@ -37,6 +37,8 @@ __all__ = ["ArgmaxSampler", "BackendConformance"]
 class ArgmaxSampler(Sampler):
     """Always the most likely token, on whatever device the logits are."""
 
+    honours = frozenset({"greedy"})
+
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Keep nothing."""
 
