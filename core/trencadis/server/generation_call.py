@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from trencadis.server.context import ServerContext
     from trencadis.server.protocol.generation import GenerationRequest
 
+_BYTES_PER_CHARACTER = 8
+"""Of a body: as many are looked at in the time in which a character is encoded."""
+_CHARACTERS_PER_WORD = 200
+"""Each banned word is encoded twice by itself, which takes as long."""
+
 __all__ = ["GenerationCall", "StreamWriter", "open_call"]
 
 
@@ -65,6 +70,18 @@ class GenerationCall:
     created: int
     includes_usage: bool
     is_continuous: bool
+
+    async def params(self, make: Callable[[], SamplingParams]) -> SamplingParams:
+        """Return what ``make`` returns: on a thread if the request has long lists, each of whose elements is looked at.
+
+        Raises:
+            ApiError: As ``make``.
+            InvalidRequestError: The same.
+        """
+        num_bytes = len(await self.request.body())
+        num_words = len(self.body.bad_words or ())
+        weight = num_bytes // _BYTES_PER_CHARACTER + num_words * _CHARACTERS_PER_WORD
+        return await self.context.encoder.run(make, num_characters=weight)
 
     def generation(
         self,

@@ -24,10 +24,12 @@ from trencadis.errors import did_you_mean
 from trencadis.server.errors import ApiError
 from trencadis.server.protocol.fields import other_fields
 
-__all__ = ["BiasKey", "EndpointRequest", "RequestModel", "TokenId", "TokenIds", "said_as"]
+__all__ = ["EndpointRequest", "LogitBias", "RequestModel", "TokenId", "TokenIds", "said_as"]
 
 _MAX_INT = 2**31 - 1
 _MAX_QUOTED = 80
+_MAX_DIGITS = 9
+_MAX_BIAS = 100.0
 _MAX_ENTRIES = 16384
 """Longest list of anything but token ids, and largest object: to look at a million texts or messages would keep every other client
 waiting."""
@@ -53,7 +55,35 @@ def said_as(what: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$"), said_as("a token id, at most nine digits")]
+
+
+def _stop_at_the_first(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Refuse a bias for the first key that is no token id: pydantic would report as many faults as there are keys."""
+    if isinstance(value, dict):
+        for key in value:
+            if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS):
+                raise PydanticCustomError(
+                    "no_token_id",
+                    "has the key {key}; each must be a token id, at most nine digits",
+                    {"key": ascii(key)[:_MAX_QUOTED]},
+                )
+        wrong = next((key for key, bias in value.items() if not _is_bias(bias)), None)
+        if wrong is not None:
+            raise PydanticCustomError(
+                "no_bias", "must be a number from -100 to 100 for each token id; that of {key} is none", {"key": wrong}
+            )
+    return handler(value)
+
+
+def _is_bias(value: Any) -> bool:
+    return type(value) in (int, float) and -_MAX_BIAS <= value <= _MAX_BIAS
+
+
+_Key = Annotated[str, StringConstraints(pattern=rf"^[0-9]{{1,{_MAX_DIGITS}}}$")]
+LogitBias = Annotated[
+    dict[_Key, Annotated[float, Field(ge=-_MAX_BIAS, le=_MAX_BIAS)]], WrapValidator(_stop_at_the_first)
+]
+"""Numbers by token id."""
 
 
 class RequestModel(BaseModel):
