@@ -52,7 +52,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     prompts = await _prompts(body, call.llm, call.context)
     generation = call.generation("cmpl", prompts=prompts, params=params, beams=beams)
     texts = await call.context.encoder.run(
-        lambda: echoes(body, prompts, call.llm.tokenizer), num_characters=generation.num_prompt_tokens if body.echo else 0
+        lambda: echoes(body, prompts, call.llm.tokenizer),
+        num_characters=generation.num_prompt_tokens if body.echo else 0,
     )
     writer = CompletionWriter(
         answer_id=generation.answer_id,

@@ -133,7 +133,9 @@ class GenerationCall:
             return EventStream(events, param=self.param, request_id=self.request.state.request_id)
 
         async def run() -> Response:
-            return json_response(whole(await finished_outputs(generation)))
+            outputs = await finished_outputs(generation)
+            weight = sum(map(_num_candidates, outputs))
+            return await self.context.writer.run(lambda: json_response(whole(outputs)), num_characters=weight)
 
         return await answer_while_connected(self.request, run())
 
@@ -166,3 +168,9 @@ def open_call(request: Request, body: GenerationRequest, *, param: str) -> Gener
         includes_usage=includes_usage,
         is_continuous=is_continuous,
     )
+
+
+def _num_candidates(output: RequestOutput) -> int:
+    """Return how many log-probabilities an output has, roughly: writing one takes as long as encoding a character or two. Pure."""
+    lists = [output.prompt_logprobs or (), *(one.logprobs or () for one in output.outputs)]
+    return sum(len(entries) * (1 + len(entries[-1].top_token_ids)) for entries in lists if entries)

@@ -207,7 +207,9 @@ def _too_deep(body: bytes) -> ApiError:
         if depth > MAX_DEPTH + 1:
             break
     path = field or "The JSON body"
-    return ApiError(400, f"{path} is nested more than {MAX_DEPTH} levels deep.", param=field or None, code="invalid_json")
+    return ApiError(
+        400, f"{path} is nested more than {MAX_DEPTH} levels deep.", param=field or None, code="invalid_json"
+    )
 
 
 def _refusal(where: str, why: str) -> ApiError:

@@ -47,7 +47,9 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         raise ApiError(400, "give either prompt or messages.", param="prompt")
     token_ids = await _encode(body, llm.tokenizer, context.encoder, max_model_len=llm.max_model_len)
     texts = await context.encoder.run(
-        lambda: [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None,
+        lambda: (
+            [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
+        ),
         num_characters=len(token_ids),
     )
     return json_response(

@@ -55,8 +55,6 @@ def said_as(what: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-
-
 def _stop_at_the_first(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """Refuse a bias for the first key that is no token id: pydantic would report as many faults as there are keys."""
     if isinstance(value, dict):

@@ -78,9 +78,7 @@ class GenerationRequest(EndpointRequest):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         None, description="Subtracted for each time a token occurs in the output; 0."
     )
-    logit_bias: LogitBias | None = Field(
-        None, description="Added to logits, by token id."
-    )
+    logit_bias: LogitBias | None = Field(None, description="Added to logits, by token id.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None,
         description="Makes the tokens repeatable; choice i draws with seed + i, before best_of puts them in order.",
@@ -155,7 +153,9 @@ class GenerationRequest(EndpointRequest):
         None, description="No end before so many tokens; 0."
     )
     ignore_eos: bool | None = Field(None, description="Do not end at the model's end tokens.")
-    stop_token_ids: Annotated[TokenIds, Field(max_length=_MAX_STOP_TOKENS)] | None = Field(None, description="Tokens that end the text.")
+    stop_token_ids: Annotated[TokenIds, Field(max_length=_MAX_STOP_TOKENS)] | None = Field(
+        None, description="Tokens that end the text."
+    )
     include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string.")
     skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; true.")
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
