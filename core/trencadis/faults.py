@@ -207,13 +207,19 @@ class _Logged:
 
 def _traceback(error: BaseException) -> str:
     """Return a traceback with its causes; unlike ``traceback.format_exception`` it does not print whole arguments."""
-    parts: list[str] = []
+    text = ""
     current: BaseException | None = error
-    while current is not None and len(parts) < _MAX_CHAIN:
+    for _ in range(_MAX_CHAIN):
+        if current is None:
+            break
         frames = "".join(traceback.format_tb(current.__traceback__, -_MAX_FRAMES))
-        parts.append(f"Traceback (most recent call last):\n{frames}{as_words(current)}")
+        text = f"Traceback (most recent call last):\n{frames}{as_words(current)}{text}"
+        link = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+        if current.__cause__ is None:
+            link = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return "\n\ncaused this:\n\n".join(reversed(parts))
+        text = text if current is None else link + text
+    return text.lstrip()
 
 
 # ---------------------------------------------------------------------------------------------------------- budgets
@@ -233,6 +239,7 @@ class CallMeter:
         setting: Where the budget is set, for messages.
         log: For warnings.
         lane: Of the thread that calls; None: the engine's.
+        num_forgiven: Calls over the budget that are only warned about: the first of a component that compiles when it is first used.
 
     Attributes:
         label: As given.
@@ -248,6 +255,7 @@ class CallMeter:
         setting: str = "",
         log: FaultLog | None = None,
         lane: Lane | None = None,
+        num_forgiven: int = 0,
     ) -> None:
         self.budget_s = budget_s
         # The system's clock without a call of its own: this is done several times a step.
@@ -255,6 +263,7 @@ class CallMeter:
         self._setting = setting
         self._log = log or FaultLog(logging.getLogger("trencadis.engine"))
         self._overruns_s: deque[float] = deque(maxlen=MAX_OVERRUNS)
+        self._num_forgiven = num_forgiven
         lane = lane or ACTIVITY.engine
         self._enter, self._leave = lane.enter, lane.leave
         self._before = 0
@@ -289,9 +298,11 @@ class CallMeter:
             return ""
         now_s = self._now_s()
         said = f"took {took_s:.3g} s in {method}(), over its budget of {budget_s:.3g} s ({self._setting})"
-        self._overruns_s.append(now_s)
+        is_forgiven, self._num_forgiven = self._num_forgiven > 0, self._num_forgiven - 1
+        if not is_forgiven:
+            self._overruns_s.append(now_s)
         is_full = len(self._overruns_s) == MAX_OVERRUNS and now_s - self._overruns_s[0] <= WINDOW_S
-        if took_s <= _AT_ONCE * budget_s and not is_full:
+        if is_forgiven or (took_s <= _AT_ONCE * budget_s and not is_full):
             self._log.say(f"{self.label}.{method} is slow", f"{self.label} {said}; steps wait for it.")
             return ""
         self._overruns_s.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,21 @@ class Interrupts(SchedulingPolicy):
         raise KeyboardInterrupt
 
 
+class Vanishes(SchedulingPolicy):
+    """Ends the process without a word."""
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        os._exit(7)
+
+
+class Circles(SchedulingPolicy):
+    """Never answers."""
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        while True:
+            pass
+
+
 class Floods(SchedulingPolicy):
     """Answers with more than anybody can print."""
 
@@ -147,6 +163,23 @@ class RaisingShapes(_RaisesIn, ExactShapes):
 
     def buckets(self, limits: Any) -> Any:
         self._check("buckets")
+
+
+class SilentBackend(FakeBackend):
+    """A backend that says nothing of its model."""
+
+    def load(self, source: Any, *, sampler: Any) -> Any:
+        super().load(source, sampler=sampler)
+
+
+class Lists(ExactShapes):
+    """A bucketing with a table of its own."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def buckets(self, limits: Any) -> Any:
+        return self.table
 
 
 class RaisingDrafter(_RaisesIn, ScriptedSpeculator):

@@ -303,7 +303,9 @@ class BudgetConfig:
     )
     eviction_ms: float = _budget(200.0, "an eviction policy")
     bucketing_ms: float = _budget(200.0, "a bucketing strategy, after the start")
-    speculation_ms: float = _budget(1000.0, "a speculator; without a fallback speculation goes off")
+    speculation_ms: float = _budget(
+        1000.0, "a speculator, whose first four slow calls are forgiven; without a fallback speculation goes off"
+    )
     draft_length_ms: float = _budget(200.0, "a draft length; without a fallback speculation goes off")
     kv_connector_ms: float = _budget(
         200.0, "the scheduler side of a KV connector; in place of a fallback it is switched off"

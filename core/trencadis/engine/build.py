@@ -11,7 +11,7 @@ import logging
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -26,10 +26,11 @@ from trencadis.engine.guards import Fallback
 from trencadis.engine.request_check import check_honoured
 from trencadis.engine.switch import SchedulingSwitch
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, PluginLoadError, TrencadisError
-from trencadis.faults import as_words, reraise_interrupt
+from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.interfaces import (
     AcceptanceRule,
     Backend,
+    BackendCapabilities,
     BucketingStrategy,
     ComponentContext,
     ConnectorPair,
@@ -47,6 +48,8 @@ from trencadis.text import model_finder, read_prefixes, resolve_model_path, voca
 __all__ = ["build_engine"]
 
 logger = logging.getLogger("trencadis.engine")
+
+T = TypeVar("T")
 
 
 def build_engine(
@@ -203,7 +206,9 @@ class _Builder:
 
     def load(self, executor: Executor, source: ModelSource) -> ModelFacts:
         """Load the model; what is built from now on is told of it."""
-        model = executor.start(make_backend=self._backend, make_sampler=self._sampler, source=source)
+        started = executor.start(make_backend=self._backend, make_sampler=self._sampler, source=source)
+        model = _checked(self.device_label, "load", started, ModelFacts)
+        _checked(self.device_label, "capabilities", executor.capabilities, BackendCapabilities)
         self._plan = self._plan.resolve_bucketing(executor.capabilities.layout)
         self._context = attrs.evolve(self._context, model=model)
         return model
@@ -266,12 +271,10 @@ class _Builder:
         if "speculation" not in choices:
             return None
         drafter, length = self._guarded("speculation"), self._guarded("draft_length")
-        fallback = self._plan.fallbacks.get("speculation")
         return Speculation(
             speculator=drafter[1],
             length=length[1],
             labels=(drafter[0], length[0]),
-            names=(choices["speculation"].component.name, fallback.component.name if fallback else ""),
             make_fallbacks=(drafter[2], length[2]),
             acceptance=self._acceptance(choices["acceptance"]),
             takes_drafts=lambda params, branching: self._judging().takes_drafts(params, branching=branching),
@@ -365,6 +368,20 @@ class _Builder:
     def _bucketing(self, limits: BucketLimits) -> tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]:
         self._context = attrs.evolve(self._context, limits=limits)
         return self._guarded("bucketing")
+
+
+def _checked(label: str, method: str, answer: object, kind: type[T]) -> T:
+    """Return what a component answered at the start.
+
+    Raises:
+        ContractError: It is of another type.
+    """
+    if isinstance(answer, kind):
+        return answer
+    raise ContractError(
+        f"{label} returned {shown(answer)} from {method}, which is no {kind.__name__}.",
+        hint="Mend it, or choose another in backend.name or executor.name.",
+    )
 
 
 _SHARED: Final = frozenset({"trencadis", "trencadis_plugins", "trencadis_testing"})

@@ -46,8 +46,8 @@ from trencadis.engine.swapping import Swapping, num_host_blocks
 from trencadis.engine.switch import SchedulingSwitch
 from trencadis.engine.transfers import Transfers
 from trencadis.engine.warmup import BackgroundWarmUp, WarmUp, warm_up
-from trencadis.errors import ConfigValueError
-from trencadis.faults import CallMeter
+from trencadis.errors import ConfigValueError, ContractError
+from trencadis.faults import CallMeter, shown
 from trencadis.interfaces import (
     AllocationPlan,
     BackendCapabilities,
@@ -64,6 +64,12 @@ from trencadis.records import Bucket, BucketLimits, ModelFacts, RowStart, Sampli
 __all__ = ["EmbeddingParts", "Meters", "Parts", "budget_of", "compose_embedding_engine", "compose_engine"]
 
 logger = logging.getLogger("trencadis.engine")
+
+_FORGIVEN = {"speculation": 4}
+"""Slow calls that are only warned about, by noun: the first ones of a draft model may compile."""
+
+_MAX_BUCKETS = 100_000
+"""More would take days to prepare."""
 
 
 @attrs.frozen(kw_only=True)
@@ -136,8 +142,14 @@ class Meters:
 
     def __call__(self, noun: str, label: str, *, lane: Lane | None = None) -> CallMeter:
         """Return the meter of a component; ``lane`` as of :class:`~trencadis.faults.CallMeter`."""
-        setting = f"[budget] {noun}_ms"
-        return CallMeter(label, clock=self._clock, budget_s=budget_of(self._config, noun), setting=setting, lane=lane)
+        return CallMeter(
+            label,
+            clock=self._clock,
+            budget_s=budget_of(self._config, noun),
+            setting=f"[budget] {noun}_ms",
+            lane=lane,
+            num_forgiven=_FORGIVEN.get(noun, 0),
+        )
 
 
 def budget_of(config: Config, noun: str) -> float:
@@ -252,7 +264,7 @@ def _warmed_passes(
     )
     warmed = WarmUp()
     if executor.capabilities.layout != "ragged":
-        buckets = bucketing.strategy.buckets(limits) if config.engine.warmup else ()
+        buckets = _table(bucketing, limits) if config.engine.warmup else ()
         if not config.engine.warmup:
             logger.info("Skipping warmup...")
         check_misses(config, bucketing, buckets)
@@ -263,6 +275,21 @@ def _warmed_passes(
             passes.defer(warmed.skipped)
         passes.close(buckets, closing)
     return passes, warmed
+
+
+def _table(bucketing: GuardedBucketing, limits: BucketLimits) -> tuple[Bucket, ...]:
+    """Return the buckets that a strategy lists.
+
+    Raises:
+        ContractError: It lists something else, or more than can be prepared.
+    """
+    table: object = bucketing.strategy.buckets(limits)
+    if isinstance(table, tuple | list) and len(table) <= _MAX_BUCKETS and all(isinstance(one, Bucket) for one in table):
+        return tuple(table)
+    raise ContractError(
+        f"{bucketing.label} returned {shown(table)} from buckets(), which must be a tuple of at most {_MAX_BUCKETS} Buckets.",
+        hint="Mend it, or choose another in bucketing.name.",
+    )
 
 
 def compose_embedding_engine(config: Config, parts: EmbeddingParts, *, clock: Clock | None = None) -> EmbeddingEngine:

@@ -17,6 +17,7 @@ import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError
+from trencadis.faults import FaultLog, as_words
 from trencadis.interfaces import Executor
 from trencadis.records import Embedding, EmbeddingRequest, Float32Array, ModelFacts
 
@@ -46,6 +47,7 @@ class EmbeddingQueue:
         self._token_budget = max_num_batched_tokens
         self._waiting: OrderedDict[str, EmbeddingRequest] = OrderedDict()
         self._suspects: OrderedDict[str, EmbeddingRequest] = OrderedDict()
+        self._faults = FaultLog(logger)
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._suspects)
@@ -142,11 +144,12 @@ class EmbeddingQueue:
 
     def _failed(self, batch: list[EmbeddingRequest], error: Exception) -> tuple[Embedding, ...]:
         """Fail a text that was alone; of several, each runs alone once."""
-        logger.error("A micro-batch of %d texts failed: %s", len(batch), error, exc_info=error)
+        said = f"A micro-batch of {len(batch)} texts failed: {as_words(error)}"
+        self._faults.say("micro-batch", said, error=error, level=logging.ERROR)
         if len(batch) > 1:
             self._suspects.update((request.request_id, request) for request in batch)
             return ()
-        return (_embedding(batch[0], error=f"{type(error).__name__}: {error}"),)
+        return (_embedding(batch[0], error=as_words(error)),)
 
 
 def _embedding(request: EmbeddingRequest, *, vector: Float32Array = _NO_VECTOR, error: str = "") -> Embedding:

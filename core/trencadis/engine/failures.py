@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from trencadis.engine.accounting import EngineTotals, SubmittedStep
@@ -10,6 +11,7 @@ from trencadis.engine.output_check import OutputCheck
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
+from trencadis.faults import FaultLog
 from trencadis.records import FinishedSequence, FinishReason, Plan
 
 __all__ = ["Failures"]
@@ -46,6 +48,7 @@ class Failures:
         self._in_flight = in_flight
         self._ended = ended
         self._outputs = outputs
+        self._faults = FaultLog(logging.getLogger("trencadis.engine"))
 
     def step_failed(self, plan: Plan, error: Exception) -> None:
         """Undo a step that failed, and those behind it."""
@@ -66,6 +69,7 @@ class Failures:
     def everything_failed(self, error: StepFailedError) -> None:
         """End every live request: without a working strategy no step can be made."""
         self._totals.num_failed_steps += 1
+        self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
         while self._in_flight:
             self.drain_one()
         state = self._state

@@ -65,14 +65,14 @@ class GuardedSpeculator(Guarded[Speculator]):
         check_numbers(label, strategy)
         self._vocab_size = vocab_size
         self.drafts_trees = strategy.drafts_trees
-        self._most = strategy.max_draft_tokens
+        self._most = self._most_now = strategy.max_draft_tokens
         self._kv_bytes = strategy.kv_bytes_per_token
         self._limits: BucketLimits | None = None
 
     @property
     def max_draft_tokens(self) -> int:
         """The most drafts of a sequence in a step; no more than those of the chosen speculator, which room was made for."""
-        return min(self._most, self.strategy.max_draft_tokens)
+        return self._most_now
 
     def allocate(self, limits: BucketLimits) -> None:
         """Tell the chosen speculator the engine's sizes; what it raises ends the start."""
@@ -107,6 +107,7 @@ class GuardedSpeculator(Guarded[Speculator]):
             raise ContractError(
                 f"it keeps {fallback.kv_bytes_per_token} bytes for each token, and room was made for {self._kv_bytes}"
             )
+        self._most_now = min(self._most, fallback.max_draft_tokens)
         if self._limits is not None:
             fallback.allocate(self._limits)
 

@@ -165,7 +165,7 @@ class Guarded(Generic[S]):
         else:
             self._faults.say(
                 f"{self.label}.{method} is too slow",
-                f"{self.label} {fault}; it has no fallback, so that steps go on waiting.",
+                f"{self.label} {fault}; steps go on waiting for it. Mend it, or name a fallback in its config table.",
             )
 
     def _put(self, label: str) -> None:

@@ -13,6 +13,7 @@ from trencadis.engine.scheduler import Scheduler
 from trencadis.engine.sequence import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import UnpreparedShapeError
+from trencadis.faults import FaultLog
 from trencadis.records import FinishedSequence, FinishReason, Plan
 
 __all__ = ["Recovery"]
@@ -31,6 +32,7 @@ class Recovery:
     def __init__(self, state: EngineState, scheduler: Scheduler) -> None:
         self._state = state
         self._scheduler = scheduler
+        self._faults = FaultLog(logger)
 
     def step_failed(self, plan: Plan, dropped: list[Plan], error: Exception) -> list[FinishedSequence]:
         """Undo a failed step and all steps in flight behind it; returns sequences that are at fault.
@@ -45,7 +47,12 @@ class Recovery:
             plan.num_sequences == 1 and not plan.preempted.size
         )  # else it may be the copies of whom it took the place of
         refused = isinstance(error, UnpreparedShapeError)
-        logger.error("Step %d failed: %s", plan.step, error, exc_info=None if refused else error)
+        self._faults.say(
+            f"step {type(error.__cause__).__name__}",
+            f"Step {plan.step} failed: {error}",
+            error=None if refused else error,
+            level=logging.ERROR,
+        )
         at_fault: list[FinishedSequence] = []
         if alone and suspects:
             slot = suspects[0]

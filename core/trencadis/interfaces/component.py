@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,30 +13,7 @@ from trencadis.errors import ContractError
 from trencadis.interfaces.vocabulary import Vocabulary
 from trencadis.records import BucketLimits, ModelFacts, ModelSource
 
-__all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig", "import_attribute"]
-
-
-def import_attribute(path: str) -> Any:
-    """Import ``package.module:Attribute`` and return the attribute.
-
-    A module that is not installed is looked for in the current folder, which is then added to the end of ``sys.path``: the command
-    ``trencadis`` does not have it there, unlike ``python -m trencadis``.
-
-    Raises:
-        ImportError: There is no such module.
-        AttributeError: It has no such attribute.
-        Exception: Whatever the module raises.
-    """
-    module_name, _, names = path.partition(":")
-    top = module_name.partition(".")[0]
-    folder = Path.cwd()
-    if importlib.util.find_spec(top) is None and ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
-        sys.path.append(str(folder))
-        importlib.invalidate_caches()
-    found: Any = importlib.import_module(module_name)
-    for name in names.split("."):
-        found = getattr(found, name)
-    return found
+__all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig"]
 
 
 @attrs.frozen(kw_only=True)
@@ -65,10 +38,6 @@ def _makes_nothing(noun: str, name: str) -> Any:
     raise ContractError(f"this context cannot make the {noun} component {name!r}: it was handed out without an engine.")
 
 
-def _describe(noun: str, name: str) -> str:
-    return f'{noun} component "{name}"' if name else f"the {noun}"
-
-
 def _reads_nothing() -> Vocabulary:
     raise ContractError("this context knows no tokenizer: it was handed out without a model.")
 
@@ -85,7 +54,7 @@ class ComponentContext:
         clock: The engine's clock; a component reads no other.
         seed: The engine's seed; a component derives its random numbers from it.
         label: Names the component that is being built, its distribution and version, for its messages; empty outside an engine.
-        label_of: ``label_of(noun, name)`` names what ``make(noun, name)`` builds.
+        label_of: ``label_of(noun, name)`` names what ``make(noun, name)`` builds; empty outside an engine.
         budget_s: ``budget_s(noun)`` is how long a call of another component may take, seconds; infinity: any time.
         quarantine_s: ``cache.quarantine_s``: a KV connector that holds blocks for longer is closed; infinity: none is.
         limits: Shape limits, for components built after the KV cache was sized.
@@ -100,7 +69,7 @@ class ComponentContext:
     clock: Clock
     seed: int
     label: str = ""
-    label_of: Callable[[str, str], str] = _describe
+    label_of: Callable[[str, str], str] = lambda _, __: ""
     budget_s: Callable[[str], float] = lambda _: math.inf
     quarantine_s: float = math.inf
     limits: BucketLimits | None = None

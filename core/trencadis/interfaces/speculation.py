@@ -48,7 +48,8 @@ class Speculator(ABC):
     """Proposes tokens. Engine thread; only committed tokens are shown to it.
 
     A call of ``propose``, ``on_verified`` or ``on_finished`` may take ``[budget] speculation_ms``. A speculator that takes longer three
-    times within a minute, or once ten times as long, is replaced by its fallback; without one speculation goes off.
+    times within a minute, or once ten times as long, is replaced by its fallback; without one speculation goes off. The first four
+    such calls are only warned about: they may compile.
 
     Attributes:
         max_draft_tokens: The most drafts it proposes for one sequence in a step; constant.

@@ -53,7 +53,7 @@ def codec_of(context: ComponentContext) -> KVCodec:
         codec: KVCodec = context.make("kv_codec", "")
     except ContractError:
         return AsTheyAre()
-    return GuardedCodec(codec, context.label_of("kv_codec", ""))
+    return GuardedCodec(codec, context.label_of("kv_codec", "") or f"the KV codec {type(codec).__name__}")
 
 
 def policy_of(context: ComponentContext) -> KVPolicy:
@@ -62,7 +62,7 @@ def policy_of(context: ComponentContext) -> KVPolicy:
         policy: KVPolicy = context.make("kv_policy", "")
     except ContractError:
         return NoLongerThanComputing()
-    label = context.label_of("kv_policy", "")
+    label = context.label_of("kv_policy", "") or f"the KV policy {type(policy).__name__}"
     meter = CallMeter(
         label,
         clock=context.clock,

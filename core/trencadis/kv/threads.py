@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from trencadis.faults import FaultLog, as_words
 from trencadis.kv.activity import Activity
 from trencadis.kv.client import StoreClient
 
@@ -70,6 +71,7 @@ class StoreThreads(Generic[Task]):
         self._running: dict[StoreClient, Task] = {}
         self._threads: list[threading.Thread] = []
         self._is_closing = False
+        self._faults = FaultLog(logger)
 
     def put(self, task: Task) -> bool:
         """Queue a task; False if the threads are closed."""
@@ -159,8 +161,10 @@ class StoreThreads(Generic[Task]):
         while (task := self._next(client)) is not None:
             try:
                 task.run(client)
-            except Exception:
-                logger.exception("A task of %s raised.", self._name)
+            except BaseException as error:  # a thread that ended here would leave its tasks waiting
+                self._faults.say(
+                    "task", f"A task of {self._name} raised {as_words(error)}.", error=error, level=logging.ERROR
+                )
             with self._changed:
                 del self._running[client]
                 self._changed.notify_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -41,7 +41,6 @@ __all__ = [
     "int32_ids",
     "model_of",
     "news_of",
-    "prompt_messages",
     "readable",
     "ready_message",
     "request_of",
@@ -49,8 +48,6 @@ __all__ = [
 ]
 
 _DEFAULTS = attrs.asdict(SamplingParams(), recurse=False)
-_MAX_ENTRIES = 128
-"""Tokens of a prompt whose log-probabilities are one message: at 50 alternatives each, it is decoded in two milliseconds."""
 _REASONS = {reason.value: reason for reason in FinishReason}
 
 
@@ -67,19 +64,13 @@ def int32_ids(data: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(data, "<i4").tolist())
 
 
-def add_message(request: Request, ticket: int, prompt: bytes | None = None) -> AddMessage:
-    """Return a request as a message. Pure.
-
-    Args:
-        request: The request.
-        ticket: How both sides call it.
-        prompt: Its token ids as :func:`int32_bytes` gives them, if they are at hand.
-    """
+def add_message(request: Request, ticket: int) -> AddMessage:
+    """Return a request as a message. Pure."""
     params = attrs.asdict(request.params, recurse=False)
     return AddMessage(
         ticket=ticket,
         request_id=request.request_id,
-        prompt_token_ids=int32_bytes(request.prompt_token_ids) if prompt is None else prompt,
+        prompt_token_ids=int32_bytes(request.prompt_token_ids),
         params={name: value for name, value in params.items() if value != _DEFAULTS[name]},
         priority=request.priority,
         tenant=request.tenant,
@@ -137,23 +128,8 @@ def model_of(message: ReadyMessage) -> ModelFacts:
     return ModelFacts(**{**facts, "eos_token_ids": tuple(facts["eos_token_ids"])})
 
 
-def prompt_messages(deltas: TokenDeltas, ticket_of_slot: Int32Array) -> Iterator[StepMessage]:
-    """Yield messages with the log-probabilities of prompts, which may be many: a client takes other messages between two of them. Pure.
-
-    Args:
-        deltas: Of the engine.
-        ticket_of_slot: Ticket of the sequence in each slot.
-    """
-    entries = deltas.prompt_logprobs
-    for start in range(0, len(entries), _MAX_ENTRIES):
-        part = [
-            _logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in entries[start : start + _MAX_ENTRIES]
-        ]
-        yield StepMessage(tickets=[], num_tokens=[], token_ids=[], prompt_logprobs=tuple(part))
-
-
 def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Iterable[int]) -> StepMessage:
-    """Return a step's news as a message, but for log-probabilities of prompts. Pure.
+    """Return a step's news as a message. Pure.
 
     Args:
         deltas: Of the engine.
@@ -166,6 +142,9 @@ def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Itera
         token_ids=deltas.token_ids.tolist(),
         finished=tuple(map(_finished_part, deltas.finished, tickets)),
         logprobs=tuple([_logprobs_part(entry, entry.index) for entry in deltas.logprobs]),
+        prompt_logprobs=tuple(
+            [_logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in deltas.prompt_logprobs]
+        ),
         embeddings=tuple(map(_embedding_part, deltas.embeddings)),
     )
 

@@ -13,7 +13,6 @@ from trencadis.server.chat_prompt import encode_messages
 from trencadis.server.chat_writer import ChatWriter
 from trencadis.server.errors import ApiError
 from trencadis.server.generation_call import open_call
-from trencadis.server.json_body import JsonRoute
 from trencadis.server.prompts import check_room, truncated
 from trencadis.server.protocol.chat import ChatRequest
 from trencadis.server.protocol.chat_answers import ChatChunk, ChatCompletion
@@ -32,7 +31,7 @@ _PARAM = "messages"
 
 def make_router() -> APIRouter:
     """Return the route. Pure."""
-    router = APIRouter(tags=["generation"], route_class=JsonRoute)
+    router = APIRouter(tags=["generation"])
     router.add_api_route(
         "/v1/chat/completions",
         create_chat_completion,
@@ -45,7 +44,7 @@ def make_router() -> APIRouter:
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation."""
     call = open_call(request, body, param=_PARAM)
-    params = await call.params(lambda: _params(body, call.llm))
+    params = _params(body, call.llm)
     beams = beam_params(body, max_tokens=params.max_tokens, logprobs=params.logprobs)
     prompt = await _prompt(body, call.llm, call.context)
     generation = call.generation("chatcmpl", prompts=[prompt], params=params, beams=beams)
@@ -82,7 +81,6 @@ async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext) -> t
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         template_arguments=body.chat_template_kwargs,
-        max_model_len=llm.max_model_len if body.truncate_prompt_tokens is None else None,
     )
     prompt = truncated(
         encoded, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=body.most_tokens

@@ -13,7 +13,6 @@ from trencadis.server.completion_choice import CompletionFormat
 from trencadis.server.completion_writer import CompletionWriter
 from trencadis.server.errors import ApiError
 from trencadis.server.generation_call import open_call
-from trencadis.server.json_body import JsonRoute
 from trencadis.server.prompts import TokenIds, check_room, echoes, encode_inputs, truncated
 from trencadis.server.protocol.completion_answers import TextCompletion
 from trencadis.server.protocol.completions import CompletionRequest
@@ -34,7 +33,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 def make_router() -> APIRouter:
     """Return the route. Pure."""
-    router = APIRouter(tags=["generation"], route_class=JsonRoute)
+    router = APIRouter(tags=["generation"])
     router.add_api_route(
         "/v1/completions",
         create_completion,
@@ -47,21 +46,17 @@ def make_router() -> APIRouter:
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue texts."""
     call = open_call(request, body, param=_PARAM)
-    params = await call.params(lambda: _params(body, call.llm))
+    params = _params(body, call.llm)
     beams = beam_params(body, max_tokens=params.max_tokens, logprobs=body.logprobs)
     prompts = await _prompts(body, call.llm, call.context)
     generation = call.generation("cmpl", prompts=prompts, params=params, beams=beams)
-    texts = await call.context.encoder.run(
-        lambda: echoes(body, prompts, call.llm.tokenizer),
-        num_characters=generation.num_prompt_tokens if body.echo else 0,
-    )
     writer = CompletionWriter(
         answer_id=generation.answer_id,
         created=call.created,
         model=call.model,
         fingerprint=call.context.fingerprint,
         format=_format(body, call.llm),
-        echoes=texts,
+        echoes=echoes(body, prompts, call.llm.tokenizer),
     )
     return await call.answer(generation, writer, writer.whole)
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Admission", "EngineSource", "Hold", "ServerContext", "context_of"]
 
 
-_MAX_PARSED_INLINE = 16_384
-"""Bytes that are parsed and validated in a millisecond; handing them to a thread costs a tenth of that."""
-
-
 class Hold(Protocol):
     """A place in the server, given back when its ``with`` block ends. Event loop only."""
 
@@ -75,8 +71,6 @@ class ServerContext:
         clock: As given.
         created: When the server began, seconds since 1970.
         encoder: Runs the tokenizer beside the event loop.
-        parser: Parses bodies beside the event loop.
-        writer: Writes long answers beside the event loop.
     """
 
     def __init__(
@@ -96,8 +90,6 @@ class ServerContext:
         self.clock = clock
         self.created = created
         self.encoder = Encoder()
-        self.parser = Encoder(max_inline=_MAX_PARSED_INLINE)
-        self.writer = Encoder()
 
     @property
     def llm(self) -> AsyncLLM:

@@ -1,16 +1,10 @@
-"""Log-probabilities as each endpoint writes them.
-
-The entry of each token is encoded as soon as it is made: an answer may have millions of candidates, which as objects would be visited
-by the garbage collector again and again, and encoded in one call that nothing interrupts.
-"""
+"""Log-probabilities as each endpoint writes them."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from trencadis.server.protocol.answers import PromptLogprob
 from trencadis.server.protocol.chat_answers import ChatLogprobs, TokenLogprob, TopLogprob
@@ -22,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompletionLogprobsWriter", "chat_logprobs", "prompt_logprobs", "token_text"]
 
-_T = TypeVar("_T")
-_encode = msgspec.json.Encoder().encode
 _LOWEST = -9999.0
 """Stands for minus infinity, which JSON has not. Source: OpenAI's API answers this for tokens that cannot be."""
 
@@ -51,11 +43,7 @@ def chat_logprobs(entries: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> Cha
             for token, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
         ]
         content.append(
-            _encoded(
-                TokenLogprob(
-                    token=token_text(data), logprob=_finite(entry.logprob), bytes=list(data), top_logprobs=tops
-                )
-            )
+            TokenLogprob(token=token_text(data), logprob=_finite(entry.logprob), bytes=list(data), top_logprobs=tops)
         )
     return ChatLogprobs(content=content)
 
@@ -69,7 +57,7 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> l
             for rank, (token, logprob) in enumerate(zip(entry.top_token_ids, entry.top_logprobs, strict=True), start=1)
         }
         candidates[str(entry.token_id)] = _candidate(tokenizer, entry.token_id, entry.logprob, entry.rank)
-        written.append(_encoded(candidates))
+        written.append(candidates)
     return written
 
 
@@ -115,7 +103,7 @@ class CompletionLogprobsWriter:
             }
             written.tokens.append(text)
             written.token_logprobs.append(logprob)
-            written.top_logprobs.append(_encoded({**tops, text: logprob}))
+            written.top_logprobs.append({**tops, text: logprob})
             written.text_offset.append(self._advance(entry.token_id))
         return written
 
@@ -138,11 +126,6 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
         top_logprobs=first.top_logprobs + second.top_logprobs,
         text_offset=first.text_offset + second.text_offset,
     )
-
-
-def _encoded(value: _T) -> _T:
-    """Return a value as what it is written as: for an encoder the two are the same. Pure."""
-    return cast("_T", msgspec.Raw(_encode(value)))
 
 
 def _top(data: bytes, logprob: float) -> TopLogprob:

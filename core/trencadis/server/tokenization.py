@@ -12,7 +12,6 @@ from trencadis.errors import InvalidRequestError
 from trencadis.server.chat_prompt import encode_messages
 from trencadis.server.context import context_of
 from trencadis.server.errors import ApiError
-from trencadis.server.json_body import JsonRoute
 from trencadis.server.json_response import json_response
 from trencadis.server.logprobs import token_text
 from trencadis.server.models import check_model
@@ -32,7 +31,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 def make_router() -> APIRouter:
     """Return the routes. Pure."""
-    router = APIRouter(tags=["tokens"], route_class=JsonRoute)
+    router = APIRouter(tags=["tokens"])
     router.add_api_route("/tokenize", tokenize, methods=["POST"], responses=documented(Tokenized))
     router.add_api_route("/detokenize", detokenize, methods=["POST"], responses=documented(Detokenized))
     return router
@@ -46,12 +45,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages.", param="prompt")
     token_ids = await _encode(body, llm.tokenizer, context.encoder, max_model_len=llm.max_model_len)
-    texts = await context.encoder.run(
-        lambda: (
-            [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
-        ),
-        num_characters=len(token_ids),
-    )
+    texts = [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
     return json_response(
         Tokenized(count=len(token_ids), max_model_len=llm.max_model_len, tokens=list(token_ids), token_strs=texts)
     )
@@ -83,7 +77,6 @@ async def _encode(
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_arguments=body.chat_template_kwargs,
-            max_model_len=max_model_len,
         )
     text = body.prompt or ""
     check_length(text, max_model_len, "prompt")

@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 import attrs
 
 from trencadis.errors import BackendError, StepFailedError
+from trencadis.faults import FaultLog, as_words
 from trencadis.interfaces import (
     AllocationPlan,
     Backend,
@@ -76,6 +77,7 @@ class InlineExecutor(Executor):
         self._newest: Future[tuple[PendingStep, ConnectorReport | None]] | None = None
         self._took_s = 0.0
         self._is_closed = False
+        self._faults = FaultLog(logger)
 
     def start(
         self,
@@ -224,16 +226,25 @@ class InlineExecutor(Executor):
             return backend.submit(batch), None
         # Blocks that come in are written to before any layer is waited for; a step without passes waits for none.
         if batch.passes and not len(ins) and backend.capabilities.layerwise_kv:
-            _contained(connector.expect_layers, None)
-        _contained(lambda: connector.begin_step(batch.connector_message), None)
+            self._contained(connector.expect_layers, None)
+        self._contained(lambda: connector.begin_step(batch.connector_message), None)
         try:
             _all_done(swaps)
             if len(ins):
                 backend.swap_blocks(outs=BlockCopies.none(), ins=ins)
             pending = backend.submit(batch)
         finally:
-            _contained(connector.end_step, None)
-        return pending, _contained(connector.poll, None)
+            self._contained(connector.end_step, None)
+        return pending, self._contained(connector.poll, None)
+
+    def _contained(self, call: Callable[[], T], otherwise: T) -> T:
+        """Return what a call of the connector returns; its exceptions end here."""
+        try:
+            return call()
+        except Exception as error:
+            said = f"The KV connector's worker side raised {as_words(error)}; the step goes on without it."
+            self._faults.say("worker side", said, error=error)
+            return otherwise
 
     def _close(self) -> None:
         self._close_connector()
@@ -243,7 +254,7 @@ class InlineExecutor(Executor):
     def _close_connector(self) -> None:
         connector, self._connector = self._connector, None
         if connector is not None:
-            _contained(connector.close, None)
+            self._contained(connector.close, None)
 
 
 def _merged(reports: Sequence[ConnectorReport]) -> ConnectorReport:
@@ -259,15 +270,6 @@ def _all_done(swaps: Sequence[Future[None]]) -> None:
     """Raise what a copy raised; they ran before on the same thread."""
     for swap in swaps:
         swap.result()
-
-
-def _contained(call: Callable[[], T], otherwise: T) -> T:
-    """Return what a call of the connector returns; its exceptions end here."""
-    try:
-        return call()
-    except Exception:
-        logger.warning("The KV connector's worker side raised; the step goes on without it.", exc_info=True)
-        return otherwise
 
 
 class _InlineStep:

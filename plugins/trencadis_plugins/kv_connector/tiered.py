@@ -37,21 +37,23 @@ def make_tiered(config: TieredConfig, context: ComponentContext) -> ConnectorPai
                 f"kv_connector.tiered.children: {name} is a {type(pair).__name__}, not a ConnectorPair."
             )
         pairs.append(pair)
-    counters = TierCounters()
+    counters, labels = TierCounters(), [context.label_of("kv_connector", name) or name for name in config.children]
     children = [
         Child(
             name,
             pair.scheduler,
+            label=label,
             breaker=_breaker(name, config, context),
             counters=counters,
             probe_s=config.lookup_timeout_s,
         )
-        for name, pair in zip(config.children, pairs, strict=True)
+        for name, label, pair in zip(config.children, labels, pairs, strict=True)
     ]
     scheduler = TieredScheduler(
         children, policy=policy_of(context), clock=context.clock, config=config, counters=counters
     )
-    return ConnectorPair(scheduler=scheduler, worker=TieredWorker(config.children, [pair.worker for pair in pairs]))
+    worker = TieredWorker(config.children, [pair.worker for pair in pairs], labels=labels)
+    return ConnectorPair(scheduler=scheduler, worker=worker)
 
 
 def _breaker(name: str, config: TieredConfig, context: ComponentContext) -> Breaker:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from trencadis.errors import ConfigValueError
+from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import KVSchedulerSide, Lookup
 from trencadis.kv.breaker import Breaker, BreakerState
 from trencadis.kv.cost import MovingLine
@@ -35,6 +36,7 @@ class Child:
 
     Args:
         name: Of its component.
+        label: Names the component and its distribution in messages.
         side: Its scheduler side.
         breaker: Whether it is asked.
         counters: Of all children.
@@ -47,9 +49,18 @@ class Child:
     """
 
     def __init__(
-        self, name: str, side: KVSchedulerSide, *, breaker: Breaker, counters: TierCounters, probe_s: float
+        self,
+        name: str,
+        side: KVSchedulerSide,
+        *,
+        breaker: Breaker,
+        counters: TierCounters,
+        probe_s: float,
+        label: str = "",
     ) -> None:
         self.name = name
+        self._label = label if label not in ("", name) else f"the KV connector {name}"
+        self._faults = FaultLog(logger)
         self.is_closed = False
         self.load_s = MovingLine()
         self._side = side
@@ -125,8 +136,12 @@ class Child:
             self._side.on_ready(layout)
         except ConfigValueError:
             raise
-        except Exception:
-            logger.exception("The KV connector %s cannot be used; serving goes on without it.", self.name)
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = (
+                f"{self._label} cannot be used: it raised {as_words(error)} in on_ready(); serving goes on without it."
+            )
+            self._faults.say("on_ready", said, error=error, level=logging.ERROR)
             self.close()
 
     def call(self, name: str, call: Callable[[KVSchedulerSide], T], otherwise: T) -> T:
@@ -141,9 +156,11 @@ class Child:
             return otherwise
         try:
             return call(self._side)
-        except Exception:
+        except BaseException as error:
+            reraise_interrupt(error)
             self._breaker.failed(TransferCause.RAISED)
-            logger.warning("The %s() of the KV connector %s raised; the others go on.", name, self.name, exc_info=True)
+            said = f"{self._label} raised {as_words(error)} in {name}(); the others go on."
+            self._faults.say(name, said, error=error)
             return otherwise
 
     def insist(self, name: str, call: Callable[[KVSchedulerSide], None]) -> bool:
@@ -152,8 +169,10 @@ class Child:
             return False
         try:
             call(self._side)
-        except Exception:
-            logger.exception("The %s() of the KV connector %s raised; it is closed.", name, self.name)
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = f"{self._label} raised {as_words(error)} in {name}(); it is closed."
+            self._faults.say(name, said, error=error, level=logging.ERROR)
             self.close()
         return not self.is_closed
 
@@ -162,8 +181,9 @@ class Child:
         self.is_closed = True
         try:
             self._side.close()
-        except Exception:
-            logger.warning("The close() of the KV connector %s raised.", self.name, exc_info=True)
+        except BaseException as error:
+            reraise_interrupt(error)
+            self._faults.say("close", f"{self._label} raised {as_words(error)} in close().", error=error)
 
     def _unanswered(self, result: str) -> None:
         if self._breaker.state is BreakerState.HALF_OPEN:

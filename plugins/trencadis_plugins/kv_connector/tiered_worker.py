@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_plugins.kv_connector.tiered_child import CLOSED
@@ -26,6 +27,7 @@ class _Part:
 
     Args:
         name: Of its component.
+        label: Names the component and its distribution in messages.
         side: Its worker side.
 
     Attributes:
@@ -35,24 +37,28 @@ class _Part:
         releases: Tickets of blocks that it holds.
     """
 
-    def __init__(self, name: str, side: KVWorkerSide) -> None:
+    def __init__(self, name: str, label: str, side: KVWorkerSide) -> None:
         self.is_closed = False
         self.loads: set[int] = set()
         self.releases: set[int] = set()
         self.name = name
+        self._label = label if label != name else f"the KV connector {name}"
         self._side = side
         self._num_in_a_row = 0
+        self._faults = FaultLog(logger)
 
     def call(self, name: str, call: Callable[[KVWorkerSide], ConnectorReport | None]) -> ConnectorReport | None:
         if self.is_closed:
             return None
         try:
             result = call(self._side)
-        except Exception:
+        except BaseException as error:
+            reraise_interrupt(error)
             self._num_in_a_row += 1
-            logger.warning("The %s() of the KV connector %s raised; the others go on.", name, self.name, exc_info=True)
+            said = f"{self._label} raised {as_words(error)} in {name}() of its worker side; the others go on."
+            self._faults.say(name, said, error=error)
             if self._num_in_a_row >= _MAX_ERRORS:
-                logger.error("The KV connector %s raised %d times in a row and is closed.", self.name, _MAX_ERRORS)
+                logger.error("%s raised %d times in a row and is closed.", self._label, _MAX_ERRORS)
                 self.close()
             return None
         if name == "poll":
@@ -67,8 +73,10 @@ class _Part:
         self.is_closed = True
         try:
             self._side.close()
-        except Exception:
-            logger.warning("The close() of the KV connector %s raised.", self.name, exc_info=True)
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = f"{self._label} raised {as_words(error)} in close() of its worker side."
+            self._faults.say("close", said, error=error)
 
 
 class TieredWorker(KVWorkerSide):
@@ -77,10 +85,11 @@ class TieredWorker(KVWorkerSide):
     Args:
         names: Of the children, the nearest first.
         sides: Their worker sides.
+        labels: Name components and their distributions in messages; empty: the names do.
     """
 
-    def __init__(self, names: Sequence[str], sides: Sequence[KVWorkerSide]) -> None:
-        self._parts = [_Part(name, side) for name, side in zip(names, sides, strict=True)]
+    def __init__(self, names: Sequence[str], sides: Sequence[KVWorkerSide], *, labels: Sequence[str] = ()) -> None:
+        self._parts = [_Part(*one) for one in zip(names, labels or names, sides, strict=True)]
         self._tickets = TicketNames(len(sides))
         self._shared: dict[int, int] = {}
         self._holders: dict[int, set[int]] = {}

@@ -13,23 +13,19 @@ import numpy as np
 import torch
 
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, StepFailedError
-from trencadis.hookspecs import PROCESSOR_GROUP
 from trencadis.interfaces import LogitsProcessor, SamplingContext
-from trencadis.interfaces.component import import_attribute
 from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.guard import RowsFailedError, no_finite_maximum
 from trencadis_plugins.sampling.row_processor import select
 
-__all__ = ["IsolatedProcessor", "installed_processors", "processor_from"]
+__all__ = ["GROUP", "IsolatedProcessor", "processor_from"]
 
 logger = logging.getLogger("trencadis.sampling")
 
 T = TypeVar("T")
 
-
-def installed_processors() -> list[str]:
-    """Return the names of the logits processors of other packages that are installed, sorted."""
-    return sorted({point.name for point in entry_points(group=PROCESSOR_GROUP)})
+GROUP = "trencadis.logits_processors"
+"""Entry points of this group name classes of logits processors, or functions that return one."""
 
 
 def processor_from(name: str) -> LogitsProcessor | None:
@@ -43,14 +39,14 @@ def processor_from(name: str) -> LogitsProcessor | None:
         PluginLoadError: It cannot be imported or made.
         ContractError: It is no logits processor.
     """
-    point = None if ":" in name else _entry_point(name)
-    if point is None and ":" not in name:
+    point = EntryPoint(name=name, value=name, group=GROUP) if ":" in name else _entry_point(name)
+    if point is None:
         return None
     where = f"[sampling.standard] processor {name!r}"
     try:
-        made: Any = import_attribute(name) if point is None else point.load()
+        made: Any = point.load()
         processor = made()
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         raise PluginLoadError(
             f"{where} cannot be made: {type(error).__name__}: {error}.",
             hint="Name a class that takes no arguments, importable where trencadis runs, or take the name out of the config.",
@@ -64,7 +60,7 @@ def processor_from(name: str) -> LogitsProcessor | None:
 
 
 def _entry_point(name: str) -> EntryPoint | None:
-    found = tuple(entry_points(group=PROCESSOR_GROUP, name=name))
+    found = tuple(entry_points(group=GROUP, name=name))
     if len(found) > 1:
         owners = " and ".join(sorted(point.dist.name if point.dist else "?" for point in found))
         raise ConfigValueError(
@@ -92,7 +88,6 @@ class IsolatedProcessor(LogitsProcessor):
         for promise in ("argmax_invariant", "needs_history", "takes_branches", "speculation_safe", "has_state"):
             setattr(self, promise, bool(getattr(inner, promise)))
         self.rebuilds_state = bool(inner.rebuilds_state)
-        self.honours = frozenset(inner.honours)
         self.name = inner.name
 
     @functools.cached_property

@@ -156,30 +156,6 @@ def test_a_sampler_that_states_nothing_is_asked_for_nothing(fake_house) -> None:
     engine.close()
 
 
-class _Breaks(ScriptedSpeculator):
-    def __init__(self) -> None:
-        super().__init__(lambda tokens: 1 / 0)
-
-
-class _Steady(ScriptedSpeculator):
-    def __init__(self) -> None:
-        super().__init__(lambda tokens: [1])
-
-
-@pytest.mark.parametrize(("fallback", "named"), [(f"{__name__}:_Steady", f"{__name__}:_Steady"), ("", "")])
-def test_totals_name_the_speculator_that_drafts_now(fake_house, fallback, named) -> None:
-    config, registry = fake_house(speculator=lambda: ScriptedSpeculator(lambda tokens: []))
-    broken = f"{__name__}:_Breaks"
-    config = attrs.evolve(config, speculation=NounConfig(name=broken, fallback=fallback))
-    engine = build_engine(config, registry=registry)
-    assert engine.answer("totals", {})["drafter"] == broken
-    engine.add(Request(request_id="it", prompt_token_ids=(1, 2), params=SamplingParams(max_tokens=6)))
-    while engine.has_work:
-        engine.step()
-    assert engine.answer("totals", {})["drafter"] == named
-    engine.close()
-
-
 class _ReadsLaws(AcceptanceRule):
     """By import path nothing says beforehand that it does."""
 
@@ -272,3 +248,22 @@ def test_what_raises_at_the_start_is_named_with_its_method_and_what_to_do(where:
     assert f"raised {error}: a bug in a plugin in {method}()." in said
     assert caught.value.exit_code == 2
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("table", [None, 7, [1, 2], "many"])
+def test_a_bucketing_that_lists_no_buckets_is_named(table: object) -> None:
+    backend = {"name": "trencadis_testing.fakes:FakeBackend", "options": {**OPTIONS, "layout": "padded"}}
+    bucketing = {"name": "hostile_policies:Lists", "options": {"table": table}, "fallback": ""}
+    config, registry = house(backend=backend, bucketing=bucketing, engine={"warmup": True})
+    with pytest.raises(
+        ContractError, match=r'^bucketing component "hostile_policies:Lists" .* returned .* from buckets\(\)'
+    ):
+        build_engine(config, registry=registry)
+
+
+def test_a_backend_that_says_nothing_of_its_model_is_named() -> None:
+    config, registry = house(backend=raising("SilentBackend", **OPTIONS))
+    with pytest.raises(
+        ContractError, match=r'with backend component "hostile_policies:SilentBackend" .* returned None from load'
+    ):
+        build_engine(config, registry=registry)

@@ -322,3 +322,13 @@ def test_the_policy_that_is_being_called_can_be_read_from_outside() -> None:
     assert seen[0] == ("scheduling",)
     assert view.read().calls == ()
     view.close_file()
+
+
+def test_a_policy_that_fails_every_step_is_logged_with_one_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(policy=Raises())
+    for number in range(300):
+        engine.add(request(str(number)))
+        assert "KeyError: 'a bug in a plugin'" in drain(engine)[str(number)].error
+    assert caplog.text.count("Traceback") == 1
+    assert "scheduling raised KeyError: 'a bug in a plugin'. Mend or replace the component" in caplog.text
+    assert len(caplog.records) < 5

@@ -10,7 +10,14 @@ import pytest
 
 from trencadis.config import Config
 from trencadis.config.schema import NounConfig
-from trencadis.errors import ConfigValueError, ModelLoadError, PluginError, PluginLoadError, TrencadisError
+from trencadis.errors import (
+    ConfigValueError,
+    EngineEndedError,
+    ModelLoadError,
+    PluginError,
+    PluginLoadError,
+    TrencadisError,
+)
 from trencadis.records import SamplingParams
 from trencadis.registry import Registry
 from trencadis.remote.connect import connect_frontend
@@ -87,6 +94,24 @@ def test_what_goes_wrong_there_is_raised_here_with_its_class_and_words(
     error = error_of(config, registry)
     assert isinstance(error, kind)
     assert words in str(error)
+
+
+@pytest.mark.parametrize(("policy", "words"), [("Vanishes", "ended with exit code 7"), ("Circles", "scheduling")])
+def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: House, policy: str, words: str) -> None:
+    name = f"hostile_policies:{policy}"
+    config, registry = process_house(scheduling={"name": name, "fallback": "fcfs"}, engine={"watchdog_s": 1.0})
+    frontend = connect_frontend(config, registry)
+    client = frontend.submit((5, 6), SamplingParams(max_tokens=9), request_id="a")
+
+    def serve() -> None:
+        while not client.is_finished:
+            frontend.step()
+
+    with pytest.raises(EngineEndedError, match=words) as caught:
+        serve()
+    assert f'while scheduling component "{name}" of hostile_policies' in str(caught.value)
+    assert "was being called" in str(caught.value)
+    frontend.close()
 
 
 def test_a_source_is_named_as_here(process_house: House) -> None:

@@ -6,9 +6,6 @@ import hashlib
 
 import msgspec
 
-from trencadis.server.errors import ApiError
-from trencadis.server.json_body import decode
-
 __all__ = ["ENDPOINTS", "BadLineError", "BatchLine", "OutputLine", "encode", "line_id", "read_line"]
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -111,9 +108,7 @@ def read_line(text: bytes, number: int) -> BatchLine:
     """
     try:
         line = msgspec.json.decode(text, type=BatchLine)
-        body = decode(bytes(line.body))
-    except ApiError as error:
-        raise BadLineError("invalid_line", f"line {number}: {error.message}", _custom_id(text)) from None
+        body = msgspec.json.decode(line.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLineError("invalid_line", f"line {number}: {error}.", _custom_id(text)) from error
     if line.method != "POST":

@@ -7,17 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from trencadis.errors import InvalidRequestError
-from trencadis.records.request import transfer_table
 from trencadis.records.sampling import MAX_LOGPROBS
-from trencadis.server.protocol.base import EndpointRequest, LogitBias, RequestModel, TokenIds, said_as
+from trencadis.server.protocol.base import BiasKey, EndpointRequest, RequestModel, TokenIds, said_as
 from trencadis.server.protocol.structured import Choices, Pattern, ResponseFormat, Schema, StructuredOutputs
 
 __all__ = ["GenerationRequest", "StreamOptions"]
 
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 1024
-_MAX_STOP_TOKENS = 1024
 _MAX_BAD_WORDS = 1000
 _MAX_WORD_CHARACTERS = 256
 _MAX_LABEL_CHARACTERS = 1024
@@ -26,7 +23,7 @@ _MAX_INT = 2**31 - 1
 # Each of these costs the server time in proportion to its length, for every client.
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
 Stops = Annotated[
-    Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS, fail_fast=True)],
+    Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)],
     said_as(f"a string, or a list of at most {_MAX_STOPS}, each of 1 to {_MAX_STOP_CHARACTERS} characters"),
 ]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_WORD_CHARACTERS)]
@@ -36,15 +33,6 @@ Label = Annotated[str, StringConstraints(max_length=_MAX_LABEL_CHARACTERS)]
 def _not_zero(value: int) -> int:
     if value == 0:
         raise PydanticCustomError("zero", "must be at least 1, or -1 for as many tokens as fit")
-    return value
-
-
-def _short_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse transfer parameters that the engine would not take: here, where a long value is looked at beside the event loop."""
-    try:
-        transfer_table(value)
-    except InvalidRequestError as error:
-        raise PydanticCustomError("too_long", "{why}", {"why": str(error)}) from None
     return value
 
 
@@ -78,7 +66,9 @@ class GenerationRequest(EndpointRequest):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         None, description="Subtracted for each time a token occurs in the output; 0."
     )
-    logit_bias: LogitBias | None = Field(None, description="Added to logits, by token id.")
+    logit_bias: dict[BiasKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, description="Added to logits, by token id."
+    )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None,
         description="Makes the tokens repeatable; choice i draws with seed + i, before best_of puts them in order.",
@@ -137,7 +127,7 @@ class GenerationRequest(EndpointRequest):
     dry_range: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
         None, description="How many of the last tokens are looked at; 0: all."
     )
-    dry_sequence_breakers: Annotated[list[Word], Field(max_length=_MAX_STOPS, fail_fast=True)] | None = Field(
+    dry_sequence_breakers: Annotated[list[Word], Field(max_length=_MAX_STOPS)] | None = Field(
         None, description="Strings that end a run; a line break, a colon, a quotation mark and an asterisk."
     )
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
@@ -153,15 +143,13 @@ class GenerationRequest(EndpointRequest):
         None, description="No end before so many tokens; 0."
     )
     ignore_eos: bool | None = Field(None, description="Do not end at the model's end tokens.")
-    stop_token_ids: Annotated[TokenIds, Field(max_length=_MAX_STOP_TOKENS)] | None = Field(
-        None, description="Tokens that end the text."
-    )
+    stop_token_ids: TokenIds | None = Field(None, description="Tokens that end the text.")
     include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string.")
     skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; true.")
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
         None, description="Only these may be chosen."
     )
-    bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS, fail_fast=True)] | None = Field(
+    bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS)] | None = Field(
         None, description=f"Words that never occur in the output, at most {_MAX_BAD_WORDS}."
     )
     max_draft_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
@@ -189,7 +177,7 @@ class GenerationRequest(EndpointRequest):
         None,
         description="Share cached prefixes only with requests of this salt, within the API key, whoever their user is.",
     )
-    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=64), AfterValidator(_short_json)] | None = Field(
+    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
         None,
         description="What the KV connector is to know, such as where another engine has the prompt's KV; the answer may have some, too.",
     )

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from trencadis.server.errors import ApiError
-from trencadis.server.json_body import read_body
 from trencadis.server.protocol.chat import ChatRequest
 from trencadis.server.protocol.completions import CompletionRequest
 from trencadis.server.protocol.fields import other_fields
@@ -47,7 +45,7 @@ def test_an_unknown_field_is_named_with_its_place_and_the_closest_there_is(body:
         {"stream": 1},
         {"user": 5},
         {"seed": 2**63},
-        {"top_k": 2**40},
+        {"top_k": 10**30},
         {"messages": []},
     ],
 )
@@ -68,17 +66,19 @@ def test_json_types_and_ranges_are_taken_at_their_word(body: Any) -> None:
 )
 def test_half_a_character_is_refused_wherever_it_is(body: Any, param: str) -> None:
     with pytest.raises(ApiError, match="half a surrogate pair") as caught:
-        read_body(json.dumps({**CHAT, **body}).encode(), ChatRequest)
+        ChatRequest.model_validate({**CHAT, **body})
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("levels", [17, 490, 50_000])
 @pytest.mark.parametrize("name", ["chat_template_kwargs", "messages", "logit_bias"])
-def test_deep_nesting_is_refused_before_anything_recurses_into_it(name: str, levels: int) -> None:
-    value = '{"a":[' * levels + "1" + "]}" * levels
-    inner = f'[{{"role": "user", "tool_calls": [{value}]}}]' if name == "messages" else value
+def test_deep_nesting_is_refused_before_anything_recurses_into_it(name: str) -> None:
+    value: Any = "x"
+    for _ in range(900):
+        value = {"a": [value]}
     with pytest.raises(ApiError, match="nested more than 32 levels deep") as caught:
-        read_body(f'{{"model": "m", "{name}": {inner}}}'.encode(), ChatRequest)
+        ChatRequest.model_validate(
+            {**CHAT, name: [{"role": "user", "tool_calls": [value]}] if name == "messages" else value}
+        )
     assert caught.value.param == name
 
 

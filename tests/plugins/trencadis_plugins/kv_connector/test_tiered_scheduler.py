@@ -107,7 +107,7 @@ def test_a_policy_that_chooses_nothing_there_is_costs_a_warning(answer, caplog):
 
     scene = Scene(scripted(num_tokens=4), scripted(num_tokens=8), policy=Confused())
     assert scene.lookup().num_tokens == 8
-    assert "The KV policy Confused answered" in caplog.text
+    assert "the KV policy Confused answered" in caplog.text
 
 
 def test_the_policy_is_told_what_was_measured():

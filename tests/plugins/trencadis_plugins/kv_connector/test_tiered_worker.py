@@ -108,7 +108,7 @@ def test_one_that_keeps_raising_is_closed_and_the_other_goes_on(caplog):
     report = step(side, loads=[load])
     assert report.loaded == (NAMES.outside(1, 9),)
     assert report.failed[0].ticket == load
-    assert "The KV connector tier0 raised 3 times in a row and is closed." in caplog.text
+    assert "the KV connector tier0 raised 3 times in a row and is closed." in caplog.text
     side.close()
 
 
