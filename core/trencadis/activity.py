@@ -16,6 +16,7 @@ import mmap
 import os
 import struct
 import tempfile
+import threading
 from typing import Final
 
 import attrs
@@ -236,10 +237,23 @@ class ActivityView:
             os.unlink(path)
         os.ftruncate(self.file, _SIZE)
         self._memory = mmap.mmap(self.file, _SIZE, prot=mmap.PROT_READ)
+        self._last: ActivityReading | None = None
+        self._lock = threading.Lock()
 
     def read(self) -> ActivityReading:
         """Return what the engine does now; the last that it did, once it has ended or the view is closed."""
-        memory = self._memory
+        with self._lock:
+            return self._last or self._reading(self._memory)
+
+    def close(self) -> None:
+        """Give the memory back, which holds a descriptor of its own; may be called twice."""
+        with self._lock:
+            self._last = self._last or self._reading(self._memory)
+            self._memory.close()
+        self.close_file()
+
+    @staticmethod
+    def _reading(memory: mmap.mmap) -> ActivityReading:
         words = struct.unpack_from(f"={_LABELS // 8}q", memory)
         try:
             phase = EnginePhase(words[_PHASE])

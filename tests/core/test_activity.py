@@ -112,3 +112,17 @@ def test_how_far_a_warm_up_is_can_be_read_and_is_progress():
     reading = view.read()
     assert (reading.done, reading.total, reading.phase) == (120, 416, EnginePhase.COMPILING)
     assert reading.beat > beat
+
+
+def test_a_closed_view_has_the_last_that_was_done_and_no_descriptor():
+    def descriptors():
+        return sorted(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    activity, view = shared()
+    activity.begin_step(12, EnginePhase.FORWARD)
+    activity._attach(memoryview(bytearray(len(activity._bytes))))  # the engine's side is another process's
+    view.close()
+    view.close()
+    assert view.read().step == 12
+    assert descriptors() == before

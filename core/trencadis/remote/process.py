@@ -65,7 +65,7 @@ class EngineProcess:
             )
         except InvalidRequestError as error:
             os.rmdir(self._directory)
-            self._view.close_file()
+            self._view.close()
             raise ConfigError(
                 f"[engine] placement = process: a value of the configuration cannot travel: {error}.",
                 hint='Give plain numbers, texts, lists and tables, or set placement = "thread".',
@@ -82,7 +82,7 @@ class EngineProcess:
         self._view.close_file()
         child = self._child
         self._watch = StallWatch(child, self._view, watchdog_s=watchdog_s, kill=lambda: _kill(child))
-        self._release = weakref.finalize(self, _release, child, self._directory, self._watch)
+        self._release = weakref.finalize(self, _release, child, self._directory, self._watch, self._view)
         self._watch.start()
         with contextlib.suppress(BrokenPipeError):  # its end is heard, too
             _write(self._child.stdin, LENGTH.pack(len(start)) + start)
@@ -177,8 +177,8 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
             os.killpg(child.pid, signal.SIGKILL)
 
 
-def _release(child: subprocess.Popen[bytes], directory: str, watch: StallWatch) -> None:
-    """Leave neither process nor directory; also if nobody closed."""
+def _release(child: subprocess.Popen[bytes], directory: str, watch: StallWatch, view: ActivityView) -> None:
+    """Leave neither process, descriptor nor directory; also if nobody closed."""
     watch.close()
     if child.poll() is None:
         _kill(child)
@@ -186,4 +186,5 @@ def _release(child: subprocess.Popen[bytes], directory: str, watch: StallWatch) 
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             pipe.close()
+    view.close()
     shutil.rmtree(directory, ignore_errors=True)

@@ -64,6 +64,17 @@ def test_the_socket_lies_where_nobody_else_may_look_and_is_removed() -> None:
     process.close()
 
 
+def test_what_has_been_closed_keeps_no_descriptor_even_if_it_is_still_held() -> None:
+    def descriptors() -> list[str]:
+        return sorted(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    process = EngineProcess(tables={}, sources={}, log_level="critical")
+    process.close()
+    assert descriptors() == before
+    assert process.stalled == ""
+
+
 def test_a_temporary_directory_with_a_long_name_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
