@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,7 @@ def _first(value: int) -> Callable[[StepOutput], np.ndarray]:
 
 SPOILS: dict[str, Spoil] = {
     "raises": raises,
+    "exits": lambda output: sys.exit(3),
     "none": lambda output: None,
     "another type": lambda output: (output.token_ids, output.num_emitted),
     "tokens none": _with(token_ids=lambda output: None),

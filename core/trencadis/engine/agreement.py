@@ -74,15 +74,16 @@ def check_trees(speculation: Speculation | None, capabilities: BackendCapabiliti
     """
     if speculation is None or not speculation.speculator.drafts_trees:
         return
-    drafter, rule = type(speculation.speculator).__name__, type(speculation.acceptance).__name__
+    rule = speculation.acceptance
+    drafter, rule_name = type(speculation.speculator).__name__, type(getattr(rule, "strategy", rule)).__name__
     if TREES not in capabilities.provides:
         raise CapabilityError(
             f'[speculation]: {drafter} drafts trees, and the backend does not provide "{TREES}".',
             hint="Let it draft linearly, or choose a backend that verifies trees.",
         )
-    if not speculation.acceptance.takes_trees:
+    if not rule.takes_trees:
         raise CapabilityError(
-            f"[speculation]: {drafter} drafts trees, and [acceptance] {rule} takes linear drafts only.",
+            f"[speculation]: {drafter} drafts trees, and [acceptance] {rule_name} takes linear drafts only.",
             hint='Set acceptance.name to "match" or "tree", or let the speculator draft linearly.',
         )
 

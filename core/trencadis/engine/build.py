@@ -22,6 +22,7 @@ from trencadis.engine.drafting import Speculation
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.engine.first_token_terms import SamplingTerms
+from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
 from trencadis.engine.guards import Fallback
 from trencadis.engine.request_check import check_honoured
 from trencadis.engine.switch import SchedulingSwitch
@@ -37,6 +38,7 @@ from trencadis.interfaces import (
     Executor,
     Observer,
     Sampler,
+    Speculator,
     SupportsPreparation,
 )
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams, parameters_in
@@ -276,24 +278,37 @@ class _Builder:
             length=length[1],
             labels=(drafter[0], length[0]),
             make_fallbacks=(drafter[2], length[2]),
-            acceptance=self._acceptance(choices["acceptance"]),
+            acceptance=self._acceptance(drafter[1]),
             takes_drafts=lambda params, branching: self._judging().takes_drafts(params, branching=branching),
         )
 
-    def _acceptance(self, choice: Choice) -> AcceptanceRule:
-        rule: AcceptanceRule = self.make(choice)
-        # What comes by import path declares no capabilities, so that nobody has compared them.
-        if rule.needs_laws and type(self._judging()).verify is Sampler.verify:
-            raise CapabilityError(
-                f"[acceptance] name = {choice.component.name!r}: {type(rule).__name__} reads the laws that tokens are drawn from, and "
-                f"the sampler {type(self._judging()).__name__} tells none.",
-                hint='Set acceptance.name to "match", or sampling.name to "standard".',
-            )
-        return rule
+    def _acceptance(self, speculator: Speculator) -> AcceptanceRule:
+        label, rule, make_fallback = self._guarded("acceptance")
+        rules = {"name": (self._plan.choices["acceptance"], rule)}
+        if make_fallback is not None:
+            rules["fallback"] = self._plan.fallbacks["acceptance"], make_fallback()
+        samplers = [self._judging(), *([] if (made := self._guarded("sampling")[2]) is None else [made()])]
+        for key, (choice, one) in rules.items():
+            where = f"[acceptance] {key} = {choice.component.name!r}: {type(one).__name__}"
+            # What comes by import path declares no capabilities, so that nobody has compared them.
+            silent = [type(sampler).__name__ for sampler in samplers if type(sampler).verify is Sampler.verify]
+            if one.needs_laws and silent:
+                raise CapabilityError(
+                    f"{where} reads the laws that tokens are drawn from, and the sampler {silent[0]} tells none.",
+                    hint='Set acceptance.name to "match", or sampling.name to "standard"; and so the fallbacks, if there are any.',
+                )
+            if key == "fallback" and speculator.drafts_trees and not one.takes_trees:
+                raise CapabilityError(
+                    f"{where} takes linear drafts only, and {type(speculator).__name__} drafts trees.",
+                    hint='Set acceptance.fallback to "match" or "tree".',
+                )
+        return GuardedAcceptance(label, rule, make_fallback)
 
     def _judging(self) -> Sampler:
         """Return a sampler in this process, which the backend's need not be; made when it is first needed."""
-        self._judge = self._judge or self._sampler(0)
+        if self._judge is None:
+            made: Sampler = self.make(self._plan.choices["sampling"])
+            self._judge, self._honoured = made, self._honoured_by(made)
         return self._judge
 
     def _honoured_by(self, sampler: Sampler) -> frozenset[str] | None:
@@ -342,9 +357,9 @@ class _Builder:
         return backend
 
     def _sampler(self, rank: int) -> Sampler:
-        sampler: Sampler = self.make(self._plan.choices["sampling"])
+        label, sampler, make_fallback = self._guarded("sampling")
         self._honoured = self._honoured_by(sampler)
-        return sampler
+        return GuardedSampler(label, sampler, make_fallback)
 
     def _observers(self) -> tuple[tuple[str, Observer], ...]:
         return tuple((str(choice.component), self.make(choice)) for choice in self._plan.observers)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
+from trencadis.engine.guarded_sampling import GuardedAcceptance
 from trencadis.engine.guarded_speculator import GuardedSpeculator
 from trencadis.engine.guards import Guarded, TooSlowError
 from trencadis.engine.state import EngineState
@@ -90,6 +91,7 @@ class Drafting:
         drafter, length = speculation.speculator, speculation.length
         labels = [given or type(one).__name__ for given, one in zip(speculation.labels, (drafter, length), strict=True)]
         self._takes_drafts = speculation.takes_drafts
+        self._rule = speculation.acceptance if isinstance(speculation.acceptance, GuardedAcceptance) else None
         meters = [meter_of(noun, label) for noun, label in zip(("speculation", "draft_length"), labels, strict=True)]
         self._speculator = GuardedSpeculator(
             labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size, meter=meters[0]
@@ -116,6 +118,9 @@ class Drafting:
         if not self._is_on:
             return None, _EMPTY
         self._start_s = self._state.clock.now_s()
+        if self._rule is not None and self._rule.fault:
+            self._switch_off(StepFailedError(self._rule.fault))
+            return None, _EMPTY
         try:
             slots, most = self._asked()
             if not slots.size:

@@ -407,7 +407,8 @@ class Engine:
         ACTIVITY.begin_step(plan.step, _phase_of(self._builder.pass_counts))
         try:
             pending = self._executor.submit(batch)
-        except Exception as error:  # its rows and tables are drained: it fails as one that ran
+        except BaseException as error:  # its rows and tables are drained: it fails as one that ran
+            reraise_interrupt(error)
             pending = FailedStep(error)
         admission = self._scheduler.admission
         self._in_flight.append(

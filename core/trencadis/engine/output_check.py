@@ -7,7 +7,6 @@ would be committed, cached and served otherwise.
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,10 +14,11 @@ import numpy as np
 
 from trencadis.engine.accounting import SubmittedStep
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.interfaces import PendingStep
+from trencadis.faults import as_words, reraise_interrupt, shown
+from trencadis.interfaces import PendingStep, SampledLogprobs
 from trencadis.records import ConnectorReport, Plan, RowError, StepOutput, TokenLogprobs
 
-__all__ = ["FailedStep", "OutputCheck"]
+__all__ = ["FailedStep", "OutputCheck", "wrong_logprobs"]
 
 
 class FailedStep(PendingStep):
@@ -28,7 +28,7 @@ class FailedStep(PendingStep):
         error: What ``submit`` raised.
     """
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self._error = error
 
     def wait(self) -> StepOutput:
@@ -63,8 +63,9 @@ class OutputCheck:
             fault = self._fault(step.plan, output)
         except StepFailedError:
             raise
-        except Exception as error:
-            raise StepFailedError(f"{self._label} raised {type(error).__name__}: {_cut(str(error))}") from error
+        except BaseException as error:  # an executor may hand on what a backend raised in a thread of its own
+            reraise_interrupt(error)
+            raise StepFailedError(f"{self._label} raised {as_words(error)}") from error
         if fault:
             cause = ContractError(f"the output of step {step.plan.step} {fault}")
             raise StepFailedError(f"{self._label}: {cause}.", hint=_HINT) from cause
@@ -74,13 +75,13 @@ class OutputCheck:
     def _fault(self, plan: Plan, output: StepOutput) -> str:
         """Return what is wrong with an output, or an empty string."""
         if not isinstance(output, StepOutput):
-            return f"is {reprlib.repr(output)}, not a StepOutput"
+            return f"is {shown(output)}, not a StepOutput"
         if output is self._newest or output.step not in (plan.step, -1):
             return f"is that of step {output.step}, which came back before"
         counts, tokens = output.num_emitted, output.token_ids
         for name, array in (("num_emitted", counts), ("token_ids", tokens)):
             if type(array) is not np.ndarray or array.dtype != np.int32 or array.ndim != 1:
-                return f"has {name} = {_shown(array)}, which must be an int32 array of one dimension"
+                return f"has {name} = {shown(array)}, which must be an int32 array of one dimension"
         return (
             self._wrong_counts(plan, output)
             or self._wrong_tokens(output)
@@ -120,14 +121,14 @@ class OutputCheck:
     @staticmethod
     def _wrong_numbers(output: StepOutput) -> str:
         if not 0.0 <= output.device_s < math.inf:
-            return f"has device_s = {_shown(output.device_s)}, which must be a finite number of seconds"
+            return f"has device_s = {shown(output.device_s)}, which must be a finite number of seconds"
         for name in ("num_padded_tokens", "num_compilations"):
             number = getattr(output, name)
             if not isinstance(number, int) or number < 0:
-                return f"has {name} = {_shown(number)}, which must be a whole number from 0 on"
+                return f"has {name} = {shown(number)}, which must be a whole number from 0 on"
         reports = output.connector_reports
         if not isinstance(reports, Mapping) or not all(isinstance(one, ConnectorReport) for one in reports.values()):
-            return f"has connector_reports = {_shown(reports)}, which must give a ConnectorReport by rank"
+            return f"has connector_reports = {shown(reports)}, which must give a ConnectorReport by rank"
         return ""
 
     def _wrong_logprobs(self, plan: Plan, output: StepOutput) -> str:
@@ -135,29 +136,39 @@ class OutputCheck:
             for entry in getattr(output, name):
                 fault = self._wrong_entry(entry, plan.num_sequences)
                 if fault:
-                    return f"has an entry of {name} {fault}: {_shown(entry)}"
+                    return f"has an entry of {name} {fault}: {shown(entry)}"
         return ""
 
     def _wrong_entry(self, entry: TokenLogprobs, num_sequences: int) -> str:
         if not isinstance(entry, TokenLogprobs):
             return "that is no TokenLogprobs"
-        if not _are_whole((entry.index,), num_sequences):
-            return f"whose index is none of 0 to {num_sequences - 1}"
-        if not _are_whole((entry.position, entry.rank), 1 << 31):
-            return "whose position or rank is no whole number from 0 on"
-        if not _are_whole((entry.token_id, *entry.top_token_ids), self._vocab_size):
-            return f"with a token outside 0 to {self._vocab_size - 1}"
-        if len(entry.top_token_ids) != len(entry.top_logprobs):
-            return "with another number of tokens than of log-probabilities"
-        if not _are_logprobs((entry.logprob, *entry.top_logprobs)):
-            return "with something else than log-probabilities, numbers from minus infinity to 0"
-        return ""
+        if not _are_whole((entry.position,), 1 << 31):
+            return "whose position is no whole number from 0 on"
+        return wrong_logprobs(entry, end=num_sequences, vocab_size=self._vocab_size)
+
+
+def wrong_logprobs(entry: TokenLogprobs | SampledLogprobs, *, end: int, vocab_size: int) -> str:
+    """Return what is wrong with log-probabilities, in words that go on "an entry"; an empty string for nothing. Pure.
+
+    Args:
+        entry: Of a sampler or a step.
+        end: Its index must be below.
+        vocab_size: Tokens that the model knows.
+    """
+    if not _are_whole((entry.index,), end):
+        return f"whose index is none of 0 to {end - 1}"
+    if not _are_whole((entry.rank,), 1 << 31):
+        return "whose rank is no whole number from 0 on"
+    if not _are_whole((entry.token_id, *entry.top_token_ids), vocab_size):
+        return f"with a token outside 0 to {vocab_size - 1}"
+    if len(entry.top_token_ids) != len(entry.top_logprobs):
+        return "with another number of tokens than of log-probabilities"
+    if not _are_logprobs((entry.logprob, *entry.top_logprobs)):
+        return "with something else than log-probabilities, numbers from minus infinity to 0"
+    return ""
 
 
 _HINT = "Run the conformance suite of executor and backend (trencadis_testing), or choose others."
-
-_MAX_TEXT = 2000
-"""Characters of an error's text that are repeated."""
 
 _ROUNDING = 1e-3
 """Log-probabilities of a certain token may come out above 0 by so much, in half precision."""
@@ -166,9 +177,9 @@ _ROUNDING = 1e-3
 def _wrong_errors(plan: Plan, errors: tuple[RowError, ...]) -> str:
     for one in errors:
         if not isinstance(one, RowError) or not isinstance(one.message, str):
-            return f"has {_shown(one)} among its row_errors, which is no RowError"
+            return f"has {shown(one)} among its row_errors, which is no RowError"
         if not _are_whole((one.index,), plan.num_sequences):
-            return f"has an error of sequence {_shown(one.index)}, and the step has {plan.num_sequences}"
+            return f"has an error of sequence {shown(one.index)}, and the step has {plan.num_sequences}"
     return ""
 
 
@@ -179,14 +190,3 @@ def _are_whole(numbers: Iterable[Any], end: int) -> bool:
 
 def _are_logprobs(numbers: Iterable[Any]) -> bool:
     return all(isinstance(number, float) and number <= _ROUNDING for number in numbers)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-
-
-def _shown(value: object) -> str:
-    """Return a value as text of a sane length. Pure."""
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.shape}"
-    return reprlib.repr(value)

@@ -16,7 +16,7 @@ from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, S
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.guard import RowsFailedError, no_finite_maximum
-from trencadis_plugins.sampling.row_processor import select
+from trencadis_plugins.sampling.row_processor import whose
 
 __all__ = ["GROUP", "IsolatedProcessor", "processor_from"]
 
@@ -176,7 +176,7 @@ class IsolatedProcessor(LogitsProcessor):
         """Return whose the rows are that asked, with copies of their histories at the same places."""
         if self._tokens is None or self._tokens.shape != context.tokens.shape:
             self._tokens = torch.zeros_like(context.tokens)
-        part = select(context.tokens[:0], context, index)[1]
+        part = whose(context, index)
         rows = torch.as_tensor(part.histories, device=context.tokens.device)
         width = max(part.positions) + 1
         self._tokens[rows, :width] = context.tokens[rows, :width]
@@ -194,11 +194,11 @@ class IsolatedProcessor(LogitsProcessor):
         """Call the processor; what it raises names it."""
         try:
             return call()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._note(error)
             raise StepFailedError(f"{self.label}: {type(error).__name__}: {str(error)[:_MAX_TEXT]}") from error
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: BaseException) -> None:
         """Log a fault: the first with its traceback, then the number of them."""
         self._num_faults += 1
         if self._num_faults == 1:

@@ -11,7 +11,7 @@ import torch
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import Int32Array, RowStart
 
-__all__ = ["RowMask", "RowProcessor", "histories", "largest", "on_device", "select"]
+__all__ = ["RowMask", "RowProcessor", "histories", "largest", "on_device", "select", "whose"]
 
 
 def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) -> tuple[torch.Tensor, SamplingContext]:
@@ -24,11 +24,15 @@ def select(logits: torch.Tensor, context: SamplingContext, index: np.ndarray) ->
     """
     if len(index) == len(context.rows):
         return logits, context
+    return logits[torch.as_tensor(index, device=logits.device)], whose(context, index)
+
+
+def whose(context: SamplingContext, index: np.ndarray) -> SamplingContext:
+    """Return whose some of the logits rows are. Pure."""
     rows = tuple(context.rows[i] for i in index)
     positions = tuple(context.positions[i] for i in index)
     branches = None if context.branches is None else tuple(context.branches[i] for i in index)
-    part = logits[torch.as_tensor(index, device=logits.device)]
-    return part, attrs.evolve(context, rows=rows, positions=positions, branches=branches)
+    return attrs.evolve(context, rows=rows, positions=positions, branches=branches)
 
 
 def largest(logits: torch.Tensor, width: int) -> torch.Tensor:
