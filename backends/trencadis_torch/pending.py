@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trencadis.clock import Clock
 from trencadis.errors import StepFailedError
-from trencadis.records import Int32Array, StepOutput, TokenLogprobs
+from trencadis.records import Int32Array, RowError, StepOutput, TokenLogprobs
 from trencadis_torch.prompt_logprobs import PromptLogprobs
 from trencadis_torch.verify import Emitted
 
@@ -112,12 +113,16 @@ class TorchStep:
             device_s = self._timer.wait()
             counts = np.zeros(self._num_sequences, np.int32)
             tokens: dict[int, Int32Array] = {}
+            errors: list[RowError] = []
             for one, (ids, numbers) in zip(self._emitted, self._on_host, strict=True):
                 self._collect(one, ids, numbers, counts, tokens)
-            row_errors = tuple(error for one in self._emitted for error in one.row_errors)
-            for error in row_errors:
-                counts[error.index] = 0
-                del tokens[error.index]
+                errors += one.row_errors
+                if ids is not None and one.token_ids.device.type != "cpu":  # on the CPU the engine's guard has looked
+                    errors += _outside(one, ids.numpy(), counts)
+            by_index = {error.index: error for error in errors}
+            for index in by_index:
+                counts[index] = 0
+                del tokens[index]
             prompt_logprobs = [record for prompt in self._prompts for record in prompt.records()]
         except RuntimeError as failure:
             raise StepFailedError(f"backend {self._backend}: {failure}") from failure
@@ -132,7 +137,7 @@ class TorchStep:
             device_s=device_s,
             num_compilations=self.num_compilations,
             missed_layers=self._missed_layers,
-            row_errors=row_errors,
+            row_errors=tuple(by_index.values()),
             step=self._step,
         )
 
@@ -166,6 +171,21 @@ class TorchStep:
             if step < counts[index]
         ]
         return tuple(sorted(records, key=lambda record: (record.index, record.position)))
+
+
+def _outside(one: Emitted, ids: npt.NDArray[np.int64], counts: Int32Array) -> list[RowError]:
+    """Return an error for each sequence with a token that the model does not know: only now they are on the host."""
+    # As unsigned numbers negative ones are the largest: one comparison instead of two.
+    wrong = ids[: len(one.indices)].view(np.uint64) >= one.vocab_size
+    if not np.logical_or.reduce(wrong, axis=None):
+        return []
+    found = []
+    for index, run, is_wrong in zip(one.indices.tolist(), ids, wrong, strict=False):
+        outside = run[: counts[index]][is_wrong[: counts[index]]]
+        if outside.size:
+            message = f"{one.chosen_by}: it chose token {outside[0]}; the model knows 0 to {one.vocab_size - 1}"
+            found.append(RowError(index=index, message=message))
+    return found
 
 
 def _to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -141,6 +141,8 @@ class Emitted:
         num_emitted: int64 ``[S']``; None: one each.
         logprobs: Of sequences that asked: index in the plan, step, position, and the sampler's entry.
         paths: Node of each accepted draft, int64 ``[S', K - 1]``; None: drafts did not branch.
+        vocab_size: Tokens that the model knows.
+        chosen_by: Names the sampler in messages.
         row_errors: Sequences that the sampler had no token for: index in the plan, and why. Their tokens do not count.
     """
 
@@ -150,6 +152,8 @@ class Emitted:
     logprobs: tuple[tuple[int, int, int, SampledLogprobs], ...]
     paths: torch.Tensor | None = None
     row_errors: tuple[RowError, ...] = ()
+    vocab_size: int = 1 << 31
+    chosen_by: str = "the sampler"
 
 
 def emit(
@@ -178,7 +182,7 @@ def emit(
         tokens, walked = sampled.token_ids[:, None], None
     else:
         sampled, tokens, walked = _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
-    _write_back(tokens, plan, rows)
+    _write_back(tokens if tokens.device.type == "cpu" else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,
@@ -186,6 +190,8 @@ def emit(
         logprobs=_located(sampled.logprobs, plan, one, walked),
         paths=None if walked is None or plan.trees is None else walked.nodes,
         row_errors=_located_errors(sampled.row_errors, plan, one, walked),
+        vocab_size=logits.shape[1],
+        chosen_by=getattr(sampler, "label", "") or f"the sampler {type(sampler).__name__}",
     )
 
 

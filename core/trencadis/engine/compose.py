@@ -207,18 +207,10 @@ def compose_engine(
     drafting.allocate(limits)
     policy = _policy(parts, state, meters)
     decisions = Decisions(config.engine.explain_steps)
-    scheduler = Scheduler(
-        state,
-        policy,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        max_preemptions=config.engine.max_preemptions,
-        max_wait_s=config.engine.max_wait_s,
-        decisions=decisions,
-    )
     return Engine(
         state=state,
         policy=policy,
-        scheduler=scheduler,
+        scheduler=_scheduler(config, state, policy, decisions),
         builder=BatchBuilder(state, passes),
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
@@ -240,6 +232,17 @@ def compose_engine(
         check_params=parts.check_params,
         device_label=parts.device_label,
         prepare=parts.prepare,
+    )
+
+
+def _scheduler(config: Config, state: EngineState, policy: GuardedScheduling, decisions: Decisions) -> Scheduler:
+    return Scheduler(
+        state,
+        policy,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_preemptions=config.engine.max_preemptions,
+        max_wait_s=config.engine.max_wait_s,
+        decisions=decisions,
     )
 
 

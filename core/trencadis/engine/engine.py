@@ -47,8 +47,9 @@ from trencadis.engine.state import EngineState
 from trencadis.engine.warmup import BackgroundWarmUp, WarmUp
 from trencadis.errors import InvalidRequestError, RequestRefusedError, StepFailedError, UnpreparedShapeError
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
-from trencadis.interfaces import Executor
+from trencadis.interfaces import Executor, PendingStep
 from trencadis.records import (
+    Batch,
     Embedding,
     EmbeddingRequest,
     FinishedSequence,
@@ -405,11 +406,7 @@ class Engine:
             return True
         self._decisions.ran(batch.passes)
         ACTIVITY.begin_step(plan.step, _phase_of(self._builder.pass_counts))
-        try:
-            pending = self._executor.submit(batch)
-        except BaseException as error:  # its rows and tables are drained: it fails as one that ran
-            reraise_interrupt(error)
-            pending = FailedStep(error)
+        pending = self._submitted(batch)
         admission = self._scheduler.admission
         self._in_flight.append(
             SubmittedStep(
@@ -432,6 +429,14 @@ class Engine:
         if self._background is not None:
             self._background.behind_step()
         return True
+
+    def _submitted(self, batch: Batch) -> PendingStep:
+        """Submit a batch; one that cannot be fails as one that ran, for its rows and tables are drained."""
+        try:
+            return self._executor.submit(batch)
+        except BaseException as error:
+            reraise_interrupt(error)
+            return FailedStep(error)
 
     # ------------------------------------------------------------------------------------------------ failures
 

@@ -128,7 +128,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
 
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
         """As :meth:`sample`, with tokens that ``choose`` chooses by the sampler's laws. What the sampler raises fails the step."""
-        self._tell(context)
+        self._tell_rows(context)
         try:
             return self._checked(self.strategy.verify(logits, self._lent(context), choose), logits, context)
         except StepFailedError:
@@ -140,7 +140,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
     def _sample(self, logits: torch.Tensor, context: SamplingContext) -> Sampled:
         """Sample copies, so that there is something left to go on with."""
         while True:
-            self._tell(context)
+            self._tell_rows(context)
             try:
                 return self._checked(self.strategy.sample(logits.clone(), self._lent(context)), logits, context)
             except BaseException as error:
@@ -221,7 +221,7 @@ class GuardedSampler(Guarded[Sampler], Sampler):
             self._told(error), hint="Mend or replace the component, or name a fallback in [sampling]."
         )
 
-    def _tell(self, context: SamplingContext) -> None:
+    def _tell_rows(self, context: SamplingContext) -> None:
         """Show a fallback the rows of a call that it does not know."""
         if not self._untold:
             return

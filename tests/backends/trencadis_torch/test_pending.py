@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -7,7 +8,8 @@ import torch
 from trencadis.clock import SimulatedClock
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import SampledLogprobs
-from trencadis_torch.pending import StepTimer, TorchStep
+from trencadis.records import RowError
+from trencadis_torch.pending import StepTimer, TorchStep, _outside
 from trencadis_torch.verify import Emitted
 
 CPU = torch.device("cpu")
@@ -44,6 +46,27 @@ def test_rows_of_padding_behind_the_sequences_are_cut_off():
     output = step(emitted([1, 4], [[10, 11], [40, 41], [10, 11]], [2, 1, 2])).wait()
     assert output.token_ids.tolist() == [10, 11, 40]
     assert output.num_emitted.tolist() == [0, 2, 0, 0, 1]
+
+
+def test_a_token_that_the_model_does_not_know_is_an_error_of_its_sequence_where_the_device_is_another():
+    one = attrs.evolve(
+        emitted([1, 4, 2], [[10, 1 << 40], [1 << 40, 5], [-3, 5]], [1, 2, 1]), vocab_size=50, chosen_by="S"
+    )
+    wide = one.token_ids.numpy()
+    found = _outside(one, wide, np.array([0, 1, 1, 0, 2], np.int32))
+    assert [(error.index, error.message) for error in found] == [
+        (4, f"S: it chose token {1 << 40}; the model knows 0 to 49"),
+        (2, "S: it chose token -3; the model knows 0 to 49"),
+    ]
+    assert _outside(attrs.evolve(one, indices=one.indices[:1]), wide[:, :1].copy(), np.ones(5, np.int32)) == []
+
+
+def test_the_error_of_a_sequence_takes_its_tokens_and_no_others():
+    error = RowError(index=4, message="none")
+    output = step(attrs.evolve(emitted([1, 4], [[10, 11], [40, 41]], [2, 1]), row_errors=(error,))).wait()
+    assert output.token_ids.tolist() == [10, 11]
+    assert output.num_emitted.tolist() == [0, 2, 0, 0, 0]
+    assert output.row_errors == (error,)
 
 
 def test_logprobs_of_tokens_that_did_not_stand_are_dropped():
