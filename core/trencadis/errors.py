@@ -149,9 +149,14 @@ class ContractError(PluginError):
 
 
 class RequestError(TrencadisError):
-    """One request cannot be served; other requests go on."""
+    """One request cannot be served; other requests go on.
+
+    Attributes:
+        cost_s: Work it took to find that out, seconds; counts against the tenant.
+    """
 
     http_status = 400
+    cost_s = 0.0
 
 
 class InvalidRequestError(RequestError):
@@ -182,9 +187,18 @@ class RequestRefusedError(RequestError):
     """The scheduling policy's admission control refused the request.
 
     Fix: retry later, or raise the caps of the policy.
+
+    Args:
+        message: Who refused, and why.
+        hint: What to do about it; printed after the message.
+        retry_after_s: When it may be served, seconds; a server tells clients.
     """
 
     http_status = 429
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class WrongRoleError(RequestRefusedError):

@@ -201,7 +201,7 @@ def test_a_prompt_that_is_cached_changes_nothing(llm: LLM, expected: Any) -> Non
 )
 def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM, wanted: StructuredOutput, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        llm.generate(PROMPTS[:1], SamplingParams(structured=wanted))
+        llm.generate(PROMPTS[0], SamplingParams(structured=wanted))
 
 
 # ------------------------------------------------------------------------------------------------- on Gaudi
@@ -266,3 +266,13 @@ def test_a_device_that_compiles_compiles_nothing_for_it_and_writes_the_same(
         }
     assert texts["gaudi"] == texts["torch"]
     assert sum(2 in ids for ids in texts["torch"].values()) > 5
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_text_alone(llm: LLM, expected: Any) -> None:
+    totals = llm._frontend.engine.engine.totals  # type: ignore[attr-defined]
+    before = totals.num_failed_steps
+    poison = (PROMPTS[0], SamplingParams(structured=StructuredOutput.regex("a{1000000}"), max_tokens=50))
+    found = texts_of(llm, [poison, *JOBS[:4], poison])
+    assert found[1:5] == expected[:4]
+    assert [reason for _, _, reason in (found[0], found[5])] == [FinishReason.INVALID] * 2
+    assert totals.num_failed_steps == before

@@ -114,6 +114,14 @@ class Intake:
             StepFailedError: The policy failed, and there is no fallback.
         """
         state = self._state
+        retry_after_s = state.tenants.failed_steps.retry_after_s(request.tenant)
+        if retry_after_s:
+            raise RequestRefusedError(
+                f"request {request.request_id!r} was refused: steps failed again and again because of requests of tenant "
+                f"{state.tenants.key(request.tenant)!r}, and others' were computed anew.",
+                hint=f"Send it again after {retry_after_s:.0f} s, and leave out what fails.",
+                retry_after_s=retry_after_s,
+            )
         num_waiting, num_tokens = state.tenants.waiting(request.tenant)
         refusal = (
             state.tenants.refusal(request)

@@ -15,11 +15,12 @@ from typing import Any
 from trencadis.engine.sequence import Sequence, SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import RequestError, RequestRefusedError
+from trencadis.faults import FaultLog, as_words
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
 
 __all__ = ["Preparations"]
 
-logger = logging.getLogger("trencadis.engine")
+_FAULTS = FaultLog(logging.getLogger("trencadis.engine"))
 
 
 class Preparations:
@@ -50,8 +51,9 @@ class Preparations:
         Raises:
             RequestError: It cannot be served, which was known at once.
         """
+        tenants = self._state.tenants
         try:
-            futures = self._begin(request.params, request.tenant)
+            futures = self._begin(request.params, tenants.key(request.tenant))
         except RequestError:
             raise
         except Exception as error:
@@ -60,8 +62,24 @@ class Preparations:
             wait(futures)
         refusal = _refusal(futures) if futures else None
         if refusal is not None:
+            self._charge(request, refusal)
             raise refusal
+        retry_after_s = tenants.preparations.retry_after_s(request.tenant)
+        if retry_after_s and not all(future.done() for future in futures):
+            for future in futures:
+                future.cancel()
+            raise RequestRefusedError(
+                f"request {request.request_id!r} was refused: what tenant {tenants.key(request.tenant)!r} wanted to have prepared, such "
+                "as grammars, failed too often and took long.",
+                hint=f"Send it again after {retry_after_s:.0f} s; what is prepared already is served.",
+                retry_after_s=retry_after_s,
+            )
         return futures
+
+    def _charge(self, request: Request, refusal: RequestError) -> None:
+        """Count against the tenant what a refusal cost, once for all requests that waited for the same."""
+        self._state.tenants.preparations.charge(request.tenant, refusal.cost_s)
+        refusal.cost_s = 0.0
 
     def watch(self, sequence: Sequence) -> None:
         """Hear of it when what a sequence waits for is done."""
@@ -83,6 +101,7 @@ class Preparations:
                 continue  # it ended, or another future of its was done before
             refusal = _refusal(sequence.preparation)
             if refusal is not None:
+                self._charge(sequence.request, refusal)
                 ended.append(self._state.finish(sequence, FinishReason.ERROR, error=str(refusal), refusal=refusal))
             elif all(future.done() for future in sequence.preparation):
                 self._state.prepared(sequence)
@@ -99,5 +118,5 @@ def _refusal(futures: tuple[Future[Any], ...]) -> RequestError | None:
 
 
 def _unprepared(error: BaseException) -> RequestError:
-    logger.error("The sampler could not prepare a request: %s: %s", type(error).__name__, error, exc_info=error)
-    return RequestRefusedError(f"the request could not be prepared: {type(error).__name__}: {error}")
+    _FAULTS.say("preparation", f"The sampler could not prepare a request: {as_words(error)}", error=error)
+    return RequestRefusedError(f"the request could not be prepared: {as_words(error)}")

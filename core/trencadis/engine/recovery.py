@@ -18,6 +18,9 @@ from trencadis.records import FinishedSequence, FinishReason, Plan
 
 __all__ = ["Recovery"]
 
+RERUN_COST_S = 0.1
+"""What one sequence that runs alone once costs the others, about; counts against the tenant at fault."""
+
 logger = logging.getLogger("trencadis.engine")
 
 
@@ -33,6 +36,7 @@ class Recovery:
         self._state = state
         self._scheduler = scheduler
         self._faults = FaultLog(logger)
+        self._num_others: dict[int, int] = {}  # by suspect: sequences that were computed anew with it
 
     def step_failed(self, plan: Plan, dropped: list[Plan], error: Exception) -> list[FinishedSequence]:
         """Undo a failed step and all steps in flight behind it; returns sequences that are at fault.
@@ -57,6 +61,8 @@ class Recovery:
         if alone and suspects:
             slot = suspects[0]
             sequence = self._state.table.sequence(slot)
+            cost_s = self._num_others.get(slot, 0) * RERUN_COST_S
+            self._state.tenants.failed_steps.charge(sequence.request.tenant, cost_s)
             self._forget_in_flight(slot)
             at_fault.append(self._state.finish(sequence, FinishReason.ERROR, error=str(error)))
             self._cleared(slot)
@@ -64,6 +70,8 @@ class Recovery:
         touched = {slot: None for p in dropped for slot in self._live(p)} | dict.fromkeys(suspects)
         for slot in reversed(touched):
             self._undo(slot)
+        for slot in suspects:
+            self._num_others[slot] = self._num_others.get(slot, 0) + len(suspects) - 1
         for made in (plan, *dropped):
             self._distrust(made)
         self._scheduler.solo.extend(slot for slot in suspects if slot not in self._scheduler.solo)
@@ -108,5 +116,6 @@ class Recovery:
         table.num_tokens[slot] = table.num_known_tokens[slot]
 
     def _cleared(self, slot: int) -> None:
+        self._num_others.pop(slot, None)
         if slot in self._scheduler.solo:
             self._scheduler.solo.remove(slot)

@@ -86,7 +86,7 @@ class EngineState:
         self.slot_of: dict[str, int] = {}
         self.row_starts: list[RowStart] = []
         self._seed = seed
-        self.tenants = Tenants(self.table, tenants)
+        self.tenants = Tenants(clock, self.table, tenants)
         self.adapters = AdapterPlaces(self.table, num_places=max_loras, max_skips=max_adapter_skips)
 
     # ------------------------------------------------------------------------------------------ enter and leave

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from trencadis import errors
-from trencadis.errors import InternalError, InvalidRequestError, TrencadisError
+from trencadis.errors import InternalError, InvalidRequestError, RequestRefusedError, TrencadisError
 from trencadis.front.news import StepNews
 from trencadis.records import (
     Embedding,
@@ -252,7 +252,14 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, TrencadisError):
         kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
         field = error.field if isinstance(error, InvalidRequestError) else ""
-        return Fault(kind=kind, message=readable(str(error)), hint=readable(error.hint), field=readable(field))
+        retry_after_s = error.retry_after_s if isinstance(error, RequestRefusedError) else 1.0
+        return Fault(
+            kind=kind,
+            message=readable(str(error)),
+            hint=readable(error.hint),
+            field=readable(field),
+            retry_after_s=retry_after_s,
+        )
     return Fault(kind=InternalError.__name__, message=readable(f"{type(error).__name__}: {error}"), hint="")
 
 
@@ -269,4 +276,6 @@ def error_of(fault: Fault) -> TrencadisError:
     error.hint = fault.hint
     if isinstance(error, InvalidRequestError):
         error.field = fault.field
+    if isinstance(error, RequestRefusedError):
+        error.retry_after_s = fault.retry_after_s
     return error

@@ -53,12 +53,13 @@ class Message(msgspec.Struct, array_like=True, gc=False, tag=True):
 
 
 class Fault(Part):
-    """A ``TrencadisError``: the name of its class, its whole message, its hint, and the field at fault if it knows one."""
+    """A ``TrencadisError``: the name of its class, its whole message, its hint, the field at fault and when to try again, if it knows."""
 
     kind: str
     message: str
     hint: str
     field: str = ""
+    retry_after_s: float = 1.0
 
 
 # ------------------------------------------------------------------------------------------------- client to host

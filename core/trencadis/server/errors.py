@@ -86,8 +86,7 @@ class TooBusyError(RequestRefusedError):
     """
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message, hint="Send the request again later.")
-        self.retry_after_s = retry_after_s
+        super().__init__(message, hint="Send the request again later.", retry_after_s=retry_after_s)
 
 
 class EngineUnavailableError(EngineEndedError):
@@ -119,12 +118,10 @@ def as_api_error(error: BaseException, *, param: str | None = None, request_id: 
     match error:
         case ApiError():
             return error
-        case TooBusyError():
-            return _too_many(str(error), error.retry_after_s)
         case WrongRoleError():
             return _unavailable(str(error), "wrong_role", None)
         case RequestRefusedError():
-            return _too_many(str(error), 1.0)
+            return _too_many(str(error), error.retry_after_s)
         case PromptTooLongError():
             return ApiError(400, str(error), INVALID_REQUEST, param, "context_length_exceeded")
         case InvalidRequestError():

@@ -20,6 +20,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
@@ -170,7 +171,11 @@ class Grammars:
             self._keep(wanted, live)
             return live
         error, until_s = self._refused.get(wanted, (None, 0.0))
-        return error if time.monotonic() < until_s else None
+        if error is None or time.monotonic() >= until_s:
+            return None
+        again = copy(error)
+        again.cost_s = 0.0  # it was found out before
+        return again
 
     def _keep(self, wanted: StructuredOutput, grammar: CompiledGrammar) -> None:
         kept = self._kept
@@ -245,8 +250,12 @@ class Grammars:
                 self._num_idle -= 1
 
     def _outcome(self, job: _Job, trial: _Trial) -> CompiledGrammar | Exception:
+        start_s = time.monotonic()
         try:
             return self._compiled(job.wanted, trial)
+        except InvalidRequestError as error:
+            error.cost_s = time.monotonic() - start_s
+            return error
         except Exception as error:
             return error
 

@@ -171,3 +171,23 @@ def test_observers_see_one_that_was_refused_late() -> None:
     slow.begun[0][0].set_exception(InvalidRequestError("no"))
     engine.step()
     assert [(one.request_id, one.error) for one in observer.requests] == [("one", "no")]
+
+
+def test_a_tenant_whose_grammars_fail_and_take_long_is_refused_new_ones_for_a_while() -> None:
+    slow = Slow()
+    engine = open_engine(slow)
+    engine.add(request("other", max_tokens=60, tenant="b"))
+    for _ in range(2):
+        engine.add(request("poison", slow=True, tenant="a/ann"))
+        refusal = InvalidRequestError("takes too long")
+        refusal.cost_s = 6.0
+        slow.begun[-1][0].set_exception(refusal)
+        engine.step()
+    with pytest.raises(RequestRefusedError, match="what tenant 'a' wanted to have prepared") as caught:
+        engine.add(request("poison", slow=True, tenant="a/bob"))
+    assert 30 < caught.value.retry_after_s <= 40
+    assert slow.begun[-1][0].cancelled()
+    engine.add(request("plain", tenant="a"))
+    engine.add(request("of another", slow=True, tenant="b"))
+    slow.begun[-1][0].set_result(None)
+    assert set(drain(engine)) == {"other", "plain", "of another"}

@@ -14,7 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from wild_connector import WildConnector
 
+from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
+from trencadis.engine.tenants import FailureCosts
+from trencadis.errors import RequestRefusedError
 from trencadis.interfaces import Lookup
 from trencadis.records import Batch, FinishedSequence, FinishReason, FirstToken, Request, SamplingParams
 from trencadis_testing.doubles import LoopConnector
@@ -173,3 +176,50 @@ def test_copies_that_fail_are_not_the_fault_of_who_is_left(overlap: bool) -> Non
     assert all_end_well(drain(engine), prompts, 20)
     assert not due
     assert engine._state.swapping.num_free == engine._state.swapping.num_host_blocks
+
+
+# ------------------------------------------------------------------------------------- the same tenant, again and again
+
+
+def test_a_tenant_whose_requests_fail_steps_again_and_again_is_refused_for_a_while_and_others_are_not() -> None:
+    """Each failure has three sequences of others run alone once: a tenth of a second each; ten seconds are allowed."""
+    clock = SimulatedClock()
+
+    def fails(batch: Batch, one: Any) -> None:
+        slot = engine._state.slot_of.get("poison")
+        if slot is not None and engine._state.table.row[slot] in one.rows:
+            raise RuntimeError("the device cannot compute it")
+
+    engine = make_engine(backend=FakeBackend(eos=-1, max_model_len=256, fails=fails), clock=clock, num_blocks=512)
+    prompts = {f"other {i}": (i + 1, 5, 6) for i in range(3)}
+    for name, prompt in prompts.items():
+        engine.add(attrs.evolve(request(name, prompt, max_tokens=230), tenant="good"))
+    poison = attrs.evolve(request("poison", (9, 9)), tenant="greedy/ann")
+    ended: dict[str, FinishedSequence] = {}
+    num_failures = 0
+    while not engine._state.tenants.failed_steps.retry_after_s("greedy"):
+        engine.add(poison)
+        while "poison" not in ended:
+            ended |= {end.request_id: end for end in engine.step().finished}
+        assert "cannot compute" in ended.pop("poison").error
+        num_failures += 1
+    with pytest.raises(
+        RequestRefusedError, match="steps failed again and again because of requests of tenant 'greedy'"
+    ) as caught:
+        engine.add(poison)
+    assert num_failures == 34
+    assert caught.value.retry_after_s == pytest.approx(0.2 / 0.05)
+    for tenant in ("good", ""):
+        engine.add(attrs.evolve(request(f"of {tenant}", (7, 7)), tenant=tenant))
+    with pytest.raises(RequestRefusedError):
+        engine.add(attrs.evolve(poison, tenant="greedy/bob"))
+    clock.advance(caught.value.retry_after_s)
+    engine.add(attrs.evolve(request("greedy again", (8, 8)), tenant="greedy/ann"))
+    assert all_end_well(ended | drain(engine), prompts, max_tokens=230)
+
+
+def test_requests_without_a_key_are_not_refused_for_what_others_without_a_key_did() -> None:
+    costs = FailureCosts(SimulatedClock())
+    costs.charge("", 1000.0)
+    costs.charge("/ann", 1000.0)
+    assert costs.retry_after_s("") == costs.retry_after_s("/bob") == 0.0

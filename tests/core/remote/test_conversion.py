@@ -156,6 +156,12 @@ def test_an_error_of_a_plugin_arrives_as_the_nearest_class_of_ours() -> None:
     assert "KeyError" in str(arrived)
 
 
+def test_when_to_try_again_arrives() -> None:
+    arrived = error_of(fault_of(RequestRefusedError("full", retry_after_s=7.5)))
+    assert isinstance(arrived, RequestRefusedError)
+    assert arrived.retry_after_s == 7.5
+
+
 def test_a_fault_cannot_name_anything_but_an_error_of_ours() -> None:
     fault = fault_of(PluginLoadError("x"))
     for kind in ("did_you_mean", "__builtins__", "annotations", "nothing"):
