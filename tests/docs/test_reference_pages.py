@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import attrs
 import pytest
+import torch
 
-from trencadis import errors, hookspecs
+from trencadis import errors, hookspecs, interfaces, records
 from trencadis.cli.main import COMMANDS
-from trencadis.interfaces import Sampled, SampledLogprobs, SamplingContext
-from trencadis.records import RowStart
+from trencadis.interfaces import (
+    ComponentContext,
+    KVSchedulerSide,
+    KVWorkerSide,
+    LogitsProcessor,
+    Sampled,
+    SampledLogprobs,
+    Sampler,
+    SamplingContext,
+)
+from trencadis.kv.store import BlockStore
+from trencadis.records import RowStart, SamplingParams
+from trencadis.registry.contracts import CONTRACTS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -84,6 +99,89 @@ def test_python_page_has_parameters_with_their_defaults_and_methods_with_their_a
 def test_fields_of_what_a_sampler_is_given_and_returns_are_on_its_page(record: type) -> None:
     section = PAGES["plugins/sampling.md"]().partition(f"### `{record.__name__}`\n")[2].partition("\n#")[0]
     assert [field.name for field in attrs.fields(record) if f"| `{field.name}` | " not in section] == []
+
+
+def records_in(contract: type) -> set[type]:
+    """Return the records that a contract's methods take and return."""
+    names = {**vars(interfaces), **vars(records), "torch": torch}
+    found: set[type] = set()
+
+    def collect(hint: Any) -> None:
+        fields = attrs.has(hint) or (isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"))
+        if fields and hint is not SamplingParams:  # the page of the Python API has it
+            found.add(hint)
+        for part in get_args(hint):
+            collect(part) if not isinstance(part, list) else [collect(one) for one in part]
+
+    for _, member in inspect.getmembers(contract):
+        function = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(function):
+            hints = get_type_hints(function, {**names, **function.__globals__}, include_extras=False)
+            for hint in hints.values():
+                collect(hint)
+    return found
+
+
+SIDES = {"kv_connector": (KVSchedulerSide, KVWorkerSide), "sampling": (Sampler, LogitsProcessor)}
+
+
+@pytest.mark.parametrize("noun", CONTRACTS)
+def test_every_field_of_what_a_contract_s_methods_carry_is_on_a_page_of_plugins(noun: str) -> None:
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "plugins").glob("*.md")}
+    carried = set().union(*map(records_in, SIDES.get(noun, (CONTRACTS[noun],))))
+    for record in {*carried, ComponentContext}:
+        name = record.__name__
+        homes = [page for page in pages.values() if f"\n### `{name}`\n" in page]
+        assert len(homes) == 1, f"{name} of {noun}: no page, or several, have it"
+        section = homes[0].partition(f"\n### `{name}`\n")[2].partition("\n#")[0]
+        if "same fields as" not in section:
+            fields = (
+                [
+                    field.name
+                    for field in attrs.fields(record)
+                    if not (field.inherited and "It has the fields of" in section)
+                ]
+                if attrs.has(record)
+                else list(record._fields)
+            )
+            assert [field for field in fields if f"| `{field}` | " not in section] == [], name
+
+
+def test_the_records_that_contracts_carry_are_found() -> None:
+    assert {item.__name__ for item in records_in(CONTRACTS["scheduling"])} >= {"SchedulerView", "Request", "TokenSplit"}
+    assert {item.__name__ for item in records_in(CONTRACTS["observer"])} >= {"StepStats", "FinishedSequence"}
+    assert {item.__name__ for item in records_in(CONTRACTS["draft_length"])} == {"LengthView", "VerifiedStep"}
+
+
+def test_what_new_packages_and_the_pages_import_is_what_the_page_allows() -> None:
+    rule = next(
+        line
+        for line in (ROOT / "docs" / "plugins" / "index.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("A plugin uses ")
+    )
+    allowed = {*re.findall(r"`(trencadis[\w.]*)`", rule), "trencadis"}
+    sources = [*(ROOT / "core/trencadis/scaffold/templates").glob("*.tmpl"), *(ROOT / "examples").rglob("*.py")]
+    imported = {
+        (path.name, module)
+        for path in sources
+        for module in re.findall(
+            r"^\s*(?:from|import) (trencadis[\w.]*)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert len(imported) > 40
+    exact = {"trencadis"}
+    broken = {
+        (name, module)
+        for name, module in imported
+        if module not in allowed and not any(module.startswith(f"{one}.") for one in allowed - exact)
+    }
+    assert {item for item in broken if not item[1].startswith("trencadis_bucketing_fibonacci")} == set()
+
+
+def test_number_of_methods_of_a_store_is_as_its_page_says() -> None:
+    words = {5: "five", 6: "six", 7: "seven", 8: "eight"}
+    page = (ROOT / "docs" / "plugins" / "kv_connector.md").read_text(encoding="utf-8")
+    assert f"`trencadis.kv.store.BlockStore` has {words[len(BlockStore.__abstractmethods__)]} methods" in page
 
 
 def test_only_the_marked_part_of_a_page_is_made(tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "commands.md": commands_page,
     "python.md": python_page,
-    "plugins/sampling.md": partial(with_records, _DOCS / "plugins" / "sampling.md"),
+    **{
+        f"plugins/{page.name}": partial(with_records, page)
+        for page in sorted((_DOCS / "plugins").glob("*.md"))
+        if "<!-- records of " in page.read_text(encoding="utf-8")
+    },
 }
 """Path under ``docs/`` of each page, and what makes it."""

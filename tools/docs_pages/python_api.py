@@ -99,15 +99,23 @@ def _defaults(documented: Any) -> dict[str, str]:
     if not attrs.has(documented):
         return {}
     return {
-        field.name: f"`{_made(field.default)!r}`"
-        for field in attrs.fields(documented)
-        if field.default is not attrs.NOTHING
+        field.name: _shown(field.default) for field in attrs.fields(documented) if field.default is not attrs.NOTHING
     }
 
 
-def _made(default: Any) -> Any:
-    """Return a default, made if it is made anew each time. Pure."""
-    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]  # a class at run time
+def _shown(default: Any) -> str:
+    """Return a default as a cell of a table; a function, and a record with fields of its own, by what it is. Pure."""
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class at run time
+        if default.takes_self:
+            return "from the others"
+        default = default.factory()
+    if inspect.isroutine(default):
+        return "a function"
+    if hasattr(default, "dtype"):
+        return "an empty array"
+    if attrs.has(type(default)):
+        return f"`{type(default).__name__}()`"
+    return f"`{default.value if isinstance(default, enum.Enum) else default!r}`"
 
 
 def _entries(title: str, entries: list[tuple[str, str]], defaults: dict[str, str]) -> str:

@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from docs_pages.markdown import code_spans
 from docs_pages.python_api import told
 
@@ -42,4 +44,7 @@ def _part(found: re.Match[str]) -> str:
 def _section(record: type[Any]) -> str:
     properties = [(name, value) for name, value in vars(record).items() if isinstance(value, property)]
     said = [f"`{name}`: {code_spans(value.__doc__ or '')}" for name, value in properties]
+    base = record.__mro__[1]
+    if attrs.has(base) and attrs.fields(base):
+        said.append(f"It has the fields of `{base.__name__}`, too.")
     return "\n\n".join([f"### `{record.__name__}`", *told(record), *said]) + "\n"

@@ -22,7 +22,12 @@ INTERFACE_VERSION = 1
 
 
 class TokenSplit(NamedTuple):
-    """The most tokens decodes and prefills may use in a step; decodes are served first, both within the step's budget."""
+    """The most tokens decodes and prefills may use in a step; decodes are served first, both within the step's budget.
+
+    Attributes:
+        decode: Of decodes, 0 or more.
+        prefill: Of prefills, 0 or more.
+    """
 
     decode: int
     prefill: int
