@@ -15,6 +15,7 @@ slices, and what it returns as body is subtracted.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from http import HTTPStatus
 
@@ -25,6 +26,8 @@ from trencadis.server.errors import ApiError
 from trencadis.server.respond import error_headers
 
 __all__ = ["MAX_HEAD_BYTES", "connection_class"]
+
+access = logging.getLogger("trencadis.access")
 
 MAX_HEAD_BYTES = 65536
 """Longest head of a request: its first line and all headers. As many bytes may be chunk sizes, extensions and trailers."""
@@ -249,7 +252,9 @@ class _GuardedConnection(HttpToolsProtocol):
 
 
 def _answer(status: int, message: str) -> bytes:
-    error = ApiError(status, message, code="invalid_http", headers={"x-request-id": new_request_id()})
+    request_id = new_request_id()
+    access.info("A connection was refused: %d %s %s", status, request_id, message)
+    error = ApiError(status, message, code="invalid_http", headers={"x-request-id": request_id})
     body = error.encoded()
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()]
     lines += [name + b": " + value for name, value in error_headers(error, num_bytes=len(body), close=True)]

@@ -142,6 +142,7 @@ class Service:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # what it warns of is what clients send, which the access log has
             access_log=False,
             server_header=False,
             proxy_headers=False,

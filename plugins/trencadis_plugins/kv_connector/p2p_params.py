@@ -139,7 +139,10 @@ def address_of(name: str) -> tuple[str, int]:
         ValueError: It is none.
     """
     host, colon, port = name.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    if ":" in host and not is_bracketed:
+        raise ValueError(f"{name!r} is no address: brackets are needed around one of IPv6, as in [::1]:7400")
     if not colon or not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{name!r} is no address: host:port is needed, such as 10.0.3.17:7400")
     return host, int(port)

@@ -330,10 +330,14 @@ def test_a_request_that_is_cut_off_in_its_middle_ends(loops):
 @pytest.mark.parametrize(
     "nonsense", [b"\x16\x03\x01\x02\x00", b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"]
 )
-def test_what_is_no_http_is_answered_in_openais_shape(nonsense, loops):
+def test_what_is_no_http_is_answered_in_openais_shape_and_a_line_of_the_access_log(nonsense, loops, caplog):
+    caplog.set_level("INFO", "trencadis.access")
     with serving(Endless(), loop_factory=loops) as port, connect(port) as client:
         client.sendall(nonsense)
         head, _, body = everything(client).partition(b"\r\n\r\n")
+    assert [record.getMessage()[:27] for record in caplog.records if record.name == "trencadis.access"] == [
+        "A connection was refused: 4"
+    ]
     assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"x-request-id: req_" in head
     assert json.loads(body)["error"]["code"] == "invalid_http"
