@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
+
+import numpy as np
 
 from trencadis.activity import ACTIVITY
 from trencadis.errors import ContractError, PluginLoadError, TrencadisError
@@ -19,6 +23,7 @@ logger = logging.getLogger("trencadis.engine")
 
 T = TypeVar("T")
 
+_MAX_ANSWERS = 65_536
 _MAX_ERRORS = 3
 """An exception may be one request's bad luck; three in a row are the connector's."""
 
@@ -62,6 +67,10 @@ class GuardedConnector:
 
         def ask() -> Lookup:
             found = self._side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
+            if not _are_whole(found.num_tokens, found.ticket) or found.num_tokens < 0:
+                raise ContractError(f"lookup gave {shown(found)}, whose num_tokens and ticket must be whole numbers.")
+            if not isinstance(found.timeout_s, int | float) or math.isnan(found.timeout_s):
+                raise ContractError(f"lookup gave timeout_s = {shown(found.timeout_s)}, which is no time.")
             if not found.pending and found.num_tokens and is_used(found.ticket):
                 raise ContractError(f"lookup gave ticket {found.ticket} a second time.")
             if not isinstance(found.first_token, FirstToken | None):
@@ -98,7 +107,9 @@ class GuardedConnector:
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         """Return a ticket that holds the blocks, or None."""
-        return self._call("on_finished", lambda: self._side.on_finished(request, blocks=blocks), None)
+        return self._call(
+            "on_finished", lambda: _of_type(self._side.on_finished(request, blocks=blocks), int | None), None
+        )
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return what the engine that goes on with a request is to be told, or None; what no JSON can hold is the connector's fault."""
@@ -127,11 +138,11 @@ class GuardedConnector:
 
     def take_requests(self) -> Sequence[Request]:
         """Return requests of its own."""
-        return self._call("take_requests", lambda: tuple(self._side.take_requests()), ())
+        return self._call("take_requests", lambda: _all_of(self._side.take_requests(), Request), ())
 
     def take_withdrawn(self) -> Sequence[str]:
         """Return ids of requests of its own that are not wanted any more."""
-        return self._call("take_withdrawn", lambda: tuple(self._side.take_withdrawn()), ())
+        return self._call("take_withdrawn", lambda: _all_of(self._side.take_withdrawn(), str), ())
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:
         """Tell the first token of a request of its own."""
@@ -163,7 +174,7 @@ class GuardedConnector:
 
     def take_message(self) -> bytes:
         """Return what the worker side is to do."""
-        return self._call("take_message", self._side.take_message, b"", always=True)
+        return self._call("take_message", lambda: _of_type(self._side.take_message(), bytes), b"", always=True)
 
     def on_report(self, report: ConnectorReport) -> None:
         """Pass a report on."""
@@ -239,6 +250,30 @@ class GuardedConnector:
             )
 
 
+def _are_whole(*numbers: object) -> bool:
+    return all(isinstance(number, int | np.integer) for number in numbers)
+
+
+def _of_type(answer: T, kind: Any) -> T:
+    """Return an answer.
+
+    Raises:
+        ContractError: It is of another type.
+    """
+    if not isinstance(answer, kind):
+        raise ContractError(f"it returned {shown(answer)}, where {getattr(kind, '__name__', kind)} is expected")
+    return answer
+
+
+def _all_of(answers: Iterable[T], kind: type[T]) -> tuple[T, ...]:
+    """Return answers, at most 65,536 of them.
+
+    Raises:
+        ContractError: One is of another type.
+    """
+    return tuple([_of_type(answer, kind) for answer in islice(answers, _MAX_ANSWERS)])
+
+
 class GuardedWorker(KVWorkerSide):
     """Calls a worker side; nothing that it raises after the start gets out. On the backend's thread.
 
@@ -301,8 +336,11 @@ class GuardedWorker(KVWorkerSide):
 
         def poll() -> ConnectorReport:
             report = self._side.poll()
-            if not isinstance(report, ConnectorReport):
-                raise ContractError(f"it returned {shown(report)}, which is no ConnectorReport")
+            numbers = [*_of_type(report, ConnectorReport).loaded, *report.released]
+            for failed in report.failed:
+                numbers += [_of_type(failed, FailedLoad).ticket, failed.num_valid_tokens]
+            if not _are_whole(*numbers):
+                raise ContractError(f"it returned {shown(report)}, whose tickets and tokens must be whole numbers")
             return report
 
         return self._call("poll", poll, ConnectorReport())

@@ -114,6 +114,12 @@ class GuardedSpeculator(Guarded[Speculator]):
     def _fault(self, drafts: Drafts, view: DraftView) -> str:
         """Return what is wrong with drafts: more than allowed, or others than were announced."""
         counts, most = drafts.num_drafts, view.max_draft_tokens
+        columns = [counts, drafts.token_ids, *([] if drafts.parents is None else [drafts.parents])]
+        columns += [] if drafts.laws is None else [drafts.laws.rows]
+        if any(column.ndim != 1 or column.dtype.kind != "i" for column in columns):
+            return f"its drafts are no arrays of whole numbers: {', '.join(map(shown, columns))}"
+        if any(len(column) != len(drafts.token_ids) for column in columns[1:]):
+            return f"its drafts have columns of {', '.join(str(len(column)) for column in columns[1:])} rows"
         if (
             len(counts) != len(most)
             or ((counts < 0) | (counts > most)).any()
@@ -123,6 +129,10 @@ class GuardedSpeculator(Guarded[Speculator]):
         tokens = drafts.token_ids
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
             return f"it drafted tokens {shown(tokens)}, the model knows 0 to {self._vocab_size - 1}"
+        if drafts.laws is not None and len(tokens):
+            rows, shape = drafts.laws.rows, tuple(drafts.laws.probabilities.shape)
+            if len(shape) != 2 or int(rows.min()) < -1 or int(rows.max()) >= shape[0]:
+                return f"it drew drafts by the rows {shown(rows)} of probabilities of the shape {shown(shape)}"
         if drafts.parents is None:
             return ""
         ends = np.cumsum(counts)

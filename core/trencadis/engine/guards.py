@@ -327,8 +327,11 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
         try:
             split = self.strategy.split(view, token_budget=token_budget)
             took_s = meter.end(began)
-            if index(split.decode) < 0 or index(split.prefill) < 0:
+            decode, prefill = index(split.decode), index(split.prefill)
+            if decode < 0 or prefill < 0:
                 fault = ContractError(f"split() returned {shown(split)}: negative")
+            elif decode > token_budget or prefill > token_budget:  # the same, in numbers that can be reckoned with
+                split = TokenSplit(min(decode, token_budget), min(prefill, token_budget))
         except BaseException as error:
             meter.end(began)
             reraise_interrupt(error)
@@ -438,7 +441,11 @@ class GuardedEviction(Guarded[EvictionPolicy]):
 
         def check(victims: list[int]) -> str:
             if len(victims) == num_blocks == len(set(victims)) and candidates.issuperset(self._blocks(victims)):
-                return ""
+                return (
+                    ""
+                    if all(isinstance(one, int | np.integer) for one in victims)
+                    else f"victims() returned {shown(victims)}"
+                )
             return f"victims({num_blocks}) returned {shown(victims)}; they must be {num_blocks} different candidates"
 
         chosen = self.guarded("victims", lambda policy: self._informed(policy, candidates).victims(num_blocks), check)
@@ -481,7 +488,7 @@ class GuardedBucketing(Guarded[BucketingStrategy]):
         try:
             bucket = self.strategy.bucket_for(shape)
             took_s = meter.end(began)
-            if not bucket.covers(shape):
+            if not isinstance(bucket, Bucket) or not bucket.covers(shape):
                 fault = ContractError(f"bucket_for({shown(shape)}) returned {shown(bucket)}, which does not cover it")
         except BaseException as error:
             meter.end(began)

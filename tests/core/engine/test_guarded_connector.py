@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from trencadis.engine.guarded_connector import GuardedConnector
-from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.engine.guarded_connector import GuardedConnector, GuardedWorker
+from trencadis.errors import PluginLoadError
+from trencadis.interfaces import KVSchedulerSide, KVWorkerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Request
 
 REQUEST = Request(request_id="r", prompt_token_ids=(1, 2, 3))
@@ -241,3 +242,126 @@ def test_asking_whether_there_are_requests_does_not_excuse_what_raises():
         guarded.on_role("both")
         assert guarded.has_requests is not guarded.is_off
     assert guarded.is_off
+
+
+LOOKUPS = [
+    None,
+    7,
+    Lookup(num_tokens="many", ticket=1),  # type: ignore[arg-type] # what the contract forbids
+    Lookup(num_tokens=-4, ticket=1),
+    Lookup(num_tokens=4, ticket=[1]),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens=4, ticket=1, timeout_s=float("nan")),
+    Lookup(num_tokens=4, ticket=1, timeout_s="soon"),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens=4, ticket=1, first_token=3),  # type: ignore[arg-type] # the same
+]
+
+
+@pytest.mark.parametrize("found", LOOKUPS)
+def test_an_answer_to_a_look_up_that_cannot_be_reckoned_with_is_a_miss(found, caplog, monkeypatch) -> None:
+    side = Scripted()
+    monkeypatch.setattr(side, "lookup", lambda *_, **__: found)
+    guard = GuardedConnector(side, label="connector c of p 1.0")
+    assert guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda _: False) == Lookup()
+    assert guard.num_errors == 1
+    assert "connector c of p 1.0 raised" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "call", "otherwise"),
+    [
+        ("on_finished", [1], lambda guard: guard.on_finished(REQUEST, blocks=[1]), None),
+        ("take_message", None, lambda guard: guard.take_message(), b""),
+        ("take_message", "text", lambda guard: guard.take_message(), b""),
+        ("take_requests", [1], lambda guard: guard.take_requests(), ()),
+        ("take_requests", None, lambda guard: guard.take_requests(), ()),
+        ("take_withdrawn", [1], lambda guard: guard.take_withdrawn(), ()),
+    ],
+)
+def test_answers_of_another_type_are_none(method, answer, call, otherwise, monkeypatch) -> None:
+    side = Scripted()
+    monkeypatch.setattr(side, method, lambda *_, **__: answer)
+    guard = GuardedConnector(side)
+    assert call(guard) == otherwise
+    assert guard.num_errors == 1
+
+
+class Worker(KVWorkerSide):
+    """Raises, or answers with what it is given."""
+
+    def __init__(self, does) -> None:
+        self.does = does
+
+    def _do(self):
+        if isinstance(self.does, BaseException):
+            raise self.does
+        return self.does
+
+    def register(self, kv_cache):
+        self._do()
+
+    def expect_layers(self):
+        self._do()
+
+    def begin_step(self, message):
+        self._do()
+
+    @property
+    def wants_layers(self):
+        return self._do()
+
+    def wait_layer(self, layer, *, budget_s):
+        return self._do()
+
+    def end_step(self):
+        self._do()
+
+    def poll(self):
+        return self._do()
+
+    def close(self):
+        self._do()
+
+
+WORKER_CALLS = {
+    "expect_layers": (lambda worker: worker.expect_layers(), None),
+    "begin_step": (lambda worker: worker.begin_step(b""), None),
+    "wants_layers": (lambda worker: worker.wants_layers, False),
+    "wait_layer": (lambda worker: worker.wait_layer(0, budget_s=0.1), False),
+    "end_step": (lambda worker: worker.end_step(), None),
+    "poll": (lambda worker: worker.poll(), ConnectorReport()),
+    "close": (lambda worker: worker.close(), None),
+}
+
+
+@pytest.mark.parametrize("name", WORKER_CALLS)
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_what_a_worker_side_raises_ends_there_with_one_traceback(name, error, caplog) -> None:
+    call, otherwise = WORKER_CALLS[name]
+    worker = GuardedWorker(Worker(error), label="connector c of p 1.0")
+    for _ in range(1000):
+        assert call(worker) == otherwise
+    assert len(caplog.records) == 1
+    said = f"connector c of p 1.0 raised {type(error).__name__}: {error} in {name}() of its worker side"
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        None,
+        7,
+        ConnectorReport(loaded=("a",)),  # type: ignore[arg-type] # what the contract forbids
+        ConnectorReport(released=([1],)),  # type: ignore[arg-type] # the same
+        ConnectorReport(failed=(1,)),  # type: ignore[arg-type] # the same
+        ConnectorReport(failed=(FailedLoad(ticket=1, num_valid_tokens="all", cause=""),)),  # type: ignore[arg-type] # the same
+    ],
+)
+def test_a_report_that_cannot_be_reckoned_with_is_none(report, caplog) -> None:
+    assert GuardedWorker(Worker(report)).poll() == ConnectorReport()
+    assert "raised ContractError" in caplog.text
+
+
+def test_a_worker_side_that_cannot_register_ends_the_start_in_words() -> None:
+    worker = GuardedWorker(Worker(KeyError("device")), label="connector c of p 1.0")
+    with pytest.raises(PluginLoadError, match=r"connector c of p 1.0 raised KeyError: 'device' in register\(\)"):
+        worker.register(None)  # type: ignore[arg-type] # it is not looked at

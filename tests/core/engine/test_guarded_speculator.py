@@ -12,7 +12,7 @@ from trencadis.engine.drafting import Drafting, Speculation
 from trencadis.engine.guarded_speculator import GuardedSpeculator
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.interfaces import LengthView, Speculator, VerifiedStep
-from trencadis.records import BucketLimits, Drafts, Request, SamplingParams
+from trencadis.records import BucketLimits, DraftLaws, Drafts, Request, SamplingParams
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
@@ -71,6 +71,14 @@ VIEW = draft_view([[1, 2], [3]], most=[2, 1])
     ("drafts", "says"),
     [
         (attrs.evolve(GOOD, num_drafts=ints(2)), r"it drafted \[2\], allowed are \[2, 1\]"),
+        (attrs.evolve(GOOD, token_ids=np.array([5.0, 6.5])), r"no arrays of whole numbers"),
+        (attrs.evolve(GOOD, token_ids=[5, 6]), "no attribute"),
+        (attrs.evolve(GOOD, num_drafts=np.array([[2, 0]])), "no arrays of whole numbers"),
+        (attrs.evolve(GOOD, parents=ints(-1)), "columns of 2, 1 rows"),
+        (attrs.evolve(GOOD, laws=DraftLaws(rows=ints(0), probabilities=np.ones((1, 9)))), "columns of 2, 1 rows"),
+        (attrs.evolve(GOOD, laws=DraftLaws(rows=ints(0, 1), probabilities=np.ones((1, 9)))), r"by the rows \[0, 1\]"),
+        (attrs.evolve(GOOD, laws=DraftLaws(rows=ints(0, 0), probabilities=np.ones(9))), r"of the shape \(9\)"),
+        (None, "no attribute"),
         (Drafts(num_drafts=ints(3, 0), token_ids=ints(5, 6, 7)), r"drafted \[3, 0\]"),
         (Drafts(num_drafts=ints(3, -1), token_ids=ints(5, 6)), r"drafted \[3, -1\]"),
         (attrs.evolve(GOOD, token_ids=ints(5)), r"drafted \[2, 0\]"),

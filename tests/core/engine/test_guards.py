@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -332,3 +333,37 @@ def test_a_policy_that_fails_every_step_is_logged_with_one_traceback(caplog: pyt
     assert caplog.text.count("Traceback") == 1
     assert "scheduling raised KeyError: 'a bug in a plugin'. Mend or replace the component" in caplog.text
     assert len(caplog.records) < 5
+
+
+@pytest.mark.parametrize("budget", [10**30, 1 << 40])
+def test_a_budget_beyond_the_step_s_is_the_step_s(budget: int) -> None:
+    class Generous(SchedulingPolicy):
+        def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+            return TokenSplit(budget, budget)
+
+    engine = make_engine(policy=Generous())
+    engine.add(request("a"))
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
+
+
+@pytest.mark.parametrize("wrong", [lambda shape: None, lambda shape: shape, lambda shape: "wide enough"])
+def test_what_is_no_bucket_is_never_used(wrong: Callable[[Shape], object]) -> None:
+    class Confused(ExactShapes):
+        def bucket_for(self, shape: Shape) -> Bucket:
+            return wrong(shape)  # type: ignore[return-value] # what the contract forbids
+
+    engine = make_engine(bucketing=Confused(), fallback=True)
+    engine.add(request("a"))
+    assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
+    assert engine._builder._passes._bucketing.num_quarantined == 1
+
+
+def test_victims_that_are_no_whole_numbers_are_never_evicted() -> None:
+    class Fractions(OldestFirst):
+        def victims(self, num_blocks: int) -> list[int]:
+            return [float(block) for block in super().victims(num_blocks)]  # type: ignore[misc] # what the contract forbids
+
+    guarded = GuardedEviction("eviction", Fractions(), OldestFirst)
+    guarded.on_free([1, 2], depths=[0, 0], now_s=0.0)
+    assert guarded.victims(1, candidates={1, 2}) == [1]
+    assert guarded.num_quarantined == 1

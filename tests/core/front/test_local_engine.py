@@ -13,13 +13,16 @@ from trencadis_testing.engines import make_engine
 
 
 class Measures(Observer):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def metrics(self) -> str:
-        return "mine 1"
+        return f"{self.name} 1"
 
 
 @pytest.fixture
 def client() -> Iterator[LocalEngineClient]:
-    made = LocalEngineClient(make_engine(observers=[("a", Measures()), ("b", Measures())]))
+    made = LocalEngineClient(make_engine(observers=[("a", Measures("mine")), ("b", Measures("yours"))]))
     yield made
     made.close()
 
@@ -55,4 +58,4 @@ def test_texts_are_embedded_in_a_step(client: LocalEngineClient) -> None:
 def test_the_texts_of_all_observers_come_one_after_the_other(client: LocalEngineClient) -> None:
     answers: list[str] = []
     client.request_metrics(answers.append)
-    assert answers == ["mine 1\nmine 1\n"]
+    assert answers == ["mine 1\nyours 1\n"]
