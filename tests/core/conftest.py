@@ -44,6 +44,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
         bucketing: Callable[[], Any] = ExactShapes,
         speculator: Callable[[], Any] | None = None,
         connector: Callable[[], Any] | None = None,
+        sampling: str = "fake",
         **backend: Any,
     ) -> Any:
         options = {"vocab_size": VOCAB_SIZE, "eos": -1, "max_model_len": 256, **backend}
@@ -72,7 +73,10 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             engine=EngineConfig(warmup=False),
             cache=CacheConfig(num_blocks=512, block_size=4),
             observer=ObserverConfig(names=()),
-            **{noun: type(getattr(Config(), noun))(name="fake") for noun in factories},
+            **{
+                noun: type(getattr(Config(), noun))(name=sampling if noun == "sampling" else "fake")
+                for noun in factories
+            },
         )
         return config, Registry.discover(entry_points=(), extra_plugins=(plugin,))
 

@@ -318,7 +318,7 @@ class _Builder:
             ContractError: It states what is no parameter.
         """
         component = self._plan.choices["sampling"].component
-        if component.component.interface_version < 2 and not sampler.honours:
+        if component.component.interface_version < 2:
             return None
         try:
             return parameters_in(sampler.honours)

@@ -225,3 +225,29 @@ def test_request_that_is_refused_is_told_to_the_connector(serve: Any) -> None:
 
     assert serve(use, connector=echo) == [400, 400, 404]
     assert echo.rejected == [{"a": 1}] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"top_k": 5}, "top_k"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"bad_words": ["sea"]}, "bad_words"),
+        ({"best_of": 2, "logit_bias": {"7": 1}}, "logit_bias"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_sampler_does_not_honour_is_refused_with_the_field_of_the_api(
+    serve: Any, fake_house: Any, given: dict[str, Any], field: str, stream: bool
+) -> None:
+    if stream:
+        given = {name: value for name, value in given.items() if name != "best_of"}
+
+    async def use(api: Any) -> tuple[int, Any]:
+        await api.ok(PATH, prompt="Hello", max_tokens=2, temperature=0, top_p=0.9)
+        return await api.error(PATH, prompt="Hello", max_tokens=2, stream=stream, **given)
+
+    status, error = serve(use, sampling="trencadis_testing.backend:ArgmaxSampler")
+    assert (status, error["param"], error["type"]) == (400, field, "invalid_request_error")
+    assert "ArgmaxSampler" in error["message"]
+    assert "does not honour it" in error["message"]
