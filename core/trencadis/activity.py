@@ -125,6 +125,7 @@ class Activity:
         self._lanes = lanes
         self._labels: dict[str, int] = {}
         self._beat = 0
+        self._slow_step_s = 0.0
         self._attach(memoryview(bytearray(_SIZE)))
 
     def share(self, file: int) -> None:
@@ -168,8 +169,10 @@ class Activity:
 
     def begin_step(self, step: int, phase: EnginePhase) -> None:
         """Note which step is waited for, and another phase."""
-        self._words[_STEP] = step
-        self.begin(phase)
+        words = self._words
+        words[_STEP], words[_PHASE] = step, phase
+        self._beat = beat = self._beat + 1
+        words[_BEAT] = beat
 
     def end_step(self, took_s: float) -> None:
         """Note how long a step took that compiled nothing: later ones may take many times as long.
@@ -177,14 +180,16 @@ class Activity:
         Args:
             took_s: Duration, seconds.
         """
-        words = self._words
-        took_us = int(took_s * 1e6)
-        slow_us = int(words[_SLOW_STEP] * _DECAY)
-        words[_SLOW_STEP] = max(slow_us, took_us)
+        slow_s = self._slow_step_s * _DECAY
+        if took_s > slow_s:
+            slow_s = took_s
+        self._slow_step_s = slow_s
+        self._floats[_SLOW_STEP] = slow_s
 
     def _attach(self, memory: memoryview) -> None:
         self._bytes = memory
         self._words = memory[:_LABELS].cast("q")
+        self._floats = memory[:_LABELS].cast("d")
         for lane in self._lanes:
             lane.attach(self._words)
 
@@ -267,7 +272,7 @@ class ActivityView:
             done=words[_DONE],
             total=words[_TOTAL],
             calls=tuple(labels),
-            slow_step_s=words[_SLOW_STEP] / 1e6,
+            slow_step_s=struct.unpack_from("=d", memory, 8 * _SLOW_STEP)[0],
         )
 
     def close_file(self) -> None:

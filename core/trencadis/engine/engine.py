@@ -64,6 +64,9 @@ __all__ = ["Engine"]
 
 _EMPTY = np.empty(0, np.int32)
 _NOTHING = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
+# Members of an enum are slow to look up.
+_SCHEDULING, _FORWARD = EnginePhase.SCHEDULING, EnginePhase.FORWARD
+_COMMITTING, _COMPILING = EnginePhase.COMMITTING, EnginePhase.COMPILING
 
 
 class Engine:
@@ -361,7 +364,7 @@ class Engine:
         start_s = self._clock.now_s()
         if not step.pass_counts.compiles:
             ACTIVITY.end_step(start_s - wait_s)
-        ACTIVITY.begin(EnginePhase.COMMITTING)
+        ACTIVITY.begin(_COMMITTING)
         deltas = self._committer.commit(plan, output)
         self._recovery.step_done(plan)
         self._drafting.verified(plan, output)
@@ -372,7 +375,7 @@ class Engine:
 
     def _submit_next(self) -> bool:
         """Plan and submit one step; False if there is nothing to run."""
-        ACTIVITY.begin(EnginePhase.SCHEDULING)
+        ACTIVITY.begin(_SCHEDULING)
         start_s = self._clock.now_s()
         try:
             drafts, draft_slots = self._drafting.propose()
@@ -454,4 +457,4 @@ class Engine:
 
 def _phase_of(counts: PassCounts) -> EnginePhase:
     """Return what the device is busy with during a step. Pure."""
-    return EnginePhase.COMPILING if counts.compiles else EnginePhase.FORWARD
+    return _COMPILING if counts.compiles else _FORWARD
