@@ -47,15 +47,24 @@ _AT_ONCE: Final = 10
 
 
 def reraise_interrupt(error: BaseException) -> None:
-    """Raise ``error`` again if it is the user's Ctrl-C; anything else that a plugin raised is contained by the caller.
+    """Raise ``error`` again if a signal raised it, such as the user's Ctrl-C; anything else that a plugin raised the caller contains.
 
-    Python raises a Ctrl-C on the main thread only, and not where SIGINT is ignored, as in an engine's own process: any other
-    ``KeyboardInterrupt``, and each ``SystemExit``, is the plugin's.
+    Python runs the handlers of signals on the main thread only, and a Ctrl-C raises nothing where SIGINT is ignored, as in an engine's
+    own process: any other ``KeyboardInterrupt``, and each ``SystemExit`` that no handler raised, is the plugin's.
     """
-    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         raise error
+    if _is_from_handler(error):
+        raise error
+
+
+def _is_from_handler(error: BaseException) -> bool:
+    """Return whether the handler of a signal is in an error's traceback."""
+    found = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in found} - {None}
+    return bool(codes) and any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 # -------------------------------------------------------------------------------------------------------- in words

@@ -13,8 +13,9 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
-from trencadis.interfaces import TokenSplit
-from trencadis.records import Phase, Shape
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.records import Phase, Request, SamplingParams, Shape
+from trencadis_testing.engines import make_engine
 
 
 class Endless:
@@ -117,6 +118,27 @@ def test_only_a_ctrl_c_of_the_user_gets_out(monkeypatch: pytest.MonkeyPatch) -> 
     thread.start()
     thread.join()
     assert passed == [None]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, TimeoutError])
+def test_what_the_handler_of_a_signal_raises_gets_out(kind: type[BaseException]) -> None:
+    def handler(*_: object) -> None:
+        raise kind("stop")
+
+    class Interrupted(SchedulingPolicy):
+        def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+            signal.raise_signal(signal.SIGUSR2)
+            return super().split(view, token_budget=token_budget)
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        engine = make_engine(policy=Interrupted(), fallback=True)
+        engine.add(Request(request_id="a", prompt_token_ids=(1, 2), params=SamplingParams(max_tokens=2)))
+        with pytest.raises(kind, match="stop"):
+            engine.step()
+        assert engine._policy.num_quarantined == 0
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 # ----------------------------------------------------------------------------------------------------------- logging
