@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Sequence
+
+from trencadis.accept_loop import AcceptLoop
 
 __all__ = ["Forwarder"]
 
@@ -24,7 +27,8 @@ class Forwarder:
         self._host = host
         self._ports = tuple(ports)
         self._next = 0
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: AcceptLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, port: int) -> int:
@@ -33,14 +37,23 @@ class Forwarder:
         Raises:
             OSError: The port is in use.
         """
-        self._server = await asyncio.start_server(self._accept, self._host, port)
-        found: int = self._server.sockets[0].getsockname()[1]
+        loop = asyncio.get_running_loop()
+
+        def make_protocol() -> asyncio.Protocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), self._accept, loop=loop)
+
+        self._listener = socket.create_server((self._host, port))
+        self._listener.setblocking(False)
+        self._accepting = AcceptLoop(self._listener, make_protocol)
+        found: int = self._listener.getsockname()[1]
         return found
 
     async def close(self) -> None:
         """Listen no more, and cut what is open."""
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None and self._listener is not None:
+            self._accepting.close()
+            await self._accepting.wait_closed()
+            self._listener.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

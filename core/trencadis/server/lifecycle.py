@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from trencadis.accept_loop import AcceptLoop
 from trencadis.config.server import ServerConfig
 from trencadis.server.gate import Gate
 from trencadis.server.guarded_connection import connection_class
-from trencadis.server.sockets import AcceptLoop
 from trencadis.server.supervisor import Supervisor
 
 __all__ = ["Service", "event_loop_factory"]

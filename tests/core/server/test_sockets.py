@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import asyncio
-import errno
-import os
 import socket
 
 import pytest
 
 from trencadis.errors import ConfigError
-from trencadis.server import sockets
-from trencadis.server.lifecycle import event_loop_factory
-from trencadis.server.sockets import AcceptLoop, listen, url_of
+from trencadis.server.sockets import listen, url_of
 
 
 def test_port_zero_gives_a_free_port_that_listens():
@@ -53,48 +48,3 @@ def test_an_ipv6_address_is_written_in_brackets():
         pytest.skip("this machine has no IPv6")
     with listener:
         assert url_of(listener).startswith("http://[::1]:")
-
-
-class Exhausted(socket.socket):
-    """A listening socket of a process that is out of descriptors for a while."""
-
-    num_failures_left = 3
-
-    def accept(self):
-        if self.num_failures_left:
-            self.num_failures_left -= 1
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return super().accept()
-
-
-class Greeting(asyncio.Protocol):
-    def connection_made(self, transport):
-        transport.write(b"hello")
-        transport.close()
-
-
-@pytest.mark.parametrize("loop_factory", [None, event_loop_factory()], ids=["asyncio", "fastest"])
-def test_connections_are_accepted_after_a_shortage_of_descriptors_which_the_log_says_once(
-    loop_factory, monkeypatch, caplog
-):
-    monkeypatch.setattr(sockets, "_PAUSE_S", 0.01)
-    listener = Exhausted()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    listener.setblocking(False)
-
-    async def main():
-        accepting = AcceptLoop(listener, Greeting)
-        for _ in range(3):
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            assert await asyncio.wait_for(reader.read(), 20) == b"hello"
-            writer.close()
-        accepting.close()
-        await accepting.wait_closed()
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
-    listener.close()
-    (line,) = [record.message for record in caplog.records if record.name == "trencadis.server"]
-    assert "Too many open files" in line
-    assert "ulimit -n" in line
