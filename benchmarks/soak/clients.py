@@ -57,11 +57,12 @@ class Answer:
         return {}
 
 
-async def send(port: int, case: Case, *, patience_s: float = PATIENCE_S) -> Answer:
-    """Send one request on a connection of its own and wait for all of its answer."""
+async def send(port: int, case: Case, *, patience_s: float = PATIENCE_S, opening: asyncio.Lock | None = None) -> Answer:
+    """Send one request on a connection of its own and wait for all of its answer; ``opening`` is held until the head can be sent."""
     begin_s = time.monotonic()
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+        async with opening or asyncio.Lock():
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     except OSError:
         return Answer("closed")
     data = bytearray()
@@ -173,6 +174,8 @@ class Attack:
     raw_outcomes: Counter[str] = field(default_factory=Counter)
     attempts: list[Attempt] = field(default_factory=list)
     next_index: int = 0
+    # To make a case may take seconds of this thread, and a connection that is open says something at once.
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self, *, num_cases: int = 0, seconds: float = 0.0) -> None:
         """Attack until so many cases are through, or for so long."""
@@ -193,7 +196,7 @@ class Attack:
         if rng.random() < self.raw_share:
             name = rng.choice(RAW_CASES)
             try:
-                result = await run_raw(self.port, name, rng)
+                result = await run_raw(self.port, name, rng, self.opening)
             except OSError:
                 result = RawResult("refused connection", 0)
             is_missed = name in MUST_ANSWER and result.outcome != "200"
@@ -201,12 +204,14 @@ class Attack:
             name = f"{self.generator.seed}:{index} raw {name}"
             self.raw_outcomes[answer.outcome] += 1
         else:
-            case = self.generator.case(index)
+            async with self.opening:
+                case = self.generator.case(index)
             if case.is_admin and not self.admin_port:
                 return None
             cancels = rng.random() < self.cancel_share
             patience_s = rng.choice((0.0, 0.01, 0.1, 1.0)) if cancels else patience_s
-            answer = await send(self.admin_port if case.is_admin else self.port, case, patience_s=patience_s)
+            port = self.admin_port if case.is_admin else self.port
+            answer = await send(port, case, patience_s=patience_s, opening=self.opening)
             name = case.name
             self.outcomes["cancelled" if cancels and answer.outcome == "left" else answer.outcome] += 1
             if cancels and answer.outcome == "left":

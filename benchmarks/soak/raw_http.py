@@ -35,8 +35,11 @@ class RawResult:
 class Connection:
     """One connection with bounds: what is sent, and for how long anything is waited for."""
 
-    def __init__(self, port: int, *, most_bytes: int = 8 * 2**20, patience_s: float = 8.0) -> None:
+    def __init__(
+        self, port: int, opening: asyncio.Lock, *, most_bytes: int = 8 * 2**20, patience_s: float = 8.0
+    ) -> None:
         self._port = port
+        self._opening = opening
         self._most_bytes = most_bytes
         self._patience_s = patience_s
         self.num_sent_bytes = 0
@@ -44,7 +47,8 @@ class Connection:
         self.has_ended = False
 
     async def __aenter__(self) -> Self:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**20)
+        async with self._opening:
+            self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**20)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -321,9 +325,9 @@ LEAVES = frozenset({"reset in a stream", "reset in a body", "deaf", "silent", "s
 """The client may leave first."""
 
 
-async def run_raw(port: int, name: str, rng: random.Random) -> RawResult:
-    """Play one case against a server on loopback; bounded in bytes and time."""
-    async with Connection(port) as connection:
+async def run_raw(port: int, name: str, rng: random.Random, opening: asyncio.Lock | None = None) -> RawResult:
+    """Play one case against a server on loopback; bounded in bytes and time. ``opening`` is held until something can be sent."""
+    async with Connection(port, opening or asyncio.Lock()) as connection:
         if name in _BYTES:
             await connection.send(_BYTES[name])
             await connection.read()

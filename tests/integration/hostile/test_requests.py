@@ -1,0 +1,149 @@
+"""A real server under seeded bad requests: nobody else is harmed. ``benchmarks/soak/hostile.py`` does the same for minutes.
+
+A case that fails is named ``SEED:INDEX …``; ``python benchmarks/soak/hostile.py --seed SEED --case INDEX`` sends it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_requests import GOOD, KINDS, BadRequests, Raw, dump
+from clients import CONTROLS, Attack, post, text_of
+from hostile import FLAGS, KILL_FLAGS, document_of
+from kills import run_kills
+from processes import Server, usage_of
+from raw_http import MUST_ANSWER, RAW_CASES, run_raw
+
+from trencadis.server.app import make_app
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine in Linux's /proc")
+
+SEED = 22
+NUM_CASES = 200
+MOST_HELD_S = 2.0
+"""Of the event loop's own CPU time at once: so generous that no neighbour on the machine matters; goals are the benchmark's."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server("--server.body_timeout_s", "2", "--server.max_engine_restarts", "0")
+    try:
+        yield server.wait()
+    finally:
+        left = server.close(seconds=120)
+    assert not left
+
+
+@pytest.fixture(scope="module")
+def bad(server: Server) -> BadRequests:
+    return BadRequests(SEED, document_of(server))
+
+
+async def texts(server: Server) -> list[str]:
+    """Return what well-behaved clients get."""
+    answers = [
+        (path, await post(server.port, path, {"model": "demo", **body}, patience_s=120)) for path, body in CONTROLS
+    ]
+    return [text_of(path, answer) for path, answer in answers]
+
+
+def assert_unharmed(server: Server, engine: int | None) -> None:
+    assert server.engine_pid() == engine
+    assert not server.wait_for_rest(120)
+    assert not [line for line in server.lines if "Traceback" in line]
+    held_s = server.metric("trencadis_event_loop_held_seconds")
+    assert held_s is not None
+    assert held_s < MOST_HELD_S
+
+
+def test_bad_requests_are_refused_and_harm_nobody(server: Server, bad: BadRequests) -> None:
+    attack = Attack(bad, server.port, server.admin_port, at_once=4, raw_share=0.0)
+    undisturbed, engine = asyncio.run(texts(server)), server.engine_pid()
+
+    async def attacked() -> list[list[str]]:
+        found = []
+        running = asyncio.ensure_future(attack.run(num_cases=NUM_CASES))
+        while not running.done():
+            found.append(await texts(server))
+        await running
+        return found
+
+    for disturbed in asyncio.run(attacked()):
+        assert disturbed == undisturbed
+    assert len(attack.attempts) == NUM_CASES
+    assert not [(one.name, one.answer.outcome, one.answer.body[:300]) for one in attack.faults()]
+    assert not [one.name for one in attack.unanswered() if one.answer.outcome != "left"]
+    statuses = {one.answer.status for one in attack.attempts}
+    assert {200, 400, 404} <= statuses
+    assert_unharmed(server, engine)
+
+
+def test_bytes_that_no_client_would_send_are_refused_and_harm_nobody(server: Server) -> None:
+    before, undisturbed, engine = usage_of(server.pid), asyncio.run(texts(server)), server.engine_pid()
+
+    async def attacked() -> list[tuple[str, str]]:
+        attacks = [run_raw(server.port, name, random.Random(name)) for name in RAW_CASES]
+        disturbed, *results = await asyncio.gather(texts(server), *attacks)
+        assert disturbed == undisturbed
+        return [(name, result.outcome) for name, result in zip(RAW_CASES, results, strict=True)]
+
+    outcomes = asyncio.run(attacked())
+    assert not [(name, outcome) for name, outcome in outcomes if outcome.startswith("5") or outcome == "open"]
+    assert {name for name, outcome in outcomes if outcome == "200"} >= MUST_ANSWER
+    assert_unharmed(server, engine)
+    after = usage_of(server.pid)
+    assert before is not None
+    assert after is not None
+    assert after.rss_mib - before.rss_mib < 64
+    assert after.num_descriptors <= before.num_descriptors + 4
+
+
+def document() -> Any:
+    from server_doubles import OneEngine, make_context
+
+    return make_app(make_context(OneEngine(None))).openapi()
+
+
+def test_a_case_depends_on_seed_and_index_alone() -> None:
+    found = document()
+    one, other = BadRequests(5, found), BadRequests(5, found)
+    assert [one.case(index) for index in range(40)] == [other.case(index) for index in reversed(range(40))][::-1]
+    assert one.case(7) != BadRequests(6, found).case(7)
+
+
+def test_the_series_tries_every_kind_and_every_field_of_the_document() -> None:
+    found = document()
+    series = BadRequests(1, found, kinds=("wrong_type", "edge", "combination"))
+    tried: dict[str, set[str]] = {path: set() for path in series.bodies}
+    for index in range(3000):
+        case = series.case(index)
+        tried[case.path] |= set(case.name.split()[-1].split("+"))
+    assert {
+        path: fields.keys() - tried[path] for path, fields in series.bodies.items() if fields.keys() - tried[path]
+    } == {}
+    everything = BadRequests(1, found)
+    assert {everything.case(index).name.split()[1] for index in range(400)} == KINDS.keys()
+
+
+def test_numbers_without_end_and_half_surrogates_are_written_as_they_are() -> None:
+    value = {"a": [Raw("1e999"), "\ud800"], "b": GOOD["/tokenize"]}
+    assert dump(value).startswith(b'{"a":[1e999,"\\ud800"],"b":')
+
+
+@pytest.mark.slow  # two minutes: a server's life with everything mixed; half an hour of it is done by hand
+def test_kills_stops_and_cancels_leave_nothing_and_everybody_is_told() -> None:
+    server = Server(*FLAGS, *KILL_FLAGS)
+    try:
+        done = run_kills(server.wait(), 12, SEED)
+        held = server.wait_for_rest(120)
+    finally:
+        left = server.close(seconds=120)
+    assert sum(done.events.values()) == 12
+    assert done.wrong == held == left == []
+    assert not {"cut off", "no connection", "never answered"} & done.answers.keys()
+    assert done.silence_s < 60
