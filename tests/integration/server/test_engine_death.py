@@ -32,7 +32,7 @@ LONG = {**SHORT, "max_tokens": 240, "stream": True}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with running(opener(step_s=0.02, placement="process", watchdog_s=2.0), max_engine_restarts=2) as running_server:
+    with running(opener(step_s=0.02, placement="process", watchdog_s=4.0), max_engine_restarts=2) as running_server:
         yield running_server
 
 
