@@ -206,9 +206,9 @@ class Drafting:
         if not slots.size:
             return _EMPTY, _EMPTY
         view = LengthView(
-            slots=slots,
+            slots=read_only(slots),
             epochs=table.epoch[slots],
-            max_draft_tokens=most,
+            max_draft_tokens=read_only(most),
             num_running=num_running,
             num_waiting=len(state.waiting),
             padded_tokens=self._padded_tokens,
@@ -240,10 +240,10 @@ class Drafting:
         sequences = [table.sequence(slot) for slot in slots.tolist()]
         linear_only: BoolArray = np.array([self._shape(slot)[1] == _LINEAR for slot in slots.tolist()], np.bool_)
         return DraftView(
-            slots=slots,
+            slots=read_only(slots),
             epochs=table.epoch[slots],
             token_ids=tuple([read_only(state.known_tokens(sequence)) for sequence in sequences]),
-            max_draft_tokens=most,
+            max_draft_tokens=read_only(most),
             requests=tuple(sequence.request for sequence in sequences),
             seeds=tuple(sequence.seed for sequence in sequences),
             linear_only=linear_only,

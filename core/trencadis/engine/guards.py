@@ -22,7 +22,7 @@ from trencadis.engine.shadow import Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
-from trencadis.records import Bucket, Int32Array, Request, Shape
+from trencadis.records import Bucket, Int32Array, Request, Shape, read_only
 
 __all__ = ["Fallback", "Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling", "TooSlowError"]
 
@@ -284,6 +284,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def give_way(self, view: SchedulerView, *, slot: int, candidates: Int32Array) -> int:
         """Return one of the candidates, or -1."""
+        candidates = read_only(candidates)
 
         def check(victim: int) -> str:
             known = victim == -1 or victim in candidates
@@ -365,6 +366,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
         """Return one of the candidates."""
+        candidates = read_only(candidates)
 
         def check(victim: int) -> str:
             return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trencadis.records import Int32Array
+from trencadis.records import Int32Array, read_only
 
 __all__ = ["SlotQueue"]
 
@@ -31,9 +31,7 @@ class SlotQueue:
     @property
     def slots(self) -> Int32Array:
         """The slots, head first: a read-only view, valid until the next change."""
-        view = self._buffer[self._head : self._tail]
-        view.flags.writeable = False
-        return view
+        return read_only(self._buffer[self._head : self._tail])
 
     def append(self, slot: int) -> None:
         """Add at the tail."""

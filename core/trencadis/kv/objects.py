@@ -56,7 +56,7 @@ class BlockObjects:
             payload: Its bytes.
         """
         draft = start_header(self._layout, compat=self._compat, block_hash=block_hash, codec_flags=self._codec.flags)
-        encoded = memoryview(self._codec.encode(payload, draft))
+        encoded = memoryview(self._codec.encode(payload.toreadonly(), draft))
         return [memoryview(seal_header(draft, encoded)), encoded]
 
     @property

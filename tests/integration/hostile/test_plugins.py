@@ -1,0 +1,103 @@
+"""Whatever a plugin does, others' texts are the same, the culprit is named, and the engine goes on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from hostile_policies import house
+from hostile_tiles import ACTS, ANSWER_MODES
+
+from trencadis.llm import LLM
+from trencadis.records import FinishReason, SamplingParams
+from trencadis_testing.fakes import fake_text
+
+VOCAB_SIZE = 4096
+PROMPTS = [[7 + number, *range(20, 20 + 5 * number), 9] for number in range(8)]
+PARAMS = [SamplingParams(max_tokens=6 + number, ignore_eos=True) for number in range(8)]
+TEXTS = [
+    tuple(fake_text(prompt, params.max_tokens or 0, vocab_size=VOCAB_SIZE, eos=-1))
+    for prompt, params in zip(PROMPTS, PARAMS, strict=True)
+]
+ANSWERS = {
+    "scheduling": ["order", "split", "chunk", "victim", "admit", "admit_tenant"],
+    "eviction": ["victims"],
+    "bucketing": ["bucket_for"],
+    "observer": ["metrics"],
+    "speculation": ["propose"],
+    "draft_length": ["choose"],
+    "kv_policy": ["admits_save", "admits_load"],
+    "kv_codec": ["encode", "decode"],
+    "kv_connector": [
+        *(f"scheduler.{name}" for name in ("lookup", "on_finished", "take_message", "metrics")),
+        *(f"worker.{name}" for name in ("poll", "end_step")),
+    ],
+}
+"""Methods whose answers the engine uses."""
+
+TELLS = {
+    "scheduling": ["on_added", "on_finished"],
+    "eviction": ["on_use", "on_free", "on_hit", "forget"],
+    "bucketing": ["observe"],
+    "observer": ["on_step", "on_request", "close"],
+    "speculation": ["on_verified", "on_finished", "close"],
+    "draft_length": ["on_verified", "on_finished"],
+    "kv_connector": [
+        *(f"scheduler.{name}" for name in ("on_allocated", "on_computed", "on_report", "close")),
+        *(f"worker.{name}" for name in ("begin_step", "close")),
+    ],
+}
+"""Methods that are told something, and answer nothing."""
+
+FALLBACKS = {"scheduling": "fcfs", "eviction": "lru", "bucketing": "exact", "draft_length": "fixed"}
+DRAFTS = {"speculation": {"name": "hostile_tiles:honest_speculation"}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "draft_length": DRAFTS,
+    "kv_policy": {"kv_connector": {"name": "host_offload"}},
+    "kv_codec": {"kv_connector": {"name": "host_offload"}},
+}
+
+
+def _cases() -> Iterator[Any]:
+    for noun, methods in ANSWERS.items():
+        cases = [(method, mode) for method in methods for mode in ("raise", *ANSWER_MODES, "mutate")]
+        cases += [(method, mode) for method in TELLS.get(noun, ()) for mode in ("raise", "too_many", "mutate")]
+        for method, mode in (*cases, (methods[0], "leak")):
+            if (method, mode) == ("decode", "mutate"):
+                continue  # what a codec writes there is its answer, which only its conformance suite can judge
+            yield pytest.param(noun, method, mode, id=f"{noun}-{method}-{mode}")
+
+
+def _tables(noun: str, method: str, mode: str) -> dict[str, Any]:
+    table: dict[str, Any] = {"name": f"hostile_tiles:{noun}", "options": {"method": method, "mode": mode}}
+    if not method.endswith("close"):
+        table["options"]["first"] = 1
+    if noun == "observer":
+        return {noun: {"names": [table["name"]], "options": table["options"]}}
+    if noun in FALLBACKS:
+        table["fallback"] = FALLBACKS[noun]
+    return {**NEEDS.get(noun, {}), noun: table}
+
+
+@pytest.mark.parametrize(("noun", "method", "mode"), list(_cases()))
+def test_texts_are_the_same_and_the_engine_goes_on(
+    noun: str, method: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    ACTS.clear()
+    tables = _tables(noun, method, mode)
+    with LLM.from_config(*house(cache={"num_blocks": 40}, **tables)) as llm:
+        for _ in range(2):
+            outputs = llm.generate(PROMPTS, PARAMS)
+            assert [one.outputs[0].token_ids for one in outputs] == TEXTS, [one.error for one in outputs]
+            assert {one.outputs[0].finish_reason for one in outputs} == {FinishReason.LENGTH}
+        llm.totals()
+    if mode == "raise" and ACTS:
+        assert f"hostile_tiles:{noun}" in caplog.text
