@@ -37,7 +37,7 @@ PROCESS_MODES = ("loop", "exit", "os_exit")
 
 MODES = ("raise", *ANSWER_MODES, "mutate", "sleep", "leak", *PROCESS_MODES)
 
-SLEEP_S = 0.5
+SLEEP_S = 1.0
 
 ACTS: list[tuple[str, str]] = []
 """What was done so far, by method and mode."""

@@ -30,6 +30,7 @@ logger = logging.getLogger("trencadis.engine")
 
 _NO_SHADOW = ShadowStep()
 
+_MAX_REFUSAL = 1000
 _ORDERED_PER_STEP = 4096
 """Waiting sequences for each budget of an order: of more than that an order stands for several steps."""
 
@@ -391,7 +392,12 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
 
 def _no_text(refusal: object, *, method: str = "admit") -> str:
-    return "" if isinstance(refusal, str) else f"{method}() returned {shown(refusal)}, which is no text"
+    """Return what is wrong with a refusal, which a client is to read. Pure."""
+    if not isinstance(refusal, str):
+        return f"{method}() returned {shown(refusal)}, which is no text"
+    if len(refusal) > _MAX_REFUSAL or not refusal.isprintable():
+        return f"{method}() returned {shown(refusal)}: no more than {_MAX_REFUSAL} printable characters"
+    return ""
 
 
 class GuardedEviction(Guarded[EvictionPolicy]):

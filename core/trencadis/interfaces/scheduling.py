@@ -114,7 +114,9 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
     preempts: bool = False
 
     def admit(self, request: Request, *, num_waiting: int, num_waiting_tokens: int) -> str:
-        """Return why a new request is refused, or an empty string. Once per request, before it waits.
+        """Return why a new request is refused, at most 1,000 printable characters, or an empty string.
+
+        Once per request, before it waits.
 
         Args:
             request: The request.

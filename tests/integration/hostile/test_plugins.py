@@ -13,8 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from hostile_policies import house
-from hostile_tiles import ACTS, ANSWER_MODES
+from hostile_tiles import ACTS, ANSWER_MODES, SLEEP_S
 
+from trencadis.errors import EngineEndedError
 from trencadis.llm import LLM
 from trencadis.records import FinishReason, SamplingParams
 from trencadis_testing.fakes import fake_text
@@ -69,7 +70,7 @@ def _cases() -> Iterator[Any]:
     for noun, methods in ANSWERS.items():
         cases = [(method, mode) for method in methods for mode in ("raise", *ANSWER_MODES, "mutate")]
         cases += [(method, mode) for method in TELLS.get(noun, ()) for mode in ("raise", "too_many", "mutate")]
-        for method, mode in (*cases, (methods[0], "leak")):
+        for method, mode in (*cases, (methods[0], "leak"), (methods[0], "exit")):
             if (method, mode) == ("decode", "mutate"):
                 continue  # what a codec writes there is its answer, which only its conformance suite can judge
             yield pytest.param(noun, method, mode, id=f"{noun}-{method}-{mode}")
@@ -101,3 +102,37 @@ def test_texts_are_the_same_and_the_engine_goes_on(
         llm.totals()
     if mode == "raise" and ACTS:
         assert f"hostile_tiles:{noun}" in caplog.text
+
+
+SLOW = {
+    "scheduling": "order",
+    "eviction": "victims",
+    "bucketing": "bucket_for",
+    "observer": "on_step",
+    "speculation": "propose",
+    "draft_length": "choose",
+    "kv_policy": "admits_load",
+    "kv_connector": "scheduler.lookup",
+}
+BUDGETS = {f"{noun}_ms": SLEEP_S * 100 for noun in SLOW if noun != "observer"}
+"""A tenth of what a call sleeps: one such call is enough."""
+
+
+@pytest.mark.parametrize(("noun", "method"), SLOW.items(), ids=list(SLOW))
+def test_what_takes_too_long_is_named_and_replaced(noun: str, method: str, caplog: pytest.LogCaptureFixture) -> None:
+    ACTS.clear()
+    with LLM.from_config(*house(cache={"num_blocks": 40}, budget=BUDGETS, **_tables(noun, method, "sleep"))) as llm:
+        for _ in range(2):
+            outputs = llm.generate(PROMPTS, PARAMS)
+            assert [one.outputs[0].token_ids for one in outputs] == TEXTS, [one.error for one in outputs]
+    assert len(ACTS) == (5 if noun == "speculation" else 1)  # the first four slow calls of a speculator are forgiven
+    assert f"hostile_tiles:{noun}" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["os_exit", "loop"])
+@pytest.mark.parametrize(("noun", "method"), [("scheduling", "order"), ("observer", "on_step")])
+def test_what_ends_or_holds_up_the_process_is_named(noun: str, method: str, mode: str) -> None:
+    engine = {"placement": "process", "watchdog_s": 2.0}
+    config = house(cache={"num_blocks": 40}, engine=engine, **_tables(noun, method, mode))
+    with LLM.from_config(*config) as llm, pytest.raises(EngineEndedError, match=f"hostile_tiles:{noun}"):
+        llm.generate(PROMPTS, PARAMS)
