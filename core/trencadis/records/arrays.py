@@ -19,5 +19,5 @@ A = TypeVar("A", bound=npt.NDArray[np.generic])
 
 def read_only(array: A) -> A:
     """Return a view of an array that cannot be written to, nor made writable again as a plain view can. Pure; O(1)."""
-    view: A = np.asarray(memoryview(array).toreadonly())  # type: ignore[assignment]
+    view: A = np.asarray(memoryview(array).toreadonly())  # type: ignore[arg-type,assignment]
     return view
