@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
+
 from trencadis.engine.passes import PassCounts, PassPlanner
 from trencadis.engine.state import EngineState
-from trencadis.records import Batch, Plan
+from trencadis.records import Batch, Drafts, Plan
 
 __all__ = ["BatchBuilder"]
 
@@ -41,6 +43,11 @@ class BatchBuilder:
             row_starts=row_starts,
             table_writes=state.rows.take_writes(),
             passes=passes,
-            drafts=plan.drafts,
+            drafts=None if plan.drafts is None else _copied(plan.drafts),
             connector_message=plan.connector_message,
         )
+
+
+def _copied(drafts: Drafts) -> Drafts:
+    """Return the same drafts: the plan is committed by its own numbers, whatever a backend writes to its batch. Pure."""
+    return attrs.evolve(drafts, num_drafts=drafts.num_drafts.copy(), token_ids=drafts.token_ids.copy())

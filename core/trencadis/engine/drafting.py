@@ -143,7 +143,7 @@ class Drafting:
                 self._speculator.tell(
                     "on_verified",
                     lambda speculator: speculator.on_verified(
-                        slots=plan.slots, num_drafts=num_drafts, num_accepted=num_accepted
+                        slots=read_only(plan.slots), num_drafts=num_drafts.copy(), num_accepted=num_accepted.copy()
                     ),
                 )
             step = self._verified_step(plan, output, num_drafts, num_accepted)
@@ -246,7 +246,7 @@ class Drafting:
             max_draft_tokens=read_only(most),
             requests=tuple(sequence.request for sequence in sequences),
             seeds=tuple(sequence.seed for sequence in sequences),
-            linear_only=linear_only,
+            linear_only=read_only(linear_only),
         )
 
     def _verified_step(

@@ -397,7 +397,7 @@ def _wrong_ids(token_ids: Any, logits: torch.Tensor) -> str:
         return f"its token_ids are {tuple(token_ids.shape)} on {token_ids.device}, not ({num_rows},) on {logits.device}"
     if token_ids.device.type != "cpu" or not num_rows:
         return ""
-    ids = np.from_dlpack(token_ids)
+    ids: np.ndarray = token_ids.numpy()
     # As unsigned numbers negative ones are the largest: one comparison instead of two.
     if np.maximum.reduce(ids.view(np.uint64)) < vocab_size:
         return ""

@@ -156,9 +156,10 @@ class PassPlanner:
 
     def _pass(self, plan: Plan, indices: Int32Array, phase: Phase, block_tables: Int32Array) -> Pass:
         whole = len(indices) == plan.num_sequences
-        lengths = plan.num_scheduled if whole else plan.num_scheduled[indices]
-        starts = plan.starts if whole else plan.starts[indices]
-        rows = plan.rows if whole else plan.rows[indices]
+        # Copies either way: the plan is committed by its own numbers, whatever a backend writes to its batch.
+        lengths = plan.num_scheduled.copy() if whole else plan.num_scheduled[indices]
+        starts = plan.starts.copy() if whole else plan.starts[indices]
+        rows = plan.rows.copy() if whole else plan.rows[indices]
         shape = self._shape(starts, lengths, rows, phase, block_tables)
         bucket = self._bucket_for(shape)
         if not self._ragged:

@@ -10,11 +10,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
+from guesses import right
 from hostile_outputs import SPOILS, SpoilingExecutor
 
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, RowError, SamplingParams, StepOutput
+from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -147,6 +149,29 @@ def test_the_error_of_one_row_ends_that_sequence_and_the_others_keep_their_token
     assert all(is_text_of(ended[name], PROMPTS[name]) for name in ("a", "c"))
     assert engine.totals.num_failed_steps == engine.totals.num_recomputed_tokens == 0
     assert engine._state.blocks.num_used == 0
+    assert not broken_invariants(engine)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_what_a_backend_writes_to_its_batch_changes_no_text(overlap: bool, drafts: bool) -> None:
+    class Scribbling(FakeExecutor):
+        def submit(self, batch: Batch) -> PendingStep:
+            done = Canned(super().submit(batch).wait())
+            arrays = [
+                getattr(one, name) for one in batch.passes for name in ("rows", "starts", "query_lens", "num_logits")
+            ]
+            for array in [*arrays, *([batch.drafts.num_drafts, batch.drafts.token_ids] if batch.drafts else [])]:
+                array[:] = 3
+            return done
+
+    executor = Scribbling(FakeBackend(eos=-1, max_model_len=256))
+    speculator = ScriptedSpeculator(right) if drafts else None
+    engine = make_engine(executor=executor, async_scheduling=overlap, speculator=speculator)
+    for name, prompt in PROMPTS.items():
+        add(engine, name, prompt)
+    ended = drain(engine)
+    assert all(is_text_of(ended[name], prompt) for name, prompt in PROMPTS.items())
     assert not broken_invariants(engine)
 
 

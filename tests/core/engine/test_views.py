@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+
 import attrs
 import numpy as np
 import pytest
 
-from trencadis.interfaces import SchedulerView
-from trencadis.records import Request, SamplingParams
+from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.records import Int32Array, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
-from trencadis_testing.fakes import FakeBackend
+from trencadis_testing.fakes import FakeBackend, fake_text
 
 PROMPT = tuple(range(1, 23))
 
@@ -56,12 +58,46 @@ def test_a_slot_given_to_another_remembers_nothing() -> None:
     assert (view.first_token_s[slot], view.weight[slot], view.ttft_target_s[slot]) == (np.inf, 1.0, np.inf)
 
 
-def test_every_column_is_read_only() -> None:
+def test_every_column_is_read_only_and_stays_so() -> None:
     engine = make_engine()
     engine.add(request("a"))
     view = view_of(engine)
     arrays = [getattr(view, field.name) for field in attrs.fields(SchedulerView)]
-    assert not any(array.flags.writeable for array in arrays if isinstance(array, np.ndarray))
+    for array in [array for array in arrays if isinstance(array, np.ndarray)]:
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.setflags(write=True)
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array[:].flags.writeable = True
+
+
+class Unlocks(SchedulingPolicy):
+    """Takes what it is shown for its own, whatever it takes."""
+
+    def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
+        for name in ("num_tokens", "num_computed_tokens", "running", "waiting"):
+            with contextlib.suppress(ValueError):
+                getattr(view, name).setflags(write=True)
+                getattr(view, name)[:] = 0
+        return TokenSplit(decode=token_budget, prefill=token_budget)
+
+    def victim(self, view: SchedulerView, *, candidates: Int32Array) -> int:
+        with contextlib.suppress(ValueError):
+            candidates.setflags(write=True)
+            candidates[:] = 99
+        return int(candidates[-1])
+
+
+def test_a_policy_that_writes_where_it_may_not_changes_nothing() -> None:
+    engine = make_engine(policy=Unlocks(), backend=FakeBackend(eos=-1, max_model_len=256), num_blocks=20)
+    prompts = {name: tuple(range(first, first + 20)) for name, first in (("a", 1), ("b", 30), ("c", 60))}
+    for name, prompt in prompts.items():
+        params = SamplingParams(max_tokens=12)
+        engine.add(Request(request_id=name, prompt_token_ids=prompt, params=params))
+    ends = drain(engine)
+    assert {name: end.token_ids.tolist() for name, end in ends.items()} == {
+        name: fake_text(prompt, 12, eos=-1) for name, prompt in prompts.items()
+    }
 
 
 def test_prefixes_are_what_admission_would_find() -> None:
