@@ -20,6 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from trencadis.errors import did_you_mean
+from trencadis.records.plain import plain_fault
 from trencadis.server.errors import ApiError
 from trencadis.server.protocol.fields import other_fields
 
@@ -27,7 +28,7 @@ __all__ = ["BiasKey", "EndpointRequest", "RequestModel", "TokenId", "TokenIds", 
 
 _MAX_INT = 2**31 - 1
 _MAX_QUOTED = 80
-_MAX_DEPTH = 32
+_MAX_PLACE = 200
 _MAX_ENTRIES = 16384
 """Longest list of anything but token ids: to look at a million texts or messages would keep every other client waiting."""
 
@@ -97,7 +98,7 @@ class EndpointRequest(RequestModel):
         kept = {name: value for name, value in data.items() if name not in others}
         _refuse_long(kept)
         _refuse_unknown(cls, kept, "", known=others)
-        _refuse_unreadable(kept, "")
+        _refuse_unreadable(kept)
         return kept
 
 
@@ -141,29 +142,18 @@ def _refuse_unknown_inside(model: type[RequestModel], value: Any, path: str) -> 
                 _refuse_unknown(model, one, f"{path}[{index}].", known={})
 
 
-def _refuse_unreadable(value: Any, path: str, depth: int = 0) -> None:
-    """Refuse text that no UTF-8 can hold, since JSON can write half a surrogate pair, and nesting that exhausts the stack.
+def _refuse_unreadable(data: dict[str, Any]) -> None:
+    """Refuse text that no UTF-8 can hold, since JSON can write half a surrogate pair, numbers beyond 64 bits, and deep nesting.
 
     Raises:
-        ApiError: There is some; the message names the field.
+        ApiError: There is some; the message names the place.
     """
-    if depth > _MAX_DEPTH:
-        where = path.split(".", 1)[0].split("[", 1)[0]
-        raise ApiError(400, f"{where} is nested more than {_MAX_DEPTH} levels deep.", param=where)
-    if isinstance(value, str):
-        try:
-            value.isascii() or value.encode()
-        except UnicodeEncodeError as error:
-            raise ApiError(
-                400, f"{path} has half a surrogate pair at character {error.start}: this is no text.", param=path
-            ) from None
-    elif isinstance(value, dict):
-        for name, one in value.items():
-            _refuse_unreadable(name, path or "the body")
-            _refuse_unreadable(one, f"{path}.{name}" if path else name, depth + 1)
-    elif isinstance(value, list) and not (value and isinstance(value[0], int)):  # token ids are many, and no text
-        for index, one in enumerate(value):
-            _refuse_unreadable(one, f"{path}[{index}]", depth + 1)
+    for name, value in data.items():
+        fault = plain_fault(value) if isinstance(value, str | list | dict) else None
+        if fault is not None:
+            where, why = fault
+            place = name if "nested" in why else f"{name}{where[:_MAX_PLACE]}"
+            raise ApiError(400, f"{place} {why}.", param=place)
 
 
 def _models_in(annotation: Any) -> Iterator[type[RequestModel]]:

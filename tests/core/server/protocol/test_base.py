@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -68,6 +69,26 @@ def test_half_a_character_is_refused_wherever_it_is(body: Any, param: str) -> No
     with pytest.raises(ApiError, match="half a surrogate pair") as caught:
         ChatRequest.model_validate({**CHAT, **body})
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logits_processors": {"x": {"a": 10**30}}}, "logits_processors.x.a"),
+        ({"kv_transfer_params": {"k": [1, -(2**64)]}}, "kv_transfer_params.k[1]"),
+    ],
+)
+def test_a_number_beyond_64_bits_is_refused_wherever_it_is(body: Any, param: str) -> None:
+    with pytest.raises(ApiError, match="beyond 64 bits") as caught:
+        ChatRequest.model_validate({**CHAT, **body})
+    assert caught.value.param == param
+
+
+def test_places_of_values_are_put_into_words_for_an_error_only() -> None:
+    long = {"A" * 1_000_000: [""] * 200_000}
+    begin_s = time.process_time()
+    ChatRequest.model_validate({**CHAT, "kv_transfer_params": long})
+    assert time.process_time() - begin_s < 5  # the words alone would be 200 GB
 
 
 @pytest.mark.parametrize("name", ["chat_template_kwargs", "messages", "logit_bias"])
