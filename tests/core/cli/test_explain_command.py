@@ -128,25 +128,25 @@ def test_the_configured_key_is_sent(served: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("status", "body", "words", "code"),
     [
-        (404, UNKNOWN, "request 'x' is not known."),
-        (404, {"error": {"message": "no", "code": "unknown_url"}}, "there are no administration pages"),
-        (503, {"error": {"message": "The engine is loading.", "code": "engine_loading"}}, "The engine is loading."),
-        (500, b"oops", "it answered 500"),
-        (200, b"<html>", "no server answers"),
-        (200, {"other": 1}, "no administration of Trencad"),
+        (404, UNKNOWN, "request 'x' is not known.", 2),
+        (404, {"error": {"message": "no", "code": "unknown_url"}}, "there are no administration pages", 2),
+        (503, {"error": {"message": "The engine is loading.", "code": "engine_loading"}}, "The engine is loading.", 69),
+        (500, b"oops", "it answered 500", 69),
+        (200, b"<html>", "no server answers", 69),
+        (200, {"other": 1}, "no administration of Trencad", 69),
     ],
 )
 def test_what_the_server_refuses_is_said_in_its_words(
-    served: Any, capsys: pytest.CaptureFixture[str], status: int, body: Any, words: str
+    served: Any, capsys: pytest.CaptureFixture[str], status: int, body: Any, words: str, code: int
 ):
-    assert main(["explain", "x", "--url", served(status, body)]) == 2
+    assert main(["explain", "x", "--url", served(status, body)]) == code
     assert words in capsys.readouterr().err
 
 
 def test_nobody_there_and_nowhere_to_ask_say_what_to_do(served: Any, capsys: pytest.CaptureFixture[str]):
-    assert main(["explain", "x", "--url", "http://127.0.0.1:9"]) == 2
+    assert main(["explain", "x", "--url", "http://127.0.0.1:9"]) == 69
     assert "http://127.0.0.1:9: no server answers" in (error := capsys.readouterr().err)
     assert "Start trencadis serve" in error
     assert main(["explain", "x"]) == 2
