@@ -138,7 +138,8 @@ class Accounting:
         state = self._state
         return EngineGauges(
             num_running=len(state.running),
-            num_waiting=len(state.waiting) + state.transfers.num_parked,
+            num_waiting=state.num_queued + state.transfers.num_parked,
+            num_compiling=len(state.compiling),
             num_swapped=state.swapping.num_swapped,
             num_free_blocks=state.blocks.num_free,
             num_cached_blocks=state.blocks.num_cached,
@@ -160,6 +161,7 @@ class Accounting:
             now_s=state.clock.now_s(),
             num_running=len(state.running),
             num_waiting=state.num_queued + state.transfers.num_parked,
+            num_compiling=len(state.compiling),
             num_sequences=plan.num_sequences,
             num_scheduled_tokens=plan.num_tokens,
             num_padded_tokens=output.num_padded_tokens,

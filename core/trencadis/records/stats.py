@@ -39,6 +39,7 @@ class StepStats:
         num_substituted: Passes in a larger bucket than their own, which was not prepared yet.
         num_unprepared: Passes in a bucket that nobody had prepared; each bucket counts once.
         num_block_swaps: Pairs of KV blocks that changed places before the step.
+        num_compiling: Waiting sequences whose sampler has work to do before they can run, after the step.
         num_swapped: Waiting sequences whose blocks are in host memory, after the step.
         num_blocks_swapped_out: KV blocks copied to host memory before the step.
         num_blocks_swapped_in: KV blocks copied back before the step.
@@ -98,6 +99,7 @@ class StepStats:
     num_blocks_swapped_out: int = 0
     num_blocks_swapped_in: int = 0
     num_swap_fallbacks: int = 0
+    num_compiling: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +109,8 @@ class EngineGauges:
     Attributes:
         num_running: Sequences that hold blocks and a row.
         num_waiting: Sequences that wait, preempted ones included.
-        num_swapped: Of these, sequences whose blocks are in host memory.
+        num_compiling: Of these, sequences whose sampler has work to do before they can run.
+        num_swapped: Waiting sequences whose blocks are in host memory.
         num_free_blocks: Blocks with nothing in them.
         num_cached_blocks: Unreferenced blocks kept for reuse.
         num_used_blocks: Blocks held by sequences or transfers.
@@ -115,6 +118,7 @@ class EngineGauges:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_compiling: int = 0
     num_swapped: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0

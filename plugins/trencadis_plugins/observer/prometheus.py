@@ -50,6 +50,10 @@ _COUNTERS = {
 _GAUGES = {
     "running_sequences": ("Sequences that hold blocks and a row.", "num_running"),
     "waiting_sequences": ("Sequences that wait.", "num_waiting"),
+    "compiling_sequences": (
+        "Of those that wait, sequences whose sampler has work to do before they can run, such as a grammar.",
+        "num_compiling",
+    ),
     "swapped_sequences": ("Of those that wait, sequences whose KV is in host memory.", "num_swapped"),
     "free_blocks": ("KV blocks with nothing in them.", "num_free_blocks"),
     "cached_blocks": ("Unreferenced KV blocks kept for reuse.", "num_cached_blocks"),

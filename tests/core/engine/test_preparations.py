@@ -14,6 +14,7 @@ from trencadis.errors import InvalidRequestError, RequestRefusedError
 from trencadis.front.local_engine import LocalEngineClient
 from trencadis.interfaces import Observer
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
+from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 
@@ -52,7 +53,8 @@ def state_of(engine: Engine, name: str) -> str:
 
 def test_others_go_on_step_after_step_while_one_is_compiling() -> None:
     slow = Slow()
-    engine = open_engine(slow, explain_steps=200)
+    observer = PrometheusObserver()
+    engine = open_engine(slow, explain_steps=200, observers=[("prometheus", observer)])
     engine.add(request("other", max_tokens=100))
     engine.add(request("poison", slow=True, tenant="a"))
     assert slow.tenants == ["a"]
@@ -61,6 +63,9 @@ def test_others_go_on_step_after_step_while_one_is_compiling() -> None:
     assert num_tokens >= 59
     assert state_of(engine, "poison") == "compiling"
     assert engine.num_waiting == 1
+    engine.metrics()
+    shown = observer.snapshot()
+    assert (shown["trencadis_compiling_sequences"], shown["trencadis_waiting_sequences"]) == (1, 1)
     slow.begun[0][0].set_exception(InvalidRequestError("no text is of this kind.", field="structured"))
     ended = drain(engine)
     assert ended["other"].token_ids.tolist() == fake_text(PROMPT, 100, eos=-1)
