@@ -103,13 +103,15 @@ class EndpointRequest(RequestModel):
 
 
 def _refuse_long(data: dict[str, Any]) -> None:
-    """Refuse a list that nobody needs so long.
+    """Refuse a list or an object that nobody needs so long; token ids, and a bias for each, may be many.
 
     Raises:
         ApiError: There is one; the message names the field.
     """
     for name, value in data.items():
-        if isinstance(value, list) and len(value) > _MAX_ENTRIES and not isinstance(value[0], int):
+        if not isinstance(value, list | dict) or len(value) <= _MAX_ENTRIES:
+            continue
+        if name != "logit_bias" if isinstance(value, dict) else not isinstance(value[0], int):
             shown = ascii(name[:_MAX_QUOTED])[1:-1]
             raise ApiError(400, f"{shown} has {len(value)} entries; it takes at most {_MAX_ENTRIES}.", param=shown)
 

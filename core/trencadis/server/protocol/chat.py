@@ -57,7 +57,9 @@ class ChatRequest(GenerationRequest):
 
     endpoint: ClassVar[str] = "chat"
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="The conversation so far.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
+        description="The conversation so far."
+    )
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         None, description="The most tokens of a choice, for which the model must have room; by default as many as fit."
     )

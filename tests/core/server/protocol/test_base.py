@@ -128,6 +128,17 @@ def test_the_schema_has_every_field_that_is_accepted() -> None:
     assert schema["additionalProperties"] is False
 
 
+def test_an_object_that_nobody_needs_so_large_is_refused_before_its_values_are_looked_at() -> None:
+    with pytest.raises(ApiError, match="logits_processors has 20000 entries"):
+        ChatRequest.model_validate({**CHAT, "logits_processors": {str(i): 1 for i in range(20_000)}})
+
+
+def test_of_many_wrong_messages_the_first_is_told() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({**CHAT, "messages": [{"role": 5, "content": "x"}] * 10_000})
+    assert {error["loc"][:2] for error in caught.value.errors()} == {("messages", 0)}
+
+
 @pytest.mark.parametrize("name", ["messages", "stop", "zzz"])
 def test_a_list_that_nobody_needs_so_long_is_refused_before_it_is_looked_at(name: str) -> None:
     with pytest.raises(ApiError, match=f"{name} has 16385 entries; it takes at most 16384"):
