@@ -5,7 +5,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trencadis.server.errors import ApiError
@@ -30,6 +30,7 @@ def num_containers(value: object) -> int:
     return 1 + sum(map(num_containers, value)) if isinstance(value, list) else 0
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_VALUES)
 def test_lists_and_objects_are_counted_and_brackets_in_text_are_not(value: object) -> None:
     for ascii_only in (True, False):

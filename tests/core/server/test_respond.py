@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from trencadis.server import respond
 from trencadis.server.errors import ApiError
 from trencadis.server.respond import error_headers, has_body, refuse, send_error
 
@@ -62,3 +63,17 @@ def test_a_refusal_reads_the_rest_of_the_body_and_then_ends():
 def test_a_refusal_without_a_body_keeps_the_connection():
     start, _ = sent_by(lambda send: refuse({"type": "http", "headers": []}, None, send, ERROR))
     assert b"connection" not in dict(start["headers"])
+
+
+def test_what_a_refused_client_goes_on_sending_is_taken_slowly(monkeypatch):
+    monkeypatch.setattr(respond, "_LINGER_S", 0.2)
+    scope = {"type": "http", "headers": [(b"transfer-encoding", b"chunked")]}
+    taken = []
+
+    async def receive():
+        taken.append(1)
+        return {"type": "http.request", "body": b"x" * 65536, "more_body": True}
+
+    sent = sent_by(lambda send: refuse(scope, receive, send, ERROR))
+    assert [message.get("more_body") for message in sent] == [None, True, False]
+    assert len(taken) <= 1 + 0.2 / respond._PACE_S

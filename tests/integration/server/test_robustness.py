@@ -14,6 +14,7 @@ import httpx
 import pytest
 from live_server import LiveServer, running
 from paced_backend import num_used_blocks, opener
+from raw_client import RawClient
 
 from trencadis_testing.fakes import fake_text
 
@@ -135,6 +136,17 @@ def test_a_body_of_100_mb_is_413_and_costs_no_memory(server, announced):
     assert answer.json()["error"]["code"] == "body_too_large"
     assert rss_bytes() - before < 16 * 2**20
     assert_serves(server)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_has_shut_its_sending_side_gets_its_answer(server, streams):
+    with RawClient(server.port) as client:
+        client.post("/v1/completions", {**BODY, "stream": streams})
+        client.socket.shutdown(socket.SHUT_WR)
+        answer = client.read_all().removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert (b"data: [DONE]" if streams else b'"finish_reason":"length"') in answer
+    assert_at_rest(server)
 
 
 def test_a_client_that_waits_to_be_asked_for_its_body_never_sends_it(server):
