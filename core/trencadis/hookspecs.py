@@ -23,9 +23,12 @@ from trencadis.interfaces.component import Component
 if TYPE_CHECKING:
     from trencadis.records import ModelFacts
 
-__all__ = ["NOUNS", "PROJECT_NAME", "hookimpl", "hookspec"]
+__all__ = ["NOUNS", "PROCESSOR_GROUP", "PROJECT_NAME", "hookimpl", "hookspec"]
 
 PROJECT_NAME = "trencadis"
+
+PROCESSOR_GROUP = f"{PROJECT_NAME}.logits_processors"
+"""Entry points of this group name classes of logits processors, or functions that return one, for samplers with a chain of them."""
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)

@@ -93,6 +93,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         raise ConfigValueError(f"trencadis bench schedule: {error}.") from error
     arrivals = parse_trace(read_text(Path(args.trace)), args.trace)
     names = [name.strip() for name in args.policies.split(",")] if args.policies else registry.components("scheduling")
+    for name in names:  # here, where who asked is known
+        registry.select("scheduling", name, source="flag --policies")
     results = [
         measure_schedule(config, registry, arrivals, workload, policy=name, step_time=step_time) for name in names
     ]

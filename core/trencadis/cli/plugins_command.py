@@ -11,7 +11,7 @@ from trencadis.cli.tables import print_table
 from trencadis.config import Config
 from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry, resolve_plan
-from trencadis.registry.listing import rows_of
+from trencadis.registry.listing import processors_of, rows_of
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             "plan_hash": plan.plan_hash,
             "nouns": nouns,
             "components": components,
+            "logits_processors": [attrs.asdict(row) for row in processors_of(plan)],
             "broken": broken,
             "contested": contested,
         }
@@ -66,6 +67,11 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     empty = [noun for noun in NOUNS if not any(row.noun == noun for row in rows)]
     if empty:
         print(f"no component installed: {', '.join(empty)}")
+    for row in processors_of(plan):
+        role = f" ({row.role})" if row.role else ""
+        print(
+            f"logits processor: {row.name}{role} {row.value} of {row.distribution or 'no distribution'} {row.version}"
+        )
     for item in registry.broken.values():
         print(f"broken: {item.error}")
     for error in registry.contested.values():

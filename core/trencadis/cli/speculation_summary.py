@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 __all__ = ["speculation_summary"]
 
 
-def speculation_summary(name: str, totals: Mapping[str, int]) -> str:
+def speculation_summary(name: str, totals: Mapping[str, Any]) -> str:
     """Return drafted and accepted tokens, their ratio, and the mean of tokens that a sequence got in a step. Pure.
 
     Args:
-        name: Of the speculator.
+        name: Of the speculator that the configuration names.
         totals: Of an engine, as ``LLM.totals`` returns them.
     """
+    now = totals["drafter"]
+    if now != name:
+        name = f"{name}, after a failure {now or 'off'}"
     drafted, accepted = totals["num_draft_tokens"], totals["num_accepted_tokens"]
     rate = f" ({accepted / drafted:.1%})" if drafted else ""
     mean = totals["num_emitted_tokens"] / max(1, totals["num_sequence_steps"])

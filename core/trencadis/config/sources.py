@@ -168,6 +168,13 @@ def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Giv
             path = ".".join(tables)
         elif name in flat:
             raise UnknownKeyError(f'environment {name}: no such setting. Did you mean "{flat[name]}"?')
+        elif len(tables) == 1 and tables[0] in settings.tables():
+            keys = ["name"] if tables[0] in NOUN_TABLES else settings.keys_of(tables[0])
+            meant = f"{name}__{keys[0].upper()}" if len(keys) == 1 else f"{name}__KEY"
+            raise UnknownKeyError(
+                f'environment {name}: [{tables[0]}] is a table and has no value of its own. Did you mean "{meant}"?',
+                hint="Settings are named TRENCADIS_TABLE__KEY, with two underscores between table and key.",
+            )
         elif len(tables) > 1:
             raise UnknownKeyError(
                 f"environment {name}: no such setting.{did_you_mean(name, known)}",

@@ -273,10 +273,12 @@ class _Builder:
         if "speculation" not in choices:
             return None
         drafter, length = self._guarded("speculation"), self._guarded("draft_length")
+        fallback = self._plan.fallbacks.get("speculation")
         return Speculation(
             speculator=drafter[1],
             length=length[1],
             labels=(drafter[0], length[0]),
+            names=(choices["speculation"].component.name, fallback.component.name if fallback else ""),
             make_fallbacks=(drafter[2], length[2]),
             acceptance=self._acceptance(drafter[1]),
             takes_drafts=lambda params, branching: self._judging().takes_drafts(params, branching=branching),

@@ -40,6 +40,7 @@ class Speculation:
         acceptance: Which drafts stand.
         takes_drafts: ``takes_drafts(params, branching)``: what the sampler says of a sequence.
         labels: Names of speculator and draft length in messages; empty: those of their classes.
+        names: Of the speculator and of its fallback, as the configuration has them.
         make_fallbacks: Make what takes over from speculator and draft length; None: speculation goes off.
     """
 
@@ -48,6 +49,7 @@ class Speculation:
     acceptance: AcceptanceRule
     takes_drafts: Callable[[SamplingParams, bool], bool] = lambda _, __: True
     labels: tuple[str, str] = ("", "")
+    names: tuple[str, str] = ("", "")
     make_fallbacks: tuple[Callable[[], Speculator] | None, Callable[[], DraftLength] | None] = (None, None)
 
 
@@ -90,6 +92,7 @@ class Drafting:
             return
         drafter, length = speculation.speculator, speculation.length
         labels = [given or type(one).__name__ for given, one in zip(speculation.labels, (drafter, length), strict=True)]
+        self._names = speculation.names
         self._takes_drafts = speculation.takes_drafts
         self._rule = speculation.acceptance if isinstance(speculation.acceptance, GuardedAcceptance) else None
         meters = [meter_of(noun, label) for noun, label in zip(("speculation", "draft_length"), labels, strict=True)]
@@ -99,6 +102,11 @@ class Drafting:
         self._length: Guarded[DraftLength] = Guarded(
             labels[1], length, speculation.make_fallbacks[1], meter=meters[1], ends_if_slow=True
         )
+
+    @property
+    def drafter(self) -> str:
+        """Name of the speculator that drafts now; empty: none does."""
+        return self._names[self._speculator.num_quarantined > 0] if self._is_on else ""
 
     @property
     def num_quarantined(self) -> int:

@@ -289,13 +289,14 @@ class Engine:
     def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
-        The engine's own: ``totals``, the fields of :class:`~trencadis.engine.accounting.EngineTotals`, and ``reject_transfer``.
+        The engine's own: ``totals``, the fields of :class:`~trencadis.engine.accounting.EngineTotals` and ``drafter``, the name of the
+        speculator that drafts now; and ``reject_transfer``.
 
         Raises:
             TrencadisError: As of :meth:`Administration.answer`.
         """
         if question == "totals":
-            return attrs.asdict(self.totals)
+            return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}
         if question == "reject_transfer":
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}

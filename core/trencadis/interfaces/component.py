@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,7 +17,30 @@ from trencadis.errors import ContractError
 from trencadis.interfaces.vocabulary import Vocabulary
 from trencadis.records import BucketLimits, ModelFacts, ModelSource
 
-__all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig"]
+__all__ = ["Component", "ComponentContext", "NamedModel", "NoConfig", "import_attribute"]
+
+
+def import_attribute(path: str) -> Any:
+    """Import ``package.module:Attribute`` and return the attribute.
+
+    A module that is not installed is looked for in the current folder, which is then added to the end of ``sys.path``: the command
+    ``trencadis`` does not have it there, unlike ``python -m trencadis``.
+
+    Raises:
+        ImportError: There is no such module.
+        AttributeError: It has no such attribute.
+        Exception: Whatever the module raises.
+    """
+    module_name, _, names = path.partition(":")
+    top = module_name.partition(".")[0]
+    folder = Path.cwd()
+    if importlib.util.find_spec(top) is None and ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
+        sys.path.append(str(folder))
+        importlib.invalidate_caches()
+    found: Any = importlib.import_module(module_name)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
 
 
 @attrs.frozen(kw_only=True)

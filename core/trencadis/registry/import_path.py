@@ -7,7 +7,6 @@ component states neither requirements nor an interface version: those take a plu
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from trencadis.config.messages import spot
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
 from trencadis.faults import as_words, reraise_interrupt
-from trencadis.interfaces.component import Component, ComponentContext
+from trencadis.interfaces.component import Component, ComponentContext, import_attribute
 from trencadis.log import adopt_package
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.contracts import CONTRACTS, interface_version
@@ -59,17 +58,14 @@ def import_component(noun: str, path: str, *, key: str, source: str) -> Register
 
 def _attribute(path: str, where: str) -> Any:
     module_name, _, names = path.partition(":")
-    hint = "Correct the import path: package.module:Class, importable where trencadis runs."
+    hint = "Correct the import path: package.module:Class, installed, on PYTHONPATH or in the current folder."
     if not module_name or not names:
         raise ConfigValueError(f"{where}: is no import path.", hint=hint)
     try:
-        found: Any = importlib.import_module(module_name)
-        for name in names.split("."):
-            found = getattr(found, name)
+        return import_attribute(path)
     except BaseException as error:
         reraise_interrupt(error)
         raise PluginLoadError(f"{where}: cannot be imported: {as_words(error)}.", hint=hint) from error
-    return found
 
 
 def _factory(made: Callable[..., Any], noun: str) -> Callable[[Any, ComponentContext], Any]:

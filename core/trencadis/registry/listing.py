@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
 from trencadis.config import Config
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
-from trencadis.hookspecs import NOUNS
+from trencadis.hookspecs import NOUNS, PROCESSOR_GROUP
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.plan import ResolvedPlan
+from trencadis.registry.provenance import distribution_of
 from trencadis.registry.registry import Registry
 
-__all__ = ["ComponentRow", "rows_of"]
+__all__ = ["ComponentRow", "ProcessorRow", "processors_of", "rows_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +46,40 @@ class ComponentRow:
     default: bool
     requires: tuple[str, ...]
     provides: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class ProcessorRow:
+    """One installed logits processor of another package.
+
+    Attributes:
+        name: As a sampler's chain names it.
+        value: What it leads to, ``package.module:Class``.
+        distribution: That offers it.
+        version: Of the distribution.
+        role: ``active`` if an option of the sampler names it, or empty.
+    """
+
+    name: str
+    value: str
+    distribution: str
+    version: str
+    role: str
+
+
+def processors_of(plan: ResolvedPlan) -> list[ProcessorRow]:
+    """Return the logits processors that installed packages offer by entry points, by name; imports none."""
+    options: Any = plan.choices["sampling"].options if "sampling" in plan.choices else None
+    values = attrs.asdict(options).values() if attrs.has(type(options)) else ()
+    named = {name for value in values if isinstance(value, tuple | list) for name in value}
+    rows = []
+    for point in importlib.metadata.entry_points(group=PROCESSOR_GROUP):
+        distribution, version = distribution_of(point)
+        role = "active" if point.name in named else ""
+        rows.append(
+            ProcessorRow(name=point.name, value=point.value, distribution=distribution, version=version, role=role)
+        )
+    return sorted(rows, key=lambda row: (row.name, row.distribution))
 
 
 def rows_of(registry: Registry, plan: ResolvedPlan) -> Iterator[ComponentRow]:

@@ -141,7 +141,7 @@ class ResolvedPlan:
 
     @functools.cached_property
     def plan_hash(self) -> str:
-        """BLAKE2b-128 of nouns, components, distributions, versions and options, 32 hexadecimal digits."""
+        """BLAKE2b-128 of nouns, components, distributions, versions, code and options, 32 hexadecimal digits."""
         facts = {
             "choices": {noun: _facts(choice) for noun, choice in self.choices.items()},
             "fallbacks": {noun: _facts(choice) for noun, choice in self.fallbacks.items()},
@@ -343,13 +343,16 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 def _facts(choice: Choice) -> dict[str, Any]:
     component = choice.component
-    return {
+    facts: dict[str, Any] = {
         "noun": component.noun,
         "component": component.name,
         "distribution": component.provenance.distribution,
         "version": component.provenance.version,
         "options": attrs.asdict(choice.options) if attrs.has(type(choice.options)) else dict(choice.options),
     }
+    if code := component.provenance.code_digest:  # what is given in code may have no file
+        facts["code"] = code
+    return facts
 
 
 def _plain(value: Any) -> Any:

@@ -48,7 +48,10 @@ class PluginNames:
         if not _NAME.fullmatch(name) or len(name) > _MOST_LETTERS:
             raise ConfigValueError(
                 f'new-plugin: the name "{name}" cannot be used.',
-                hint=f"Use lower-case letters, digits and single dashes, a letter first, at most {_MOST_LETTERS} in all.",
+                hint=(
+                    "Use lower-case letters and digits, with single dashes or underscores between them, a letter first, at most "
+                    f"{_MOST_LETTERS} characters in all."
+                ),
             )
         found = cls(tidy, name.replace("-", "_"))
         if found.name in _RESERVED or keyword.iskeyword(found.name) or found.class_name in _TAKEN_CLASSES:

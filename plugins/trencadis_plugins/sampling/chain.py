@@ -14,7 +14,7 @@ from trencadis.interfaces import LogitsProcessor, Vocabulary
 from trencadis_plugins.sampling.config import PRESETS
 from trencadis_plugins.sampling.cutoffs import EpsilonCutoff, EtaCutoff
 from trencadis_plugins.sampling.dry import Dry
-from trencadis_plugins.sampling.elsewhere import IsolatedProcessor, processor_from
+from trencadis_plugins.sampling.elsewhere import IsolatedProcessor, installed_processors, processor_from
 from trencadis_plugins.sampling.logit_bias import LogitBias
 from trencadis_plugins.sampling.min_p import MinP
 from trencadis_plugins.sampling.min_tokens import MinTokens
@@ -120,9 +120,10 @@ def _processor(name: str, vocabulary: Callable[[], Vocabulary]) -> LogitsProcess
         return _BUILT_IN[name]()
     processor = processor_from(name)
     if processor is None:
+        known = [*_BUILT_IN, *installed_processors()]
         raise ConfigValueError(
             f"[sampling.standard] chain or processors names {name!r}: there is no such processor. Choose among "
-            f"{', '.join(_BUILT_IN)}.{did_you_mean(name, _BUILT_IN)}",
+            f"{', '.join(known)}.{did_you_mean(name, known)}",
             hint="Or give an import path, package.module:Class, or install the package whose entry point has this name.",
         )
     return IsolatedProcessor(processor, name)

@@ -13,19 +13,23 @@ import numpy as np
 import torch
 
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError, StepFailedError
+from trencadis.hookspecs import PROCESSOR_GROUP
 from trencadis.interfaces import LogitsProcessor, SamplingContext
+from trencadis.interfaces.component import import_attribute
 from trencadis.records import RowStart, SamplingParams
 from trencadis_plugins.sampling.guard import RowsFailedError, no_finite_maximum
 from trencadis_plugins.sampling.row_processor import whose
 
-__all__ = ["GROUP", "IsolatedProcessor", "processor_from"]
+__all__ = ["IsolatedProcessor", "installed_processors", "processor_from"]
 
 logger = logging.getLogger("trencadis.sampling")
 
 T = TypeVar("T")
 
-GROUP = "trencadis.logits_processors"
-"""Entry points of this group name classes of logits processors, or functions that return one."""
+
+def installed_processors() -> list[str]:
+    """Return the names of the logits processors of other packages that are installed, sorted."""
+    return sorted({point.name for point in entry_points(group=PROCESSOR_GROUP)})
 
 
 def processor_from(name: str) -> LogitsProcessor | None:
@@ -39,14 +43,14 @@ def processor_from(name: str) -> LogitsProcessor | None:
         PluginLoadError: It cannot be imported or made.
         ContractError: It is no logits processor.
     """
-    point = EntryPoint(name=name, value=name, group=GROUP) if ":" in name else _entry_point(name)
-    if point is None:
+    point = None if ":" in name else _entry_point(name)
+    if point is None and ":" not in name:
         return None
     where = f"[sampling.standard] processor {name!r}"
     try:
-        made: Any = point.load()
+        made: Any = import_attribute(name) if point is None else point.load()
         processor = made()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginLoadError(
             f"{where} cannot be made: {type(error).__name__}: {error}.",
             hint="Name a class that takes no arguments, importable where trencadis runs, or take the name out of the config.",
@@ -60,7 +64,7 @@ def processor_from(name: str) -> LogitsProcessor | None:
 
 
 def _entry_point(name: str) -> EntryPoint | None:
-    found = tuple(entry_points(group=GROUP, name=name))
+    found = tuple(entry_points(group=PROCESSOR_GROUP, name=name))
     if len(found) > 1:
         owners = " and ".join(sorted(point.dist.name if point.dist else "?" for point in found))
         raise ConfigValueError(
@@ -88,6 +92,7 @@ class IsolatedProcessor(LogitsProcessor):
         for promise in ("argmax_invariant", "needs_history", "takes_branches", "speculation_safe", "has_state"):
             setattr(self, promise, bool(getattr(inner, promise)))
         self.rebuilds_state = bool(inner.rebuilds_state)
+        self.honours = frozenset(inner.honours)
         self.name = inner.name
 
     @functools.cached_property

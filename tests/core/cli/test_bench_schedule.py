@@ -10,7 +10,7 @@ import pytest
 
 from trencadis.bench import ScheduleResult, ScheduleWorkload
 from trencadis.cli import bench_command
-from trencadis.errors import ConfigError
+from trencadis.errors import ConfigError, UnknownComponentError
 from trencadis.records import StepTime
 
 POLICY = "trencadis_testing.engines:ServeInOrder"
@@ -82,3 +82,8 @@ def test_the_flags_are_the_fields_of_the_workload() -> None:
 def test_what_cannot_be_measured_is_refused_in_words(bench, trace, arguments, message) -> None:
     with pytest.raises(ConfigError, match=message):
         bench(*(trace if argument == "TRACE" else argument for argument in arguments))
+
+
+def test_a_policy_that_there_is_not_is_put_down_to_the_flag(bench, trace) -> None:
+    with pytest.raises(UnknownComponentError, match=r'name = "nope" \(from flag --policies\): no such component'):
+        bench("--trace", trace, "--policies", "fake,nope")

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import types
+from importlib.metadata import EntryPoint
 
 import pytest
 from only_installed import only_installed
 
 from trencadis.cli import main
-from trencadis.hookspecs import NOUNS
+from trencadis.hookspecs import NOUNS, PROCESSOR_GROUP
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -119,3 +121,16 @@ def test_a_broken_plugin_is_listed_with_its_reason(capsys, monkeypatch, plugin) 
     assert last.startswith(
         'broken: broken, given in code (plugin "broken") defines trencadis_bucketings without @hookimpl'
     )
+
+
+def test_installed_logits_processors_are_listed(capsys, monkeypatch) -> None:
+    usual = importlib.metadata.entry_points
+    point = EntryPoint(name="mine", value="my_package:Mine", group=PROCESSOR_GROUP)
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda *, group: [point] if group == PROCESSOR_GROUP else usual(group=group)
+    )
+    assert main(["plugins", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["logits_processors"]
+    assert (row["name"], row["value"], row["role"]) == ("mine", "my_package:Mine", "")
+    assert main(["plugins"]) == 0
+    assert "logits processor: mine my_package:Mine of" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 from trencadis.config import load_config
 from trencadis.config.settings import settings_of
 from trencadis.config.strangers import strangers
+from trencadis.errors import UnknownKeyError
 
 SHAPE = "Settings are named TRENCADIS_TABLE__KEY, with two underscores between table and key."
 
@@ -63,3 +64,16 @@ def test_loading_warns_once_of_each_and_keeps_its_value_untold(caplog):
         'environment TRENCADIS_API_KEYS has no effect. Did you mean "TRENCADIS_SERVER__API_KEYS"?',
         'environment TRENCADIS_PORT has no effect. Did you mean "TRENCADIS_SERVER__PORT"?',
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TRENCADIS_SCHEDULING", "TRENCADIS_SCHEDULING__NAME"),
+        ("TRENCADIS_LOG", "TRENCADIS_LOG__LEVEL"),
+        ("TRENCADIS_ENGINE", "TRENCADIS_ENGINE__KEY"),
+    ],
+)
+def test_a_variable_that_names_a_whole_table_is_refused(name, meant):
+    with pytest.raises(UnknownKeyError, match=rf'environment {name}: .* is a table .* Did you mean "{meant}"\?'):
+        load_config(environ={name: "mlfq"})

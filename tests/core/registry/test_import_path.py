@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from trencadis.clock import SimulatedClock
@@ -105,3 +107,27 @@ def test_an_import_that_fails_names_setting_source_and_cause(path, cause):
 @pytest.mark.parametrize("path", [":X", "json:"])
 def test_half_an_import_path_is_refused(path):
     assert "is no import path" in _said(ConfigValueError, _import, path)
+
+
+def test_a_module_in_the_current_folder_is_found_although_it_is_not_on_the_path(tmp_path, monkeypatch):
+    (tmp_path / "my_policies_here.py").write_text(
+        "from trencadis.interfaces import SchedulingPolicy\nclass Mine(SchedulingPolicy):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    before = list(sys.path)
+    found = import_component("scheduling", "my_policies_here:Mine", key="scheduling.name", source="")
+    assert found.component.factory({}, None).__class__.__name__ == "Mine"
+    assert sys.path == [*before, str(tmp_path)]
+    sys.modules.pop("my_policies_here")
+
+
+def test_the_current_folder_is_left_alone_where_the_module_is_installed_or_nowhere(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    with pytest.raises(ContractError):
+        import_component("scheduling", "json:JSONDecoder", key="scheduling.name", source="")
+    with pytest.raises(PluginLoadError, match="current folder"):
+        import_component("scheduling", "no_such_module_anywhere:X", key="scheduling.name", source="")
+    assert sys.path == before

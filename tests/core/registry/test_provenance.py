@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import importlib
+import sys
 import types
 from importlib.metadata import EntryPoint
 
+import pytest
+
+from trencadis.registry import Registry
+from trencadis.registry import provenance as provenance_module
 from trencadis.registry.provenance import Provenance, distribution_of, of_entry_point, of_import_path, of_object
 
 
@@ -44,3 +50,58 @@ def test_an_import_path_is_traced_to_its_distribution(install, plugin_source):
 
 def test_an_import_path_outside_all_distributions_has_none():
     assert of_import_path("nowhere.at_all:X").distribution == ""
+
+
+@pytest.fixture
+def digest_of(tmp_path, monkeypatch):
+    """Returns a function: the digest of a package with these files, as a new process would see it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def digest(files, *, distribution="my-package", module="digested.plugin"):
+        for path, text in files.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "digested"]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        importlib.import_module(module)
+        provenance_module._digest_of.cache_clear()
+        return Provenance(plugin="x", module=module, distribution=distribution, version="1.0").code_digest
+
+    yield digest
+    provenance_module._digest_of.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "digested"]:
+        del sys.modules[name]
+
+
+FILES = {"digested/__init__.py": "", "digested/plugin.py": "A = 1\n", "digested/inner/policy.py": "B = 2\n"}
+
+
+@pytest.mark.parametrize("edited", FILES)
+def test_any_edited_file_of_an_installed_package_changes_its_digest_and_nothing_else_does(digest_of, edited):
+    before = digest_of(FILES)
+    assert len(bytes.fromhex(before)) == 16
+    assert digest_of({"digested/__pycache__/x.pyc": "compiled", "digested/notes.txt": "words"}) == before
+    assert digest_of({edited: "C = 33333\n"}) != before
+    assert digest_of(FILES) == before
+
+
+def test_a_file_under_another_name_changes_the_digest(digest_of):
+    before = digest_of(FILES)
+    assert digest_of({"digested/more.py": ""}) != before
+
+
+def test_of_a_module_without_a_distribution_its_own_file_counts(digest_of):
+    before = digest_of(FILES, distribution="")
+    assert digest_of({"digested/inner/policy.py": "B = 3\n"}, distribution="") == before
+    assert digest_of({"digested/plugin.py": "A = 2\n"}, distribution="") != before
+
+
+def test_what_has_no_file_has_no_digest():
+    assert of_object(types.ModuleType("made_in_memory")).code_digest == ""
+
+
+def test_loading_plugins_reads_no_code_for_a_digest(install, plugin_source, monkeypatch):
+    monkeypatch.setattr(provenance_module, "_digest_of", None)
+    registry = Registry.discover(entry_points=install("fibonacci-tiles", "0.2.0", plugin_source("fibonacci")))
+    assert "fibonacci" in registry.components("bucketing")

@@ -48,3 +48,8 @@ def test_name_that_is_no_plain_word_is_refused(name):
 )
 def test_name_with_another_meaning_is_refused(name):
     assert "another meaning" in refusal("scheduling", name)
+
+
+def test_message_of_a_refused_name_allows_what_is_accepted():
+    assert PluginNames.read("scheduling", "fair_lottery").name == PluginNames.read("scheduling", "fair-lottery").name
+    assert "single dashes or underscores" in refusal("scheduling", "fair__lottery")

@@ -152,3 +152,22 @@ def test_missing_directory_is_refused(tmp_path: Path):
 def test_directory_that_may_not_be_written_to_is_refused(tmp_path: Path):
     with pytest.raises(ConfigValueError, match="cannot be made"):
         new_plugin(PluginNames.read("eviction", "lottery"), Path("/proc"))
+
+
+@pytest.mark.slow
+def test_packages_of_every_noun_pass_their_own_type_check(tmp_path: Path):
+    """All in one run: what they import is then checked once."""
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install -e '.[dev]'")
+    homes = [new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)[0] for noun in NOUNS]
+    path = os.pathsep.join(str(home / "src") for home in homes)
+    packages = [word for home in homes for word in ("-p", home.name.replace("-", "_"))]
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), *packages],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert checked.returncode == 0, checked.stdout

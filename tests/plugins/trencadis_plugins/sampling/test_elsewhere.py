@@ -5,16 +5,19 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from trencadis.errors import ConfigValueError, ContractError, PluginLoadError
+from trencadis.hookspecs import PROCESSOR_GROUP
 from trencadis_plugins.sampling import elsewhere as module
-from trencadis_plugins.sampling.elsewhere import GROUP, processor_from
+from trencadis_plugins.sampling.chain import build_chain
+from trencadis_plugins.sampling.elsewhere import processor_from
 from trencadis_plugins.sampling.min_p import MinP
+from trencadis_plugins.sampling.standard import StandardSampler
 
 _PATH = "trencadis_plugins.sampling.min_p:MinP"
 
 
 def _install(monkeypatch, *points):
     def entry_points(*, group, name):
-        return EntryPoints(EntryPoint(name=one, value=value, group=GROUP) for one, value in points).select(
+        return EntryPoints(EntryPoint(name=one, value=value, group=PROCESSOR_GROUP) for one, value in points).select(
             group=group, name=name
         )
 
@@ -47,3 +50,17 @@ def test_what_cannot_be_made_is_refused_with_the_cause(path):
 def test_what_is_no_processor_is_refused():
     with pytest.raises(ContractError, match="no LogitsProcessor"):
         processor_from("collections:OrderedDict")
+
+
+def test_installed_processors_are_among_the_choices_of_an_unknown_name(monkeypatch):
+    points = EntryPoints([EntryPoint(name="mine", value=_PATH, group=PROCESSOR_GROUP)])
+    monkeypatch.setattr(
+        module, "entry_points", lambda *, group, name="": points.select(group=group, **({"name": name} if name else {}))
+    )
+    with pytest.raises(ConfigValueError, match=r"Choose among .*top_k.*, mine\..*Did you mean \"mine\"\?"):
+        build_chain("vllm", processors=["mime"])
+
+
+def test_what_a_processor_from_elsewhere_honours_counts_in_its_chain():
+    chain = build_chain("vllm", chain=[_PATH])
+    assert StandardSampler(chain).honours == {"greedy", "logprobs", "min_p"}
