@@ -156,6 +156,30 @@ def test_a_sampler_that_states_nothing_is_asked_for_nothing(fake_house) -> None:
     engine.close()
 
 
+class _Breaks(ScriptedSpeculator):
+    def __init__(self) -> None:
+        super().__init__(lambda tokens: 1 / 0)
+
+
+class _Steady(ScriptedSpeculator):
+    def __init__(self) -> None:
+        super().__init__(lambda tokens: [1])
+
+
+@pytest.mark.parametrize(("fallback", "named"), [(f"{__name__}:_Steady", f"{__name__}:_Steady"), ("", "")])
+def test_totals_name_the_speculator_that_drafts_now(fake_house, fallback, named) -> None:
+    config, registry = fake_house(speculator=lambda: ScriptedSpeculator(lambda tokens: []))
+    broken = f"{__name__}:_Breaks"
+    config = attrs.evolve(config, speculation=NounConfig(name=broken, fallback=fallback))
+    engine = build_engine(config, registry=registry)
+    assert engine.answer("totals", {})["drafter"] == broken
+    engine.add(Request(request_id="it", prompt_token_ids=(1, 2), params=SamplingParams(max_tokens=6)))
+    while engine.has_work:
+        engine.step()
+    assert engine.answer("totals", {})["drafter"] == named
+    engine.close()
+
+
 class _ReadsLaws(AcceptanceRule):
     """By import path nothing says beforehand that it does."""
 
