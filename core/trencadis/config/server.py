@@ -42,6 +42,12 @@ class ServerConfig:
         secret=True,
     )
     max_body_bytes: int = setting(16 * 2**20, "Largest request body.", unit="bytes", validator=ge(1024))
+    max_body_values: int = setting(
+        500_000,
+        "Most values in a request body, each token id being one: parsing more would keep other clients "
+        "waiting. More are answered 400.",
+        validator=ge(1024),
+    )
     body_timeout_s: float = setting(
         30.0,
         "The head of a request may take this long, else its connection is closed; its body as well, else it is answered 408.",

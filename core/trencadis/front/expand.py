@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any, TypeVar
+
 import attrs
 
-from trencadis.records import Request
+from trencadis.records import Request, SamplingParams
 
 __all__ = ["expand"]
 
 _NUM_SEEDS = 2**63
+_T = TypeVar("_T")
 
 
 def expand(request: Request) -> tuple[Request, ...]:
@@ -21,20 +25,28 @@ def expand(request: Request) -> tuple[Request, ...]:
     params = request.params
     if params.num_generated == 1:
         return (request,)
-    logprobs = 0 if params.logprobs is None and params.is_chosen else params.logprobs
+    first = attrs.evolve(
+        params, n=1, best_of=None, logprobs=0 if params.logprobs is None and params.is_chosen else params.logprobs
+    )
+    other = first if first.prompt_logprobs is None else attrs.evolve(first, prompt_logprobs=None)
+    rest = request if request.transfer_params is None else attrs.evolve(request, transfer_params=None)
     return tuple(
-        attrs.evolve(
-            request,
+        _changed(
+            rest if index else request,
             request_id=f"{request.request_id}/{index}",
-            transfer_params=request.transfer_params if index == 0 else None,
-            params=attrs.evolve(
-                params,
-                n=1,
-                best_of=None,
-                seed=None if params.seed is None else (params.seed + index) % _NUM_SEEDS,
-                logprobs=logprobs,
-                prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-            ),
+            params=_seeded(other if index else first, index),
         )
         for index in range(params.num_generated)
     )
+
+
+def _seeded(params: SamplingParams, index: int) -> SamplingParams:
+    return params if params.seed is None else _changed(params, seed=(params.seed + index) % _NUM_SEEDS)
+
+
+def _changed(record: _T, **changes: Any) -> _T:
+    """Return a copy of a frozen record with other values, which are sound: the others, which may be long, are not checked again."""
+    changed = copy.copy(record)
+    for name, value in changes.items():
+        object.__setattr__(changed, name, value)
+    return changed

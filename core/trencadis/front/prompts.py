@@ -53,6 +53,8 @@ def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
     Raises:
         InvalidRequestError: It is no sequence, or an element is no whole number.
     """
+    if type(prompt) is tuple and set(map(type, prompt)) <= {int}:  # what a server gives, and may be long
+        return prompt
     if not _is_sequence(prompt) or not all(_is_number(token) for token in prompt):
         raise InvalidRequestError(f"the prompt {shown(prompt)} is neither text nor a list of token ids.")
     return tuple(int(token) for token in prompt)

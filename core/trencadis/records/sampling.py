@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -12,10 +12,13 @@ from trencadis.errors import InvalidRequestError
 from trencadis.records.plain import check_plain, is_text, shown
 from trencadis.records.structured import StructuredOutput
 
-__all__ = ["MAX_INT", "MAX_LOGPROBS", "PARAMETER_GROUPS", "SamplingParams", "parameters_in"]
+__all__ = ["MAX_INT", "MAX_LISTED_IDS", "MAX_LOGPROBS", "PARAMETER_GROUPS", "SamplingParams", "parameters_in"]
 
 MAX_LOGPROBS = 50
 """The most alternatives a request may ask for at one position."""
+
+MAX_LISTED_IDS = 2**18
+"""The most token ids that a request lists in its parameters, each choice counted: as many as the largest vocabularies have."""
 
 MAX_INT = 2**31 - 1
 """The largest count: engines keep them in 32 bits."""
@@ -276,6 +279,10 @@ class SamplingParams:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
         if self.best_of is not None and self.best_of < self.n:
             _refuse("best_of", self.best_of, f"at least n = {self.n}")
+        num_listed = sum(map(len, self._listed_ids().values()))
+        if num_listed * self.num_generated > MAX_LISTED_IDS:
+            allowed = f"so few that {num_listed} token ids listed for each are at most {MAX_LISTED_IDS} together"
+            _refuse("n" if self.best_of is None else "best_of", self.num_generated, allowed)
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.bad_token_ids):
             _refuse("allowed_token_ids", self.allowed_token_ids, "a list that leaves at least one token to choose")
 
@@ -312,7 +319,15 @@ class SamplingParams:
 
     def token_id_outside(self, vocab_size: int) -> tuple[str, int] | None:
         """Return a field that names a token id of ``vocab_size`` or more, and that id; None: there is none. Pure."""
-        listed = {
+        for name, ids in self._listed_ids().items():
+            largest = max(ids, default=-1)
+            if largest >= vocab_size:
+                return name, largest
+        return None
+
+    def _listed_ids(self) -> dict[str, Collection[int]]:
+        """Return the token ids in every field that lists some, by its name. Pure."""
+        return {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
             "bad_token_ids": self.bad_token_ids,
@@ -320,11 +335,6 @@ class SamplingParams:
             "stop_token_ids": self.stop_token_ids,
             "dry_breaker_token_ids": self.dry_breaker_token_ids,
         }
-        for name, ids in listed.items():
-            largest = max(ids, default=-1)
-            if largest >= vocab_size:
-                return name, largest
-        return None
 
 
 _NEUTRAL = tuple(

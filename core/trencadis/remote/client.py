@@ -58,6 +58,7 @@ class RemoteEngineClient(EngineClient):
         self._steps: deque[StepMessage] = deque()
         self._refused: list[tuple[str, RequestError]] = []
         self._callbacks: deque[Callable[[str], None]] = deque()
+        self._last_prompt: tuple[tuple[int, ...], bytes] = ((), b"")
         self._askers: deque[Callable[[dict[str, Any] | TrencadisError], None]] = deque()
 
     @property
@@ -80,7 +81,7 @@ class RemoteEngineClient(EngineClient):
         ticket = self._tickets.take()
         self._ticket_of[request.request_id] = ticket
         try:
-            self._link.send(add_message(request, ticket))
+            self._link.send(add_message(request, ticket, self._bytes_of(request.prompt_token_ids)))
         except InvalidRequestError:  # it cannot be encoded: nothing was sent
             self._forget(request.request_id)
             raise
@@ -216,6 +217,12 @@ class RemoteEngineClient(EngineClient):
         self._link.check()
         if request_id in self._ticket_of or request_id in self._embedding:
             raise InvalidRequestError(f"request {request_id!r} is live already.", hint="Choose another request id.")
+
+    def _bytes_of(self, prompt: tuple[int, ...]) -> bytes:
+        """Return token ids as they are sent; the choices of one prompt follow each other, and share them."""
+        if self._last_prompt[0] is not prompt:
+            self._last_prompt = prompt, int32_bytes(prompt)
+        return self._last_prompt[1]
 
     def _end(self, request_id: str, *, is_complete: bool) -> None:
         ticket = self._ticket_of.get(request_id)

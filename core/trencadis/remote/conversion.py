@@ -64,13 +64,19 @@ def int32_ids(data: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(data, "<i4").tolist())
 
 
-def add_message(request: Request, ticket: int) -> AddMessage:
-    """Return a request as a message. Pure."""
+def add_message(request: Request, ticket: int, prompt: bytes | None = None) -> AddMessage:
+    """Return a request as a message. Pure.
+
+    Args:
+        request: The request.
+        ticket: How both sides call it.
+        prompt: Its token ids as :func:`int32_bytes` gives them, if they are at hand.
+    """
     params = attrs.asdict(request.params, recurse=False)
     return AddMessage(
         ticket=ticket,
         request_id=request.request_id,
-        prompt_token_ids=int32_bytes(request.prompt_token_ids),
+        prompt_token_ids=int32_bytes(request.prompt_token_ids) if prompt is None else prompt,
         params={name: value for name, value in params.items() if value != _DEFAULTS[name]},
         priority=request.priority,
         tenant=request.tenant,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trencadis.config.server import LOOPBACK
 from trencadis.server.errors import ApiError
+from trencadis.server.json_body import check_values, decode
 from trencadis.server.respond import refuse
 
 __all__ = ["HostMiddleware", "check_content_type", "table_of"]
@@ -64,12 +64,10 @@ def table_of(body: bytes) -> dict[str, Any]:
     """Return the body of a change, a JSON object. Pure.
 
     Raises:
-        ApiError: 400: it is none.
+        ApiError: 400: it is none, or has what cannot be sent to the engine.
     """
-    try:
-        table = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    table = decode(body)
+    check_values(table)
     if not isinstance(table, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     return table

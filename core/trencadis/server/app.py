@@ -83,7 +83,12 @@ def _add_middlewares(
     config = context.config
     app.add_middleware(HeadMiddleware)
     app.add_middleware(TransferRejectionMiddleware, context=context)
-    app.add_middleware(BodyMiddleware, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+    app.add_middleware(
+        BodyMiddleware,
+        max_bytes=config.max_body_bytes,
+        timeout_s=config.body_timeout_s,
+        max_values=config.max_body_values,
+    )
     app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys))
     app.add_middleware(GateMiddleware, gate=gate)
     if config.allowed_origins:

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trencadis.server.errors import RATE_LIMIT, ApiError, retry_headers
-from trencadis.server.json_size import ContainerCheck
+from trencadis.server.json_body import MAX_VALUES, ValueCheck
 from trencadis.server.respond import has_body, refuse, send_error
 
 __all__ = ["BodyMiddleware"]
@@ -38,14 +38,15 @@ class BodyMiddleware:
         app: What is behind; it gets the body in one message.
         max_bytes: Largest body.
         timeout_s: Longest time a body may take.
+        max_values: Most values of a JSON body.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float, max_values: int = MAX_VALUES) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._num_collected_bytes = 0
-        self._containers = ContainerCheck()
+        self._values = ValueCheck(max_values)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -60,7 +61,7 @@ class BodyMiddleware:
         if body is None:
             return
         try:
-            await self._containers.check(body)
+            await self._values.check(body)
         except ApiError as error:
             await send_error(send, error)
             return

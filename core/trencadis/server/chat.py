@@ -13,6 +13,7 @@ from trencadis.server.chat_prompt import encode_messages
 from trencadis.server.chat_writer import ChatWriter
 from trencadis.server.errors import ApiError
 from trencadis.server.generation_call import open_call
+from trencadis.server.json_body import JsonRoute
 from trencadis.server.prompts import check_room, truncated
 from trencadis.server.protocol.chat import ChatRequest
 from trencadis.server.protocol.chat_answers import ChatChunk, ChatCompletion
@@ -31,7 +32,7 @@ _PARAM = "messages"
 
 def make_router() -> APIRouter:
     """Return the route. Pure."""
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=JsonRoute)
     router.add_api_route(
         "/v1/chat/completions",
         create_chat_completion,

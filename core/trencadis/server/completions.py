@@ -13,6 +13,7 @@ from trencadis.server.completion_choice import CompletionFormat
 from trencadis.server.completion_writer import CompletionWriter
 from trencadis.server.errors import ApiError
 from trencadis.server.generation_call import open_call
+from trencadis.server.json_body import JsonRoute
 from trencadis.server.prompts import TokenIds, check_room, echoes, encode_inputs, truncated
 from trencadis.server.protocol.completion_answers import TextCompletion
 from trencadis.server.protocol.completions import CompletionRequest
@@ -33,7 +34,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 def make_router() -> APIRouter:
     """Return the route. Pure."""
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=JsonRoute)
     router.add_api_route(
         "/v1/completions",
         create_completion,

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from trencadis.server.connection import answer_while_connected
 from trencadis.server.context import context_of
 from trencadis.server.errors import SERVER_ERROR, ApiError
+from trencadis.server.json_body import JsonRoute
 from trencadis.server.json_response import json_response
 from trencadis.server.models import check_embeds, check_model
 from trencadis.server.prompts import TokenIds, check_room, encode_inputs
@@ -31,7 +32,7 @@ _PARAM = "input"
 
 def make_router() -> APIRouter:
     """Return the route. Pure."""
-    router = APIRouter(tags=["embeddings"])
+    router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
     router.add_api_route("/v1/embeddings", create_embeddings, methods=["POST"], responses=documented(EmbeddingList))
     return router
 

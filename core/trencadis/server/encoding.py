@@ -1,4 +1,4 @@
-"""The tokenizer beside the event loop: short texts at once, long ones on a thread, so that streams go on meanwhile."""
+"""Work beside the event loop: short texts at once, long ones on a thread, so that streams go on meanwhile."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ class Encoder:
 
     Args:
         max_threads: Long texts that are worked on at once; each may take a hundred bytes a token.
+        max_inline: Characters of the longest text that is worked on at once.
     """
 
-    def __init__(self, max_threads: int = 2) -> None:
+    def __init__(self, max_threads: int = 2, *, max_inline: int = _MAX_INLINE_CHARACTERS) -> None:
         self._gate = asyncio.Semaphore(max_threads)
+        self._max_inline = max_inline
 
     async def run(self, call: Callable[[], _T], *, num_characters: int) -> _T:
         """Return what ``call`` returns.
 
         Args:
-            call: Uses the tokenizer; touches nothing else.
-            num_characters: Length of its text.
+            call: Uses the tokenizer, or parses; touches nothing else.
+            num_characters: Length of its text, or what takes as long.
         """
-        if num_characters <= _MAX_INLINE_CHARACTERS:
+        if num_characters <= self._max_inline:
             return call()
         async with self._gate:
             return await asyncio.to_thread(call)

@@ -121,8 +121,8 @@ def _path(location: Sequence[str | int]) -> str:
     for part in parts:
         if part == _KEY:
             continue
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:_MAX_PATH]}" if path else part[:_MAX_PATH]
+    return path[:_MAX_PATH]
 
 
 def _sentence(text: str) -> str:

@@ -12,6 +12,7 @@ from trencadis.errors import InvalidRequestError
 from trencadis.server.chat_prompt import encode_messages
 from trencadis.server.context import context_of
 from trencadis.server.errors import ApiError
+from trencadis.server.json_body import JsonRoute
 from trencadis.server.json_response import json_response
 from trencadis.server.logprobs import token_text
 from trencadis.server.models import check_model
@@ -31,7 +32,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 def make_router() -> APIRouter:
     """Return the routes. Pure."""
-    router = APIRouter(tags=["tokens"])
+    router = APIRouter(tags=["tokens"], route_class=JsonRoute)
     router.add_api_route("/tokenize", tokenize, methods=["POST"], responses=documented(Tokenized))
     router.add_api_route("/detokenize", detokenize, methods=["POST"], responses=documented(Detokenized))
     return router

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trencadis.errors import TrencadisError
-from trencadis.records import MAX_TRANSFER_BYTES
+from trencadis.errors import InvalidRequestError, TrencadisError
+from trencadis.records.request import transfer_table
 from trencadis.server.context import ServerContext
+from trencadis.server.encoding import Encoder
+from trencadis.server.errors import ApiError
+from trencadis.server.json_body import decode
 
 __all__ = ["TransferRejectionMiddleware"]
 
@@ -34,6 +37,7 @@ class TransferRejectionMiddleware:
     def __init__(self, app: ASGIApp, *, context: ServerContext) -> None:
         self._app = app
         self._context = context
+        self._parser = Encoder()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,27 +62,24 @@ class TransferRejectionMiddleware:
         await self._app(scope, read, write)
 
     def _refused(self, body: bytes) -> None:
-        params = _transfer_params(body)
-        if params:
+        if _FIELD.encode() in body:
             # The client need not wait for it.
-            task = asyncio.create_task(self._tell(params))
+            task = asyncio.create_task(self._tell(body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, params: dict[str, Any]) -> None:
-        with contextlib.suppress(TrencadisError):
-            await self._context.llm.reject_transfer(params)
+    async def _tell(self, body: bytes) -> None:
+        params = await self._parser.run(functools.partial(_transfer_params, body), num_characters=len(body))
+        if params:
+            with contextlib.suppress(TrencadisError):
+                await self._context.llm.reject_transfer(params)
 
 
 def _transfer_params(body: bytes) -> dict[str, Any]:
     """Return the transfer parameters of a body; empty if it has none, or none that anybody wrote in good faith. Pure."""
-    if _FIELD.encode() not in body:
-        return {}
-    try:
-        data = json.loads(body)
+    with contextlib.suppress(ApiError, InvalidRequestError):
+        data = decode(body)
         params = data.get(_FIELD) if isinstance(data, dict) else None
-        if not isinstance(params, dict) or len(json.dumps(params, allow_nan=False)) >= MAX_TRANSFER_BYTES:
-            return {}
-    except (ValueError, RecursionError):
-        return {}
-    return params
+        if isinstance(params, dict):
+            return transfer_table(params) or {}
+    return {}

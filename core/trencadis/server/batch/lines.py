@@ -6,6 +6,9 @@ import hashlib
 
 import msgspec
 
+from trencadis.server.errors import ApiError
+from trencadis.server.json_body import decode
+
 __all__ = ["ENDPOINTS", "BadLineError", "BatchLine", "OutputLine", "encode", "line_id", "read_line"]
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -108,7 +111,9 @@ def read_line(text: bytes, number: int) -> BatchLine:
     """
     try:
         line = msgspec.json.decode(text, type=BatchLine)
-        body = msgspec.json.decode(line.body)
+        body = decode(bytes(line.body))
+    except ApiError as error:
+        raise BadLineError("invalid_line", f"line {number}: {error.message}", _custom_id(text)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLineError("invalid_line", f"line {number}: {error}.", _custom_id(text)) from error
     if line.method != "POST":

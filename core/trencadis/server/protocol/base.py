@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
@@ -24,13 +25,16 @@ from trencadis.records.plain import plain_fault
 from trencadis.server.errors import ApiError
 from trencadis.server.protocol.fields import other_fields
 
-__all__ = ["BiasKey", "EndpointRequest", "RequestModel", "TokenId", "TokenIds", "said_as"]
+__all__ = ["EndpointRequest", "LogitBias", "RequestModel", "TokenId", "TokenIds", "said_as"]
 
 _MAX_INT = 2**31 - 1
 _MAX_QUOTED = 80
 _MAX_PLACE = 200
+_MAX_DIGITS = 9
+_MAX_BIAS = 100.0
 _MAX_ENTRIES = 16384
-"""Longest list of anything but token ids: to look at a million texts or messages would keep every other client waiting."""
+"""Longest list of anything but token ids, and largest object: to look at a million texts or messages would keep every other client
+waiting."""
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # as many errors as there are ids would help nobody
@@ -53,7 +57,33 @@ def said_as(what: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$"), said_as("a token id, at most nine digits")]
+def _stop_at_the_first(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Refuse a bias for the first key that is no token id: pydantic would report as many faults as there are keys."""
+    if isinstance(value, dict):
+        for key in value:
+            if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS):
+                raise PydanticCustomError(
+                    "no_token_id",
+                    "has the key {key}; each must be a token id, at most nine digits",
+                    {"key": ascii(key)[:_MAX_QUOTED]},
+                )
+        wrong = next((key for key, bias in value.items() if not _is_bias(bias)), None)
+        if wrong is not None:
+            raise PydanticCustomError(
+                "no_bias", "must be a number from -100 to 100 for each token id; that of {key} is none", {"key": wrong}
+            )
+    return handler(value)
+
+
+def _is_bias(value: Any) -> bool:
+    return type(value) in (int, float) and -_MAX_BIAS <= value <= _MAX_BIAS
+
+
+_Key = Annotated[str, StringConstraints(pattern=rf"^[0-9]{{1,{_MAX_DIGITS}}}$")]
+LogitBias = Annotated[
+    dict[_Key, Annotated[float, Field(ge=-_MAX_BIAS, le=_MAX_BIAS)]], WrapValidator(_stop_at_the_first)
+]
+"""Numbers by token id."""
 
 
 class RequestModel(BaseModel):
@@ -97,51 +127,59 @@ class EndpointRequest(RequestModel):
                 )
         kept = {name: value for name, value in data.items() if name not in others}
         _refuse_long(kept)
-        _refuse_unknown(cls, kept, "", known=others)
+        _refuse_unknown(cls, kept, known=others)
         _refuse_unreadable(kept)
         return kept
 
 
 def _refuse_long(data: dict[str, Any]) -> None:
-    """Refuse a list or an object that nobody needs so long; token ids, and a bias for each, may be many.
+    """Refuse a list or an object that nobody needs so long.
 
     Raises:
         ApiError: There is one; the message names the field.
     """
     for name, value in data.items():
-        if not isinstance(value, list | dict) or len(value) <= _MAX_ENTRIES:
-            continue
-        if name != "logit_bias" if isinstance(value, dict) else not isinstance(value[0], int):
+        is_long = isinstance(value, list | dict) and len(value) > _MAX_ENTRIES
+        if is_long and not (isinstance(value, list) and isinstance(value[0], int)):
             shown = ascii(name[:_MAX_QUOTED])[1:-1]
             raise ApiError(400, f"{shown} has {len(value)} entries; it takes at most {_MAX_ENTRIES}.", param=shown)
 
 
-def _refuse_unknown(model: type[BaseModel], data: dict[str, Any], path: str, known: dict[str, Any]) -> None:
+def _refuse_unknown(model: type[BaseModel], data: dict[str, Any], known: dict[str, Any]) -> None:
     """Refuse the first field that no class has, also in objects inside.
 
     Raises:
         ApiError: There is one; the message has the closest name that exists.
     """
+    found = _unknown_in(model, data)
+    if found is None:
+        return
+    steps, name, fields = found
+    place = "".join(reversed(steps)).removeprefix(".")
+    shown = ascii(name[:_MAX_QUOTED])[1:-1]
+    hint = did_you_mean(name[:_MAX_QUOTED], [*fields, *(() if steps else known)])
+    raise ApiError(
+        400,
+        f'unknown field "{shown}"{f" in {place}" if place else ""}.{hint}',
+        param=f"{place}.{shown}" if place else shown,
+        code="unknown_parameter",
+    )
+
+
+def _unknown_in(model: type[BaseModel], data: dict[str, Any]) -> tuple[list[str], str, Collection[str]] | None:
+    """Return the steps to an object with an unknown field, the last one first, the field's name, and the names there are; or None."""
+    fields = _fields_of(model)
     for name, value in data.items():
-        field = model.model_fields.get(name)
-        if field is None:
-            shown = ascii(name[:_MAX_QUOTED])[1:-1]
-            hint = did_you_mean(name[:_MAX_QUOTED], [*model.model_fields, *known])
-            where = f" in {path[:-1]}" if path else ""
-            raise ApiError(
-                400, f'unknown field "{shown}"{where}.{hint}', param=f"{path}{shown}", code="unknown_parameter"
-            )
-        for inner in _models_in(field.annotation):
-            _refuse_unknown_inside(inner, value, f"{path}{name}")
-
-
-def _refuse_unknown_inside(model: type[RequestModel], value: Any, path: str) -> None:
-    if isinstance(value, dict):
-        _refuse_unknown(model, value, f"{path}.", known={})
-    elif isinstance(value, list):
-        for index, one in enumerate(value):
-            if isinstance(one, dict):
-                _refuse_unknown(model, one, f"{path}[{index}].", known={})
+        if name not in fields:
+            return [], name, fields
+        for inner in fields[name]:
+            objects = enumerate(value) if isinstance(value, list) else [(-1, value)]
+            for index, one in objects:
+                found = _unknown_in(inner, one) if isinstance(one, dict) else None
+                if found is not None:
+                    found[0].append(f".{name}" if index < 0 else f".{name}[{index}]")
+                    return found
+    return None
 
 
 def _refuse_unreadable(data: dict[str, Any]) -> None:
@@ -156,6 +194,12 @@ def _refuse_unreadable(data: dict[str, Any]) -> None:
             where, why = fault
             place = name if "nested" in why else f"{name}{where[:_MAX_PLACE]}"
             raise ApiError(400, f"{place} {why}.", param=place)
+
+
+@functools.cache
+def _fields_of(model: type[BaseModel]) -> dict[str, tuple[type[RequestModel], ...]]:
+    """Return the names of a class's fields, each with the classes of the objects in it. Pure."""
+    return {name: tuple(_models_in(field.annotation)) for name, field in model.model_fields.items()}
 
 
 def _models_in(annotation: Any) -> Iterator[type[RequestModel]]:

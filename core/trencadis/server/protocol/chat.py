@@ -20,7 +20,9 @@ _PART_SCHEMAS = [
     {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
     for kind in ("text", "refusal")
 ]
-Parts = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "items": {"anyOf": _PART_SCHEMAS}})]
+Parts = Annotated[
+    list[dict[str, Any]], Field(fail_fast=True), WithJsonSchema({"type": "array", "items": {"anyOf": _PART_SCHEMAS}})
+]
 
 
 class ChatMessage(RequestModel):
@@ -33,7 +35,9 @@ class ChatMessage(RequestModel):
         description='Text, or parts {"type": "text", "text": "..."} of it; only an assistant may have said nothing.',
     )
     name: str | None = Field(None, description="For templates that write it.")
-    tool_calls: list[dict[str, Any]] | None = Field(None, description="What an earlier answer called.")
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+        None, description="What an earlier answer called."
+    )
     tool_call_id: str | None = Field(None, description="Which call a tool answers.")
     reasoning_content: str | None = Field(None, description="For templates that write it.")
     refusal: str | None = Field(None, description="Taken as the content if there is none.")

@@ -19,8 +19,8 @@ _Ids = Annotated[TokenIds, Field(min_length=1)]
 Inputs = Annotated[
     str
     | _Ids
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)],
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)],
     said_as(f"text, or token ids from 0, or a list of 1 to {MAX_PROMPTS} of one of these"),
 ]
 """One text or several, each as a string or as token ids."""

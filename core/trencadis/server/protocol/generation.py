@@ -15,6 +15,7 @@ __all__ = ["GenerationRequest", "StreamOptions"]
 
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 1024
+_MAX_STOP_TOKENS = 1024
 _MAX_BAD_WORDS = 1000
 _MAX_WORD_CHARACTERS = 256
 _MAX_LABEL_CHARACTERS = 1024
@@ -23,7 +24,7 @@ _MAX_INT = 2**31 - 1
 # Each of these costs the server time in proportion to its length, for every client.
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
 Stops = Annotated[
-    Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)],
+    Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS, fail_fast=True)],
     said_as(f"a string, or a list of at most {_MAX_STOPS}, each of 1 to {_MAX_STOP_CHARACTERS} characters"),
 ]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_WORD_CHARACTERS)]
@@ -127,7 +128,7 @@ class GenerationRequest(EndpointRequest):
     dry_range: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
         None, description="How many of the last tokens are looked at; 0: all."
     )
-    dry_sequence_breakers: Annotated[list[Word], Field(max_length=_MAX_STOPS)] | None = Field(
+    dry_sequence_breakers: Annotated[list[Word], Field(max_length=_MAX_STOPS, fail_fast=True)] | None = Field(
         None, description="Strings that end a run; a line break, a colon, a quotation mark and an asterisk."
     )
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
@@ -143,13 +144,15 @@ class GenerationRequest(EndpointRequest):
         None, description="No end before so many tokens; 0."
     )
     ignore_eos: bool | None = Field(None, description="Do not end at the model's end tokens.")
-    stop_token_ids: TokenIds | None = Field(None, description="Tokens that end the text.")
+    stop_token_ids: Annotated[TokenIds, Field(max_length=_MAX_STOP_TOKENS)] | None = Field(
+        None, description="Tokens that end the text."
+    )
     include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string.")
     skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; true.")
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
         None, description="Only these may be chosen."
     )
-    bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS)] | None = Field(
+    bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS, fail_fast=True)] | None = Field(
         None, description=f"Words that never occur in the output, at most {_MAX_BAD_WORDS}."
     )
     max_draft_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(

@@ -18,7 +18,7 @@ __all__ = ["Choices", "Pattern", "ResponseFormat", "Schema", "StructuredOutputs"
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STRUCTURE_CHARACTERS)]
 """A regex or a grammar."""
 
-Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 """Texts to choose from."""
 
 Schema = Annotated[dict[str, Any] | Pattern, said_as("a JSON schema, as an object or as its text")]

@@ -19,7 +19,9 @@ class TokenizeRequest(EndpointRequest):
 
     model: str | None = Field(None, description="A name that /v1/models lists.")
     prompt: str | None = Field(None, description="A text; this or messages.")
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(None, description="A conversation.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = Field(
+        None, description="A conversation."
+    )
     add_special_tokens: bool | None = Field(
         None, description="With the tokens that the tokenizer adds; true for a prompt, false for messages."
     )

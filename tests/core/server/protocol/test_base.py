@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from trencadis.server.errors import ApiError
+from trencadis.server.json_body import read_body
 from trencadis.server.protocol.chat import ChatRequest
 from trencadis.server.protocol.completions import CompletionRequest
 from trencadis.server.protocol.fields import other_fields
@@ -46,7 +48,7 @@ def test_an_unknown_field_is_named_with_its_place_and_the_closest_there_is(body:
         {"stream": 1},
         {"user": 5},
         {"seed": 2**63},
-        {"top_k": 10**30},
+        {"top_k": 2**40},
         {"messages": []},
     ],
 )
@@ -67,39 +69,17 @@ def test_json_types_and_ranges_are_taken_at_their_word(body: Any) -> None:
 )
 def test_half_a_character_is_refused_wherever_it_is(body: Any, param: str) -> None:
     with pytest.raises(ApiError, match="half a surrogate pair") as caught:
-        ChatRequest.model_validate({**CHAT, **body})
+        read_body(json.dumps({**CHAT, **body}).encode(), ChatRequest)
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"logits_processors": {"x": {"a": 10**30}}}, "logits_processors.x.a"),
-        ({"kv_transfer_params": {"k": [1, -(2**64)]}}, "kv_transfer_params.k[1]"),
-    ],
-)
-def test_a_number_beyond_64_bits_is_refused_wherever_it_is(body: Any, param: str) -> None:
-    with pytest.raises(ApiError, match="beyond 64 bits") as caught:
-        ChatRequest.model_validate({**CHAT, **body})
-    assert caught.value.param == param
-
-
-def test_places_of_values_are_put_into_words_for_an_error_only() -> None:
-    long = {"A" * 1_000_000: [""] * 200_000}
-    begin_s = time.process_time()
-    ChatRequest.model_validate({**CHAT, "kv_transfer_params": long})
-    assert time.process_time() - begin_s < 5  # the words alone would be 200 GB
-
-
+@pytest.mark.parametrize("levels", [17, 490, 50_000])
 @pytest.mark.parametrize("name", ["chat_template_kwargs", "messages", "logit_bias"])
-def test_deep_nesting_is_refused_before_anything_recurses_into_it(name: str) -> None:
-    value: Any = "x"
-    for _ in range(900):
-        value = {"a": [value]}
+def test_deep_nesting_is_refused_before_anything_recurses_into_it(name: str, levels: int) -> None:
+    value = '{"a":[' * levels + "1" + "]}" * levels
+    inner = f'[{{"role": "user", "tool_calls": [{value}]}}]' if name == "messages" else value
     with pytest.raises(ApiError, match="nested more than 32 levels deep") as caught:
-        ChatRequest.model_validate(
-            {**CHAT, name: [{"role": "user", "tool_calls": [value]}] if name == "messages" else value}
-        )
+        read_body(f'{{"model": "m", "{name}": {inner}}}'.encode(), ChatRequest)
     assert caught.value.param == name
 
 
@@ -128,17 +108,6 @@ def test_the_schema_has_every_field_that_is_accepted() -> None:
     assert schema["additionalProperties"] is False
 
 
-def test_an_object_that_nobody_needs_so_large_is_refused_before_its_values_are_looked_at() -> None:
-    with pytest.raises(ApiError, match="logits_processors has 20000 entries"):
-        ChatRequest.model_validate({**CHAT, "logits_processors": {str(i): 1 for i in range(20_000)}})
-
-
-def test_of_many_wrong_messages_the_first_is_told() -> None:
-    with pytest.raises(ValidationError) as caught:
-        ChatRequest.model_validate({**CHAT, "messages": [{"role": 5, "content": "x"}] * 10_000})
-    assert {error["loc"][:2] for error in caught.value.errors()} == {("messages", 0)}
-
-
 @pytest.mark.parametrize("name", ["messages", "stop", "zzz"])
 def test_a_list_that_nobody_needs_so_long_is_refused_before_it_is_looked_at(name: str) -> None:
     with pytest.raises(ApiError, match=f"{name} has 16385 entries; it takes at most 16384"):
@@ -154,3 +123,23 @@ def test_one_fault_among_token_ids_is_enough() -> None:
 def test_a_bias_for_what_is_no_token_says_what_a_key_must_be() -> None:
     with pytest.raises(ValidationError, match="must be a token id, at most nine digits"):
         ChatRequest.model_validate({**CHAT, "logit_bias": {"-1": 1}})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logits_processors": {"x": {"a": 10**30}}}, "logits_processors.x.a"),
+        ({"kv_transfer_params": {"k": [1, -(2**64)]}}, "kv_transfer_params.k[1]"),
+    ],
+)
+def test_a_number_beyond_64_bits_is_refused_wherever_it_is(body: Any, param: str) -> None:
+    with pytest.raises(ApiError, match="beyond 64 bits") as caught:
+        ChatRequest.model_validate({**CHAT, **body})
+    assert caught.value.param == param
+
+
+def test_places_of_values_are_put_into_words_for_an_error_only() -> None:
+    long = {"A" * 1_000_000: [""] * 200_000}
+    begin_s = time.process_time()
+    ChatRequest.model_validate({**CHAT, "kv_transfer_params": long})
+    assert time.process_time() - begin_s < 5  # the words alone would be 200 GB
