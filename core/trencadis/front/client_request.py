@@ -45,6 +45,7 @@ class ClientRequest:
         "_prompt",
         "_prompt_logprobs",
         "_prompt_token_ids",
+        "_sorted_prompt_logprobs",
         "completions",
         "is_changed",
         "is_finished",
@@ -74,6 +75,7 @@ class ClientRequest:
         self._prompt = prompt
         self._prompt_token_ids = request.prompt_token_ids
         self._prompt_logprobs: dict[int, TokenLogprobs] | None = None if request.params.prompt_logprobs is None else {}
+        self._sorted_prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def finish(self, completion: Completion, finished: FinishedSequence) -> None:
         """Take the end of a completion's sequence."""
@@ -92,14 +94,15 @@ class ClientRequest:
     def add_prompt_logprobs(self, entry: TokenLogprobs) -> None:
         """Take the log-probabilities of one prompt token; a prompt that is computed twice gives them twice."""
         if self._prompt_logprobs is not None:
-            self._prompt_logprobs[entry.position] = attrs.evolve(entry, index=0)
+            self._prompt_logprobs[entry.position] = entry if entry.index == 0 else attrs.evolve(entry, index=0)
+            self._sorted_prompt_logprobs = None
 
     def output(self) -> RequestOutput:
         """Return what there is so far, or, where ``best_of`` is to choose, no completion before the end. Pure; O(length)."""
         completions, finished = self.completions, self.is_finished
-        prompt_logprobs = None
-        if self._prompt_logprobs is not None:
-            prompt_logprobs = tuple(self._prompt_logprobs[position] for position in sorted(self._prompt_logprobs))
+        if self._prompt_logprobs is not None and self._sorted_prompt_logprobs is None:
+            entries = self._prompt_logprobs
+            self._sorted_prompt_logprobs = tuple([entries[position] for position in sorted(entries)])
         failed = [one.error for one in completions if one.finish_reason in _FAILED] if finished else ()
         outputs, num_discarded = tuple([one.output() for one in completions]), 0
         if self._is_chosen:
@@ -112,7 +115,7 @@ class ClientRequest:
             prompt_token_ids=self._prompt_token_ids,
             outputs=outputs,
             finished=finished,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=self._sorted_prompt_logprobs,
             num_cached_tokens=completions[0].num_cached_tokens,
             error=failed[0] if failed else "",
             num_discarded_tokens=num_discarded,

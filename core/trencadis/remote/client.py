@@ -172,6 +172,11 @@ class RemoteEngineClient(EngineClient):
         return self.has_news
 
     @property
+    def has_rest(self) -> bool:
+        """True if more has come than was taken in: :meth:`take_in` goes on."""
+        return self._link.has_rest
+
+    @property
     def has_news(self) -> bool:
         """True if :meth:`step` need not wait."""
         return bool(self._steps or self._refused)

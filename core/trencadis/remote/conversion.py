@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -41,6 +41,7 @@ __all__ = [
     "int32_ids",
     "model_of",
     "news_of",
+    "prompt_messages",
     "readable",
     "ready_message",
     "request_of",
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 _DEFAULTS = attrs.asdict(SamplingParams(), recurse=False)
+_MAX_ENTRIES = 128
+"""Tokens of a prompt whose log-probabilities are one message: at 50 alternatives each, it is decoded in two milliseconds."""
 _REASONS = {reason.value: reason for reason in FinishReason}
 
 
@@ -134,8 +137,23 @@ def model_of(message: ReadyMessage) -> ModelFacts:
     return ModelFacts(**{**facts, "eos_token_ids": tuple(facts["eos_token_ids"])})
 
 
+def prompt_messages(deltas: TokenDeltas, ticket_of_slot: Int32Array) -> Iterator[StepMessage]:
+    """Yield messages with the log-probabilities of prompts, which may be many: a client takes other messages between two of them. Pure.
+
+    Args:
+        deltas: Of the engine.
+        ticket_of_slot: Ticket of the sequence in each slot.
+    """
+    entries = deltas.prompt_logprobs
+    for start in range(0, len(entries), _MAX_ENTRIES):
+        part = [
+            _logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in entries[start : start + _MAX_ENTRIES]
+        ]
+        yield StepMessage(tickets=[], num_tokens=[], token_ids=[], prompt_logprobs=tuple(part))
+
+
 def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Iterable[int]) -> StepMessage:
-    """Return a step's news as a message. Pure.
+    """Return a step's news as a message, but for log-probabilities of prompts. Pure.
 
     Args:
         deltas: Of the engine.
@@ -148,9 +166,6 @@ def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Itera
         token_ids=deltas.token_ids.tolist(),
         finished=tuple(map(_finished_part, deltas.finished, tickets)),
         logprobs=tuple([_logprobs_part(entry, entry.index) for entry in deltas.logprobs]),
-        prompt_logprobs=tuple(
-            [_logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in deltas.prompt_logprobs]
-        ),
         embeddings=tuple(map(_embedding_part, deltas.embeddings)),
     )
 

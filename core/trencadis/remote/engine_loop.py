@@ -203,6 +203,8 @@ class EngineLoop:
                 while has_news:
                     self.desk.report(self.frontend.step())
                     has_news = self._engine.has_news
+                if self._engine.has_rest and self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._turn)  # others of this loop come first
             except BaseException as error:
                 self._fail(error)
 

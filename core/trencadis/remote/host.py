@@ -16,7 +16,7 @@ from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.errors import InternalError, InvalidRequestError, RequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
 from trencadis.remote.channel import Channel
-from trencadis.remote.conversion import fault_of, int32_ids, readable, request_of, step_message
+from trencadis.remote.conversion import fault_of, int32_ids, prompt_messages, readable, request_of, step_message
 from trencadis.remote.messages import (
     AddMessage,
     AnswerMessage,
@@ -167,6 +167,8 @@ class EngineHost:
         if deltas.finished:
             deltas = self._without_refused(deltas)
         if len(deltas.slots) or deltas.finished or deltas.prompt_logprobs or deltas.embeddings:
+            for message in prompt_messages(deltas, self._ticket_of_slot):
+                self._send(message)
             tickets = [self._ticket_of.pop(finished.request_id) for finished in deltas.finished]
             self._send(step_message(deltas, self._ticket_of_slot, tickets))
             for ticket in tickets:

@@ -6,6 +6,7 @@ ends as well. The line is dead from then on and says why.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
 from trencadis.clock import Clock
@@ -16,6 +17,8 @@ from trencadis.remote.waker import Waker
 
 __all__ = ["Link", "Peer"]
 
+_MAX_BYTES = 1 << 17
+"""Decoded at once, and more only if the first message is longer: some milliseconds."""
 _LAST_WORDS_S = 0.05
 _CLOSING_S = 10.0
 
@@ -61,6 +64,7 @@ class Link:
         self._peer = peer
         self._clock = clock
         self._decode = host_message_decoder()
+        self._rest: deque[bytes] = deque()
         self._is_interrupted = False
         self._waker = Waker()
         self.end_file, self._wake_file = peer.fileno(), self._waker.fileno()
@@ -103,7 +107,7 @@ class Link:
             EngineEndedError: The line is dead, or died meanwhile.
         """
         self.check()
-        readable = self._channel.wait(0.0 if self._is_interrupted else timeout_s)
+        readable = self._channel.wait(0.0 if self._is_interrupted or self._rest else timeout_s)
         self._is_interrupted = False
         if self._wake_file in readable:
             self._waker.clear()
@@ -115,7 +119,16 @@ class Link:
         Args:
             is_likely: The socket's file says that something has.
         """
-        return list(map(self._decode, self._channel.receive(is_likely=is_likely)))
+        data = self._channel.receive(is_likely=is_likely)
+        if self._rest or sum(map(len, data)) > _MAX_BYTES:
+            self._rest += data
+            data = self._take_from_rest()
+        return list(map(self._decode, data))
+
+    @property
+    def has_rest(self) -> bool:
+        """True if more has come than was decoded: whoever serves others, too, goes on later."""
+        return bool(self._rest)
 
     def take_last(self) -> list[HostMessage]:
         """Return what a peer said that has ended.
@@ -158,6 +171,14 @@ class Link:
         self._peer.close()
 
     # ------------------------------------------------------------------------------------------------- innards
+
+    def _take_from_rest(self) -> list[bytes]:
+        taken: list[bytes] = []
+        num_bytes = 0
+        while self._rest and num_bytes < _MAX_BYTES:
+            taken.append(self._rest.popleft())
+            num_bytes += len(taken[-1])
+        return taken
 
     def _wait_for_room(self, readable: list[int]) -> None:
         if self._wake_file in readable:

@@ -45,7 +45,7 @@ def make_router() -> APIRouter:
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation."""
     call = open_call(request, body, param=_PARAM)
-    params = _params(body, call.llm)
+    params = await call.params(lambda: _params(body, call.llm))
     beams = beam_params(body, max_tokens=params.max_tokens, logprobs=params.logprobs)
     prompt = await _prompt(body, call.llm, call.context)
     generation = call.generation("chatcmpl", prompts=[prompt], params=params, beams=beams)
@@ -82,6 +82,7 @@ async def _prompt(body: ChatRequest, llm: AsyncLLM, context: ServerContext) -> t
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         template_arguments=body.chat_template_kwargs,
+        max_model_len=llm.max_model_len if body.truncate_prompt_tokens is None else None,
     )
     prompt = truncated(
         encoded, body.truncate_prompt_tokens, max_model_len=llm.max_model_len, max_tokens=body.most_tokens

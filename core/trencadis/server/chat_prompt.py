@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trencadis.server.errors import ApiError
+from trencadis.server.prompts import check_chat_length
 from trencadis.text import encode_chat
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from trencadis.text import Tokenizer
 
 __all__ = ["encode_messages"]
+
+_EACH = 100
+"""Characters that are encoded in the time in which a message, a part or a call is rendered."""
 
 _RESERVED = frozenset(
     {
@@ -48,6 +52,7 @@ async def encode_messages(
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
     template_arguments: Mapping[str, Any] | None = None,
+    max_model_len: int | None = None,
 ) -> tuple[int, ...]:
     """Return the token ids of a conversation.
 
@@ -58,12 +63,16 @@ async def encode_messages(
         add_generation_prompt: End with the opening of the assistant's turn; None: unless the last message is continued.
         continue_final_message: Leave the last message open.
         template_arguments: More names for the template.
+        max_model_len: Longest sequence, tokens: what is surely longer is refused before it is rendered; None: it may be cut.
 
     Raises:
-        ApiError: A part that is no text, or arguments that contradict each other.
+        ApiError: A part that is no text, arguments that contradict each other, or a conversation that is surely too long.
         InvalidRequestError: The model has no template, or it refuses the messages.
     """
     arguments = _arguments(template_arguments or {})
+    num_characters = sum(map(_num_characters, messages))
+    if max_model_len is not None:
+        check_chat_length(len(messages), num_characters - _EACH * len(messages), max_model_len)
     if continue_final_message:
         if add_generation_prompt:
             raise ApiError(
@@ -73,12 +82,22 @@ async def encode_messages(
             )
         arguments["continue_final_message"] = True
     knows_developer = "developer" in tokenizer.chat_template
-    plain = [_plain(message, index, knows_developer) for index, message in enumerate(messages)]
     opens_turn = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    return await encoder.run(
-        lambda: encode_chat(tokenizer, plain, add_generation_prompt=opens_turn, template_arguments=arguments),
-        num_characters=sum(len(message["content"]) for message in plain),
-    )
+
+    def encode() -> tuple[int, ...]:
+        plain = [_plain(message, index, knows_developer) for index, message in enumerate(messages)]
+        return encode_chat(tokenizer, plain, add_generation_prompt=opens_turn, template_arguments=arguments)
+
+    return await encoder.run(encode, num_characters=num_characters)
+
+
+def _num_characters(message: ChatMessage) -> int:
+    """Return how much work a message is, in characters: its texts, and as many again as rendering it takes. Pure."""
+    content, num_items = message.content or "", len(message.tool_calls or ())
+    if not isinstance(content, str):
+        num_items += len(content)
+        content = "".join(text for part in content if isinstance(text := part.get("text"), str))
+    return len(content) + len(message.reasoning_content or "") + _EACH * (1 + num_items)
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -77,7 +78,7 @@ class CompletionWriter:
         async with aclosing(generation.outputs(streams=True)) as outputs:
             async for i, output in outputs:
                 newest[i] = output
-                news = [writer.take(output, one) for writer, one in zip(writers[i], output.outputs, strict=True)]
+                news = await _taken(writers[i], output)
                 events = [
                     encoder.chunk(choice, usage, **(transfer_fields(output) if j == 0 and choice.finish_reason else {}))
                     for j, choice in enumerate(news)
@@ -100,3 +101,12 @@ class CompletionWriter:
             choices=choices,
             usage=usage,
         )
+
+
+async def _taken(writers: Sequence[ChoiceWriter], output: RequestOutput) -> list[CompletionChoice | None]:
+    """Return what is new of each choice; on a thread if that may be the log-probabilities of a whole prompt."""
+
+    def take() -> list[CompletionChoice | None]:
+        return [writer.take(output, one) for writer, one in zip(writers, output.outputs, strict=True)]
+
+    return await asyncio.to_thread(take) if output.prompt_logprobs else take()

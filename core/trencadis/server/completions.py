@@ -47,17 +47,21 @@ def make_router() -> APIRouter:
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue texts."""
     call = open_call(request, body, param=_PARAM)
-    params = _params(body, call.llm)
+    params = await call.params(lambda: _params(body, call.llm))
     beams = beam_params(body, max_tokens=params.max_tokens, logprobs=body.logprobs)
     prompts = await _prompts(body, call.llm, call.context)
     generation = call.generation("cmpl", prompts=prompts, params=params, beams=beams)
+    texts = await call.context.encoder.run(
+        lambda: echoes(body, prompts, call.llm.tokenizer),
+        num_characters=generation.num_prompt_tokens if body.echo else 0,
+    )
     writer = CompletionWriter(
         answer_id=generation.answer_id,
         created=call.created,
         model=call.model,
         fingerprint=call.context.fingerprint,
         format=_format(body, call.llm),
-        echoes=echoes(body, prompts, call.llm.tokenizer),
+        echoes=texts,
     )
     return await call.answer(generation, writer, writer.whole)
 

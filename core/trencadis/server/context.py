@@ -76,6 +76,7 @@ class ServerContext:
         created: When the server began, seconds since 1970.
         encoder: Runs the tokenizer beside the event loop.
         parser: Parses bodies beside the event loop.
+        writer: Writes long answers beside the event loop.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ServerContext:
         self.created = created
         self.encoder = Encoder()
         self.parser = Encoder(max_inline=_MAX_PARSED_INLINE)
+        self.writer = Encoder()
 
     @property
     def llm(self) -> AsyncLLM:

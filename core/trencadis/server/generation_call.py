@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from trencadis.server.context import ServerContext
     from trencadis.server.protocol.generation import GenerationRequest
 
+_BYTES_PER_CHARACTER = 8
+"""Of a body: as many are looked at in the time in which a character is encoded."""
+_CHARACTERS_PER_WORD = 200
+"""Each banned word is encoded twice by itself, which takes as long."""
+
 __all__ = ["GenerationCall", "StreamWriter", "open_call"]
 
 
@@ -65,6 +70,18 @@ class GenerationCall:
     created: int
     includes_usage: bool
     is_continuous: bool
+
+    async def params(self, make: Callable[[], SamplingParams]) -> SamplingParams:
+        """Return what ``make`` returns: on a thread if the request has long lists, each of whose elements is looked at.
+
+        Raises:
+            ApiError: As ``make``.
+            InvalidRequestError: The same.
+        """
+        num_bytes = len(await self.request.body())
+        num_words = len(self.body.bad_words or ())
+        weight = num_bytes // _BYTES_PER_CHARACTER + num_words * _CHARACTERS_PER_WORD
+        return await self.context.encoder.run(make, num_characters=weight)
 
     def generation(
         self,
@@ -116,7 +133,9 @@ class GenerationCall:
             return EventStream(events, param=self.param, request_id=self.request.state.request_id)
 
         async def run() -> Response:
-            return json_response(whole(await finished_outputs(generation)))
+            outputs = await finished_outputs(generation)
+            weight = sum(map(_num_candidates, outputs))
+            return await self.context.writer.run(lambda: json_response(whole(outputs)), num_characters=weight)
 
         return await answer_while_connected(self.request, run())
 
@@ -149,3 +168,9 @@ def open_call(request: Request, body: GenerationRequest, *, param: str) -> Gener
         includes_usage=includes_usage,
         is_continuous=is_continuous,
     )
+
+
+def _num_candidates(output: RequestOutput) -> int:
+    """Return how many log-probabilities an output has, roughly: writing one takes as long as encoding a character or two. Pure."""
+    lists = [output.prompt_logprobs or (), *(one.logprobs or () for one in output.outputs)]
+    return sum(len(entries) * (1 + len(entries[-1].top_token_ids)) for entries in lists if entries)

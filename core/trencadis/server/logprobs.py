@@ -1,10 +1,16 @@
-"""Log-probabilities as each endpoint writes them."""
+"""Log-probabilities as each endpoint writes them.
+
+The entry of each token is encoded as soon as it is made: an answer may have millions of candidates, which as objects would be visited
+by the garbage collector again and again, and encoded in one call that nothing interrupts.
+"""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
 
 from trencadis.server.protocol.answers import PromptLogprob
 from trencadis.server.protocol.chat_answers import ChatLogprobs, TokenLogprob, TopLogprob
@@ -16,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CompletionLogprobsWriter", "chat_logprobs", "prompt_logprobs", "token_text"]
 
+_T = TypeVar("_T")
+_encode = msgspec.json.Encoder().encode
 _LOWEST = -9999.0
 """Stands for minus infinity, which JSON has not. Source: OpenAI's API answers this for tokens that cannot be."""
 
@@ -43,7 +51,11 @@ def chat_logprobs(entries: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> Cha
             for token, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
         ]
         content.append(
-            TokenLogprob(token=token_text(data), logprob=_finite(entry.logprob), bytes=list(data), top_logprobs=tops)
+            _encoded(
+                TokenLogprob(
+                    token=token_text(data), logprob=_finite(entry.logprob), bytes=list(data), top_logprobs=tops
+                )
+            )
         )
     return ChatLogprobs(content=content)
 
@@ -57,7 +69,7 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> l
             for rank, (token, logprob) in enumerate(zip(entry.top_token_ids, entry.top_logprobs, strict=True), start=1)
         }
         candidates[str(entry.token_id)] = _candidate(tokenizer, entry.token_id, entry.logprob, entry.rank)
-        written.append(candidates)
+        written.append(_encoded(candidates))
     return written
 
 
@@ -103,7 +115,7 @@ class CompletionLogprobsWriter:
             }
             written.tokens.append(text)
             written.token_logprobs.append(logprob)
-            written.top_logprobs.append({**tops, text: logprob})
+            written.top_logprobs.append(_encoded({**tops, text: logprob}))
             written.text_offset.append(self._advance(entry.token_id))
         return written
 
@@ -126,6 +138,11 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
         top_logprobs=first.top_logprobs + second.top_logprobs,
         text_offset=first.text_offset + second.text_offset,
     )
+
+
+def _encoded(value: _T) -> _T:
+    """Return a value as what it is written as: for an encoder the two are the same. Pure."""
+    return cast("_T", msgspec.Raw(_encode(value)))
 
 
 def _top(data: bytes, logprob: float) -> TopLogprob:

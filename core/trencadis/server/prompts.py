@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trencadis.errors import InvalidRequestError
 from trencadis.server.errors import ApiError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trencadis.server.protocol.completions import CompletionRequest, Inputs
     from trencadis.text import Tokenizer
 
-__all__ = ["TokenIds", "check_length", "check_room", "echoes", "encode_inputs", "truncated"]
+__all__ = ["TokenIds", "check_chat_length", "check_length", "check_room", "echoes", "encode_inputs", "truncated"]
 
 TokenIds = tuple[int, ...]
 _EMBEDDED = "input"
@@ -44,7 +44,7 @@ async def encode_inputs(
     if isinstance(inputs, str):
         inputs = [inputs]
     elif isinstance(inputs[0], int):
-        return _checked([tuple(one for one in inputs if isinstance(one, int))], llm.model.vocab_size, param)
+        return _checked([cast("TokenIds", tuple(inputs))], llm.model.vocab_size, param)
     texts = [one for one in inputs if isinstance(one, str)]
     if not texts:
         return _checked([tuple(one) for one in inputs if isinstance(one, list)], llm.model.vocab_size, param)
@@ -132,6 +132,18 @@ def check_length(text: str, max_model_len: int, param: str) -> None:
     """
     if len(text) > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
         raise _too_long(f"{param} has {_counted(len(text), 'character')}", max_model_len, param)
+
+
+def check_chat_length(num_messages: int, num_characters: int, max_model_len: int) -> None:
+    """Check that a conversation may fit, before it is rendered: a message has one token at least. Pure.
+
+    Raises:
+        ApiError: It is longer than any that fits (``context_length_exceeded``).
+    """
+    if num_messages > max_model_len:
+        raise _too_long(f"messages has {num_messages} messages", max_model_len, "messages")
+    if num_characters > _MAX_CHARACTERS_PER_TOKEN * max_model_len:
+        raise _too_long("messages has " + _counted(num_characters, "character"), max_model_len, "messages")
 
 
 def _checked(prompts: list[TokenIds], vocab_size: int, param: str) -> list[TokenIds]:

@@ -46,7 +46,12 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages.", param="prompt")
     token_ids = await _encode(body, llm.tokenizer, context.encoder, max_model_len=llm.max_model_len)
-    texts = [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
+    texts = await context.encoder.run(
+        lambda: (
+            [token_text(llm.tokenizer.token_bytes(token)) for token in token_ids] if body.return_token_strs else None
+        ),
+        num_characters=len(token_ids),
+    )
     return json_response(
         Tokenized(count=len(token_ids), max_model_len=llm.max_model_len, tokens=list(token_ids), token_strs=texts)
     )
@@ -78,6 +83,7 @@ async def _encode(
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_arguments=body.chat_template_kwargs,
+            max_model_len=max_model_len,
         )
     text = body.prompt or ""
     check_length(text, max_model_len, "prompt")

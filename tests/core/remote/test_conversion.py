@@ -25,6 +25,7 @@ from trencadis.remote.conversion import (
     fault_of,
     model_of,
     news_of,
+    prompt_messages,
     ready_message,
     request_of,
     step_message,
@@ -117,8 +118,24 @@ def test_a_step_arrives_with_tickets_for_slots() -> None:
     assert (arrived.num_tokens, arrived.token_ids) == ([2, 1], [5, 6, 7])
     assert arrived.finished == (attrs.evolve(finished, slot=41),)
     assert arrived.logprobs == (entry,)
-    assert arrived.prompt_logprobs == (attrs.evolve(entry, index=30),)
     assert arrived.embeddings == (embedding,)
+    (before,) = prompt_messages(deltas, tickets)
+    first = news_of(decode_host_message(encode(before)))  # type: ignore[arg-type]
+    assert first.prompt_logprobs == (attrs.evolve(entry, index=30),)
+    assert not first.slots
+
+
+def test_log_probabilities_of_a_long_prompt_are_many_messages_none_of_them_long() -> None:
+    entry = TokenLogprobs(
+        index=0, position=1, token_id=5, logprob=-0.5, rank=2, top_token_ids=(7,) * 50, top_logprobs=(-0.1,) * 50
+    )
+    empty = np.empty(0, np.int32)
+    entries = tuple(attrs.evolve(entry, position=position) for position in range(1, 1000))
+    deltas = TokenDeltas(slots=empty, num_tokens=empty, token_ids=empty, prompt_logprobs=entries)
+    messages = [encode(message) for message in prompt_messages(deltas, np.array([3], np.int32))]
+    assert max(map(len, messages)) < 2**17
+    arrived = [one for data in messages for one in news_of(decode_host_message(data)).prompt_logprobs]  # type: ignore[arg-type]
+    assert [one.position for one in arrived] == list(range(1, 1000))
 
 
 def test_facts_about_the_model_arrive() -> None:

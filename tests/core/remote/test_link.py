@@ -71,3 +71,19 @@ def test_closing_asks_first_and_then_waits_for_the_end(open_line: Callable[..., 
     assert asked == [CloseMessage()]
     assert line.peer.was_closed
     line.link.close()
+
+
+def test_what_came_is_decoded_in_portions_and_in_order(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    texts = [str(number) * 60_000 for number in range(9)]
+    for text in texts:
+        line.far.send(encode(MetricsMessage(text=text)))
+    got: list[str] = []
+    portions = []
+    while len(got) < len(texts):
+        portion = [message.text for message in line.link.receive(10)]
+        portions.append(len(portion))
+        got += portion
+    assert got == texts
+    assert max(portions) <= 3
+    assert not line.link.has_rest

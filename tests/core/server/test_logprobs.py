@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gc
 import math
+from typing import Any
 
+import msgspec
 import pytest
 
 from trencadis.records import TokenLogprobs
@@ -12,6 +15,8 @@ from trencadis.server.logprobs import (
     prompt_logprobs,
     token_text,
 )
+from trencadis.server.protocol.answers import PromptLogprob
+from trencadis.server.protocol.chat_answers import ChatLogprobs
 from trencadis.text import Tokenizer
 
 TEXT = "a € b"
@@ -32,6 +37,11 @@ def entries(tokens: tuple[int, ...], *, num_top: int = 0) -> list[TokenLogprobs]
     ]
 
 
+def as_sent(value: Any, kind: Any) -> Any:
+    """Return what a client reads of a value."""
+    return msgspec.json.decode(msgspec.json.encode(value), type=kind)
+
+
 @pytest.mark.parametrize(
     ("data", "prefix", "text"),
     [
@@ -48,7 +58,7 @@ def test_bytes_that_are_no_text_are_written_in_hexadecimal(data: bytes, prefix: 
 
 def test_chat_logprobs_have_the_exact_bytes_of_each_token(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode(TEXT)
-    content = chat_logprobs(entries(tokens, num_top=2), tokenizer).content
+    content = as_sent(chat_logprobs(entries(tokens, num_top=2), tokenizer), ChatLogprobs).content
     assert bytes(byte for entry in content for byte in entry.bytes).decode() == TEXT
     assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[0.0, -0.1]] * len(tokens)
     assert all(entry.token == token_text(bytes(entry.bytes)) for entry in content)
@@ -64,14 +74,14 @@ def test_minus_infinity_is_a_number_that_json_has(tokenizer: Tokenizer) -> None:
         top_token_ids=(81,),
         top_logprobs=(-math.inf,),
     )
-    (written,) = chat_logprobs([entry], tokenizer).content
+    (written,) = as_sent(chat_logprobs([entry], tokenizer), ChatLogprobs).content
     assert (written.logprob, written.top_logprobs[0].logprob) == (-9999.0, -9999.0)
 
 
 def test_prompt_logprobs_are_by_token_id_with_ranks_and_null_first(tokenizer: Tokenizer) -> None:
-    first, second = prompt_logprobs(entries((80,), num_top=2), tokenizer)
+    kind = list[dict[str, PromptLogprob] | None]
+    first, second = as_sent(prompt_logprobs(entries((80,), num_top=2), tokenizer), kind)
     assert first is None
-    assert second is not None
     assert {token: (one.rank, one.logprob) for token, one in second.items()} == {
         "70": (1, 0.0),
         "71": (2, -0.1),
@@ -106,3 +116,15 @@ def test_pieces_are_together_what_the_whole_is(tokenizer: Tokenizer) -> None:
         pieces = joined(pieces, writer.output(entries((token,), num_top=1)))
     assert pieces == whole
     assert whole.token_logprobs[0] is whole.top_logprobs[0] is None
+
+
+def test_an_entry_is_encoded_when_it_is_made_and_leaves_no_objects(tokenizer: Tokenizer) -> None:
+    num_before = len(gc.get_objects())
+    written = [
+        chat_logprobs(entries((80,) * 500, num_top=50), tokenizer),
+        prompt_logprobs(entries((80,) * 500, num_top=50), tokenizer),
+        CompletionLogprobsWriter(tokenizer).output(entries((80,) * 500, num_top=50)),
+    ]
+    num_kept = len(gc.get_objects()) - num_before
+    assert num_kept < 10_000, f"{num_kept} objects for 75,000 candidates"
+    assert len(msgspec.json.encode(written)) > 75_000

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from trencadis.errors import InvalidRequestError
+from trencadis.records.request import transfer_table
 from trencadis.records.sampling import MAX_LOGPROBS
-from trencadis.server.protocol.base import BiasKey, EndpointRequest, RequestModel, TokenIds, said_as
+from trencadis.server.protocol.base import EndpointRequest, LogitBias, RequestModel, TokenIds, said_as
 from trencadis.server.protocol.structured import Choices, Pattern, ResponseFormat, Schema, StructuredOutputs
 
 __all__ = ["GenerationRequest", "StreamOptions"]
@@ -34,6 +36,15 @@ Label = Annotated[str, StringConstraints(max_length=_MAX_LABEL_CHARACTERS)]
 def _not_zero(value: int) -> int:
     if value == 0:
         raise PydanticCustomError("zero", "must be at least 1, or -1 for as many tokens as fit")
+    return value
+
+
+def _short_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse transfer parameters that the engine would not take: here, where a long value is looked at beside the event loop."""
+    try:
+        transfer_table(value)
+    except InvalidRequestError as error:
+        raise PydanticCustomError("too_long", "{why}", {"why": str(error)}) from None
     return value
 
 
@@ -67,9 +78,7 @@ class GenerationRequest(EndpointRequest):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         None, description="Subtracted for each time a token occurs in the output; 0."
     )
-    logit_bias: dict[BiasKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        None, description="Added to logits, by token id."
-    )
+    logit_bias: LogitBias | None = Field(None, description="Added to logits, by token id.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None,
         description="Makes the tokens repeatable; choice i draws with seed + i, before best_of puts them in order.",
@@ -180,7 +189,7 @@ class GenerationRequest(EndpointRequest):
         None,
         description="Share cached prefixes only with requests of this salt, within the API key, whoever their user is.",
     )
-    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
+    kv_transfer_params: Annotated[dict[str, Any], Field(max_length=64), AfterValidator(_short_json)] | None = Field(
         None,
         description="What the KV connector is to know, such as where another engine has the prompt's KV; the answer may have some, too.",
     )
