@@ -182,8 +182,11 @@ def test_a_sampler_that_errs_for_all_ends_requests_and_not_the_engine(model: Pat
 # ----------------------------------------------------------------------------------------------------- rules
 
 
-@pytest.mark.parametrize("fallback", ["", "match", "token"])
-@pytest.mark.parametrize("setup", [RULE, LAWS], ids=["tokens", "laws"])
+@pytest.mark.parametrize(
+    ("setup", "fallback"),
+    [(RULE, ""), (RULE, "token"), (LAWS, "match")],
+    ids=["tokens", "tokens then laws", "laws then tokens"],
+)
 @pytest.mark.parametrize("mode", HostileRule.MODES)
 def test_a_rule_that_errs_changes_no_text_and_is_named(
     model: Path, repeated: dict[str, list[int]], mode: str, setup: Any, fallback: str, caplog: pytest.LogCaptureFixture
