@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGrammar", "Grammars", "grammars_of"]
 
 _MAX_KEPT = 256
-_MAX_KEPT_BYTES = 256 << 20
+_MAX_KEPT_BYTES = 64 << 20
 _MAX_LIVE_BYTES = 2 << 30
 """Of grammars that requests hold; one may take a hundred megabytes."""
 

@@ -21,7 +21,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from trencadis.errors import did_you_mean
-from trencadis.records.plain import plain_fault
 from trencadis.server.errors import ApiError
 from trencadis.server.protocol.fields import other_fields
 
@@ -29,7 +28,6 @@ __all__ = ["EndpointRequest", "LogitBias", "RequestModel", "TokenId", "TokenIds"
 
 _MAX_INT = 2**31 - 1
 _MAX_QUOTED = 80
-_MAX_PLACE = 200
 _MAX_DIGITS = 9
 _MAX_BIAS = 100.0
 _MAX_ENTRIES = 16384
@@ -128,7 +126,6 @@ class EndpointRequest(RequestModel):
         kept = {name: value for name, value in data.items() if name not in others}
         _refuse_long(kept)
         _refuse_unknown(cls, kept, known=others)
-        _refuse_unreadable(kept)
         return kept
 
 
@@ -180,20 +177,6 @@ def _unknown_in(model: type[BaseModel], data: dict[str, Any]) -> tuple[list[str]
                     found[0].append(f".{name}" if index < 0 else f".{name}[{index}]")
                     return found
     return None
-
-
-def _refuse_unreadable(data: dict[str, Any]) -> None:
-    """Refuse text that no UTF-8 can hold, since JSON can write half a surrogate pair, numbers beyond 64 bits, and deep nesting.
-
-    Raises:
-        ApiError: There is some; the message names the place.
-    """
-    for name, value in data.items():
-        fault = plain_fault(value) if isinstance(value, str | list | dict) else None
-        if fault is not None:
-            where, why = fault
-            place = name if "nested" in why else f"{name}{where[:_MAX_PLACE]}"
-            raise ApiError(400, f"{place} {why}.", param=place)
 
 
 @functools.cache
