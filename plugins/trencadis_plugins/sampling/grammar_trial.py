@@ -32,7 +32,8 @@ LIMITS: Final[dict[str, Any]] = {
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
-"""Of ``LLParserLimits``. Size: symbols, such as those of an object with 2,000 properties. Fuel: so that a mask takes at most some 20 ms."""
+"""Of ``LLParserLimits``. Size: symbols, such as those of an object with 2,000 properties. Fuel: bounds a mask, to some
+tens of milliseconds with 131,072 tokens."""
 
 _WHITE_SPACE = " "
 """Between the signs of JSON: one space or nothing. Small models never leave off where they may indent, until their tokens are used up."""
