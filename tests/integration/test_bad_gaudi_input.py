@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -136,12 +137,13 @@ def test_bad_lines_are_named_one_by_one_and_the_others_are_used(capsys, caplog, 
     file.write_text("(1, 128, 0)\nhello\n(1, 1, 4)\n(1, 1)\n")
     assert main(["buckets", "--strategy=from_file", f"--bucketing.from_file.path={file}", "--json", *BUCKETS]) == 0
     assert capsys.readouterr().out == '{"prompt": [[1, 128, 0]], "decode": [[1, 1, 4]]}\n'
-    assert [message.partition(" in ")[0] for message in caplog.messages] == [
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [message.partition(" in ")[0] for message in warnings] == [
         "Skipping invalid bucketing line 2",
         "Skipping invalid bucketing line 4",
     ]
-    assert "at 'hello'" in caplog.messages[0]
-    assert "2 values, but a bucket has three" in caplog.messages[1]
+    assert "at 'hello'" in warnings[0]
+    assert "2 values, but a bucket has three" in warnings[1]
 
 
 @pytest.mark.parametrize(

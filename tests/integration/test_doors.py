@@ -34,7 +34,7 @@ def tables(**more: Any) -> dict[str, Any]:
         "engine": {"placement": "process", "warmup": False, **more.pop("engine", {})},
         "backend": {"name": f"{KIT}fakes:FakeBackend", "options": OPTIONS},
         "executor": {"name": f"{KIT}fake_executor:FakeExecutor"},
-        "sampling": {"name": f"{KIT}backend:ArgmaxSampler"},
+        "sampling": {"name": "remote_parts:FakesSampler"},
         "bucketing": {"name": f"{KIT}engines:ExactShapes", "fallback": ""},
         "cache": {"num_blocks": 4096, "block_size": 16},
         "observer": {"names": ["remote_parts:StepCounter"]},

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+from trencadis.engine.committer import Committer
 from trencadis.errors import InternalError
 from trencadis.interfaces import Observer, PendingStep, SchedulingPolicy
 from trencadis.records import Batch, Pass, Request, StepStats
+from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 
@@ -45,13 +47,23 @@ def stopping_backend(**options: object) -> FakeBackend:
     return FakeBackend(fails=count, **options)  # type: ignore[arg-type]
 
 
+class FakesSampler(ArgmaxSampler):
+    """What the fake backend does by itself, log-probabilities included."""
+
+    honours = frozenset({"greedy", "logprobs"})
+
+
+def _break(*_: object) -> None:
+    raise InternalError("a broken invariant of a test")
+
+
 class BrokenExecutor(FakeExecutor):
-    """Breaks an invariant of the engine: what it gives back in its fifth step is no step."""
+    """Breaks an invariant of the engine in its fifth step: what it brings cannot be committed."""
 
     num_submitted = 0
 
     def submit(self, batch: Batch) -> PendingStep:
         self.num_submitted += 1
         if self.num_submitted == 5:
-            raise InternalError("a broken invariant of a test")
+            Committer.commit = _break  # type: ignore[method-assign]
         return super().submit(batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, BlockCopies, PendingStep
 from trencadis.interfaces.bucketing import BucketingStrategy
-from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig
+from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig, import_attribute
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
@@ -91,4 +91,5 @@ __all__ = [
     "Verification",
     "VerifiedStep",
     "Vocabulary",
+    "import_attribute",
 ]

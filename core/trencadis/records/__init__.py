@@ -22,18 +22,37 @@ from trencadis.records.output import (
     TokenDeltas,
     TokenLogprobs,
 )
+from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault, shown
 from trencadis.records.plan import DraftLaws, Drafts, Plan
-from trencadis.records.request import DEFAULT_TERMS, MAX_TRANSFER_BYTES, FinishReason, Request, RequestTerms
-from trencadis.records.sampling import MAX_LOGPROBS, PARAMETER_GROUPS, SamplingParams, parameters_in
+from trencadis.records.request import (
+    DEFAULT_TERMS,
+    MAX_TRANSFER_BYTES,
+    FinishReason,
+    Request,
+    RequestTerms,
+    transfer_table,
+)
+from trencadis.records.sampling import (
+    MAX_INT,
+    MAX_LISTED_IDS,
+    MAX_LOGPROBS,
+    PARAMETER_GROUPS,
+    SamplingParams,
+    parameters_in,
+)
 from trencadis.records.stats import EngineGauges, StepStats
 from trencadis.records.step_time import StepTime
-from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS, StructuredOutput
+from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS, StructuredOutput
 
 __all__ = [
     "DEFAULT_TERMS",
-    "MAX_TRANSFER_BYTES",
+    "MAX_CHOICES",
+    "MAX_DEPTH",
+    "MAX_INT",
+    "MAX_LISTED_IDS",
     "MAX_LOGPROBS",
     "MAX_STRUCTURE_CHARACTERS",
+    "MAX_TRANSFER_BYTES",
     "PARAMETER_GROUPS",
     "Batch",
     "BeamSearchParams",
@@ -84,6 +103,11 @@ __all__ = [
     "UnifiedBucket",
     "UnifiedShape",
     "WarmUpReport",
+    "check_plain",
+    "is_text",
     "parameters_in",
+    "plain_fault",
     "read_only",
+    "shown",
+    "transfer_table",
 ]

@@ -70,9 +70,9 @@ async def encode_messages(
         InvalidRequestError: The model has no template, or it refuses the messages.
     """
     arguments = _arguments(template_arguments or {})
-    num_characters = sum(map(_num_characters, messages))
+    num_characters, num_items = map(sum, zip(*map(_size, messages), strict=True))
     if max_model_len is not None:
-        check_chat_length(len(messages), num_characters - _EACH * len(messages), max_model_len)
+        check_chat_length(len(messages), num_characters, max_model_len)
     if continue_final_message:
         if add_generation_prompt:
             raise ApiError(
@@ -88,16 +88,16 @@ async def encode_messages(
         plain = [_plain(message, index, knows_developer) for index, message in enumerate(messages)]
         return encode_chat(tokenizer, plain, add_generation_prompt=opens_turn, template_arguments=arguments)
 
-    return await encoder.run(encode, num_characters=num_characters)
+    return await encoder.run(encode, num_characters=num_characters + _EACH * num_items)
 
 
-def _num_characters(message: ChatMessage) -> int:
-    """Return how much work a message is, in characters: its texts, and as many again as rendering it takes. Pure."""
-    content, num_items = message.content or "", len(message.tool_calls or ())
+def _size(message: ChatMessage) -> tuple[int, int]:
+    """Return how many characters a message has, and of how many things it is made: itself, its parts and its calls. Pure."""
+    content, num_items = message.content or "", 1 + len(message.tool_calls or ())
     if not isinstance(content, str):
         num_items += len(content)
         content = "".join(text for part in content if isinstance(text := part.get("text"), str))
-    return len(content) + len(message.reasoning_content or "") + _EACH * (1 + num_items)
+    return len(content) + len(message.reasoning_content or ""), num_items
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class OpenServer:
             max_restarts=config.server.max_engine_restarts,
             window_s=config.server.restart_window_s,
             on_restart=metrics.note_restart,
-            on_open=lambda llm: announce(_readiness(llm)),
+            on_open=functools.partial(_opened, announce),
         )
         context = make_context(config, supervisor)
         app = make_app(context, gate=gate, http_metrics=metrics)
@@ -141,9 +142,15 @@ class OpenServer:
         self.close()
 
 
-def _readiness(llm: AsyncLLM) -> str:
+def _opened(announce: Callable[[str], None], llm: AsyncLLM) -> None:
+    """Say that an engine serves; what loading has left behind lives as long as the process, so that collections pass it over.
+
+    Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
     model = llm.model
-    return f"Ready: {model.architecture}, {model.dtype}, {llm.max_model_len} tokens, plan {llm.plan_hash}."
+    announce(f"Ready: {model.architecture}, {model.dtype}, {llm.max_model_len} tokens, plan {llm.plan_hash}.")
 
 
 def make_context(config: Config, supervisor: Supervisor) -> ServerContext:

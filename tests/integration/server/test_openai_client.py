@@ -325,9 +325,11 @@ def test_a_wrong_key_is_refused_and_keys_share_no_cached_prefix(llm: AsyncLLM) -
         long = [{"role": "user", "content": "Tell me of the sea. " * 20}]
         request["messages"] = long
         assert num_cached("key-of-ann") == 0
-        assert num_cached("key-of-ann", user="her user") > 0
+        assert num_cached("key-of-ann") > 0
+        assert num_cached("key-of-ann", user="her user") == 0
         assert num_cached("key-of-bob") == 0
         assert num_cached("key-of-bob", extra_body={"cache_salt": "own"}) == 0
+        assert num_cached("key-of-bob", user="his user", extra_body={"cache_salt": "own"}) > 0
 
 
 def test_a_stream_that_is_left_frees_its_blocks(client: openai.OpenAI, llm: AsyncLLM) -> None:
