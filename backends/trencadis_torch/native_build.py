@@ -236,7 +236,7 @@ def _why_unsafe(directory: Path) -> str:
             facts = place.stat()
             if facts.st_uid not in _TRUSTED:
                 return f"belongs to user {facts.st_uid}" if place == real else f"lies in {place} of user {facts.st_uid}"
-            # In a sticky directory such as /tmp nobody can replace what others made. Groups above are often the user's own.
+            # In a sticky directory such as /tmp a user cannot replace the files of others. Groups above are often the user's own.
             others = stat.S_IWGRP | stat.S_IWOTH if place == real else stat.S_IWOTH
             if facts.st_mode & others and not (facts.st_mode & stat.S_ISVTX and place != real):
                 mode = f"mode {stat.S_IMODE(facts.st_mode):04o}"

@@ -235,7 +235,7 @@ def _traceback(error: BaseException) -> str:
 
 
 class CallMeter:
-    """Measures the calls of one component, and notes that it is being called, for whoever asks why the engine stands still. One thread.
+    """Measures the calls of one component, and publishes which one is being called, so that a stall can be attributed. One thread.
 
     A call over the budget is warned about, with the time that it took. Three such calls within a minute, or one that takes ten
     budgets, are too many: the component is to be replaced. Time is the engine's clock: real time where clients are served; a

@@ -292,7 +292,7 @@ class _Builder:
         samplers = [self._judging(), *([] if (made := self._guarded("sampling")[2]) is None else [made()])]
         for key, (choice, one) in rules.items():
             where = f"[acceptance] {key} = {choice.component.name!r}: {type(one).__name__}"
-            # What comes by import path declares no capabilities, so that nobody has compared them.
+            # What comes by import path declares no capabilities, so that they were not negotiated.
             silent = [type(sampler).__name__ for sampler in samplers if type(sampler).verify is Sampler.verify]
             if one.needs_laws and silent:
                 raise CapabilityError(

@@ -215,7 +215,7 @@ class Engine:
         return self._departures.end(request_id, FinishReason.STOP)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work while nobody steps."""
+        """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work between two steps."""
         self._preparations.wake = wake
         self._guests.wake_by(wake)
 

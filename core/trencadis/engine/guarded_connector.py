@@ -112,7 +112,7 @@ class GuardedConnector:
         )
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        """Return what the engine that goes on with a request is to be told, or None; what no JSON can hold is the connector's fault."""
+        """Return the transfer parameters for the engine that continues a request, or None; a value that JSON cannot hold is a fault."""
         return self._call("finished_params", lambda: transfer_table(self._side.finished_params(request)), None)
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:

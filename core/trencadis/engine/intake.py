@@ -57,7 +57,9 @@ class Intake:
         self._warned: set[str] = set()
 
     def admit(self, request: Request) -> tuple[Request, tuple[Future[Any], ...]]:
-        """Return a request as it will run, and what it waits for first. Whoever holds KV for one that is turned away learns that it need not.
+        """Return a request as it will run, and what it waits for first.
+
+        The KV connector is told of a refusal, so that KV held for the request is freed.
 
         Raises:
             RequestError: As of :meth:`check` and :meth:`ask`.

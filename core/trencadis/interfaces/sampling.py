@@ -240,8 +240,8 @@ class SupportsPreparation(ABC):
             tenant: Whose it is, so that the work of one need not hold up the work of others.
 
         Returns:
-            Empty: nothing is needed. The request runs when all are done; results are kept until it ends, and are nobody's but the
-            component's: by them it may keep in memory what :meth:`Sampler.start_row` is to find. A ``RequestError`` as the exception
+            Empty: nothing is needed. The request runs when all are done; the results are kept until it ends, so
+            that :meth:`Sampler.start_row` finds what was prepared; the engine does not look at them. A ``RequestError`` as the exception
             refuses the request, any other fails it. Futures are cancelled if the request ends before.
         """
 

@@ -1,6 +1,6 @@
 """The client's end of the line: messages, and the news that there will be no more of them.
 
-A peer that dies is heard at once, through a file that its end makes readable. One that hangs is killed by whoever watches it, and so
+A peer that dies is heard at once, through a file that its end makes readable. One that hangs is killed by the stall watch, and so
 ends as well. The line is dead from then on and says why.
 """
 
@@ -127,7 +127,7 @@ class Link:
 
     @property
     def has_rest(self) -> bool:
-        """True if more has come than was decoded: whoever serves others, too, goes on later."""
+        """True if more has come than was decoded: an event loop takes the rest in a later turn."""
         return bool(self._rest)
 
     def take_last(self) -> list[HostMessage]:

@@ -74,7 +74,7 @@ class StartMessage(Message):
         sources: Who set each value.
         log_level: Of the logger ``trencadis``.
         python_path: ``PYTHONPATH`` as it was, or None.
-        activity_file: Memory to write to what the engine does, see :mod:`trencadis.activity`; -1: nobody reads it.
+        activity_file: Memory to write to what the engine does, see :mod:`trencadis.activity`; -1: none.
     """
 
     address: str
