@@ -178,7 +178,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _release(child: subprocess.Popen[bytes], directory: str, watch: StallWatch, view: ActivityView) -> None:
-    """Leave neither process, descriptor nor directory; also if nobody closed."""
+    """End the child and free its pipes, descriptors and directory; also runs where ``close`` was not called."""
     watch.close()
     if child.poll() is None:
         _kill(child)

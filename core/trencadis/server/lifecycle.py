@@ -32,7 +32,7 @@ _LAST_ANSWERS_S = 3
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn's server with our way to accept connections; signals are the business of whoever runs the service."""
+    """Uvicorn's server with our accept loop; it installs no signal handlers, which the caller does."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])

@@ -130,7 +130,7 @@ class EndpointRequest(RequestModel):
 
 
 def _refuse_long(data: dict[str, Any]) -> None:
-    """Refuse a list or an object that nobody needs so long.
+    """Refuse a list or an object that is too long.
 
     Raises:
         ApiError: There is one; the message names the field.

@@ -187,7 +187,7 @@ class GenerationRequest(EndpointRequest):
     )
     cache_salt: Label | None = Field(
         None,
-        description="Share cached prefixes only with requests of this salt, within the API key, whoever their user is.",
+        description="Share cached prefixes only with requests of this salt, within the API key, whatever their `user`.",
     )
     kv_transfer_params: Annotated[dict[str, Any], Field(max_length=64), AfterValidator(_short_json)] | None = Field(
         None,
