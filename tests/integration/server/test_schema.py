@@ -181,7 +181,7 @@ def test_what_the_document_allows_can_succeed_once_the_fields_go_together(
         statuses[case.call_and_validate(checks=CHECKS).status_code] += 1
 
     hold()
-    # What hypothesis tries depends on the modules that other tests have imported: it takes constants from them.
+    # How many succeed varies with the modules that other tests have imported: hypothesis takes constants from them.
     assert statuses[200], statuses
 
 
