@@ -20,6 +20,12 @@ ROOT = Path(__file__).parents[1]
 EXPECTED = {"bucketing", "eviction", "executor", "observer", "sampling", "scheduling", "torch"}
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run the tests of one file in this process: a worker takes seconds to start."""
+    files = {argument.split("::")[0] for argument in config.args}
+    return 0 if len(files) == 1 and Path(*files).is_file() else None
+
+
 def pytest_sessionstart() -> None:
     import trencadis
 
