@@ -1,9 +1,7 @@
-"""Faults of plugins: what is contained, how a value is shown, how often a fault is logged, and how long a call may take."""
+"""Faults of plugins: what is contained, how an error is worded, how often a fault is logged, and how long a call may take."""
 
 from __future__ import annotations
 
-import enum
-import itertools
 import logging
 import math
 import signal
@@ -11,22 +9,18 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import attrs
-import numpy as np
 
 from trencadis.activity import ACTIVITY, Lane
 from trencadis.clock import Clock, SystemClock
+from trencadis.wording import cut, shown
 
-__all__ = ["MAX_OVERRUNS", "WINDOW_S", "CallMeter", "FaultLog", "as_words", "reraise_interrupt", "shown"]
+__all__ = ["MAX_OVERRUNS", "WINDOW_S", "CallMeter", "FaultLog", "as_words", "reraise_interrupt"]
 
-_MAX_ITEMS: Final = 8
-_MAX_DEPTH: Final = 3
-_MAX_TEXT: Final = 120
-_MAX_SHOWN: Final = 300
+_MAX_ARGUMENTS: Final = 8
 _MAX_SAID: Final = 600
 _MAX_FRAMES: Final = 24
 _MAX_CHAIN: Final = 4
@@ -70,18 +64,6 @@ def _is_from_handler(error: BaseException) -> bool:
 # -------------------------------------------------------------------------------------------------------- in words
 
 
-def shown(value: object) -> str:
-    """Return a value of a plugin for a message: at most 300 characters, in bounded time and memory. Pure.
-
-    Of a long sequence the first items and the number of all are shown; of objects of unknown classes the class alone, since their
-    ``__repr__`` may do anything.
-    """
-    try:
-        return _cut(_shown(value, _MAX_DEPTH), _MAX_SHOWN)
-    except Exception:  # a class whose attributes raise
-        return f"<{type(value).__name__}>"
-
-
 def as_words(error: BaseException) -> str:
     """Return ``ValueError: what it says``, at most some 600 characters, in bounded time. Pure.
 
@@ -92,74 +74,10 @@ def as_words(error: BaseException) -> str:
     try:
         small = all(type(item) in (str, int, float, bool, type(None)) for item in error.args)
         plain = kind.__str__ in (BaseException.__str__, KeyError.__str__, OSError.__str__)
-        text = str(error) if small or not plain else ", ".join(shown(item) for item in error.args[:_MAX_ITEMS])
+        text = str(error) if small or not plain else ", ".join(shown(item) for item in error.args[:_MAX_ARGUMENTS])
     except Exception:
         text = "its text cannot be read"
-    return f"{kind.__name__}: {_cut(text, _MAX_SAID)}" if text else kind.__name__
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
-
-
-def _shown(value: object, depth: int) -> str:
-    kind = type(value)
-    if value is None or kind in (bool, float, complex):
-        return repr(value)
-    if kind is int:
-        return _shown_int(value)  # type: ignore[arg-type] # told by its exact class
-    if kind is str or kind is bytes:
-        return _shown_text(value)  # type: ignore[arg-type] # the same
-    if isinstance(value, type):
-        return value.__qualname__
-    if isinstance(value, enum.Enum):
-        return f"{kind.__name__}.{value.name}"
-    if isinstance(value, Path):
-        return _shown_text(str(value))
-    if isinstance(value, np.generic):
-        return _shown(value.item(), depth)
-    if isinstance(value, np.ndarray):
-        return _shown_array(value, depth)
-    if not depth:
-        return "…"
-    return _shown_items(value, depth - 1)
-
-
-def _shown_int(value: int) -> str:
-    bits = value.bit_length()
-    return str(value) if bits <= 256 else f"<int of {bits} bits>"
-
-
-def _shown_text(value: str | bytes) -> str:
-    if len(value) <= _MAX_TEXT:
-        return repr(value)
-    return f"{value[:_MAX_TEXT]!r}… ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
-
-
-def _shown_array(value: np.ndarray[Any, Any], depth: int) -> str:
-    if value.ndim == 1 and value.size <= _MAX_ITEMS:
-        return _shown(value.tolist(), max(1, depth))
-    first = ", ".join(_shown(item, 0) for item in itertools.islice(value.flat, _MAX_ITEMS))
-    return f"[{first}{', …' if value.size > _MAX_ITEMS else ''}] (shape {value.shape}, {value.dtype})"
-
-
-def _shown_items(value: Any, depth: int) -> str:
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset, deque, range):
-        left, right = "()" if kind is tuple else "{}" if kind in (set, frozenset) else "[]"
-        return left + _listed((_shown(item, depth) for item in itertools.islice(value, _MAX_ITEMS)), len(value)) + right
-    if kind is dict:
-        pairs = itertools.islice(value.items(), _MAX_ITEMS)
-        return "{" + _listed((f"{_shown(key, depth)}: {_shown(item, depth)}" for key, item in pairs), len(value)) + "}"
-    names = [field.name for field in attrs.fields(kind)] if attrs.has(kind) else getattr(kind, "_fields", None)
-    if names and kind.__module__.partition(".")[0] == "trencadis":
-        fields = (f"{name}={_shown(getattr(value, name), depth)}" for name in names[:_MAX_ITEMS])
-        return f"{kind.__name__}({_listed(fields, len(names))})"
-    return f"<{kind.__qualname__}>"
-
-
-def _listed(items: Iterable[str], number: int) -> str:
-    return ", ".join(items) + (f", … {number} in all" if number > _MAX_ITEMS else "")
+    return f"{kind.__name__}: {cut(text, _MAX_SAID)}" if text else kind.__name__
 
 
 # ---------------------------------------------------------------------------------------------------------- logging

@@ -27,7 +27,7 @@ from trencadis.engine.guards import Fallback
 from trencadis.engine.request_check import check_honoured
 from trencadis.engine.switch import SchedulingSwitch
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, PluginLoadError, TrencadisError
-from trencadis.faults import as_words, reraise_interrupt, shown
+from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import (
     AcceptanceRule,
     Backend,
@@ -46,6 +46,7 @@ from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPl
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import Phases, rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
+from trencadis.wording import shown
 
 __all__ = ["build_engine"]
 

@@ -47,7 +47,7 @@ from trencadis.engine.switch import SchedulingSwitch
 from trencadis.engine.transfers import Transfers
 from trencadis.engine.warmup import BackgroundWarmUp, WarmUp, warm_up
 from trencadis.errors import ConfigValueError, ContractError
-from trencadis.faults import CallMeter, shown
+from trencadis.faults import CallMeter
 from trencadis.interfaces import (
     AllocationPlan,
     BackendCapabilities,
@@ -60,6 +60,7 @@ from trencadis.interfaces import (
     SchedulingPolicy,
 )
 from trencadis.records import Bucket, BucketLimits, ModelFacts, RowStart, SamplingParams
+from trencadis.wording import shown
 
 __all__ = ["EmbeddingParts", "Meters", "Parts", "budget_of", "compose_embedding_engine", "compose_engine"]
 

@@ -19,9 +19,10 @@ from trencadis.engine.guarded_speculator import GuardedSpeculator
 from trencadis.engine.guards import Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
-from trencadis.faults import CallMeter, FaultLog, shown
+from trencadis.faults import CallMeter, FaultLog
 from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
+from trencadis.wording import shown
 
 __all__ = ["Drafting", "Speculation"]
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from trencadis.engine.guards import Guarded
 from trencadis.errors import ContractError
-from trencadis.faults import CallMeter, reraise_interrupt, shown
+from trencadis.faults import CallMeter, reraise_interrupt
 from trencadis.interfaces import DraftView, Speculator
 from trencadis.records import BucketLimits, Drafts
+from trencadis.wording import shown
 
 __all__ = ["GuardedSpeculator", "check_numbers"]
 

@@ -20,9 +20,10 @@ import numpy as np
 
 from trencadis.engine.shadow import Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, Int32Array, Request, Shape, read_only
+from trencadis.wording import shown
 
 __all__ = ["Fallback", "Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling", "TooSlowError"]
 

@@ -12,7 +12,8 @@ from typing import Final
 
 import attrs
 
-from trencadis.faults import FaultLog, shown
+from trencadis.faults import FaultLog
+from trencadis.wording import shown
 
 __all__ = ["MAX_PAGE_CHARS", "MetricsPage"]
 

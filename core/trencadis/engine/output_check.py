@@ -14,9 +14,10 @@ import numpy as np
 
 from trencadis.engine.accounting import SubmittedStep
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import as_words, reraise_interrupt, shown
+from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import PendingStep, SampledLogprobs
 from trencadis.records import ConnectorReport, Plan, RowError, StepOutput, TokenLogprobs
+from trencadis.wording import shown
 
 __all__ = ["FailedStep", "OutputCheck", "wrong_logprobs"]
 

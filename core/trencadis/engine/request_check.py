@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from trencadis.errors import InvalidRequestError, PromptTooLongError
 from trencadis.records import Request, SamplingParams
-from trencadis.records.plain import shown
+from trencadis.wording import shown
 
 __all__ = ["check_honoured", "check_request"]
 

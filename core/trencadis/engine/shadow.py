@@ -13,9 +13,10 @@ import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.errors import ContractError
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Int32Array, Request, read_only
+from trencadis.wording import shown
 
 __all__ = ["Shadow", "ShadowStep"]
 

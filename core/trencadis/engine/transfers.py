@@ -25,9 +25,10 @@ from trencadis.engine.layer_loads import LayerLoads
 from trencadis.engine.parked_load import ParkedLoad
 from trencadis.engine.rank_quorum import RankQuorum
 from trencadis.engine.sequence import Sequence
-from trencadis.faults import FaultLog, shown
+from trencadis.faults import FaultLog
 from trencadis.interfaces import Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
+from trencadis.wording import shown
 
 if TYPE_CHECKING:
     from trencadis.engine.block_manager import BlockManager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from trencadis.errors import InvalidRequestError, RequestError
-from trencadis.records.plain import shown
+from trencadis.wording import shown
 
 __all__ = [
     "OnRefusal",

@@ -22,7 +22,7 @@ from trencadis.records.output import (
     TokenDeltas,
     TokenLogprobs,
 )
-from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault, shown
+from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault
 from trencadis.records.plan import DraftLaws, Drafts, Plan
 from trencadis.records.request import (
     DEFAULT_TERMS,
@@ -108,6 +108,5 @@ __all__ = [
     "parameters_in",
     "plain_fault",
     "read_only",
-    "shown",
     "transfer_table",
 ]

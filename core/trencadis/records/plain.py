@@ -1,25 +1,22 @@
-"""Values that can be sent to another process and written as JSON: which are refused, where the fault is, and how one is quoted.
+"""Values that can be sent to another process and written as JSON: which are refused, and where the fault is.
 
 A value is checked as a whole at the speed of C; the path to a fault is built when there is one.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import reprlib
 from typing import Any
 
 import msgspec
 
 from trencadis.errors import InvalidRequestError
 
-__all__ = ["MAX_DEPTH", "check_plain", "is_text", "plain_fault", "shown"]
+__all__ = ["MAX_DEPTH", "check_plain", "is_text", "plain_fault"]
 
 MAX_DEPTH = 32
 """Lists and objects inside one another; what parses and encodes values calls itself for each level."""
 
-_MAX_SHOWN = 120
 _MAX_KEY_SHOWN = 80
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 _CONTAINERS = (dict, list, tuple)
@@ -70,15 +67,6 @@ def is_text(value: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def shown(value: Any) -> str:
-    """Return a value as a message quotes it, cut; the time does not depend on its size. Pure."""
-    try:
-        text = _short_repr(value)
-    except Exception:  # a whole number of thousands of digits, or a type whose own repr fails
-        text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _is_encodable(value: Any) -> bool:
@@ -142,6 +130,3 @@ def _scalar_fault(value: Any, is_json: bool) -> str:
     if isinstance(value, float):
         return "is no finite number" if is_json and not math.isfinite(value) else ""
     return f"is of the type {type(value).__name__}, which cannot be sent to an engine"
-
-
-_short_repr = functools.partial(reprlib.Repr.repr, reprlib.Repr())

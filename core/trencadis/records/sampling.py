@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records.plain import check_plain, is_text, shown
+from trencadis.records.plain import check_plain, is_text
 from trencadis.records.structured import StructuredOutput
+from trencadis.wording import shown
 
 __all__ = ["MAX_INT", "MAX_LISTED_IDS", "MAX_LOGPROBS", "PARAMETER_GROUPS", "SamplingParams", "parameters_in"]
 

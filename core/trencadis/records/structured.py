@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError, did_you_mean
-from trencadis.records.plain import is_text, shown
+from trencadis.records.plain import is_text
+from trencadis.wording import shown
 
 __all__ = ["MAX_CHOICES", "MAX_STRUCTURE_CHARACTERS", "StructuredOutput"]
 
@@ -20,7 +21,6 @@ MAX_STRUCTURE_CHARACTERS = 65_536
 """The longest schema, regex or grammar, and the most characters of all choices: reading them takes time in proportion."""
 
 _KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
-_MAX_SHOWN = 60
 
 
 def _texts(value: Any) -> Any:
@@ -111,8 +111,7 @@ def _check_schema(text: str) -> None:
     except (ValueError, RecursionError) as error:
         raise _refusal(f"json_schema is no JSON: {error}.") from None
     if not isinstance(schema, dict | bool):
-        shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-        raise _refusal(f"json_schema = {shown} must be an object.")
+        raise _refusal(f"json_schema = {shown(schema)} must be an object.")
 
 
 def _refusal(problem: str) -> InvalidRequestError:

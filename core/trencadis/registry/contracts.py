@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from trencadis.faults import shown
 from trencadis.interfaces import (
     AcceptanceRule,
     Backend,
@@ -22,6 +21,7 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
 )
+from trencadis.wording import shown
 
 __all__ = ["CONTRACTS", "interface_version", "why_refused"]
 

@@ -4,13 +4,12 @@ import math
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trencadis.errors import InvalidRequestError
-from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault, shown
+from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault
 
 
 def nested(levels: int) -> Any:
@@ -95,17 +94,3 @@ def test_text_is_what_utf_8_can_hold() -> None:
     assert is_text("é")
     assert not is_text("\udc00")
     assert not is_text(b"a")
-
-
-@pytest.mark.parametrize(
-    "value",
-    [list(range(10**6)), "x" * 10**6, 10**5000, {i: i for i in range(10**5)}, np.zeros(10**6)],
-    ids=["list", "text", "number", "table", "array"],
-)
-def test_a_value_is_quoted_short(value: Any) -> None:
-    assert len(shown(value)) < 150
-
-
-def test_a_short_value_is_quoted_whole() -> None:
-    assert shown("soon") == "'soon'"
-    assert shown([1, 2]) == "[1, 2]"
