@@ -12,6 +12,7 @@ from trencadis.interfaces import Observer
 from trencadis.records import EngineGauges, FinishedSequence, FinishReason, StepStats
 from trencadis_plugins.observer.config import PrometheusObserverConfig
 from trencadis_plugins.observer.draft_metrics import DraftMetrics
+from trencadis_plugins.observer.longest_step import LongestStep
 from trencadis_plugins.observer.vllm_names import VllmNames
 from trencadis_plugins.observer.weighted import WeightedHistogram
 
@@ -151,6 +152,7 @@ class PrometheusObserver(Observer):
             registry=self.registry,
         )
         self._drafts = DraftMetrics(self.registry)
+        self._longest = LongestStep(self.registry)
         self._policy = ""
         self._num_scheduled = self._num_padded = self._num_recomputed = 0
 
@@ -171,6 +173,7 @@ class PrometheusObserver(Observer):
             self._policy = stats.policy
             self._policies.labels(self._policy).set(1)
         self._drafts.count(stats)
+        self._longest.note(stats)
         self._num_scheduled += stats.num_scheduled_tokens
         self._num_padded += stats.num_padded_tokens
         self._num_recomputed += stats.num_recomputed_tokens
