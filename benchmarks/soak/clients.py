@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import random
 import statistics
 import time
@@ -18,11 +19,16 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from bad_requests import JSON, BadRequests, Case, dump
+from processes import set_priority
 from raw_http import MUST_ANSWER, RAW_CASES, RawResult, run_raw
 
-__all__ = ["Answer", "Attack", "Attempt", "Witness", "post", "send", "witness_main"]
+__all__ = ["Answer", "Attack", "Attempt", "GoodRequests", "Witness", "post", "send", "witness_main"]
 
 PATIENCE_S = 30.0
+_NUM_WORST = 200
+_LEAST_LAG_S = 0.005
+_SAME_S = 0.005
+_WITNESS_NICENESS = -10
 _MOST_BYTES = 64 * 2**20
 
 
@@ -147,6 +153,34 @@ class Attempt:
     answer: Answer
 
 
+class GoodRequests:
+    """Requests with nothing wrong, for the same competition for cores as an attack: prompts of up to 300 tokens, some with a structure.
+
+    Args:
+        seed: Of the series.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def case(self, index: int) -> Case:
+        """Return a case of the series. Pure."""
+        rng = random.Random(f"{self.seed}:{index}:good")
+        prompt = [rng.randrange(10, 4000) for _ in range(rng.choice((4, 20, 80, 300)))]
+        body: dict[str, Any] = {
+            "model": "demo",
+            "prompt": prompt,
+            "max_tokens": rng.choice((1, 8, 32, 64)),
+            "temperature": rng.choice((0, 1)),
+            "seed": index,
+            "n": rng.choice((1, 1, 1, 4)),
+            "stream": rng.random() < 0.5,
+        }
+        if rng.random() < 0.15:
+            body["guided_regex"] = "[a-z]{3,8}( [a-z]{3,8}){1,4}"
+        return Case(f"{self.seed}:{index} good", "POST", "/v1/completions", JSON, dump(body))
+
+
 @dataclass
 class Attack:
     """Bad requests of a seed, several at once, until the time or the series ends.
@@ -164,7 +198,7 @@ class Attack:
         attempts: All, but for bodies of harmless answers.
     """
 
-    generator: BadRequests
+    generator: BadRequests | GoodRequests
     port: int
     admin_port: int = 0
     at_once: int = 8
@@ -283,7 +317,7 @@ class Witness:
         gaps_s: Time between two events of one stream, seconds.
         worst: The largest gaps with their moments on the wall clock: ``(seconds, moment, kind)``; kinds are ``stream`` and ``probe``.
         pings_s: Time of the probe's requests, seconds.
-        own_lag_s: By how much this process itself was late at most: the machine's noise.
+        lags: By how much this process itself was late, where that was over 5 ms: ``(seconds, moment)``; the machine's noise.
         num_texts: Streams and controls that were compared.
         wrong: What differed from the undisturbed text.
     """
@@ -291,15 +325,30 @@ class Witness:
     gaps_s: list[float] = field(default_factory=list)
     worst: list[tuple[float, float, str]] = field(default_factory=list)
     pings_s: list[float] = field(default_factory=list)
-    own_lag_s: float = 0.0
+    lags: list[tuple[float, float]] = field(default_factory=list)
     num_texts: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def note(self, seconds: float, kind: str) -> None:
         """Note a gap that has just ended."""
         (self.gaps_s if kind == "stream" else self.pings_s).append(seconds)
-        if len(self.worst) < 40 or seconds > self.worst[-1][0]:
-            self.worst = sorted([*self.worst, (seconds, time.time(), kind)], reverse=True)[:40]
+        if len(self.worst) < _NUM_WORST or seconds > self.worst[-1][0]:
+            self.worst = sorted([*self.worst, (seconds, time.time(), kind)], reverse=True)[:_NUM_WORST]
+
+    def own_lag_s(self) -> float:
+        """Return by how much this process itself was late at most."""
+        return max((lag_s for lag_s, _ in self.lags), default=0.0)
+
+    def largest_s(self, kind: str) -> float:
+        """Return the largest gap of a kind, without what this process itself was late in it."""
+        return max((self._beyond_lag(*one) for one in self.worst if one[2] == kind), default=0.0)
+
+    def _beyond_lag(self, seconds: float, moment_s: float, _: str) -> float:
+        # A lag is noted in the same turn of the loop as the gap that it made longer.
+        within = (
+            lag_s for lag_s, end_s in self.lags if end_s > moment_s - seconds and end_s - lag_s < moment_s + _SAME_S
+        )
+        return max(seconds - max(within, default=0.0), 0.0)
 
     def median_gap_s(self) -> float:
         """Return the median time between two events of a stream."""
@@ -390,12 +439,16 @@ class _Watch:
         while not self.is_over:
             begin_s = time.monotonic()
             await asyncio.sleep(0.005)
-            self.saw.own_lag_s = max(self.saw.own_lag_s, time.monotonic() - begin_s - 0.005)
+            lag_s = time.monotonic() - begin_s - 0.005
+            if lag_s > _LEAST_LAG_S:
+                self.saw.lags.append((lag_s, time.time()))
 
 
 def witness_main(port: int, texts: dict[str, str], seconds: float | None, pipe: Pipe) -> None:
     """Run the well-behaved clients in this process until ``seconds`` are over or the pipe says so; sends what they saw."""
     gc.disable()
+    os.setsid()  # cores are shared among sessions: it has none with the attackers
+    set_priority(_WITNESS_NICENESS)
     watch = _Watch(port, texts)
     try:
         asyncio.run(watch.run(seconds, pipe))

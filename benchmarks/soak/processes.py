@@ -14,10 +14,12 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Server", "Usage", "family"]
+__all__ = ["Server", "Usage", "family", "priority", "set_priority"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,33 @@ class Usage:
 
     def __str__(self) -> str:
         return f"{self.rss_mib:.0f} MiB, {self.num_descriptors} descriptors, {self.num_threads} threads"
+
+
+_AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def set_priority(niceness: int) -> None:
+    """Set the niceness of this process, and of its session where Linux shares cores among sessions; as far as that is permitted."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    with contextlib.suppress(OSError):
+        _AUTOGROUP.write_text(str(niceness))
+
+
+@contextmanager
+def priority(niceness: int) -> Iterator[None]:
+    """Run the block with a niceness, and restore both afterwards."""
+    process, session = os.getpriority(os.PRIO_PROCESS, 0), "0"
+    with contextlib.suppress(OSError):
+        session = _AUTOGROUP.read_text().split()[-1]
+    set_priority(niceness)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, process)
+        with contextlib.suppress(OSError):
+            _AUTOGROUP.write_text(session)
 
 
 def usage_of(pid: int) -> Usage | None:
@@ -130,6 +159,12 @@ class Server:
             text = answer.read().decode()
         found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         return sum(map(float, found)) if found else None
+
+    def longest_step(self) -> tuple[float, int]:
+        """Return the longest time between two commits of late while sequences ran, seconds, and the tokens of the later step."""
+        return self.metric("trencadis_longest_step_seconds") or 0.0, int(
+            self.metric("trencadis_longest_step_tokens") or 0
+        )
 
     def wait_for_rest(self, seconds: float = 60.0) -> list[str]:
         """Wait until no request is inside and no block is held; returns what is still held after so long."""
