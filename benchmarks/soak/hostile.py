@@ -37,7 +37,7 @@ ATTACKER_NICENESS = 15
 """A machine with few cores is not to be measured by how many of them the attackers take."""
 TOKEN_BUDGET = 2048
 FLAGS = ("--server.body_timeout_s", "4", "--server.max_engine_restarts", "1000")
-KILL_FLAGS = ("--server.restart_window_s", "1", "--engine.watchdog_s", "6")
+KILL_FLAGS = ("--server.restart_window_s", "1", "--engine.watchdog_s", "5")
 """Ends hardly count together, so that pauses stay short: it is the engine's start that is measured."""
 
 

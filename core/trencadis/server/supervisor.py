@@ -28,7 +28,7 @@ logger = logging.getLogger("trencadis.server")
 _Absence: TypeAlias = Callable[[], EngineUnavailableError]
 """Makes a new error each time: one that is raised twice gathers the frames of both."""
 
-_WATCH_S = 1.0
+_WATCH_S = 0.1
 _LOADING_RETRY_S = 5.0
 _MAX_BACKOFF_S = 30.0
 
@@ -45,7 +45,8 @@ class Supervisor:
         on_restart: Told of each replacement.
         on_open: Told of each engine that has been opened.
         watch_s: How often the engine is looked at, seconds.
-        backoff_s: Pause before a replacement; doubles with each end that counts beside the last one, up to 30 s.
+        backoff_s: Pause before a replacement if one other end counts beside the last one; doubles with each more, up to 30 s. An
+            end that counts alone is followed by a replacement at once.
 
     Attributes:
         num_restarts: Replacements since the start.
@@ -148,7 +149,8 @@ class Supervisor:
             if num_ends > self._max_restarts:
                 logger.error("%s", self._absence())
                 raise self._absence()
-            await self._wait(self._pause_s(num_ends))
+            if pause_s := self._pause_s(num_ends):
+                await self._wait(pause_s)
             if self._closing.is_set():
                 return
             self.num_restarts += 1
@@ -178,7 +180,7 @@ class Supervisor:
         return len(self._ends)
 
     def _pause_s(self, num_ends: int) -> float:
-        return min(self._backoff_s * 2.0 ** (num_ends - 1), _MAX_BACKOFF_S)
+        return min(self._backoff_s * 2.0 ** (num_ends - 2), _MAX_BACKOFF_S) if num_ends > 1 else 0.0
 
     def _after(self, failure: str, *, num_ends: int) -> _Absence:
         """Return what is raised after an engine has ended, the last of ``num_ends`` that count. Pure."""
