@@ -326,7 +326,7 @@ def report_usage(usages: list[tuple[float, dict[str, Usage | None]]], figures: F
 
 def kill(server: Server, arguments: argparse.Namespace, figures: Figures) -> None:
     """Kill and stop so many times and print the figures."""
-    usages = [(0.0, server.usage())]
+    before = server.usage()
     done: Kills = run_kills(server, arguments.kills, arguments.seed)
     held = server.wait_for_rest()
     total = sum(done.events.values())
@@ -356,8 +356,7 @@ def kill(server: Server, arguments: argparse.Namespace, figures: Figures) -> Non
     figures.show("wrong texts", len(done.wrong), holds=not done.wrong, wanted="0")
     figures.list([*done.wrong, *done.slow])
     figures.show("held at the end", held or "nothing", holds=not held)
-    usages += [(0.0, server.usage())] * 2
-    report_usage(usages, figures)
+    report_usage([(0.0, usage) for usage in (before, *done.usages, server.usage())], figures)
 
 
 async def show_case(server: Server, arguments: argparse.Namespace) -> None:

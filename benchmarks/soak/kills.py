@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clients import Answer, post
-from processes import Server
+from processes import Server, Usage
 
 __all__ = ["MOST_BACK_S", "MOST_SILENCE_S", "Kills", "run_kills"]
 
@@ -56,6 +56,7 @@ class Kills:
         answers: How requests of the load ended.
         wrong: Texts that are not as undisturbed, and what else must not be.
         slow: Events after which something took too long.
+        usages: What server and engine held when they were back after each event.
     """
 
     events: Counter[str] = field(default_factory=Counter)
@@ -64,6 +65,7 @@ class Kills:
     answers: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
+    usages: list[dict[str, Usage | None]] = field(default_factory=list)
 
 
 class Load:
@@ -194,6 +196,7 @@ class _Killer:
             back_s = await self._until_back(begin_s)
             self._result.events[kind] += 1
             self._result.backs_s.setdefault(kind, []).append(back_s)
+            self._result.usages.append(await asyncio.to_thread(self._server.usage))
             print(f"  {number:4d} {kind}: back after {back_s:.1f} s", flush=True)
             if back_s > MOST_BACK_S:
                 self._result.slow.append(f"event {number}, {kind}: back after {back_s:.1f} s")
