@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from typing import Final
 
 import numpy as np
 
@@ -25,6 +26,8 @@ __all__ = ["EmbeddingQueue"]
 
 logger = logging.getLogger("trencadis.engine")
 
+_SHARE: Final = 4
+"""While sequences generate a micro-batch has at most one part in so many of the token budget: all their next tokens wait for it."""
 _NO_VECTOR = np.empty(0, np.float32)
 
 
@@ -76,16 +79,16 @@ class EmbeddingQueue:
         self._waiting.clear()
         self._suspects.clear()
 
-    def run(self, *, num_scheduled_tokens: int = 0) -> tuple[Embedding, ...]:
+    def run(self, *, is_alone: bool = True) -> tuple[Embedding, ...]:
         """Embed one micro-batch; returns what is done, failures included.
 
-        It takes what generating requests leave of the token budget, but half of the budget at least, so that neither kind of
-        work can starve the other. A text that is longer runs alone.
+        It takes the token budget, and a quarter of it beside generating requests: these have the budget in each step, and wait
+        for the micro-batch in between, so that neither kind of work can starve the other. A text that is longer runs alone.
 
         Args:
-            num_scheduled_tokens: Of the generating requests' newest step.
+            is_alone: No request generates or waits to.
         """
-        batch = self._next(max(self._token_budget // 2, self._token_budget - num_scheduled_tokens))
+        batch = self._next(self._token_budget if is_alone else self._token_budget // _SHARE)
         if not batch:
             return ()
         ACTIVITY.begin(EnginePhase.FORWARD)

@@ -264,8 +264,7 @@ class Engine:
         self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
         if self._embeddings:
-            newest = self._in_flight[-1].plan.num_tokens if self._in_flight else 0
-            embedded = self._embeddings.run(num_scheduled_tokens=newest)
+            embedded = self._embeddings.run(is_alone=not self._state.slot_of)
         return self._guests.without(self._state.transfers.first_tokens.ahead_of(self._run(embedded)))
 
     def work_ahead(self) -> float | None:

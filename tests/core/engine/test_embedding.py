@@ -100,8 +100,8 @@ def test_a_flood_of_texts_holds_no_generating_request_back() -> None:
 
 
 def test_a_flood_of_requests_holds_no_text_back() -> None:
-    """Every step under full load embeds half a budget of texts."""
-    engine = make_engine(backend=FakeBackend(eos=-1), max_num_batched_tokens=16, max_num_seqs=4)
+    """Every step under full load embeds a quarter of a budget of texts."""
+    engine = make_engine(backend=FakeBackend(eos=-1), max_num_batched_tokens=32, max_num_seqs=4)
     for index in range(200):
         engine.add(request(str(index)))
     engine.step()
@@ -111,16 +111,21 @@ def test_a_flood_of_requests_holds_no_text_back() -> None:
     assert min(counts) >= 2
 
 
-def test_what_generating_requests_leave_of_the_budget_goes_to_texts() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_micro_batch_is_a_quarter_of_the_budget_while_a_request_generates(overlap: bool) -> None:
+    """However little of the budget the request takes: its next token waits for the whole micro-batch."""
     backend = FakeBackend(eos=-1)
-    engine = make_engine(backend=backend, max_num_batched_tokens=16)
-    engine.add(request("r"))
+    engine = make_engine(backend=backend, async_scheduling=overlap, max_num_batched_tokens=16)
+    engine.add(request("r", num_tokens=6))
     engine.step()
-    engine.step()
-    for index in range(20):
+    for index in range(60):
         engine.embed(text(str(index), 1))
-    engine.step()
-    assert len(backend.embedded[0]) == 15
+    embed_all(engine)
+    sizes = list(map(len, backend.embedded))
+    assert sizes[0] == 4
+    assert sizes == sorted(sizes[:-1]) + sizes[-1:], "and the budget once the request has ended"
+    assert sizes[-2] == 16
+    assert set(sizes[:-1]) == {4, 16}
 
 
 def test_a_text_that_fails_fails_alone() -> None:
