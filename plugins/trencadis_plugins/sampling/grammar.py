@@ -66,17 +66,20 @@ def grammars_of(vocabulary: Callable[[], Vocabulary]) -> Grammars:
 
 
 class CompiledGrammar:
-    """A grammar at the beginning of a text; never changes.
+    """A grammar at the beginning of a text.
 
     Attributes:
-        num_bytes: Memory that it takes, about.
+        num_bytes: Memory that it takes, about, before texts are read with it.
+        is_spent: A text has failed with it: what it has learned from texts is shared by them all and has a bound, such as that of the
+            lexer's states. The next request compiles it anew.
     """
 
-    __slots__ = ("__weakref__", "_matcher", "num_bytes")
+    __slots__ = ("__weakref__", "_matcher", "is_spent", "num_bytes")
 
     def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
         self._matcher = matcher
         self.num_bytes = num_bytes
+        self.is_spent = False
 
     def matcher(self) -> LLMatcher:
         """Return a new matcher at the beginning of a text; microseconds."""
@@ -145,9 +148,9 @@ class Grammars:
         future: Future[CompiledGrammar] = Future()
         with self._changed:
             known = self._find(wanted)
-            if isinstance(known, CompiledGrammar):
+            if isinstance(known, CompiledGrammar) and not known.is_spent:
                 future.set_result(known)
-            elif known is not None:
+            elif isinstance(known, InvalidRequestError):
                 future.set_exception(known)
             elif len(self._jobs) >= _MAX_JOBS and wanted not in self._jobs:
                 future.set_exception(RequestRefusedError(f"structured output: {_MAX_JOBS} grammars wait already."))
@@ -161,14 +164,26 @@ class Grammars:
         Raises:
             RequestError: As of :meth:`begin`.
         """
-        return self.begin(wanted).result().matcher()
+        with self._changed:
+            live = self._live.get(wanted)
+        # A spent one serves what was prepared with it: to wait for another would hold up the engine.
+        return (live or self.begin(wanted).result()).matcher()
+
+    def spend(self, wanted: StructuredOutput) -> None:
+        """Have a grammar compiled anew for the next request, since the library gave up on it."""
+        with self._changed:
+            live = self._live.get(wanted)
+            if live is not None:
+                live.is_spent = True
+                self._kept.pop(wanted, None)
 
     # ---------------------------------------------------------------------------------------------- what is known
 
     def _find(self, wanted: StructuredOutput) -> CompiledGrammar | InvalidRequestError | None:
         live = self._live.get(wanted)
         if live is not None:
-            self._keep(wanted, live)
+            if not live.is_spent:
+                self._keep(wanted, live)
             return live
         error, until_s = self._refused.get(wanted, (None, 0.0))
         if error is None or time.monotonic() >= until_s:
@@ -193,7 +208,8 @@ class Grammars:
         if isinstance(outcome, CompiledGrammar):
             self._keep(job.wanted, outcome)
         elif isinstance(outcome, InvalidRequestError):
-            self._refused[job.wanted] = outcome, time.monotonic() + _FAILURE_S
+            # A copy has no traceback, and so does not hold what the frames of all who raised it hold.
+            self._refused[job.wanted] = copy(outcome), time.monotonic() + _FAILURE_S
             self._refused.move_to_end(job.wanted)
             if len(self._refused) > _MAX_KEPT:
                 self._refused.popitem(last=False)

@@ -8,6 +8,7 @@ process runs this file alone, which therefore imports nothing of Trencadís.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -77,14 +78,14 @@ def main() -> None:
 
 
 def _tried(library: Any, tokenizer: Any, *, kind: str, text: str, choices: list[str]) -> dict[str, Any]:
-    before = _resident_bytes()
+    before = _held_bytes()
     try:
         grammar = _grammar_text(library, kind, text, choices)
     except Exception as error:  # the notation is read in Python, by a parser that may fail in any way
         return {"reason": str(error) or type(error).__name__}
     matcher = library.LLMatcher(tokenizer, grammar, log_level=0, limits=library.LLParserLimits(**LIMITS))
     reason = reason_of(matcher)
-    return {"reason": reason} if reason else {"grammar": grammar, "num_bytes": max(_resident_bytes() - before, 0)}
+    return {"reason": reason} if reason else {"grammar": grammar, "num_bytes": max(_held_bytes() - before, 0)}
 
 
 def _grammar_text(library: Any, kind: str, text: str, choices: list[str]) -> str:
@@ -124,6 +125,40 @@ class _ByteTokens:
         return [self._num_tokens + byte for byte in text.encode()]
 
 
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2``. Source: mallinfo(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def _held_bytes() -> int:
+    """Return the bytes that were allocated and not freed; where malloc does not say, those that are resident.
+
+    Resident memory does not grow by what fits into what an earlier grammar has left.
+    """
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:  # not glibc, or one before 2.33
+        return _resident_bytes()
+    ask.restype = _MallInfo
+    info = ask()
+    return int(info.uordblks + info.hblkhd)
+
+
 def _resident_bytes() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
@@ -132,8 +167,6 @@ def _resident_bytes() -> int:
 def _end_with(parent: int) -> None:
     """Have the process killed when its parent ends, however that happens. Source: prctl(2), PR_SET_PDEATHSIG."""
     if sys.platform == "linux":
-        import ctypes
-
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:
             sys.exit()

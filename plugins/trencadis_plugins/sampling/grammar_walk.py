@@ -5,7 +5,7 @@ Shapes: W = ceil(tokens of the vocabulary / 32) words of a mask; bit i of word w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,12 +27,20 @@ class GrammarWalk:
         num_tokens: Of the vocabulary.
         eos_token_id: The end of a text to the matcher.
         end_token_ids: Tokens that end this sequence; allowed where the text may end, and from then on alone.
+        on_failure: Called when the library gives up on the grammar.
     """
 
     def __init__(
-        self, matcher: LLMatcher, *, num_tokens: int, eos_token_id: int, end_token_ids: Collection[int]
+        self,
+        matcher: LLMatcher,
+        *,
+        num_tokens: int,
+        eos_token_id: int,
+        end_token_ids: Collection[int],
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._matcher = matcher
+        self._on_failure = on_failure
         self._num_words = -(-num_tokens // 32)
         self._eos = _bits([eos_token_id], self._num_words)
         self._ends = _bits(end_token_ids, self._num_words)
@@ -112,6 +120,7 @@ class GrammarWalk:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._on_failure()
             reason = self._matcher.get_error().splitlines()[0][:200]
             raise InvalidRequestError(
                 f"structured output: the library gave up on the grammar: {reason}.",

@@ -105,15 +105,16 @@ class Structured(RowProcessor, SupportsPreparation):
 
     def _walk(self, start: RowStart) -> GrammarWalk:
         """Return a sequence's way through its grammar, at the beginning."""
-        assert start.params.structured is not None, "it asks"
-        grammars = grammars_of(self._vocabulary)
-        matcher = grammars.matcher(start.params.structured)
+        wanted, grammars = start.params.structured, grammars_of(self._vocabulary)
+        assert wanted is not None, "it asks"
+        matcher = grammars.matcher(wanted)
         vocabulary, eos_token_id = grammars.vocabulary, grammars.eos_token_id
         return GrammarWalk(
             matcher,
             num_tokens=len(vocabulary.tokens),
             eos_token_id=eos_token_id,
             end_token_ids=_ends(start, eos_token_id, vocabulary.special_token_ids),
+            on_failure=lambda: grammars.spend(wanted),
         )
 
     # ------------------------------------------------------------------------------------------------- masks

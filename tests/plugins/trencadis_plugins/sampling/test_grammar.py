@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import functools
 import sys
 import threading
@@ -15,6 +16,8 @@ from trencadis.records import StructuredOutput
 from trencadis.text import load_tokenizer, vocabulary_of
 from trencadis_plugins.sampling import grammar
 from trencadis_plugins.sampling.grammar import Grammars, grammars_of
+from trencadis_plugins.sampling.grammar_trial import MAX_CPU_S
+from trencadis_plugins.sampling.grammar_walk import GrammarWalk
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +189,54 @@ def test_a_mask_costs_a_bounded_number_of_steps(grammars, vocabulary):
     matcher.try_consume_tokens(list(vocabulary.encode("a")))
     matcher.compute_bitmask()
     assert "too many expressions" in matcher.get_error()
+
+
+def _properties(prefix: str, num: int) -> StructuredOutput:
+    return StructuredOutput.json_schema({"type": "object", "properties": {f"{prefix}{i}": {} for i in range(num)}})
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not say what is held")
+def test_the_memory_of_a_grammar_counts_although_it_fits_into_what_others_have_left(grammars, vocabulary):
+    trial = grammar._Trial(MAX_CPU_S)
+    try:
+        tried = [trial.run(_properties(prefix, 500), vocabulary, grammars.eos_token_id) for prefix in "abcd"]
+    finally:
+        trial.close()
+    sizes = [one["num_bytes"] for one in tried]
+    assert min(sizes) > max(sizes) / 2 > 100_000
+
+
+def test_a_grammar_whose_shared_states_are_used_up_is_compiled_anew_for_the_next_request(vocabulary, monkeypatch):
+    monkeypatch.setattr(grammar, "LIMITS", {**grammar.LIMITS, "max_lexer_states": 60})
+    wanted = StructuredOutput.regex("(.{1,50}x){20}y")
+    grammars = Grammars(lambda: vocabulary)
+    text = list(vocabulary.encode("abcdefg" * 20))
+
+    def read(matcher):
+        walk = GrammarWalk(
+            matcher,
+            num_tokens=len(vocabulary.tokens),
+            eos_token_id=grammars.eos_token_id,
+            end_token_ids={grammars.eos_token_id},
+            on_failure=lambda: grammars.spend(wanted),
+        )
+        for end in range(len(text)):
+            walk.mask(text[:end])
+
+    prepared = grammars.begin(wanted).result()  # of a request that runs on
+    with pytest.raises(InvalidRequestError, match="too many states"):
+        read(prepared.matcher())
+    assert grammars.matcher(wanted) is not None, "what was prepared is there at once"
+    assert grammars.num_compiled == 1
+    anew = grammars.begin(wanted).result()
+    assert anew is not prepared
+    assert grammars.num_compiled == 2
+    assert anew.matcher().try_consume_tokens(text[:2]) == 2
+    assert not anew.is_spent
+
+
+def test_a_refusal_that_is_remembered_holds_no_frames(grammars):
+    with pytest.raises(InvalidRequestError):
+        grammars.begin(StructuredOutput.regex("(frames")).result()
+    error, _ = grammars._refused[StructuredOutput.regex("(frames")]
+    assert error.__traceback__ is None
