@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.remote.heaps import share_heaps
 from trencadis.remote.messages import FailedMessage, StartMessage, decode_start, encode
 from trencadis.remote.process import LENGTH
 from trencadis.remote.stall_watch import DUMP_SIGNAL, beat_s
@@ -28,6 +29,7 @@ logger = logging.getLogger("trencadis")
 
 def main() -> int:
     """Build the engine that standard input describes and serve its one client; returns the exit code."""
+    share_heaps()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = _take_standard_streams()
     faulthandler.enable()
