@@ -301,7 +301,7 @@ def _apart(worst: list[tuple[float, float, str]]) -> list[tuple[float, float, st
 
 
 def report_usage(usages: list[tuple[float, dict[str, Usage | None]]], figures: Figures) -> None:
-    """Print memory, descriptors and threads at the start, in the middle and at the end."""
+    """Print memory, descriptors and threads at the start, in the middle and at the end; growth is without the KV cache."""
     for name in ("server", "engine"):
         found = [usage[name] for _, usage in usages]
         for label, index in (("start", 0), ("middle", len(found) // 2), ("end", -1)):
@@ -310,7 +310,7 @@ def report_usage(usages: list[tuple[float, dict[str, Usage | None]]], figures: F
         if start is None or middle is None or end is None:
             figures.show(f"growth of the {name}", "unknown", holds=False)
             continue
-        grown = end.rss_mib - middle.rss_mib
+        grown = end.own_mib - middle.own_mib
         is_flat = (
             grown <= MOST_GROWTH_MIB
             and end.num_descriptors <= start.num_descriptors + 4

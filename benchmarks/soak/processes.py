@@ -24,14 +24,21 @@ __all__ = ["Server", "Usage", "family", "priority", "set_priority"]
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process holds: resident memory in MiB, descriptors, threads."""
+    """What a process holds: resident memory in MiB, what of it is the KV cache, descriptors, threads."""
 
     rss_mib: float
+    kv_mib: float
     num_descriptors: int
     num_threads: int
 
+    @property
+    def own_mib(self) -> float:
+        """Without the KV cache, which is reserved at the start and becomes resident as requests leave prefixes in it."""
+        return self.rss_mib - self.kv_mib
+
     def __str__(self) -> str:
-        return f"{self.rss_mib:.0f} MiB, {self.num_descriptors} descriptors, {self.num_threads} threads"
+        kv = f" and {self.kv_mib:.0f} MiB of KV cache" if self.kv_mib else ""
+        return f"{self.own_mib:.0f} MiB{kv}, {self.num_descriptors} descriptors, {self.num_threads} threads"
 
 
 _AUTOGROUP = Path("/proc/self/autogroup")
@@ -67,11 +74,25 @@ def usage_of(pid: int) -> Usage | None:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return Usage(
             pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            _kv_mib(pid),
             len(os.listdir(f"/proc/{pid}/fd")),
             len(os.listdir(f"/proc/{pid}/task")),
         )
     except OSError:
         return None
+
+
+def _kv_mib(pid: int) -> float:
+    """Return the resident part of anonymous mappings of a gigabyte and more: with the demo model only the KV cache has one."""
+    found, is_kv = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            begin, _, end = first.partition("-")
+            is_kv = len(rest) == 4 and int(end, 16) - int(begin, 16) >= 2**30
+        elif is_kv and first == "Rss:":
+            found += int(rest[0])
+    return found / 1024
 
 
 def family(pid: int) -> list[int]:
