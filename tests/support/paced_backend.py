@@ -35,6 +35,7 @@ def opener(
     max_model_len: int = 256,
     num_blocks: int = 512,
     backend: str = f"{__name__}:PacedBackend",
+    sampling: str = "trencadis_testing.backend:ArgmaxSampler",
     **engine: Any,
 ) -> Callable[[], AsyncLLM]:
     """Return what opens such an engine; keywords go to ``[engine]``."""
@@ -44,7 +45,7 @@ def opener(
             "name": backend,
             "options": {"step_s": step_s, "max_model_len": max_model_len},
         },
-        "sampling": {"name": "trencadis_testing.backend:ArgmaxSampler"},
+        "sampling": {"name": sampling},
         "engine": {"warmup": False, **engine},
         "cache": {"num_blocks": num_blocks, "block_size": 4},
         "observer": {"names": ["prometheus"]},

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
 from paced_backend import opener
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -22,10 +25,23 @@ from server_doubles import OneEngine, make_context
 from trencadis.server.app import make_app
 from trencadis.server.context import ServerContext
 
+MAX_MODEL_LEN = 1024
+
+
+@pytest.fixture(autouse=True)
+def the_same_values_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep hypothesis from drawing constants out of the source of imported modules: other tests import some, too.
+
+    There is no setting for it, and derandomizing does not fix them. Its own constants, such as 2**63, stay.
+    """
+    monkeypatch.setattr(providers, "_get_local_constants", providers.Constants)
+    monkeypatch.setattr(providers, "CONSTANTS_CACHE", type(providers.CONSTANTS_CACHE)(1024))
+
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[ServerContext]:
-    llm = opener(max_model_len=64)()
+    # Room for every prompt, and every way to sample: then it is the request alone that decides whether it succeeds.
+    llm = opener(max_model_len=MAX_MODEL_LEN, num_blocks=MAX_MODEL_LEN, sampling="standard")()
     context = make_context(OneEngine(llm))
     context.model_names = ("demo",)
     yield context
@@ -53,6 +69,25 @@ OPERATIONS = [
 ]
 
 
+def test_the_values_tried_do_not_depend_on_imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried() -> list[int]:
+        values = []
+
+        @given(st.integers())
+        @settings(TRIED, max_examples=300)
+        def note(value: int) -> None:
+            values.append(value)
+
+        note()
+        return values
+
+    before = tried()
+    (tmp_path / "other_constants.py").write_text(f"CONSTANTS = {list(range(10**6, 10**6 + 500))}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("other_constants")
+    assert tried() == before
+
+
 def test_every_operation_of_the_document_is_tried(api: schemathesis.BaseSchema) -> None:
     operations = [found.ok() for found in api.get_all_operations()]
     assert {(one.method.upper(), one.path) for one in operations} == set(OPERATIONS)
@@ -67,6 +102,7 @@ TRIALS = [
 
 
 COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+TIMEOUT_S = 60  # of a busy machine; a request takes milliseconds
 MOST_EXAMPLES = 30
 TRIED = settings(
     max_examples=MOST_EXAMPLES,
@@ -92,20 +128,25 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_the_server(
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = "demo"
         if mode is POSITIVE and isinstance(case.body, dict):
-            # What this server allows nobody, and more tokens than the model has room for.
+            # Only an operator can allow these.
             for field in ("weight", "adapter", "logits_processors"):
                 case.body.pop(field, None)
-            for field in {"max_tokens", "max_completion_tokens", "min_tokens"} & case.body.keys():
-                case.body[field] = 1
+            if path in COMPLETIONS:
+                ask_for_one_token(case.body)
             # It cannot say that only an assistant's message may have no content.
             for message in case.body.get("messages") or ():
                 if message.get("content") is None:
                     message["content"] = "said"
-        statuses.add(case.call_and_validate(checks=CHECKS).status_code)
+        statuses.add(case.call_and_validate(checks=CHECKS, timeout=TIMEOUT_S).status_code)
 
     hold()
-    if mode is NEGATIVE or path not in COMPLETIONS:  # how many of those succeed is looked at below
-        assert statuses & ({400} if mode is NEGATIVE else {404} if "{" in path else {200})
+    assert statuses & ({400} if mode is NEGATIVE else {404} if "{" in path else {200})
+
+
+def ask_for_one_token(body: dict[str, Any]) -> None:
+    """Set each limit that a body has, and the one that holds without any, to one token."""
+    for field in {"max_completion_tokens", "min_tokens"} & body.keys() | {"max_tokens"}:
+        body[field] = 1
 
 
 STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -118,9 +159,8 @@ REFUSED = {
 
 def sound(body: dict[str, Any]) -> dict[str, Any]:
     """Take out of a body what the document allows and the server does not: how fields fit each other, and this model."""
-    body = {name: integral(value) for name, value in body.items() if name not in REFUSED} | {"model": "demo"}
-    for field in {"max_tokens", "max_completion_tokens", "min_tokens"} & body.keys():
-        body[field] = 1
+    body = {name: in_64_bits(value) for name, value in body.items() if name not in REFUSED} | {"model": "demo"}
+    ask_for_one_token(body)
     for field in {"allowed_token_ids", "stop_token_ids", "prompt", "tokens"} & body.keys():
         body[field] = within_vocabulary(body[field])
     if isinstance(body.get("logit_bias"), dict):
@@ -136,11 +176,18 @@ def sound(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def integral(value: Any) -> Any:
-    """To JSON Schema 5.0 is an integer."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return [integral(one) for one in value] if isinstance(value, list) else value
+def in_64_bits(value: Any) -> Any:
+    """Bring whole numbers, wherever they are in a value, within 64 bits; to JSON Schema 5.0 is one."""
+    match value:
+        case float() if value.is_integer():
+            return in_64_bits(int(value))
+        case int() if not isinstance(value, bool):
+            return max(-(2**63), min(value, 2**63 - 1))
+        case list():
+            return [in_64_bits(one) for one in value]
+        case dict():
+            return {name: in_64_bits(one) for name, one in value.items()}
+    return value
 
 
 def within_vocabulary(value: Any) -> Any:
@@ -162,6 +209,7 @@ def apart(body: dict[str, Any]) -> None:
         "prompt_logprobs",
         "continue_final_message",
         "echo",
+        "truncate_prompt_tokens",
     ):
         body.pop(field, None)
     if body.get("logprobs") is not True:
@@ -169,20 +217,24 @@ def apart(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", COMPLETIONS)
-def test_what_the_document_allows_can_succeed_once_the_fields_go_together(
+def test_most_of_what_the_document_allows_succeeds_once_the_fields_go_together(
     api: schemathesis.BaseSchema, path: str
 ) -> None:
-    statuses: Counter[int] = Counter()
+    num_tried, refusals = 0, []
 
     @given(case=api[path]["POST"].as_strategy(generation_mode=POSITIVE))
     @TRIED
     def hold(case: schemathesis.Case) -> None:
+        nonlocal num_tried
         case.body = sound(case.body)
-        statuses[case.call_and_validate(checks=CHECKS).status_code] += 1
+        answer = case.call_and_validate(checks=CHECKS, timeout=TIMEOUT_S)
+        num_tried += 1
+        if answer.status_code != 200:
+            refusals.append(answer.text)
 
     hold()
-    # How many succeed varies with the modules that other tests have imported: hypothesis takes constants from them.
-    assert statuses[200], statuses
+    assert num_tried == MOST_EXAMPLES
+    assert len(refusals) <= MOST_EXAMPLES // 10, refusals
 
 
 def test_nothing_is_left_behind(context: ServerContext) -> None:
