@@ -41,8 +41,9 @@ def engine_pids() -> list[int]:
     found = []
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"trencadis.remote" in command:
+            arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            # A whole argument: the process that runs blocks of the docs names such modules in its code.
+            if b"trencadis.remote" in arguments:
                 found.append(int(child))
     return found
 
