@@ -62,7 +62,13 @@ def agree(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("layout", "greedy"), [("gathered", False), ("contiguous", True), ("unified", False), ("swapped", True)]
+    ("layout", "greedy"),
+    [
+        pytest.param("gathered", False, marks=pytest.mark.slow),
+        pytest.param("contiguous", True, marks=pytest.mark.slow),
+        ("unified", False),
+        ("swapped", True),
+    ],
 )
 def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, monkeypatch, greedy, layout):
     """Drawn texts too: masks, penalties, truncation and log-probabilities in every combination."""
@@ -73,7 +79,10 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
     assert EveryLength.lengths >= set(range(7))
 
 
-@pytest.mark.parametrize(("layout", "drafter"), [("gathered", "EveryLength"), ("unified", "DrawnLengths")])
+@pytest.mark.parametrize(
+    ("layout", "drafter"),
+    [("gathered", "EveryLength"), pytest.param("unified", "DrawnLengths", marks=pytest.mark.slow)],
+)
 def test_rules_that_read_laws_compile_nothing(model_path, plain, monkeypatch, layout, drafter):
     """Drafts that are certain, and drafts that were drawn: their laws have another number of rows in every step."""
     engine = open_engine(model_path("llama"), "token", drafter=drafter, max_num_seqs=2, **LAYOUTS[layout])

@@ -44,7 +44,7 @@ WAYS = {
 
 OPTIONS = {"exponential of 2025": {"generation": "2025-07"}}
 
-CASES = [
+_CASES = [
     *(("exponential", way) for way in WAYS if way not in {"unified", "scored"}),
     ("exponential of 2025", "gathered"),
     ("exponential", "scored"),
@@ -57,6 +57,9 @@ CASES = [
     ("unified", "gathered"),
     ("unified", "unified"),
 ]
+SLOW = pytest.mark.slow
+REPRESENTATIVES = {("exponential", "contiguous"), ("exponential", "scored"), ("fitted", "gathered"), ("unified", "unified")}
+CASES = [pytest.param(*case, marks=() if case in REPRESENTATIVES else SLOW) for case in _CASES]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def whole(tokens, served):
 
 
 @pytest.mark.parametrize(("strategy", "way"), CASES)
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=SLOW), "gemma3"])
 def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens, tmp_path_factory, kind, strategy, way):
     """Layers with a sliding window and without, under every strategy and layout; compiled as they come."""
     options = OPTIONS.get(strategy) or strategy_options(strategy, tmp_path_factory)
@@ -179,7 +182,10 @@ def test_after_the_warm_up_a_random_workload_compiles_nothing(frozen, strategy, 
 
 @pytest.mark.parametrize(
     ("strategy", "way", "seed", "num_pieces"),
-    [("exponential", "gathered", 71_203, (1, 26, 4)), ("unified", "unified", 405_119, (9, 33))],
+    [
+        ("exponential", "gathered", 71_203, (1, 26, 4)),
+        pytest.param("unified", "unified", 405_119, (9, 33), marks=SLOW),
+    ],
 )
 def test_no_request_waits_for_a_bucket_that_is_prepared_later(
     model_path, greedy_tokens, strategy, way, seed, num_pieces
