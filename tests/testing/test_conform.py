@@ -72,6 +72,7 @@ def conform(
     )
 
 
+@pytest.mark.slow
 def test_suites_run_against_classes_without_any_test_file(here):
     values = (
         "eviction=mine:Oldest",

@@ -81,6 +81,7 @@ def test_it_runs_where_the_parent_is_by_then(tmp_path, monkeypatch):
     assert hash_seeds._said(Suite(), "where")[0]["answers"] == [str(tmp_path), "/somewhere", "/else/where"]
 
 
+@pytest.mark.slow
 def test_without_fork_two_processes_are_started_for_each_comparison(monkeypatch):
     monkeypatch.setattr(hash_seeds, "_can_fork", False)
     monkeypatch.setattr(hash_seeds, "_lasting", None)

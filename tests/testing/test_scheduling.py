@@ -18,8 +18,18 @@ from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.scheduling import SchedulingConformance
 
 
-class TestServeInOrder(SchedulingConformance):
+class InOrder(SchedulingConformance):
     make = ServeInOrder
+
+
+class TestServeInOrder(InOrder):
+    num_histories = 10
+    num_rules = 25
+
+
+@pytest.mark.slow
+def test_as_many_histories_as_a_plugins_policy_gets_keep_the_invariants() -> None:
+    InOrder().test_any_history_keeps_the_invariants()
 
 
 class ShortestFirst(SchedulingPolicy):

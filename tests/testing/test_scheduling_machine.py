@@ -315,7 +315,24 @@ FAULTS_BY_NUMBER = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "number"), FAULTS_BY_NUMBER, ids=lambda value: getattr(value, "__name__", ""))
+RARE = {
+    equal_hashes_for_every_salt,
+    host_blocks_of_the_ended_stay_taken,
+    failed_loads_count_as_loaded,
+    blocks_of_a_cancelled_load_are_free_at_once,
+    runs_before_its_blocks_are_loaded,
+    takes_what_can_never_fit,
+}
+"""Faults that need many histories to be met, and seconds."""
+
+
+def tiers(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow if case[0] in RARE else ()) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("fault", "number"), tiers(*FAULTS_BY_NUMBER), ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_fault_in_the_engine_is_found_by_the_invariant_that_it_breaks(monkeypatch, fault, number) -> None:
     fault(monkeypatch)
     with pytest.raises(Exception, match=number):
@@ -335,7 +352,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", tiers(*((fault,) for fault in FAULTS)), ids=lambda fault: fault.__name__)
 def test_a_fault_in_the_engine_is_found(monkeypatch, fault) -> None:
     fault(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017, PT011 - an engine with a fault may break anywhere

@@ -58,7 +58,12 @@ _CASES = [
     ("unified", "unified"),
 ]
 SLOW = pytest.mark.slow
-REPRESENTATIVES = {("exponential", "contiguous"), ("exponential", "scored"), ("fitted", "gathered"), ("unified", "unified")}
+REPRESENTATIVES = {
+    ("exponential", "contiguous"),
+    ("exponential", "scored"),
+    ("fitted", "gathered"),
+    ("unified", "unified"),
+}
 CASES = [pytest.param(*case, marks=() if case in REPRESENTATIVES else SLOW) for case in _CASES]
 
 

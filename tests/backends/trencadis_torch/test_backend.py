@@ -63,6 +63,14 @@ class TestGraphsThatNobodyPrepared(TestRagged):
     def make(self):
         return make("padded", max_prefill_batch_size=2, compile="buckets")
 
+    @pytest.mark.slow  # a compiler for each shape; test_graph_mode.py compiles two
+    def test_prepare_leaves_no_trace(self):
+        super().test_prepare_leaves_no_trace()
+
+    @pytest.mark.slow
+    def test_warm_up_says_what_it_prepared_and_leaves_no_trace(self):
+        super().test_warm_up_says_what_it_prepared_and_leaves_no_trace()
+
 
 def loaded(path, layout="ragged", **options):
     backend = make(layout, **options)

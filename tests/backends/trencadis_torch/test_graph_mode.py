@@ -126,7 +126,7 @@ def test_greedy_tokens_are_those_of_transformers_and_nothing_is_compiled_while_t
     assert count(backend, "warmup_seconds_total") > 0
 
 
-@pytest.mark.parametrize("kind", ["first", "plain"])
+@pytest.mark.parametrize("kind", ["first", pytest.param("plain", marks=pytest.mark.slow)])
 @torch.inference_mode()
 def test_logits_of_a_graph_are_those_of_the_model(request, kind):
     backend, _ = request.getfixturevalue(kind)
@@ -140,6 +140,7 @@ def test_logits_of_a_graph_are_those_of_the_model(request, kind):
     assert float(expected.std()) > 0.1
 
 
+@pytest.mark.slow
 def test_a_graph_of_torch_alone_makes_the_same_tokens(plain, model):
     backend, report = plain
     assert report.num_graphs == 1

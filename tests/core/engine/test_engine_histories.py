@@ -238,7 +238,7 @@ class History:
                 assert end.token_ids.tolist() == text == self.told[name], name
 
 
-@pytest.mark.parametrize("first", range(0, 400, 50))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))])
 def test_whatever_happens_texts_are_right_and_nothing_is_left(first: int) -> None:
     for seed in range(first, first + 50):
         history = History(seed)

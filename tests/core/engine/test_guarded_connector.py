@@ -293,7 +293,7 @@ class Worker(KVWorkerSide):
 
     def _do(self):
         if isinstance(self.does, BaseException):
-            raise self.does
+            raise type(self.does)(*self.does.args)  # the same one would carry the traceback of every time before
         return self.does
 
     def register(self, kv_cache):
