@@ -3,6 +3,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import functools
+import os
 import sys
 import threading
 import time
@@ -181,6 +182,15 @@ def test_a_thread_without_work_ends_and_its_process_with_it(vocabulary, monkeypa
         assert not thread.is_alive()
     assert grammars._num_threads == 0
     assert grammars.matcher(StructuredOutput.regex("abc"))
+
+
+def test_a_trial_runs_with_a_niceness_that_leaves_the_cores_to_the_engine(vocabulary):
+    before = set(grammar._RUNNING)
+    grammars = Grammars(lambda: vocabulary)
+    grammars.matcher(StructuredOutput.regex("abcd"))
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    (process,) = set(grammar._RUNNING) - before
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(own + 10, 19)
 
 
 def test_a_mask_costs_a_bounded_number_of_steps(grammars, vocabulary):
