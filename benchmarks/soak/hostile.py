@@ -92,6 +92,7 @@ def witnesses(port: int, texts: dict[str, str], seconds: float | None = None) ->
 def attack(server: Server, arguments: argparse.Namespace, figures: Figures) -> None:
     """Attack for so many minutes and print the figures."""
     generator = BadRequests(arguments.seed, document_of(server), tuple(arguments.only))
+    embed_s = asyncio.run(_long_text(server))
     full = asyncio.run(_full_step(server))  # first: the engine remembers its longest step for up to a minute
     with witnesses(server.port, {}, seconds=arguments.undisturbed) as seen:
         pass
@@ -126,7 +127,11 @@ def attack(server: Server, arguments: argparse.Namespace, figures: Figures) -> N
     figures.show("ended engines", int(restarts), holds=not restarts and server.engine_pid() == engine, wanted="0")
     report_witness(quiet, under, mounted, loop, figures)
     report_gaps(
-        {"undisturbed": quiet, "beside good requests": beside_good, "beside the attack": under}, full, loop, figures
+        {"undisturbed": quiet, "beside good requests": beside_good, "beside the attack": under},
+        full,
+        embed_s,
+        loop,
+        figures,
     )
     report_worst(under, mounted)
     report_usage(usages, figures)
@@ -134,6 +139,13 @@ def attack(server: Server, arguments: argparse.Namespace, figures: Figures) -> N
     troubles = server.troubles()
     figures.show("tracebacks and errors in the log", len(troubles), holds=not troubles, wanted="0")
     figures.list(f"{count} × {line}" for line, count in Counter(line[9:220] for line in troubles).most_common())
+
+
+async def _long_text(server: Server) -> float:
+    """Return how long a text to embed takes that uses the token budget, alone, seconds: it is computed whole, between two steps."""
+    text = [10 + place * 7 % 4000 for place in range(TOKEN_BUDGET - 16)]
+    answers = [await post(server.port, "/v1/embeddings", {"model": "demo", "input": text}) for _ in range(3)]
+    return min(answer.seconds for answer in answers)
 
 
 async def _full_step(server: Server) -> tuple[float, int]:
@@ -255,7 +267,9 @@ def report_witness(quiet: Witness, under: Witness, mounted: Attack, loop: LoopWa
     )
 
 
-def report_gaps(seen: dict[str, Witness], full: tuple[float, int], loop: LoopWatch, figures: Figures) -> None:
+def report_gaps(
+    seen: dict[str, Witness], full: tuple[float, int], embed_s: float, loop: LoopWatch, figures: Figures
+) -> None:
     """Print the gaps of well-behaved streams, and how long the engine's own steps took.
 
     What is wanted: a gap is at most three times the median beside the same number of clients with good requests, or the time that a
@@ -269,6 +283,7 @@ def report_gaps(seen: dict[str, Witness], full: tuple[float, int], loop: LoopWat
             f"    {name + ':':<24}{gap} at most, median {median} ({raw:.0f} ms with its lags, of {lag:.0f} ms at most)"
         )
     print(f"    a step of {full[1]} tokens, alone: {full[0] * 1000:.0f} ms")
+    print(f"    a text of as many to embed, alone, for which every stream waits: {embed_s * 1000:.0f} ms")
     *_, good, under = seen.values()
     most_s = max(MOST_STEP_RATIO * good.median_gap_s(), full[0])
     wanted = f"{most_s * 1000:.0f} ms: the longer of 3 × the median beside good requests and a step of {full[1]} tokens"
