@@ -86,7 +86,9 @@ def _shown_items(value: Any, depth: int) -> str:
     if kind is dict:
         pairs = itertools.islice(value.items(), _MAX_ITEMS)
         return "{" + _listed((f"{_shown(key, depth)}: {_shown(item, depth)}" for key, item in pairs), len(value)) + "}"
-    names = [field.name for field in attrs.fields(kind)] if attrs.has(kind) else getattr(kind, "_fields", None)
+    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "_fields", None)
+    if attrs.has(kind):
+        names = [field.name for field in attrs.fields(kind)]
     if names and kind.__module__.partition(".")[0] == "trencadis":
         fields = (f"{name}={_shown(getattr(value, name), depth)}" for name in names[:_MAX_ITEMS])
         return f"{kind.__name__}({_listed(fields, len(names))})"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 
 from trencadis.interfaces import PendingStep
@@ -33,7 +34,7 @@ def _with(**changes: Any) -> Spoil:
 
 def _entry(**changes: Any) -> Callable[[StepOutput], tuple[TokenLogprobs, ...]]:
     plain = TokenLogprobs(index=0, position=1, token_id=1, logprob=-1.0, rank=1)
-    return lambda output: (attrs.evolve(plain, **changes),)
+    return lambda output: (msgspec.structs.replace(plain, **changes),)
 
 
 def _first(value: int) -> Callable[[StepOutput], np.ndarray]:

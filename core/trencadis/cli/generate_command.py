@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 
-import attrs
+import msgspec
 
 from trencadis.cli.prompts import prompts_of
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
@@ -17,7 +17,7 @@ from trencadis.config import Config
 from trencadis.errors import RequestError, StepFailedError
 from trencadis.front import ignored_output
 from trencadis.llm import LLM
-from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.records import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from trencadis.registry import Registry
 
 __all__ = ["DEFAULTS", "SUMMARY", "add_arguments", "run"]
@@ -145,10 +145,15 @@ def _as_json(output: RequestOutput, index: int, *, several: bool) -> dict[str, o
         record["score"] = completion.score
     for name, entries in (("logprobs", completion.logprobs), ("prompt_logprobs", output.prompt_logprobs)):
         if entries is not None:
-            record[name] = [attrs.asdict(entry, filter=lambda field, _: field.name != "index") for entry in entries]
+            record[name] = [_entry(entry) for entry in entries]
     if reason in (FinishReason.ERROR, FinishReason.INVALID, FinishReason.IGNORED):
         record["error"] = output.error
     return record
+
+
+def _entry(entry: TokenLogprobs) -> dict[str, object]:
+    """Return log-probabilities as a table; whose they are is known from where they stand. Pure."""
+    return {name: value for name, value in msgspec.structs.asdict(entry).items() if name != "index"}
 
 
 def _heading(index: int, prompt: str) -> str:

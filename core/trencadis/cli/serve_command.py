@@ -39,8 +39,10 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         ConfigError: The port is in use, or the configuration cannot be served.
         TrencadisError: The engine cannot be opened.
     """
+    from trencadis.server.heap import give_back_large_blocks
     from trencadis.server.opening import open_server
 
+    give_back_large_blocks()
     with open_server(config, registry, resolved=args.resolved) as server:
         return _serve(server)
 

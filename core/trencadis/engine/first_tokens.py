@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 import numpy as np
 
 from trencadis.engine.endings import Endings
@@ -99,9 +100,11 @@ class FirstTokens:
             return deltas
         taken, self._taken = self._taken, []
         logprobs = [
-            attrs.evolve(first.logprobs, index=i) for i, (_, first) in enumerate(taken) if first.logprobs is not None
+            msgspec.structs.replace(first.logprobs, index=i)
+            for i, (_, first) in enumerate(taken)
+            if first.logprobs is not None
         ]
-        logprobs += [attrs.evolve(entry, index=entry.index + len(taken)) for entry in deltas.logprobs]
+        logprobs += [msgspec.structs.replace(entry, index=entry.index + len(taken)) for entry in deltas.logprobs]
         counts = np.concatenate([np.ones(len(taken), np.int32), deltas.num_tokens])
         tokens = np.concatenate([np.array([first.token_id for _, first in taken], np.int32), deltas.token_ids])
         slots, places = np.unique(
@@ -112,7 +115,7 @@ class FirstTokens:
             slots=slots,
             num_tokens=np.bincount(places, weights=counts).astype(np.int32),
             token_ids=tokens[np.argsort(np.repeat(places, counts), kind="stable")],
-            logprobs=tuple([attrs.evolve(entry, index=int(places[entry.index])) for entry in logprobs]),
+            logprobs=tuple([msgspec.structs.replace(entry, index=int(places[entry.index])) for entry in logprobs]),
         )
 
     def _refusal(self, sequence: Sequence, first: FirstToken, state: EngineState) -> str:
@@ -154,4 +157,4 @@ def _placed(first: FirstToken, position: int) -> FirstToken:
     """Return a token at a position of its sequence. Pure."""
     if first.logprobs is None:
         return first
-    return attrs.evolve(first, logprobs=attrs.evolve(first.logprobs, index=0, position=position))
+    return attrs.evolve(first, logprobs=msgspec.structs.replace(first.logprobs, index=0, position=position))

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 import attrs
+import msgspec
 import numpy as np
 
 from trencadis.engine.guarded_connector import GuardedConnector
@@ -134,6 +135,8 @@ def _keep(deltas: TokenDeltas, is_kept: BoolArray) -> TokenDeltas:
         num_tokens=deltas.num_tokens[is_kept],
         token_ids=deltas.token_ids[np.repeat(is_kept, deltas.num_tokens)],
         logprobs=tuple(
-            attrs.evolve(entry, index=int(index[entry.index])) for entry in deltas.logprobs if is_kept[entry.index]
+            msgspec.structs.replace(entry, index=int(index[entry.index]))
+            for entry in deltas.logprobs
+            if is_kept[entry.index]
         ),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import attrs
 import msgspec
 
 from trencadis.records import CompletionOutput, FinishReason, TokenLogprobs
@@ -46,4 +45,4 @@ def mean_logprob(entries: Sequence[TokenLogprobs]) -> float:
 
 
 def _reindexed(entries: Sequence[TokenLogprobs], index: int) -> tuple[TokenLogprobs, ...]:
-    return tuple(attrs.evolve(entry, index=index) for entry in entries)
+    return tuple(msgspec.structs.replace(entry, index=index) for entry in entries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 from trencadis.errors import RequestError
 from trencadis.front.best_of import best_of
@@ -94,7 +94,9 @@ class ClientRequest:
     def add_prompt_logprobs(self, entry: TokenLogprobs) -> None:
         """Take the log-probabilities of one prompt token; a prompt that is computed twice gives them twice."""
         if self._prompt_logprobs is not None:
-            self._prompt_logprobs[entry.position] = entry if entry.index == 0 else attrs.evolve(entry, index=0)
+            self._prompt_logprobs[entry.position] = (
+                entry if entry.index == 0 else msgspec.structs.replace(entry, index=0)
+            )
             self._sorted_prompt_logprobs = None
 
     def output(self) -> RequestOutput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 
 from trencadis.front.token_prefix import TokenPrefix
 from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, TokenLogprobs
@@ -101,7 +101,7 @@ class Completion:
     def add_logprobs(self, entry: TokenLogprobs) -> None:
         """Take the log-probabilities of the next output token."""
         if self._logprobs is not None:
-            self._logprobs.append(attrs.evolve(entry, index=self._index))
+            self._logprobs.append(msgspec.structs.replace(entry, index=self._index))
 
     def finish(self, finished: FinishedSequence) -> None:
         """Take the end of the sequence."""

@@ -5,6 +5,7 @@ envelope (id, log, counters) ▶ CORS ▶ gate (shutting down) ▶ API keys ▶ 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -105,8 +106,13 @@ def _add_middlewares(
 def _tidy_openapi(app: FastAPI) -> None:
     """Take out of the document what never happens: FastAPI's own answer to invalid requests."""
     generate = app.openapi
+    lock = threading.Lock()
 
     def openapi() -> dict[str, Any]:
+        with lock:
+            return app.openapi_schema or make()
+
+    def make() -> dict[str, Any]:
         document = generate()
         for operations in document.get("paths", {}).values():
             for operation in operations.values():

@@ -8,10 +8,11 @@ from msgspec import UNSET
 from trencadis.records import CompletionOutput, RequestOutput, TokenLogprobs
 from trencadis.server.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from trencadis.server.progress import Progress, finish_name
+from trencadis.server.protocol.answers import PromptLogprob
 from trencadis.server.protocol.completion_answers import CompletionChoice, CompletionLogprobs
 from trencadis.text import Tokenizer
 
-__all__ = ["ChoiceWriter", "CompletionFormat"]
+__all__ = ["ChoiceWriter", "CompletionFormat", "PromptLogprobsWriter"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -35,6 +36,34 @@ class CompletionFormat:
     hidden: frozenset[int] = frozenset()
 
 
+class PromptLogprobsWriter:
+    """Writes the log-probabilities of one prompt once, for all its choices: a prompt may have as many as a thousand short answers.
+
+    Args:
+        format: What to write.
+    """
+
+    def __init__(self, format: CompletionFormat) -> None:  # noqa: A002
+        self._format = format
+        self._of: tuple[TokenLogprobs, ...] | None = None
+        self._listed: list[dict[str, PromptLogprob] | None] = []
+        self._echoed: tuple[CompletionLogprobs, CompletionLogprobsWriter] | None = None
+
+    def listed(self, entries: tuple[TokenLogprobs, ...]) -> list[dict[str, PromptLogprob] | None]:
+        """Return them as vLLM has them; the same list for the same entries."""
+        if self._of is not entries:
+            self._of, self._listed = entries, prompt_logprobs(entries, self._format.tokenizer)
+        return self._listed
+
+    def echoed(self, output: RequestOutput) -> tuple[CompletionLogprobs, CompletionLogprobsWriter]:
+        """Return them as an echoed prompt has them, and what writes those of the tokens after it; to be called once they are whole."""
+        if self._echoed is None:
+            writer = CompletionLogprobsWriter(self._format.tokenizer, hidden=self._format.hidden)
+            self._echoed = writer.prompt(output.prompt_token_ids, output.prompt_logprobs or ()), writer
+        written, writer = self._echoed
+        return written, writer.copy()
+
+
 class ChoiceWriter:
     """Writes what is new of a completion whose outputs are cumulative.
 
@@ -42,12 +71,21 @@ class ChoiceWriter:
         format: What to write.
         index: Of the choice in the answer.
         echo: Text to stand before the output, or None.
+        prompt: Shared by the choices of one prompt; None: this is the only one.
     """
 
-    def __init__(self, format: CompletionFormat, *, index: int, echo: str | None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        format: CompletionFormat,  # noqa: A002
+        *,
+        index: int,
+        echo: str | None,
+        prompt: PromptLogprobsWriter | None = None,
+    ) -> None:
         self._format = format
         self._index = index
         self._echo = echo
+        self._prompt = prompt or PromptLogprobsWriter(format)
         self._progress = Progress(has_token_ids=format.has_logprobs or format.has_token_ids)
         self._logprobs = CompletionLogprobsWriter(format.tokenizer, hidden=format.hidden)
 
@@ -81,7 +119,6 @@ class ChoiceWriter:
         is_first: bool,
     ) -> CompletionChoice:
         wanted = self._format
-        prompt = prompt_logprobs(output.prompt_logprobs or (), wanted.tokenizer)
         finish_reason = None
         if one.finish_reason is not None:
             finish_reason = finish_name(one) if wanted.has_output else "length"
@@ -91,7 +128,9 @@ class ChoiceWriter:
             logprobs=self._run(output, entries, is_first=is_first) if wanted.has_logprobs else None,
             finish_reason=finish_reason,
             stop_reason=one.stop_reason if wanted.has_output else None,
-            prompt_logprobs=prompt if wanted.has_prompt_logprobs and is_first else UNSET,
+            prompt_logprobs=self._prompt.listed(output.prompt_logprobs or ())
+            if wanted.has_prompt_logprobs and is_first
+            else UNSET,
             prompt_token_ids=list(output.prompt_token_ids) if wanted.has_token_ids and is_first else UNSET,
             token_ids=list(token_ids) if wanted.has_token_ids else UNSET,
         )
@@ -105,5 +144,5 @@ class ChoiceWriter:
     def _run(self, output: RequestOutput, entries: tuple[TokenLogprobs, ...], *, is_first: bool) -> CompletionLogprobs:
         if self._echo is None or not is_first:
             return self._logprobs.output(entries)
-        before = self._logprobs.prompt(output.prompt_token_ids, output.prompt_logprobs or ())
+        before, self._logprobs = self._prompt.echoed(output)
         return joined(before, self._logprobs.output(entries))

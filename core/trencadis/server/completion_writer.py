@@ -12,7 +12,7 @@ import attrs
 import msgspec
 
 from trencadis.records import RequestOutput
-from trencadis.server.completion_choice import ChoiceWriter, CompletionFormat
+from trencadis.server.completion_choice import ChoiceWriter, CompletionFormat, PromptLogprobsWriter
 from trencadis.server.generation import Generation, transfer_fields, usage_of
 from trencadis.server.protocol.completion_answers import CompletionChoice, TextCompletion
 from trencadis.server.sse import ChunkEncoder
@@ -90,7 +90,8 @@ class CompletionWriter:
             yield encoder.last(usage())
 
     def _choices(self, i: int, n: int) -> list[ChoiceWriter]:
-        return [ChoiceWriter(self.format, index=i * n + j, echo=self.echoes[i]) for j in range(n)]
+        prompt = PromptLogprobsWriter(self.format)
+        return [ChoiceWriter(self.format, index=i * n + j, echo=self.echoes[i], prompt=prompt) for j in range(n)]
 
     def _answer(self, choices: list[CompletionChoice], usage: Any) -> TextCompletion:
         return TextCompletion(

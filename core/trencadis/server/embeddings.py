@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["make_router"]
 
 _PARAM = "input"
+_NUMBERS_PER_CHARACTER = 4
+"""Written in the time in which a character is encoded."""
+_CHARACTERS_PER_VECTOR = 8
+"""Encoded in the time that a vector takes besides its numbers."""
 
 
 def make_router() -> APIRouter:
@@ -64,8 +70,22 @@ async def _embed(
 ) -> Response:
     with context.admission.hold(sum(map(len, prompts)), num_requests=len(prompts), caller=caller):
         embeddings = await llm.embed(prompts)
+    num_numbers = sum(len(embedding.vector) for embedding in embeddings)
+    return await context.writer.run(
+        lambda: _answer(embeddings, model=model, is_base64=is_base64),
+        num_characters=num_numbers // _NUMBERS_PER_CHARACTER + len(embeddings) * _CHARACTERS_PER_VECTOR,
+    )
+
+
+def _answer(embeddings: Sequence[Embedding], *, model: str, is_base64: bool) -> Response:
+    """Return the answer. Each vector is encoded by itself: numbers of them all would be millions of objects, and one long call. Pure."""
     data = [
-        EmbeddingItem(index=index, embedding=_vector(embedding, is_base64=is_base64))
+        cast(
+            "EmbeddingItem",
+            msgspec.Raw(
+                msgspec.json.encode(EmbeddingItem(index=index, embedding=_vector(embedding, is_base64=is_base64)))
+            ),
+        )
         for index, embedding in enumerate(embeddings)
     ]
     num_tokens = sum(embedding.num_tokens for embedding in embeddings)

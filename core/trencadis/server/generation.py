@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Generation", "answer_id", "finished_outputs", "transfer_fields", "usage_of"]
 
 _Indexed = tuple[int, RequestOutput]
+_STARTED_AT_ONCE = 32
+"""Prompts that are handed to the engine in one turn of the event loop: one or two milliseconds."""
 _LONG_PROMPTS = 1024
 """Tokens from which on computing the prompts costs far more than passing on outputs that nobody reads."""
 
@@ -180,8 +182,12 @@ async def _merged(sources: Sequence[Any]) -> AsyncGenerator[_Indexed, None]:
             async for output in source:
                 yield 0, output
         return
-    tasks = {asyncio.create_task(_next(source)): index for index, source in enumerate(sources)}
+    tasks: dict[asyncio.Task[RequestOutput | None], int] = {}
     try:
+        for index, source in enumerate(sources):
+            tasks[asyncio.create_task(_next(source))] = index
+            if index % _STARTED_AT_ONCE == _STARTED_AT_ONCE - 1:
+                await asyncio.sleep(0)  # each tells the engine of a prompt; others of the event loop come between
         while tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # In the order of prompts, so that what comes together does not come at random.

@@ -119,6 +119,13 @@ class CompletionLogprobsWriter:
             written.text_offset.append(self._advance(entry.token_id))
         return written
 
+    def copy(self) -> CompletionLogprobsWriter:
+        """Return a writer that goes on where this one is, by itself."""
+        other = CompletionLogprobsWriter(self._tokenizer, hidden=self._hidden)
+        other._decoder.setstate(self._decoder.getstate())
+        other._offset = self._offset
+        return other
+
     def _text(self, token_id: int) -> str:
         return token_text(self._tokenizer.token_bytes(token_id), prefix="bytes:")
 

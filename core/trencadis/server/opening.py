@@ -120,6 +120,8 @@ class OpenServer:
         )
         context = make_context(config, supervisor)
         app = make_app(context, gate=gate, http_metrics=metrics)
+        # Made by the first who asks, the document would hold the event loop for a fifth of a second; now the engine is still loading.
+        asyncio.get_running_loop().run_in_executor(None, app.openapi)
         admin = None
         if self.admin_url:
             pages = make_admin_app(

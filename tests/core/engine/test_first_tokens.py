@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 
 from trencadis.clock import SimulatedClock
@@ -121,7 +122,7 @@ def with_logprobs(token: int, num: int, **changes: Any) -> FirstToken:
         top_token_ids=tuple(range(num)),
         top_logprobs=(-0.5,) * num,
     )
-    return FirstToken(token_id=token, logprobs=attrs.evolve(entry, **changes))
+    return FirstToken(token_id=token, logprobs=msgspec.structs.replace(entry, **changes))
 
 
 @pytest.mark.parametrize("depth", [False, True])

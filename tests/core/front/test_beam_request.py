@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import attrs
+import msgspec
 import pytest
 
 from trencadis.errors import InvalidRequestError
@@ -90,7 +90,7 @@ def test_log_probabilities_are_those_along_the_beam(tokenizer: Tokenizer) -> Non
     (only,) = search.output().outputs
     assert only.token_ids == (THERE, 1)
     assert only.logprobs is not None
-    assert [attrs.astuple(entry) for entry in only.logprobs] == [
+    assert [msgspec.structs.astuple(entry) for entry in only.logprobs] == [
         (0, 3, THERE, -1.0, 2, (HELLO,), (-0.5,)),
         (0, 4, 1, -0.2, 1, (1,), (-0.2,)),
     ]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
+
 import attrs
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -107,7 +110,7 @@ def test_a_step_arrives_with_tickets_for_slots() -> None:
         token_ids=np.array([5, 6, 7], np.int32),
         finished=(finished,),
         logprobs=(entry,),
-        prompt_logprobs=(attrs.evolve(entry, index=2),),
+        prompt_logprobs=(msgspec.structs.replace(entry, index=2),),
         embeddings=(embedding,),
     )
     tickets = np.array([9, 9, 30, 9, 40], np.int32)
@@ -121,7 +124,7 @@ def test_a_step_arrives_with_tickets_for_slots() -> None:
     assert arrived.embeddings == (embedding,)
     (before,) = prompt_messages(deltas, tickets)
     first = news_of(decode_host_message(encode(before)))  # type: ignore[arg-type]
-    assert first.prompt_logprobs == (attrs.evolve(entry, index=30),)
+    assert first.prompt_logprobs == (msgspec.structs.replace(entry, index=30),)
     assert not first.slots
 
 
@@ -130,12 +133,13 @@ def test_log_probabilities_of_a_long_prompt_are_many_messages_none_of_them_long(
         index=0, position=1, token_id=5, logprob=-0.5, rank=2, top_token_ids=(7,) * 50, top_logprobs=(-0.1,) * 50
     )
     empty = np.empty(0, np.int32)
-    entries = tuple(attrs.evolve(entry, position=position) for position in range(1, 1000))
+    entries = tuple(msgspec.structs.replace(entry, position=position) for position in range(1, 1000))
     deltas = TokenDeltas(slots=empty, num_tokens=empty, token_ids=empty, prompt_logprobs=entries)
     messages = [encode(message) for message in prompt_messages(deltas, np.array([3], np.int32))]
     assert max(map(len, messages)) < 2**17
     arrived = [one for data in messages for one in news_of(decode_host_message(data)).prompt_logprobs]  # type: ignore[arg-type]
     assert [one.position for one in arrived] == list(range(1, 1000))
+    assert not any(map(gc.is_tracked, arrived)), "the garbage collector looks at them"
 
 
 def test_facts_about_the_model_arrive() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import base64
+import threading
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from trencadis.server.json_response import json_response
 from trencadis.server.protocol.answers import EmbeddingList
 from trencadis.text import Tokenizer
 
@@ -65,3 +67,28 @@ def test_the_models_own_number_of_dimensions_may_be_asked_for(serve: Any) -> Non
 
     size, length = serve(use)
     assert size == length
+
+
+def test_many_vectors_are_written_beside_the_event_loop_each_by_itself(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trencadis.server import embeddings
+
+    written: list[tuple[int, set[type]]] = []
+
+    def noted(answer: EmbeddingList) -> Any:
+        written.append((threading.get_ident(), set(map(type, answer.data))))
+        return json_response(answer)
+
+    monkeypatch.setattr(embeddings, "json_response", noted)
+
+    async def use(api: Any) -> tuple[int, Any]:
+        return threading.get_ident(), [
+            await api.ok(PATH, input=[[5]]),
+            await api.ok(PATH, input=[[5]] * 300),
+        ]
+
+    loop, (one, many) = serve(use)
+    assert [thread == loop for thread, _ in written] == [True, False]
+    assert [kinds for _, kinds in written] == [{msgspec.Raw}] * 2
+    assert [item["embedding"] for item in many["data"]] == [one["data"][0]["embedding"]] * len(many["data"])

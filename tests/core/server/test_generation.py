@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -150,3 +152,32 @@ def test_usage_counts_approximate_tokens_of_all_prompts() -> None:
         for count in (3, 1)
     ]
     assert usage_of(near).prompt_tokens_details.approximate_tokens == 4
+
+
+def test_many_prompts_are_handed_to_the_engine_in_several_turns_of_the_event_loop(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(api: Any) -> Counter[int]:
+        turn, begun = 0, Counter[int]()
+        generate = api.llm.generate
+
+        async def noted(*args: Any, **terms: Any) -> AsyncIterator[RequestOutput]:
+            begun[turn] += 1
+            async for output in generate(*args, **terms):
+                yield output
+
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(api.llm, "generate", noted)
+        counting = asyncio.create_task(count())
+        await finished_outputs(generation(api, [(5, 6)] * 100, max_tokens=1))
+        counting.cancel()
+        return begun
+
+    begun = serve(use)
+    assert begun.total() == 100
+    assert max(begun.values()) <= 32, "others of the event loop wait until all are handed over"

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 
 import attrs
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from trencadis.config import load_config
 from trencadis.config.schema import EngineConfig, ObserverConfig
@@ -125,3 +127,24 @@ def test_one_key_has_a_share_of_the_server_where_there_are_others(house, keys, c
         pass
     with pytest.raises(InvalidRequestError), admission.hold(1, cap + 1, caller="a"):
         pass
+
+
+def test_the_openapi_document_is_made_before_anybody_asks_and_beside_the_event_loop(house, monkeypatch):
+    made = []
+    openapi = FastAPI.openapi
+
+    def noted(app):
+        made.append(threading.get_ident())
+        return openapi(app)
+
+    monkeypatch.setattr(FastAPI, "openapi", noted)
+
+    async def main(server):
+        server.service()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return threading.get_ident()
+
+    with open_(*house()) as server:
+        loop = asyncio.run(main(server))
+    assert len(made) == 1
+    assert loop not in made
