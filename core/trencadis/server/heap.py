@@ -26,4 +26,4 @@ def give_back_large_blocks() -> bool:
     except (OSError, AttributeError):
         return False
     options = ((_M_MMAP_THRESHOLD, _LARGE_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_ARENA_MAX, _MAX_ARENAS))
-    return min(mallopt(name, value) for name, value in options) == 1
+    return bool(min(mallopt(name, value) for name, value in options))
