@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import attrs
+import msgspec
 import numpy as np
 import pytest
 
@@ -248,7 +249,7 @@ class CountsItsWarmUpBackwards(FakeBackend):
 class ScoresTheWrongPosition(FakeBackend):
     def _run(self, batch):
         output = super()._run(batch)
-        shifted = [attrs.evolve(entry, position=entry.position - 1) for entry in output.prompt_logprobs]
+        shifted = [msgspec.structs.replace(entry, position=entry.position - 1) for entry in output.prompt_logprobs]
         return attrs.evolve(output, prompt_logprobs=tuple(shifted))
 
 
