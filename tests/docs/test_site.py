@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = (
+    pytest.mark.slow
+)  # twenty seconds for the build; blocks, words and generated pages are looked at without it
+
 ROOT = Path(__file__).parents[2]
 LOADING = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed|object|use)\b[^>]*?\b(?:src|srcset|data|href|xlink:href)\s*=\s*["']?\s*(?:https?:)?//[^>]*>"""

@@ -69,7 +69,9 @@ REQUIRED = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "gpt2", "gpt
 IN_FULL = ("llama", "gemma3")
 FEW = ("tiny chunks", "preemption", "padded exponential")
 CASES = [
-    pytest.param(kind, name, id=f"{kind}-{name}") for kind in REQUIRED for name in (SETUPS if kind in IN_FULL else FEW)
+    pytest.param(kind, name, id=f"{kind}-{name}", marks=() if name == FEW[1] or kind == "llama" else pytest.mark.slow)
+    for kind in REQUIRED
+    for name in (SETUPS if kind in IN_FULL else FEW)
 ]
 
 

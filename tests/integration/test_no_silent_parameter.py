@@ -153,12 +153,19 @@ def texts_of(engine: Any, requests: dict[str, dict[str, Any]]) -> tuple[dict[str
     return texts, refused
 
 
+@pytest.mark.parametrize(
+    "combinations",
+    [
+        pytest.param(list(zip(DRAFTERS, SETUPS, strict=True)), id="each once"),
+        pytest.param(list(itertools.product(DRAFTERS, SETUPS)), id="all", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_parameter_has_its_effect_or_is_refused_by_name_whatever_else_is_configured(
-    model: Path, sampler: str
+    model: Path, sampler: str, combinations: list[tuple[str, str]]
 ) -> None:
     expected: dict[str, Any] = {}
-    for drafter, setup in itertools.product(DRAFTERS, SETUPS):
+    for drafter, setup in combinations:
         engine = make(model, sampler, drafter, setup)
         try:
             texts, refused = texts_of(engine, {"plain": {}, **REQUESTS})

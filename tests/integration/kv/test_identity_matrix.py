@@ -158,7 +158,14 @@ class Running:
         self.engine.close()
 
 
-@pytest.mark.parametrize("case", CASES, ids=["-".join(case.values()) for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        # The first few have most values of every axis; all have every pair of them.
+        pytest.param(case, id="-".join(case.values()), marks=() if number < 6 else pytest.mark.slow)
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_greedy_text_is_that_of_transformers(case, reference, request, tmp_path) -> None:
     options = overrides(case, request, tmp_path)
     writer = Running(options)
