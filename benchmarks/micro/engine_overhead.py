@@ -63,7 +63,7 @@ def build(num_sequences: int, *, inlined: bool = False) -> tuple[Any, TimedBacke
     )
     if inlined:
         engine._scheduler._policy.__class__ = Inlined
-        engine._builder._passes._bucketing.__class__ = InlinedExact
+        engine._builder.passes._bucketing.__class__ = InlinedExact
     for i in range(num_sequences):
         prompt = tuple((i * 7 + j) % 97 for j in range(40))
         engine.add(

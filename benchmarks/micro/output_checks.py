@@ -17,6 +17,7 @@ import torch
 from trencadis.engine.accounting import SubmittedStep
 from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
 from trencadis.engine.output_check import OutputCheck
+from trencadis.engine.passes import PassCounts
 from trencadis.interfaces import SamplingContext, Verification
 from trencadis.records import Plan, RowStart, SamplingParams, StepOutput
 from trencadis_plugins.acceptance.match import Match
@@ -69,6 +70,7 @@ def step_of(num: int) -> SubmittedStep:
         num_prompt_tokens_admitted=0,
         num_prompt_tokens_cached=0,
         num_recomputed_tokens=0,
+        pass_counts=PassCounts(),
     )
 
 
@@ -76,7 +78,7 @@ def output_check_us(num: int) -> float:
     """Return what looking at an output costs; waiting for it is not counted."""
     check, step = OutputCheck(vocab_size=VOCAB_SIZE), step_of(num)
     output = step.pending.wait()
-    return best_us(lambda: check._fault(step.plan, output))
+    return best_us(lambda: check._is_plain(step.plan, output) or check._fault(step.plan, output))
 
 
 def sampler_us(num: int, sampler: GreedySampler | ArgmaxSampler, *, guarded: bool) -> float:

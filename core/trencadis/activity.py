@@ -81,17 +81,21 @@ class Lane:
 
     Args:
         place: Its place in the memory.
+
+    Attributes:
+        place: As given.
+        words: The memory; another one after :meth:`attach`.
     """
 
-    __slots__ = ("_place", "_words")
+    __slots__ = ("place", "words")
 
     def __init__(self, place: int) -> None:
-        self._place = place
-        self._words: memoryview
+        self.place = place
+        self.words: memoryview
 
     def attach(self, words: memoryview) -> None:
         """Write to this memory from now on."""
-        self._words = words
+        self.words = words
 
     def enter(self, label: int) -> int:
         """Note that a component is called; 0.1 µs.
@@ -102,14 +106,14 @@ class Lane:
         Returns:
             The label that was noted before, for :meth:`leave`.
         """
-        words, place = self._words, self._place
+        words, place = self.words, self.place
         before: int = words[place]
         words[place] = label
         return before
 
     def leave(self, before: int = _NONE) -> None:
         """Note that the component has returned; 0.1 µs."""
-        self._words[self._place] = before
+        self.words[self.place] = before
 
 
 class Activity:

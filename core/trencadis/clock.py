@@ -19,9 +19,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's monotonic clock."""
 
-    def now_s(self) -> float:
-        """Return ``time.perf_counter()``, seconds."""
-        return time.perf_counter()
+    now_s = staticmethod(time.perf_counter)
+    """Seconds, as ``time.perf_counter()`` has them: the engine reads it a dozen times a step, so without a call of its own."""
 
 
 class SimulatedClock:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import attrs
 
-from trencadis.engine.draft_counts import DraftCounts, added, count_drafts
+from trencadis.engine.draft_counts import NO_DRAFTS, DraftCounts, added, count_drafts
 from trencadis.engine.observers import Observers
 from trencadis.engine.passes import PassCounts
-from trencadis.engine.shadow import ShadowStep
+from trencadis.engine.shadow import NO_SHADOW, ShadowStep
 from trencadis.engine.state import EngineState
-from trencadis.engine.swapping import SwapCounts
+from trencadis.engine.swapping import NO_SWAPS, SwapCounts
 from trencadis.interfaces import PendingStep
 from trencadis.records import EngineGauges, Int32Array, Plan, StepOutput, StepStats, TokenDeltas
 
 __all__ = ["Accounting", "EngineTotals", "SubmittedStep"]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True, eq=False)
 class SubmittedStep:
-    """A step in flight, with what its planning counted."""
+    """A step in flight, with what its planning counted. Not changed; frozen, it would take twice as long to make."""
 
     plan: Plan
     pending: PendingStep
@@ -26,11 +26,11 @@ class SubmittedStep:
     num_prompt_tokens_admitted: int
     num_prompt_tokens_cached: int
     num_recomputed_tokens: int
-    pass_counts: PassCounts = attrs.field(factory=PassCounts)
+    pass_counts: PassCounts
     policy: str = ""
     num_quarantined: int = 0
-    shadow: ShadowStep = attrs.field(factory=ShadowStep)
-    swap_counts: SwapCounts = attrs.field(factory=SwapCounts)
+    shadow: ShadowStep = NO_SHADOW
+    swap_counts: SwapCounts = NO_SWAPS
     num_block_swaps: int = 0
     draft_s: float = 0.0
     num_drafters_quarantined: int = 0
@@ -88,27 +88,29 @@ class Accounting:
     def __init__(self, state: EngineState, observers: Observers) -> None:
         self.totals = EngineTotals()
         self._state = state
+        self._first_tokens = state.transfers.first_tokens
         self._observers = observers
 
     def committed(
         self, step: SubmittedStep, output: StepOutput, deltas: TokenDeltas, *, num_accepted: Int32Array, commit_s: float
     ) -> None:
         """Count one step; ``num_accepted`` are the emitted drafts of each sequence of its plan."""
-        totals, plan = self.totals, step.plan
-        drafts = count_drafts(plan.drafts, num_accepted)
-        num_first = self._state.transfers.first_tokens.take_num_new()
+        totals, plan, swaps, passes = self.totals, step.plan, step.swap_counts, step.pass_counts
+        drafts = NO_DRAFTS if plan.drafts is None else count_drafts(plan.drafts, num_accepted)
+        num_first = self._first_tokens.take_num_new() if self._first_tokens.num_new else 0
         totals.num_steps += 1
         totals.num_sequence_steps += len(deltas.slots) + num_first
         totals.num_scheduled_tokens += plan.num_tokens
         totals.num_padded_tokens += output.num_padded_tokens
         totals.num_compilations += output.num_compilations
-        totals.num_blocks_swapped_out += step.swap_counts.num_blocks_out
-        totals.num_blocks_swapped_in += step.swap_counts.num_blocks_in
-        totals.num_swap_fallbacks += step.swap_counts.num_fallbacks
-        totals.num_bucket_hits += step.pass_counts.num_hits
-        totals.num_fallbacks += step.pass_counts.num_fallbacks
-        totals.num_substituted += step.pass_counts.num_substituted
-        totals.num_unprepared += step.pass_counts.num_unprepared
+        if swaps is not NO_SWAPS:
+            totals.num_blocks_swapped_out += swaps.num_blocks_out
+            totals.num_blocks_swapped_in += swaps.num_blocks_in
+            totals.num_swap_fallbacks += swaps.num_fallbacks
+        totals.num_bucket_hits += passes.num_hits
+        totals.num_fallbacks += passes.num_fallbacks
+        totals.num_substituted += passes.num_substituted
+        totals.num_unprepared += passes.num_unprepared
         totals.num_emitted_tokens += len(deltas.token_ids) + num_first
         totals.num_preempted += len(plan.preempted)
         totals.num_prompt_tokens_admitted += step.num_prompt_tokens_admitted
@@ -121,7 +123,7 @@ class Accounting:
         totals.plan_s += step.plan_s
         totals.commit_s += commit_s
         totals.device_s += output.device_s
-        if self._observers:
+        if self._observers.watched:
             self._observers.on_step(self._stats(step, output, deltas, num_first, drafts, commit_s))
             totals.num_observer_failures = self._observers.num_failures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from trencadis.engine.passes import PassCounts, PassPlanner
+from trencadis.engine.passes import PassPlanner
 from trencadis.engine.state import EngineState
 from trencadis.records import Batch, Drafts, Plan
 
@@ -17,16 +17,14 @@ class BatchBuilder:
     Args:
         state: The engine's state; its log of row starts and table writes is drained.
         passes: Splits plans.
+
+    Attributes:
+        passes: As given; its ``counts`` are those of the last batch.
     """
 
     def __init__(self, state: EngineState, passes: PassPlanner) -> None:
         self._state = state
-        self._passes = passes
-
-    @property
-    def pass_counts(self) -> PassCounts:
-        """How the passes of the last batch found their buckets."""
-        return self._passes.counts
+        self.passes = passes
 
     def build(self, plan: Plan) -> Batch:
         """Return the batch of a plan.
@@ -35,11 +33,11 @@ class BatchBuilder:
             StepFailedError: The bucketing strategy failed and there is no fallback.
         """
         state = self._state
-        passes = self._passes.passes(plan, state.rows.block_tables)
+        passes = self.passes.passes(plan, state.rows.block_tables)
         row_starts, state.row_starts = tuple(state.row_starts), []
         return Batch(
             step=plan.step,
-            num_sequences=plan.num_sequences,
+            num_sequences=len(plan.slots),
             row_starts=row_starts,
             table_writes=state.rows.take_writes(),
             passes=passes,

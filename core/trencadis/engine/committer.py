@@ -22,6 +22,7 @@ from trencadis.records import (
 __all__ = ["Committer"]
 
 _EMPTY = np.empty(0, np.int32)
+# Of short arrays ``1 in mask.tobytes()`` takes a tenth of ``mask.any()``, and ``0 not in`` that of ``all()``.
 
 
 class Committer:
@@ -37,36 +38,36 @@ class Committer:
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._endings = Endings(state)
+        self._is_connected = state.transfers.has_connector
+        self._registers = state.prefix_caching or self._is_connected
         self.num_accepted = _EMPTY
 
     def commit(self, plan: Plan, output: StepOutput) -> TokenDeltas:
         """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
-        state, table = self._state, self._state.table
+        table = self._state.table
         self.num_accepted = _EMPTY
-        has_waited = bool(state.transfers.layered)  # it took longer than computing takes
-        state.transfers.apply(output.connector_reports, state, missed_layers=output.missed_layers)
-        if state.transfers.has_connector and not has_waited:
-            state.transfers.step_done(num_tokens=plan.num_tokens, device_s=output.device_s)
-        resident = table.epoch[plan.slots] == plan.epochs
-        if state.transfers.layered and state.transfers.confirm(plan.slots[resident], state):
-            resident = table.epoch[plan.slots] == plan.epochs
-        failed: list[FinishedSequence] = []
-        if output.row_errors:
-            failed = self._end_failed(plan, output)
-            resident = table.epoch[plan.slots] == plan.epochs
+        if self._is_connected:
+            self._apply_transfers(plan, output)
+        failed = self._end_failed(plan, output) if output.row_errors else []
+        places = plan.slots.astype(np.intp)  # numpy indexes with its own type at a third of the price
+        resident = table.epoch[places] == plan.epochs
+        are_resident = 0 not in resident.tobytes()
         emits = resident & (output.num_emitted > 0)
-        if plan.drafts is None and emits.all():
+        if plan.drafts is None and 0 not in emits.tobytes():
             slots, token_ids = plan.slots, output.token_ids
-            counts = output.num_emitted
+            counts, emitting = output.num_emitted, places
         elif plan.drafts is None:
+            emitting = places[emits]
             slots, counts = plan.slots[emits], output.num_emitted[emits]
             token_ids = output.token_ids[np.repeat(emits, output.num_emitted)]
         else:
+            emitting = places[emits]
             slots, counts, token_ids = self._accept_drafts(plan, output, emits)
-        self._append(slots, counts, token_ids)
-        self._register_blocks(plan, output, resident)
-        finished = failed + self._finish_ended(slots, counts, token_ids)
-        if not resident.all():
+        self._append(emitting, counts, token_ids)
+        if self._registers:
+            self._register_blocks(plan, output, places, resident)
+        finished = failed + self._finish_ended(emitting, counts, token_ids)
+        if not are_resident:
             orphans = self._adopt_orphans(plan, output, resident)
             finished += [end for _, _, end in orphans if end is not None]
             slots = np.concatenate([slots, np.array([slot for slot, _, _ in orphans], np.int32)])
@@ -81,6 +82,16 @@ class Committer:
             prompt_logprobs=self._prompt_logprobs(plan, output, resident) if output.prompt_logprobs else (),
         )
 
+    def _apply_transfers(self, plan: Plan, output: StepOutput) -> None:
+        """Take what the KV connector's worker sides reported, and void those whose layers did not come."""
+        state, transfers = self._state, self._state.transfers
+        has_waited = bool(transfers.layered)  # it took longer than computing takes
+        transfers.apply(output.connector_reports, state, missed_layers=output.missed_layers)
+        if not has_waited:
+            transfers.step_done(num_tokens=plan.num_tokens, device_s=output.device_s)
+        if transfers.layered:
+            transfers.confirm(plan.slots[state.table.epoch[plan.slots] == plan.epochs], state)
+
     def _end_failed(self, plan: Plan, output: StepOutput) -> list[FinishedSequence]:
         """End the sequences that got an error instead of a token; nothing of them is kept for others."""
         table, ended = self._state.table, []
@@ -94,7 +105,7 @@ class Committer:
 
     # ------------------------------------------------------------------------------------------------ tokens
 
-    def _append(self, slots: Int32Array, counts: Int32Array, token_ids: Int32Array) -> None:
+    def _append(self, slots: Int64Array, counts: Int32Array, token_ids: Int32Array) -> None:
         """Write new tokens behind the known ones."""
         state, table = self._state, self._state.table
         if not slots.size:
@@ -108,20 +119,20 @@ class Committer:
             state.rows.tokens[np.repeat(rows, counts), np.repeat(known, counts) + offsets] = token_ids
         table.num_known_tokens[slots] = known + counts
         first = known == table.num_prompt_tokens[slots]
-        if first.any():
+        if 1 in first.tobytes():
             now_s = state.clock.now_s()
             table.first_token_s[slots[first]] = now_s
             for slot in slots[first].tolist():
                 table.sequence(slot).first_token_s = now_s
 
-    def _finish_ended(self, slots: Int32Array, counts: Int32Array, token_ids: Int32Array) -> list[FinishedSequence]:
+    def _finish_ended(self, slots: Int64Array, counts: Int32Array, token_ids: Int32Array) -> list[FinishedSequence]:
         """Finish every sequence whose newest token is its last."""
         if not slots.size:
             return []
         table = self._state.table
         last = token_ids if len(token_ids) == len(slots) else token_ids[np.cumsum(counts) - 1]
         ended = self._endings.ended(slots, last)
-        if not ended.any():
+        if 1 not in ended.tobytes():
             return []
         return [
             self._endings.finish(table.sequence(slot), int(token))
@@ -186,18 +197,16 @@ class Committer:
 
     # ------------------------------------------------------------------------------------------------ blocks
 
-    def _register_blocks(self, plan: Plan, output: StepOutput, resident: BoolArray) -> None:
+    def _register_blocks(self, plan: Plan, output: StepOutput, places: Int64Array, resident: BoolArray) -> None:
         """Make blocks findable that the step filled with committed tokens."""
         state, table = self._state, self._state.table
-        if not (state.prefix_caching or state.transfers.has_connector) or not plan.slots.size:
-            return
         ends = plan.starts + plan.num_scheduled
         if plan.drafts is not None:
             drafts = plan.drafts.num_drafts
             ends = np.where(drafts > 0, plan.starts + output.num_emitted, ends)
         full = ends // state.block_size
-        grown = resident & (full > table.num_hashed_blocks[plan.slots])
-        if grown.any():
+        grown = resident & (full > table.num_hashed_blocks[places])
+        if 1 in grown.tobytes():
             self._register(plan.slots[grown], full[grown])
 
     def _register(self, slots: Int32Array, full: Int32Array | Int64Array) -> None:

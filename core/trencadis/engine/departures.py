@@ -47,6 +47,7 @@ class Departures:
         ended: list[FinishedSequence],
     ) -> None:
         self._state = state
+        self._first_tokens = state.transfers.first_tokens
         self._policy = policy
         self._decisions = decisions
         self._recovery = recovery
@@ -69,8 +70,8 @@ class Departures:
 
     def with_ended(self, deltas: TokenDeltas, embedded: tuple[Embedding, ...] = ()) -> TokenDeltas:
         """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
-        ended = (*self._ended, *self._state.transfers.first_tokens.take_ended())
-        if ended or embedded:
+        if self._ended or self._first_tokens.ended or embedded:
+            ended = (*self._ended, *self._first_tokens.take_ended())
             self._ended.clear()
             deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
         for finished in deltas.finished:

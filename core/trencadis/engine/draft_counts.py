@@ -9,7 +9,7 @@ import numpy as np
 
 from trencadis.records import Drafts, Int32Array, Int64Array
 
-__all__ = ["DraftCounts", "added", "count_drafts"]
+__all__ = ["NO_DRAFTS", "DraftCounts", "added", "count_drafts"]
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,8 @@ class DraftCounts:
         return sum(self.num_accepted_by_position)
 
 
-_NONE = DraftCounts()
+NO_DRAFTS = DraftCounts()
+"""Of a step without drafts."""
 
 
 def count_drafts(drafts: Drafts | None, num_accepted: Int32Array) -> DraftCounts:
@@ -48,7 +49,7 @@ def count_drafts(drafts: Drafts | None, num_accepted: Int32Array) -> DraftCounts
         num_accepted: Emitted drafts of each sequence of the plan: the first ones of a chain, or a way down a tree.
     """
     if drafts is None:
-        return _NONE
+        return NO_DRAFTS
     drafted = np.bincount(_positions(drafts))
     accepted = (num_accepted[:, None] > np.arange(len(drafted))).sum(0)
     return DraftCounts(

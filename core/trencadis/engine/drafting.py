@@ -68,6 +68,8 @@ class Drafting:
     Attributes:
         draft_s: Time that the drafts of the newest plan took, and the choice of their number, seconds.
         fault: Why speculation went off, in words; empty: it did not.
+        is_on: Whether there are drafts; without, :meth:`propose` and :meth:`verified` need not be called.
+        is_configured: Whether there were any.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Drafting:
         self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
         self._pads = pads
         self._shapes: dict[int, tuple[int, int]] = {}
-        self._is_on = speculation is not None
+        self.is_on = self.is_configured = speculation is not None
         if speculation is None:
             return
         drafter, length = speculation.speculator, speculation.length
@@ -107,24 +109,24 @@ class Drafting:
     @property
     def drafter(self) -> str:
         """Name of the speculator that drafts now; empty: none does."""
-        return self._names[self._speculator.num_quarantined > 0] if self._is_on else ""
+        return self._names[self._speculator.num_quarantined > 0] if self.is_on else ""
 
     @property
     def num_quarantined(self) -> int:
         """Speculators and draft lengths that failed since the start."""
-        if not self._is_on and not self.fault:
+        if not self.is_on and not self.fault:
             return 0
         return self._speculator.num_quarantined + self._length.num_quarantined + bool(self.fault)
 
     def allocate(self, limits: BucketLimits) -> None:
         """Tell the speculator the engine's sizes; what it raises ends the start."""
-        if self._is_on:
+        if self.is_on:
             self._speculator.allocate(limits)
 
     def propose(self) -> tuple[Drafts | None, Int32Array]:
         """Return drafts for running decodes, and their slots."""
         self.draft_s = 0.0
-        if not self._is_on:
+        if not self.is_on:
             return None, _EMPTY
         self._start_s = self._state.clock.now_s()
         if self._rule is not None and self._rule.fault:
@@ -143,7 +145,7 @@ class Drafting:
 
     def verified(self, plan: Plan, output: StepOutput) -> None:
         """Tell what was accepted."""
-        if not self._is_on or not plan.num_sequences:
+        if not self.is_on or not plan.num_sequences:
             return
         num_drafts = np.zeros(plan.num_sequences, np.int32) if plan.drafts is None else plan.drafts.num_drafts
         num_accepted = np.where(num_drafts > 0, np.maximum(output.num_emitted - 1, 0), 0).astype(np.int32)
@@ -163,7 +165,7 @@ class Drafting:
 
     def finished(self, slot: int, token_ids: Int32Array) -> None:
         """Tell that a sequence left."""
-        if not self._is_on:
+        if not self.is_on:
             return
         self._shapes.pop(slot, None)
         try:
@@ -176,7 +178,7 @@ class Drafting:
 
     def close(self) -> None:
         """Let the speculator free what it holds; what it raises ends here."""
-        if not self._is_on:
+        if not self.is_on:
             return
         try:
             self._speculator.strategy.close()
@@ -189,7 +191,8 @@ class Drafting:
 
     def _switch_off(self, error: StepFailedError) -> None:
         """Go on without drafts for good."""
-        self._is_on = False
+        self.is_on = False
+        self.draft_s = 0.0
         self.fault = str(error)
         self._shapes.clear()
         cause = None if isinstance(error.__cause__, TooSlowError) else error.__cause__

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trencadis.engine.sequence import Sequence
-from trencadis.records import BoolArray, FinishedSequence, FinishReason, Int32Array
+from trencadis.records import BoolArray, FinishedSequence, FinishReason, Int32Array, Int64Array
 
 if TYPE_CHECKING:
     from trencadis.engine.state import EngineState
@@ -26,23 +26,23 @@ class Endings:
         self._state = state
         self._eos = sorted(state.eos_token_ids)
 
-    def ended(self, slots: Int32Array, last: Int32Array) -> BoolArray:
+    def ended(self, slots: Int32Array | Int64Array, last: Int32Array) -> BoolArray:
         """Return where the newest token ends the sequence, bool ``[n]``. Pure.
 
         Args:
-            slots: Of the sequences, ``[n]``.
+            slots: Of the sequences, ``[n]``; numpy indexes with ``intp`` at a third of the price.
             last: Their newest tokens, which count as known, ``[n]``.
         """
         table = self._state.table
         known = table.num_known_tokens[slots]
-        at_stop = self._is_eos(last) & table.checks_eos[slots]
+        ended: BoolArray = known >= table.max_total_tokens[slots]
+        at_stop = self._is_eos(last)
         own = table.checks_own_stops[slots]
-        if own.any():
+        if 1 in at_stop.tobytes() or 1 in own.tobytes():
+            at_stop &= table.checks_eos[slots]
             for i in np.flatnonzero(own).tolist():
                 at_stop[i] |= int(last[i]) in table.sequence(int(slots[i])).stop_token_ids
-        ended: BoolArray = (known >= table.max_total_tokens[slots]) | (
-            at_stop & (known >= table.min_total_tokens[slots])
-        )
+            ended |= at_stop & (known >= table.min_total_tokens[slots])
         return ended
 
     def finish(self, sequence: Sequence, last: int) -> FinishedSequence:
@@ -71,7 +71,9 @@ class Endings:
         return self.finish(sequence, int(run[-1])) if ends else None
 
     def _is_eos(self, token_ids: Int32Array) -> BoolArray:
-        hits = np.zeros(len(token_ids), np.bool_)
-        for eos in self._eos:
+        if not self._eos:
+            return np.zeros(len(token_ids), np.bool_)
+        hits: BoolArray = token_ids == self._eos[0]
+        for eos in self._eos[1:]:
             hits |= token_ids == eos
         return hits

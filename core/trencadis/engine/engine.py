@@ -38,18 +38,17 @@ from trencadis.engine.intake import Intake
 from trencadis.engine.metrics_page import MetricsPage
 from trencadis.engine.observers import Observers
 from trencadis.engine.output_check import FailedStep, OutputCheck
-from trencadis.engine.passes import PassCounts
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.progress_watch import ProgressWatch
 from trencadis.engine.recovery import Recovery
 from trencadis.engine.scheduler import Scheduler
+from trencadis.engine.shadow import NO_SHADOW
 from trencadis.engine.state import EngineState
 from trencadis.engine.warmup import BackgroundWarmUp, WarmUp
 from trencadis.errors import InvalidRequestError, RequestRefusedError, StepFailedError, UnpreparedShapeError
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import Executor, PendingStep
 from trencadis.records import (
-    Batch,
     Embedding,
     EmbeddingRequest,
     FinishedSequence,
@@ -154,6 +153,10 @@ class Engine:
             ended=self._ended,
         )
         self._guests = Guests(state.transfers.connector, add=self.add, abort=self.abort, backlog=state.backlog)
+        # What is off is not on the path of a step.
+        self._is_connected = state.transfers.has_connector
+        self._embeds = bool(model.embedding_size)
+        self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
         self._on_close = on_close
@@ -260,12 +263,15 @@ class Engine:
         Raises:
             InternalError: An invariant does not hold.
         """
-        self._guests.let_in()
-        self._ended.extend(self._preparations.collect())
+        if self._is_connected:
+            self._guests.let_in()
+        if self._preparations.done:
+            self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
-        if self._embeddings:
+        if self._embeds and self._embeddings:
             embedded = self._embeddings.run(is_alone=not self._state.slot_of)
-        return self._guests.without(self._state.transfers.first_tokens.ahead_of(self._run(embedded)))
+        deltas = self._run(embedded)
+        return self._guests.without(self._first_tokens.ahead_of(deltas)) if self._is_connected else deltas
 
     def work_ahead(self) -> float | None:
         """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.
@@ -353,21 +359,27 @@ class Engine:
             return self._departures.with_ended(_NOTHING, embedded)
         step = self._in_flight.popleft()
         plan = step.plan
-        self._watch_progress(plan.num_tokens)
+        if plan.num_tokens:
+            self._progress.num_idle = 0
+        else:
+            self._watch_progress()
+        compiles = step.pass_counts.compiles
         wait_s = self._clock.now_s()
-        ACTIVITY.begin_step(plan.step, _phase_of(step.pass_counts))
+        ACTIVITY.begin_step(plan.step, _COMPILING if compiles else _FORWARD)
         try:
             output = self._outputs.output_of(step)
         except Exception as error:
             self._failures.step_failed(plan, error)
             return self._departures.with_ended(_NOTHING, embedded)
         start_s = self._clock.now_s()
-        if not step.pass_counts.compiles:
+        if not compiles:
             ACTIVITY.end_step(start_s - wait_s)
         ACTIVITY.begin(_COMMITTING)
         deltas = self._committer.commit(plan, output)
-        self._recovery.step_done(plan)
-        self._drafting.verified(plan, output)
+        if self._scheduler.solo:
+            self._recovery.step_done(plan)
+        if self._drafting.is_on:
+            self._drafting.verified(plan, output)
         deltas = self._departures.with_ended(deltas, embedded)
         commit_s = self._clock.now_s() - start_s
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
@@ -378,14 +390,14 @@ class Engine:
         ACTIVITY.begin(_SCHEDULING)
         start_s = self._clock.now_s()
         try:
-            drafts, draft_slots = self._drafting.propose()
-            plan = self._scheduler.plan(drafts, draft_slots)
+            plan = self._scheduler.plan(*self._drafting.propose()) if self._drafting.is_on else self._scheduler.plan()
         except StepFailedError as error:
             self._failures.everything_failed(error)
             return False
         finally:
-            self._ended.extend(self._scheduler.failed)
-            self._scheduler.failed.clear()
+            if self._scheduler.failed:
+                self._ended.extend(self._scheduler.failed)
+                self._scheduler.failed.clear()
         if plan is None:
             return False
         swapping = self._state.swapping
@@ -408,9 +420,19 @@ class Engine:
             self._failures.refused(plan, error)
             return True
         self._decisions.ran(batch.passes)
-        ACTIVITY.begin_step(plan.step, _phase_of(self._builder.pass_counts))
-        pending = self._submitted(batch)
-        admission = self._scheduler.admission
+        counts, admission, policy, drafting = (
+            self._builder.passes.counts,
+            self._scheduler.admission,
+            self._policy,
+            self._drafting,
+        )
+        ACTIVITY.begin_step(plan.step, _COMPILING if counts.compiles else _FORWARD)
+        pending: PendingStep
+        try:
+            pending = self._executor.submit(batch)
+        except BaseException as error:  # it fails as one that ran, for its rows and tables are drained
+            reraise_interrupt(error)
+            pending = FailedStep(error)
         self._in_flight.append(
             SubmittedStep(
                 plan=plan,
@@ -419,13 +441,13 @@ class Engine:
                 num_prompt_tokens_admitted=admission.num_prompt_tokens,
                 num_prompt_tokens_cached=admission.num_cached_tokens,
                 num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
-                pass_counts=self._builder.pass_counts,
-                policy=self._policy.name,
-                num_quarantined=self._policy.num_quarantined,
-                shadow=self._policy.take_shadow_step(),
+                pass_counts=counts,
+                policy=policy.name,
+                num_quarantined=policy.num_quarantined,
+                shadow=NO_SHADOW if policy.shadow is None else policy.take_shadow_step(),
                 num_block_swaps=num_block_swaps,
-                draft_s=self._drafting.draft_s,
-                num_drafters_quarantined=self._drafting.num_quarantined,
+                draft_s=drafting.draft_s,
+                num_drafters_quarantined=drafting.num_quarantined if drafting.is_configured else 0,
                 swap_counts=swapping.counts,
             )
         )
@@ -433,19 +455,11 @@ class Engine:
             self._background.behind_step()
         return True
 
-    def _submitted(self, batch: Batch) -> PendingStep:
-        """Submit a batch; one that cannot be fails as one that ran, for its rows and tables are drained."""
-        try:
-            return self._executor.submit(batch)
-        except BaseException as error:
-            reraise_interrupt(error)
-            return FailedStep(error)
-
     # ------------------------------------------------------------------------------------------------ failures
 
-    def _watch_progress(self, num_tokens: int = 0) -> None:
+    def _watch_progress(self) -> None:
         """Quarantine a policy that twice in a row schedules nothing although something could run."""
-        num_tokens += sum(step.plan.num_tokens for step in self._in_flight)
+        num_tokens = sum(step.plan.num_tokens for step in self._in_flight)
         fault = self._progress.seen(num_tokens=num_tokens, excused=self.is_paused or bool(self._ended))
         if fault is None:
             return
@@ -453,8 +467,3 @@ class Engine:
             self._policy.quarantine(fault)
         except StepFailedError as error:
             self._failures.everything_failed(error)
-
-
-def _phase_of(counts: PassCounts) -> EnginePhase:
-    """Return what the device is busy with during a step. Pure."""
-    return _COMPILING if counts.compiles else _FORWARD

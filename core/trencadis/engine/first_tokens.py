@@ -39,6 +39,7 @@ class FirstTokens:
         results: What became of them: ``taken``; else why not: ``late``, the sequence has a token or runs; ``vocabulary``, it is none;
             ``forbidden``, the request rules it out; ``logprobs``, what was asked for is missing.
         num_new: Taken since the newest step was accounted for.
+        ended: Sequences that their first token ended, since :meth:`take_ended`.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class FirstTokens:
         self._vocab_size = vocab_size
         self._may_begin = may_begin
         self._taken: list[tuple[int, FirstToken]] = []
-        self._ended: list[FinishedSequence] = []
+        self.ended: list[FinishedSequence] = []
         self.results: Counter[str] = Counter()
         self.num_new = 0
 
@@ -78,12 +79,12 @@ class FirstTokens:
         self.num_new += 1
         ended = Endings(state).adopt(sequence, np.array([first.token_id], np.int32))
         if ended is not None:
-            self._ended.append(ended)
+            self.ended.append(ended)
         return ended is not None
 
     def take_ended(self) -> tuple[FinishedSequence, ...]:
         """Return and forget the sequences that their first token ended."""
-        ended, self._ended = tuple(self._ended), []
+        ended, self.ended = tuple(self.ended), []
         return ended
 
     def take_num_new(self) -> int:

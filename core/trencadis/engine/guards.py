@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import attrs
 import numpy as np
 
-from trencadis.engine.shadow import Shadow, ShadowStep
+from trencadis.engine.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
@@ -28,8 +28,6 @@ from trencadis.wording import shown
 __all__ = ["Fallback", "Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling", "TooSlowError"]
 
 logger = logging.getLogger("trencadis.engine")
-
-_NO_SHADOW = ShadowStep()
 
 _MAX_REFUSAL = 1000
 _ORDERED_PER_STEP = 4096
@@ -240,7 +238,7 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def take_shadow_step(self) -> ShadowStep:
         """Return what the shadow would have done otherwise in the step that was planned."""
-        return _NO_SHADOW if self.shadow is None else self.shadow.take_step()
+        return NO_SHADOW if self.shadow is None else self.shadow.take_step()
 
     def _introduce(self, strategy: SchedulingPolicy) -> None:
         for slot, request in self.live():

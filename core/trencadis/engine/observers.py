@@ -36,25 +36,28 @@ class Observers:
         observers: Names and observers.
         clock: For the time budget.
         budget_ms: Most milliseconds per call, on average over 100 calls; what 100 calls may take, fewer may not exceed.
+
+    Attributes:
+        watched: Those that are told; one that was dropped is gone from it.
     """
 
     def __init__(self, observers: Iterable[tuple[str, Observer]], *, clock: Clock, budget_ms: float) -> None:
-        self._watched = [_Watched(name, observer, clock) for name, observer in observers]
+        self.watched = [_Watched(name, observer, clock) for name, observer in observers]
         self._budget_s = budget_ms / 1000
         self._faults = FaultLog(logger)
         self.num_failures = 0
 
     def __bool__(self) -> bool:
-        return bool(self._watched)
+        return bool(self.watched)
 
     def on_step(self, stats: StepStats) -> None:
         """Show a committed step to all."""
-        for watched in tuple(self._watched):
+        for watched in tuple(self.watched):
             self._call(watched, "on_step", lambda observer: observer.on_step(stats))
 
     def on_request(self, finished: FinishedSequence) -> None:
         """Show a finished sequence to all."""
-        for watched in tuple(self._watched):
+        for watched in tuple(self.watched):
             self._call(watched, "on_request", lambda observer: observer.on_request(finished))
 
     def add_metrics(self, page: MetricsPage, gauges: EngineGauges | None = None) -> None:
@@ -64,7 +67,7 @@ class Observers:
             page: Grows.
             gauges: What the engine holds now, shown to all before; None: nothing.
         """
-        for watched in tuple(self._watched):
+        for watched in tuple(self.watched):
             texts: list[str] = []
             if gauges is not None:
                 self._call(watched, "on_scrape", lambda observer: observer.on_scrape(gauges))
@@ -80,7 +83,7 @@ class Observers:
 
     def close(self) -> None:
         """Let all flush."""
-        for watched in tuple(self._watched):
+        for watched in tuple(self.watched):
             self._call(watched, "close", lambda observer: observer.close())
 
     def _call(self, watched: _Watched, method: str, call: Callable[[Observer], None]) -> None:
@@ -104,8 +107,8 @@ class Observers:
             watched.num_calls, watched.spent_s = 0, 0.0
 
     def _drop(self, watched: _Watched, method: str, took_s: float) -> None:
-        if watched in self._watched:
-            self._watched.remove(watched)
+        if watched in self.watched:
+            self.watched.remove(watched)
         logger.error(
             "%s took %.3g s in its last %d calls, the last %.3g s in %s(), over its budget of %g ms a call ([observer] budget_ms): it "
             "is switched off.",

@@ -59,19 +59,50 @@ class OutputCheck:
         Raises:
             StepFailedError: The step raised, or what came back is not its output; names executor and backend.
         """
+        plan = step.plan
         try:
             output = step.pending.wait()
-            fault = self._fault(step.plan, output)
+            fault = "" if self._is_plain(plan, output) else self._fault(plan, output)
         except StepFailedError:
             raise
         except BaseException as error:  # an executor may hand on what a backend raised in a thread of its own
             reraise_interrupt(error)
             raise StepFailedError(f"{self._label} raised {as_words(error)}") from error
         if fault:
-            cause = ContractError(f"the output of step {step.plan.step} {fault}")
+            cause = ContractError(f"the output of step {plan.step} {fault}")
             raise StepFailedError(f"{self._label}: {cause}.", hint=_HINT) from cause
         self._newest = output
         return output
+
+    def _is_plain(self, plan: Plan, output: StepOutput) -> bool:
+        """Return whether an output has one right token wherever the plan says, and nothing else that could be wrong.
+
+        Nearly all have: of those :meth:`_fault` would find no fault with more work. Of the others it is to look.
+        """
+        if type(output) is not StepOutput or output is self._newest or output.step != plan.step:
+            return False
+        counts, tokens = output.num_emitted, output.token_ids
+        if not (type(counts) is type(tokens) is np.ndarray and counts.dtype is tokens.dtype is _INT32):
+            return False
+        samples = plan.samples.tobytes()
+        if not (counts.ndim == tokens.ndim == 1 and 0 < len(tokens) == samples.count(1)) or plan.drafts is not None:
+            return False
+        if output.row_errors or output.logprobs or output.prompt_logprobs or output.connector_reports:
+            return False
+        # Compared as bytes: equal arrays of one type, at a tenth of the price of comparing short arrays element by element.
+        if counts.tobytes() != plan.samples.astype(_INT32).tobytes():
+            return False
+        unsigned = tokens.view(np.uint32)
+        numbers = type(output.num_padded_tokens) is type(output.num_compilations) is int
+        return (
+            unsigned[unsigned.argmax()] < self._vocab_size
+            and type(output.device_s) is float
+            and 0.0 <= output.device_s < math.inf
+            and numbers
+            and output.num_padded_tokens >= 0
+            and output.num_compilations >= 0
+            and type(output.connector_reports) is dict
+        )
 
     def _fault(self, plan: Plan, output: StepOutput) -> str:
         """Return what is wrong with an output, or an empty string."""
@@ -168,6 +199,8 @@ def wrong_logprobs(entry: TokenLogprobs | SampledLogprobs, *, end: int, vocab_si
         return "with something else than log-probabilities, numbers from minus infinity to 0"
     return ""
 
+
+_INT32 = np.dtype(np.int32)
 
 _HINT = "Run the conformance suite of executor and backend (trencadis_testing), or choose others."
 

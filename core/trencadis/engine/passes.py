@@ -18,6 +18,8 @@ __all__ = ["PassCounts", "PassPlanner"]
 
 logger = logging.getLogger("trencadis.engine")
 
+_sum = np.add.reduce
+
 
 @attrs.define(kw_only=True)
 class PassCounts:
@@ -109,13 +111,14 @@ class PassPlanner:
             UnpreparedShapeError: A pass fits no prepared bucket, and such passes are refused.
         """
         self.counts = PassCounts()
-        if not plan.num_sequences:
+        num_sequences = len(plan.slots)
+        if not num_sequences:
             return ()
         num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
-        longest = int(plan.num_scheduled.max())
-        if self._ragged or self._unified or longest == 1:
-            everything = np.arange(plan.num_sequences, dtype=np.int32)
-            is_decode = longest == 1 or bool((plan.num_scheduled == 1 + num_drafts).all())
+        is_single = plan.num_tokens == num_sequences  # one token each
+        if self._ragged or self._unified or is_single:
+            everything = np.arange(num_sequences, dtype=np.int32)
+            is_decode = is_single or bool((plan.num_scheduled == 1 + num_drafts).all())
             return (self._pass(plan, everything, Phase.DECODE if is_decode else Phase.PREFILL, block_tables),)
         is_prefill = plan.num_scheduled > 1 + num_drafts
         passes = [
@@ -155,26 +158,37 @@ class PassPlanner:
         return bucket.num_tokens <= self._max_positions and (not self._prepared or bucket in self._prepared)
 
     def _pass(self, plan: Plan, indices: Int32Array, phase: Phase, block_tables: Int32Array) -> Pass:
-        whole = len(indices) == plan.num_sequences
+        whole = len(indices) == len(plan.slots)
         # Copies either way: the plan is committed by its own numbers, whatever a backend writes to its batch.
         lengths = plan.num_scheduled.copy() if whole else plan.num_scheduled[indices]
         starts = plan.starts.copy() if whole else plan.starts[indices]
         rows = plan.rows.copy() if whole else plan.rows[indices]
-        shape = self._shape(starts, lengths, rows, phase, block_tables)
-        bucket = self._bucket_for(shape)
+        is_single = plan.num_tokens == len(plan.slots)
+        if is_single and not (self._unified or self._contiguous):
+            num_blocks = int(_sum(starts // self._block_size)) + len(starts)
+            shape = Shape(len(starts), 1, num_blocks, Phase.DECODE)
+        else:
+            shape = self._shape(starts, lengths, rows, phase, block_tables)
+        is_listed = self._listed or self._deferred
+        bucket = self._bucket_for(shape) if is_listed else self._bucketing.bucket_for(shape)
         if not self._ragged:
             self._note(shape, bucket)
             self._bucketing.observe(shape, bucket)
         samples = plan.samples if whole else plan.samples[indices]
-        extra = 0 if plan.drafts is None else plan.drafts.num_drafts[indices]
+        num_logits = samples.astype(np.int32)
+        if plan.drafts is not None:
+            num_logits *= 1 + plan.drafts.num_drafts[indices]
+        asks = self._table.num_prompt_logprobs
         return Pass(
             bucket=bucket,
             indices=indices,
             rows=rows,
             starts=starts,
             query_lens=lengths,
-            num_logits=(samples * (1 + extra)).astype(np.int32),
-            num_prompt_logits=self._prompt_logits(plan, indices, starts, lengths),
+            num_logits=num_logits,
+            num_prompt_logits=self._prompt_logits(plan, indices, starts, lengths)
+            if asks
+            else np.zeros(len(indices), np.int32),
         )
 
     def _bucket_for(self, shape: Shape) -> Bucket:
@@ -222,8 +236,6 @@ class PassPlanner:
     def _prompt_logits(self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array) -> Int32Array:
         """How many query tokens of each sequence are followed by a prompt token whose logprob was asked for."""
         counts = np.zeros(len(indices), np.int32)
-        if not self._table.num_prompt_logprobs:
-            return counts
         for i, slot in enumerate(plan.slots[indices].tolist()):
             sequence = self._table.sequences[slot]
             if sequence is not None and sequence.request.params.prompt_logprobs is not None:

@@ -30,6 +30,10 @@ class Preparations:
         state: The engine's state.
         begin: Asks the sampler, with parameters and tenant; see :class:`trencadis.interfaces.SupportsPreparation`.
         waits: Wait within :meth:`begin`, so that a run under a simulated clock is the same each time.
+
+    Attributes:
+        done: Sequences of which something is done; any thread appends. While it is empty :meth:`collect` need not be called.
+        wake: Called after that.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class Preparations:
         self._state = state
         self._begin = begin
         self._waits = waits
-        self._done: deque[Sequence] = deque()
+        self.done: deque[Sequence] = deque()
         self.wake: Callable[[], None] = lambda: None
 
     def begin(self, request: Request) -> tuple[Future[Any], ...]:
@@ -85,7 +89,7 @@ class Preparations:
         """Hear of it when what a sequence waits for is done."""
 
         def done(_: Future[Any]) -> None:
-            self._done.append(sequence)
+            self.done.append(sequence)
             self.wake()
 
         for future in sequence.preparation:
@@ -94,8 +98,8 @@ class Preparations:
     def collect(self) -> list[FinishedSequence]:
         """Let sequences wait for a step that can run now; returns those that are refused. Before each step."""
         ended: list[FinishedSequence] = []
-        while self._done:
-            sequence = self._done.popleft()
+        while self.done:
+            sequence = self.done.popleft()
             is_live = self._state.table.sequences[sequence.slot] is sequence
             if not is_live or sequence.state is not SequenceState.COMPILING:
                 continue  # it ended, or another future of its was done before

@@ -17,12 +17,15 @@ class ProgressWatch:
     Args:
         state: The engine's state, read only.
         admission: Knows of lookups that are awaited.
+
+    Attributes:
+        num_idle: Steps in a row that scheduled nothing although something could run; 0 with each that schedules any token.
     """
 
     def __init__(self, state: EngineState, admission: Admission) -> None:
         self._state = state
         self._admission = admission
-        self._num_idle = 0
+        self.num_idle = 0
 
     def seen(self, *, num_tokens: int, excused: bool) -> ContractError | None:
         """Note what runs; returns the policy's fault once nothing has for too long.
@@ -33,13 +36,13 @@ class ProgressWatch:
         """
         state = self._state
         if num_tokens:
-            self._num_idle = 0
+            self.num_idle = 0
             return None
         could_run = state.running.size or self._could_admit()
-        self._num_idle = self._num_idle + 1 if could_run and not excused else 0
-        if self._num_idle < _MAX_IDLE:
+        self.num_idle = self.num_idle + 1 if could_run and not excused else 0
+        if self.num_idle < _MAX_IDLE:
             return None
-        self._num_idle = 0
+        self.num_idle = 0
         return ContractError(
             f"it scheduled nothing twice in a row with {len(state.running)} sequences running "
             f"and {len(state.waiting)} waiting"

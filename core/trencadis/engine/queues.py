@@ -24,6 +24,7 @@ class SlotQueue:
         self._tail = self._head
         self.num_front = 0
         self.num_appended = self.num_removed = 0
+        self._view: Int32Array | None = None
 
     def __len__(self) -> int:
         return self._tail - self._head
@@ -31,10 +32,13 @@ class SlotQueue:
     @property
     def slots(self) -> Int32Array:
         """The slots, head first: a read-only view, valid until the next change."""
-        return read_only(self._buffer[self._head : self._tail])
+        if self._view is None:
+            self._view = read_only(self._buffer[self._head : self._tail])
+        return self._view
 
     def append(self, slot: int) -> None:
         """Add at the tail."""
+        self._view = None
         if self._tail == len(self._buffer):
             self._make_room()
         self._buffer[self._tail] = slot
@@ -43,6 +47,7 @@ class SlotQueue:
 
     def push_front(self, slot: int) -> None:
         """Add at the head."""
+        self._view = None
         if self._head == 0:
             self._make_room()
         self._head -= 1
@@ -51,6 +56,7 @@ class SlotQueue:
 
     def remove(self, slot: int) -> bool:
         """Remove a slot wherever it is; False if it is not there."""
+        self._view = None
         if len(self) and self._buffer[self._head] == slot:
             self._head += 1
             self.num_removed += 1

@@ -18,7 +18,7 @@ from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Int32Array, Request, read_only
 from trencadis.wording import shown
 
-__all__ = ["Shadow", "ShadowStep"]
+__all__ = ["NO_SHADOW", "Shadow", "ShadowStep"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -40,6 +40,10 @@ class ShadowStep:
     differs: bool = False
     displacement: float = 0.0
     spent_s: float = 0.0
+
+
+NO_SHADOW = ShadowStep()
+"""Of a step without a shadow."""
 
 
 class Shadow:

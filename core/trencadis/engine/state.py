@@ -258,6 +258,7 @@ class EngineState:
         sequence.tokens = self.known_tokens(sequence).copy()
         if table.num_tokens[slot] > table.num_known_tokens[slot]:
             sequence.orphan_epoch = int(table.epoch[slot])
+        table.was_preempted = True
         table.high_water[slot] = max(table.high_water[slot], table.num_computed_tokens[slot])
         if not is_sound:
             self.swapping.forget(sequence)

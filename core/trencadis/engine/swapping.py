@@ -20,7 +20,7 @@ from trencadis.errors import ConfigValueError, InternalError
 from trencadis.interfaces import BlockCopies, Executor
 from trencadis.records import Int32Array, ModelFacts
 
-__all__ = ["SwapCounts", "Swapping", "num_host_blocks"]
+__all__ = ["NO_SWAPS", "SwapCounts", "Swapping", "num_host_blocks"]
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +36,10 @@ class SwapCounts:
     num_blocks_out: int = 0
     num_blocks_in: int = 0
     num_fallbacks: int = 0
+
+
+NO_SWAPS = SwapCounts()
+"""Of a plan that swaps nothing."""
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +69,7 @@ class Swapping:
         self.num_host_blocks = num_host_blocks
         self.num_free = num_host_blocks
         self.num_swapped = 0
-        self.counts = SwapCounts()
+        self.counts = NO_SWAPS
         self._copy = copy
         # The lowest ids first, in ascending runs: neighbours are copied together.
         self._stack: Int32Array = np.arange(num_host_blocks - 1, -1, -1, dtype=np.int32)
@@ -130,6 +134,9 @@ class Swapping:
         Raises:
             Exception: Whatever the executor raises; the sequences of the plan must then be recomputed.
         """
+        if not (self._outs or self._ins or self._num_fallbacks):
+            self.counts = NO_SWAPS
+            return
         outs, self._outs = self._outs, []
         ins, self._ins = self._ins, []
         copies = _joined(outs, outwards=True), _joined(ins, outwards=False)

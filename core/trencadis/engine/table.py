@@ -44,7 +44,8 @@ class SequenceTable:
     ``num_tokens`` counts tokens in flight, ``num_known_tokens`` only those whose ids the host has.
     ``num_computed_tokens`` counts tokens whose KV is computed or in flight, ``num_cached_tokens`` those it was admitted with.
     ``num_swapped_tokens`` counts tokens of a waiting sequence whose KV is in host memory.
-    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine. ``adapter`` is the number of a LoRA adapter, 0 for none; ``num_adapter_skips`` counts plans that passed a waiting sequence over for it.
+    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``was_preempted`` is false as long as that is 0 everywhere.
+    ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine. ``adapter`` is the number of a LoRA adapter, 0 for none; ``num_adapter_skips`` counts plans that passed a waiting sequence over for it.
     """
 
     priority: Int64Array
@@ -82,6 +83,7 @@ class SequenceTable:
         self._free: list[int] = []
         self._next_epoch = 0
         self.version = 0
+        self.was_preempted = False
         self.num_prompt_logprobs = 0
         self._grow(capacity)
 
@@ -135,6 +137,10 @@ class SequenceTable:
         self.version += 1
 
 
+_NONE = np.empty(0, np.int32)
+_NO_WRITES = TableWrites(rows=_NONE, columns=_NONE, block_ids=_NONE)
+
+
 class Rows:
     """What the host mirrors of the device's rows: tokens and block tables, and the log of table writes.
 
@@ -172,8 +178,7 @@ class Rows:
         """Return the table writes since the last call, in order."""
         writes, self._writes = self._writes, []
         if not writes:
-            empty = np.empty(0, np.int32)
-            return TableWrites(rows=empty, columns=empty, block_ids=empty)
+            return _NO_WRITES
         if len(writes) == 1:
             rows, columns, block_ids = writes[0]
         else:

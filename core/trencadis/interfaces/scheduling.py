@@ -33,7 +33,7 @@ class TokenSplit(NamedTuple):
     prefill: int
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, slots=False)
 class SchedulerView:
     """What a policy may see: columns over stable slots, and which slots wait and run. Read-only.
 

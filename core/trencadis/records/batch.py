@@ -57,7 +57,7 @@ class TableWrites:
     block_ids: Int32Array
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Pass:
     """One forward over some sequences of the plan.
 
@@ -82,7 +82,7 @@ class Pass:
     num_prompt_logits: Int32Array
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Batch:
     """Everything the device does in one step, in this order: row starts, table writes, drafts, passes.
 

@@ -101,7 +101,7 @@ class RowError:
     is_invalid: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class StepOutput:
     """The result of one batch.
 
@@ -174,7 +174,7 @@ class FinishedSequence:
     refusal: RequestError | None = None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class TokenDeltas:
     """New tokens of one commit, as arrays, and the sequences that ended in it.
 

@@ -70,7 +70,12 @@ class Drafts:
         )
 
 
-@attrs.frozen(kw_only=True)
+def _total(plan: Plan) -> int:
+    return int(plan.num_scheduled.sum())
+
+
+# A dict for its fields: one is made for each step, and slots of frozen classes take twice as long to set.
+@attrs.frozen(kw_only=True, slots=False)
 class Plan:
     """Who runs how many tokens in one step: ``sequence → num_tokens``, as parallel arrays.
 
@@ -90,6 +95,7 @@ class Plan:
         admitted: Slots that enter the device with this step, int32; a subset of ``slots``.
         preempted: Slots that lost their blocks in this plan, int32; disjoint from ``slots``.
         connector_message: What the KV connector's worker side is to do in this step; empty without one.
+        num_tokens: Tokens to compute in the step, all sequences together: the sum of ``num_scheduled``, which is taken if it is not given.
     """
 
     step: int
@@ -103,13 +109,9 @@ class Plan:
     admitted: Int32Array = attrs.field(factory=_none)
     preempted: Int32Array = attrs.field(factory=_none)
     connector_message: bytes = b""
+    num_tokens: int = attrs.field(default=attrs.Factory(_total, takes_self=True))
 
     @property
     def num_sequences(self) -> int:
         """Sequences in the step."""
         return len(self.slots)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute in the step, all sequences together."""
-        return int(self.num_scheduled.sum())

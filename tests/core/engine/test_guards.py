@@ -355,7 +355,7 @@ def test_what_is_no_bucket_is_never_used(wrong: Callable[[Shape], object]) -> No
     engine = make_engine(bucketing=Confused(), fallback=True)
     engine.add(request("a"))
     assert drain(engine)["a"].token_ids.tolist() == fake_text(PROMPT, 8)
-    assert engine._builder._passes._bucketing.num_quarantined == 1
+    assert engine._builder.passes._bucketing.num_quarantined == 1
 
 
 def test_victims_that_are_no_whole_numbers_are_never_evicted() -> None:
