@@ -239,7 +239,7 @@ def test_a_fallback_rule_that_reads_laws_is_refused_beside_a_sampler_that_gives_
 # ------------------------------------------------------------------------------------------------ processors
 
 
-@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("drafted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("mode", HostileProcessor.MODES)
 def test_what_a_processor_does_wrong_ends_the_sequence_that_asked_for_it_with_its_name(
     model: Path, plain: dict[str, list[int]], mode: str, drafted: bool

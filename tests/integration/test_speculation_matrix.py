@@ -185,7 +185,9 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield engine
 
 
-@pytest.mark.parametrize("kind", ["plain", "truncated", "history", "biased"])
+@pytest.mark.parametrize(
+    "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("truncated", "history", "biased"))]
+)
 def test_seeded_text_is_that_of_no_speculation(seeded, drafting, kind: str) -> None:
     params, texts = seeded[kind]
     num_before = drafting.totals.num_draft_tokens

@@ -132,7 +132,9 @@ def test_what_takes_too_long_is_named_and_replaced(noun: str, method: str, caplo
 
 
 @pytest.mark.parametrize("mode", ["os_exit", "loop"])
-@pytest.mark.parametrize(("noun", "method"), [("scheduling", "order"), ("observer", "on_step")])
+@pytest.mark.parametrize(
+    ("noun", "method"), [("scheduling", "order"), pytest.param("observer", "on_step", marks=pytest.mark.slow)]
+)
 def test_what_ends_or_holds_up_the_process_is_named(noun: str, method: str, mode: str) -> None:
     engine = {"placement": "process", "watchdog_s": 2.0}
     config = house(cache={"num_blocks": 40}, engine=engine, **_tables(noun, method, mode))
