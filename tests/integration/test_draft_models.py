@@ -213,7 +213,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-@pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param(Token(), id="token", marks=pytest.mark.slow), pytest.param(Block(), id="block")]
+)
 @pytest.mark.parametrize("make", [draft_model, parallel_draft], ids=["draft_model", "parallel_draft"])
 def test_drawn_drafts_keep_the_law_of_the_target(pair: tuple[Path, Path], make: Any, rule: AcceptanceRule) -> None:
     target, draft = pair

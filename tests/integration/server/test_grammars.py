@@ -29,6 +29,7 @@ def server() -> Iterator[Running]:
     asyncio.run(llm.close())
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_while_anothers_grammar_is_compiled_until_that_is_refused(server: Running) -> None:
     refusals: list[openai.BadRequestError] = []
 
