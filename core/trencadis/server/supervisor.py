@@ -163,7 +163,7 @@ class Supervisor:
                 # What is wrong with the configuration will not mend itself.
                 self._absence = _absence("failed", f"The engine cannot be started again: {error}", None)
                 raise
-            except TrencadisError as error:
+            except (TrencadisError, OSError) as error:  # OSError: no process, descriptor or file to be had now
                 failure = str(error)
                 logger.error("The engine could not be started again: %s", failure)
 

@@ -214,8 +214,9 @@ def test_no_pause_is_longer_than_half_a_minute():
     assert supervisor._pause_s(50) == 30.0
 
 
-def test_a_replacement_that_cannot_be_opened_is_tried_again():
-    garage = Garage(None, ModelLoadError("busy device"))
+@pytest.mark.parametrize("fault", [ModelLoadError("busy device"), OSError(11, "no process to be had")])
+def test_a_replacement_that_cannot_be_opened_is_tried_again(fault):
+    garage = Garage(None, fault)
 
     async def use(supervisor, task):
         await supervisor.is_serving.wait()
