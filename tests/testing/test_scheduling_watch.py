@@ -73,6 +73,7 @@ def test_preempting_with_blocks_to_spare_is_seen() -> None:
         stays = np.isin(decodes, scene.state.running)
         return allocate(view, decodes[stays], lengths[stays])
 
+    scene.engine._scheduler._plan_decodes = lambda *_: None
     scene.engine._scheduler._allocate = greedy
     scene.engine.step()
     assert any(fault.startswith("14: ") for fault in scene.plans.faults)

@@ -49,6 +49,7 @@ from trencadis.errors import InvalidRequestError, RequestRefusedError, StepFaile
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import Executor, PendingStep
 from trencadis.records import (
+    Batch,
     Embedding,
     EmbeddingRequest,
     FinishedSequence,
@@ -420,19 +421,10 @@ class Engine:
             self._failures.refused(plan, error)
             return True
         self._decisions.ran(batch.passes)
-        counts, admission, policy, drafting = (
-            self._builder.passes.counts,
-            self._scheduler.admission,
-            self._policy,
-            self._drafting,
-        )
+        counts, admission = self._builder.passes.counts, self._scheduler.admission
+        policy, drafting = self._policy, self._drafting
         ACTIVITY.begin_step(plan.step, _COMPILING if counts.compiles else _FORWARD)
-        pending: PendingStep
-        try:
-            pending = self._executor.submit(batch)
-        except BaseException as error:  # it fails as one that ran, for its rows and tables are drained
-            reraise_interrupt(error)
-            pending = FailedStep(error)
+        pending = self._submitted(batch)
         self._in_flight.append(
             SubmittedStep(
                 plan=plan,
@@ -454,6 +446,13 @@ class Engine:
         if self._background is not None:
             self._background.behind_step()
         return True
+
+    def _submitted(self, batch: Batch) -> PendingStep:
+        try:
+            return self._executor.submit(batch)
+        except BaseException as error:  # it fails as one that ran, for its rows and tables are drained
+            reraise_interrupt(error)
+            return FailedStep(error)
 
     # ------------------------------------------------------------------------------------------------ failures
 

@@ -13,7 +13,15 @@ from trencadis.records.plain import check_plain, is_text
 from trencadis.records.structured import StructuredOutput
 from trencadis.wording import shown
 
-__all__ = ["MAX_INT", "MAX_LISTED_IDS", "MAX_LOGPROBS", "PARAMETER_GROUPS", "SamplingParams", "parameters_in"]
+__all__ = [
+    "MAX_INT",
+    "MAX_LISTED_IDS",
+    "LEAST_FLOAT",
+    "MAX_LOGPROBS",
+    "PARAMETER_GROUPS",
+    "SamplingParams",
+    "parameters_in",
+]
 
 MAX_LOGPROBS = 50
 """The most alternatives a request may ask for at one position."""
@@ -23,7 +31,7 @@ MAX_LISTED_IDS = 2**18
 
 MAX_INT = 2**31 - 1
 """The largest count: engines keep them in 32 bits."""
-_LEAST_FLOAT, _MAX_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
+LEAST_FLOAT, _MAX_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Engines compute in float32: a smaller number would be 0 there, a larger one infinite."""
 
 
@@ -78,11 +86,12 @@ def _refuse(name: str, value: object, allowed: str) -> None:
 def _number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
     def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         allowed = f"a number {'above' if open_low else 'from'} {low:g}"
+        allowed += f" (at least {LEAST_FLOAT:.4g})" if open_low and isinstance(value, float) and value > low else ""
         allowed += f" to {'below ' if open_high else ''}{high:g}" if math.isfinite(high) else ""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             _refuse(attribute.name, value, allowed)
         # What is 0 in float32 is not above 0.
-        if value < (max(low, _LEAST_FLOAT) if open_low else low) or value > high or (open_high and value == high):
+        if value < (max(low, LEAST_FLOAT) if open_low else low) or value > high or (open_high and value == high):
             _refuse(attribute.name, value, allowed)
 
     return check

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from trencadis.errors import InvalidRequestError
 from trencadis.records.request import transfer_table
-from trencadis.records.sampling import MAX_LOGPROBS
+from trencadis.records.sampling import LEAST_FLOAT, MAX_LOGPROBS
 from trencadis.server.protocol.base import EndpointRequest, LogitBias, RequestModel, TokenIds, said_as
 from trencadis.server.protocol.structured import Choices, Pattern, ResponseFormat, Schema, StructuredOutputs
 
@@ -63,7 +63,7 @@ class GenerationRequest(EndpointRequest):
     # OpenAI's
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices for each prompt; 1.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is greedy; 1.")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    top_p: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(
         None, description="Keep the smallest set of tokens that has this mass; 1."
     )
     max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
@@ -104,7 +104,7 @@ class GenerationRequest(EndpointRequest):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="Drop tokens less likely than this share of the most likely; 0."
     )
-    typical_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    typical_p: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(
         None, description="Keep tokens of nearly the mean surprise, up to this mass; 1."
     )
     epsilon_cutoff: Annotated[float, Field(ge=0, lt=1)] | None = Field(
@@ -119,12 +119,14 @@ class GenerationRequest(EndpointRequest):
     xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="How often the likely tokens but the least likely of them are dropped; 0."
     )
-    xtc_threshold: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    xtc_threshold: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(
         None, description="Which tokens are likely, to xtc_probability; 0.1."
     )
     mirostat_mode: Literal[0, 2] | None = Field(None, description="2: Mirostat 2.0 steers the surprise; 0.")
-    mirostat_tau: Annotated[float, Field(gt=0, le=100)] | None = Field(None, description="To how many bits a token; 5.")
-    mirostat_eta: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="How fast; 0.1.")
+    mirostat_tau: Annotated[float, Field(ge=LEAST_FLOAT, le=100)] | None = Field(
+        None, description="To how many bits a token; 5."
+    )
+    mirostat_eta: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(None, description="How fast; 0.1.")
     dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = Field(
         None, description="Penalty for what makes a repeated run of tokens longer; 0: none."
     )
