@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -42,12 +43,14 @@ class Answer:
         status: 0 without an answer.
         body: Of the answer, at most a megabyte.
         seconds: From the first byte sent to the last received.
+        has_retry_after: It says when to try again.
     """
 
     outcome: str
     status: int = 0
     body: bytes = b""
     seconds: float = 0.0
+    has_retry_after: bool = False
 
     @property
     def is_server_fault(self) -> bool:
@@ -110,7 +113,7 @@ def _read(data: bytes) -> Answer:
     status = int(head[9:12])
     if b"transfer-encoding: chunked" in head.lower():
         body = _joined(body)
-    answer = Answer(str(status), status, body[: 2**20])
+    answer = Answer(str(status), status, body[: 2**20], has_retry_after=b"\r\nretry-after:" in head.lower())
     if status == 200 and b'data: {"error"' in body:
         event = body[body.index(b'data: {"error"') + 6 :].split(b"\n\n")[0]
         with contextlib.suppress(ValueError):
@@ -196,6 +199,7 @@ class Attack:
     Attributes:
         outcomes: How many ended in which way.
         attempts: All, but for bodies of harmless answers.
+        is_excused: Whether something else than the attack was the cause.
     """
 
     generator: BadRequests | GoodRequests
@@ -208,6 +212,7 @@ class Attack:
     raw_outcomes: Counter[str] = field(default_factory=Counter)
     attempts: list[Attempt] = field(default_factory=list)
     next_index: int = 0
+    is_excused: Callable[[Attempt], bool] = lambda _: False
     # To make a case may take seconds of this thread, and a connection that is open says something at once.
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -259,8 +264,9 @@ class Attack:
         return attempt
 
     def faults(self) -> list[Attempt]:
-        """Return the attempts in which the server failed."""
-        return [one for one in self.attempts if one.answer.is_server_fault or one.answer.outcome.endswith("missed")]
+        """Return the attempts in which the server failed, without those that are excused."""
+        failed = (one for one in self.attempts if one.answer.is_server_fault or one.answer.outcome.endswith("missed"))
+        return [one for one in failed if not self.is_excused(one)]
 
     def unanswered(self) -> list[Attempt]:
         """Return the attempts that the attacker gave up."""
@@ -296,10 +302,15 @@ CONTROLS: tuple[tuple[str, Any], ...] = (
 )
 
 
+TOLD = "told: "
+"""Before a text that is an error which the client can act on: an error event, or a status with ``Retry-After``."""
+
+
 def text_of(path: str, answer: Answer) -> str:
     """Return the part of an answer that must not change."""
     if answer.status != 200:
-        return f"{answer.outcome} {answer.error.get('code')}"
+        told = TOLD if answer.status == 503 and answer.has_retry_after else ""
+        return f"{told}{answer.outcome} {answer.error.get('code')}"
     found = json.loads(answer.body)
     if "embeddings" in path:
         # Matrix products of other sizes round otherwise.
@@ -320,6 +331,7 @@ class Witness:
         lags: By how much this process itself was late, where that was over 5 ms: ``(seconds, moment)``; the machine's noise.
         num_texts: Streams and controls that were compared.
         wrong: What differed from the undisturbed text.
+        told: Requests that were told that the engine is absent or has ended: ``(begin, end, text)``, moments on the wall clock.
     """
 
     gaps_s: list[float] = field(default_factory=list)
@@ -328,12 +340,21 @@ class Witness:
     lags: list[tuple[float, float]] = field(default_factory=list)
     num_texts: int = 0
     wrong: list[str] = field(default_factory=list)
+    told: list[tuple[float, float, str]] = field(default_factory=list)
 
     def note(self, seconds: float, kind: str) -> None:
         """Note a gap that has just ended."""
         (self.gaps_s if kind == "stream" else self.pings_s).append(seconds)
         if len(self.worst) < _NUM_WORST or seconds > self.worst[-1][0]:
             self.worst = sorted([*self.worst, (seconds, time.time(), kind)], reverse=True)[:_NUM_WORST]
+
+    def faults(self, is_excused: Callable[[float, float], bool] = lambda *_: False) -> list[str]:
+        """Return what must not have been.
+
+        Args:
+            is_excused: Whether the engine was absent for a reason between two moments of the wall clock.
+        """
+        return [*self.wrong, *(text for begin_s, end_s, text in self.told if not is_excused(begin_s, end_s))]
 
     def own_lag_s(self) -> float:
         """Return by how much this process itself was late at most."""
@@ -376,16 +397,19 @@ class _Watch:
         self.is_over = True
         await asyncio.gather(*tasks)
 
-    def _compare(self, key: str, text: str) -> None:
+    def _compare(self, key: str, text: str, begin_s: float) -> None:
         self.saw.num_texts += 1
-        if self.texts.setdefault(key, text) != text:
+        if text.startswith(TOLD):
+            self.saw.told.append((begin_s, time.time(), f"{key}: {text[:200]}"))
+        elif self.texts.setdefault(key, text) != text:
             self.saw.wrong.append(f"{key}: {text[:100]!r} instead of {self.texts[key][:60]!r}")
 
     async def _stream(self, index: int) -> None:
         while not self.is_over:
+            begin_s = time.time()
             text = await self._stream_once(STREAMS[index])
-            self._compare(f"stream {index}", text)
-            if text != self.texts[f"stream {index}"]:
+            self._compare(f"stream {index}", text, begin_s)
+            if text != self.texts.get(f"stream {index}"):
                 await asyncio.sleep(0.2)
 
     async def _stream_once(self, body: Any) -> str:
@@ -395,9 +419,12 @@ class _Watch:
             f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {len(content)}\r\n\r\n".encode()
             + content
         )
-        text, last_s = "", 0.0
+        text, last_s, status = "", 0.0, b""
         try:
             async for line in reader:
+                status = status or line[9:12]
+                if status != b"200" and line.lower().startswith(b"retry-after:"):
+                    return f"{TOLD}status {status.decode('latin1')}"
                 if not line.startswith(b"data: "):
                     continue
                 now_s = time.monotonic()
@@ -408,7 +435,7 @@ class _Watch:
                     break
                 event = json.loads(line[6:])
                 if "error" in event:
-                    return f"error {event['error']['message']}"
+                    return f"{TOLD}{event['error']['message']}"
                 text += event["choices"][0]["text"]
         except OSError as error:
             return f"{type(error).__name__} after {text!r}"
@@ -419,8 +446,9 @@ class _Watch:
     async def _control(self) -> None:
         while not self.is_over:
             for index, (path, body) in enumerate(CONTROLS):
+                begin_s = time.time()
                 answer = await post(self.port, path, {"model": "demo", **body})
-                self._compare(f"control {index} {path}", text_of(path, answer))
+                self._compare(f"control {index} {path}", text_of(path, answer), begin_s)
                 await asyncio.sleep(0.05)
 
     async def _probe(self) -> None:

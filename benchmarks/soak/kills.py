@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
+import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from clients import Answer, post
+from clients import Answer, Attempt, post
 from processes import Server, Usage
 
-__all__ = ["MOST_BACK_S", "MOST_SILENCE_S", "Kills", "run_kills"]
+__all__ = ["MOST_BACK_S", "MOST_SILENCE_S", "Kills", "kills_beside", "run_kills"]
 
 MOST_SILENCE_S = 10.0
 MOST_BACK_S = 15.0
 _GIVE_UP_S = 90.0
+_END_OF_ENGINE = re.compile(
+    r" ERROR trencadis(\.server)?: (the engine's process (was killed by|hung:)|The engine is stalled: "
+    r"|The engine (has ended|could not be started again): the engine's process )"
+)
+"""What a server logs of an engine that is killed."""
 
 _PROMPTS = ("The ship sails", "Once upon a time", "In the morning", "A captain", "Wind and", "The mate")
 _PROBE = {"model": "demo", "prompt": "The sea is", "max_tokens": 8, "temperature": 0}
@@ -57,6 +67,8 @@ class Kills:
         wrong: Texts that are not as undisturbed, and what else must not be.
         slow: Events after which something took too long.
         usages: What server and engine held when they were back after each event.
+        num_ended: Engines that were ended.
+        absences_s: When there was no engine because of that: from the kill until it was back, moments on the wall clock.
     """
 
     events: Counter[str] = field(default_factory=Counter)
@@ -66,6 +78,23 @@ class Kills:
     wrong: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
     usages: list[dict[str, Usage | None]] = field(default_factory=list)
+    num_ended: int = 0
+    absences_s: list[tuple[float, float]] = field(default_factory=list)
+
+    def covers(self, begin_s: float, end_s: float) -> bool:
+        """Return whether an engine was absent at some time between two moments of the wall clock."""
+        return any(begin_s <= until_s and since_s <= end_s for since_s, until_s in self.absences_s)
+
+    def excuses(self, attempt: Attempt) -> bool:
+        """Return whether a request ended as it may if its engine is killed: the client knows of it, and that it may try again."""
+        answer = attempt.answer
+        is_told = answer.outcome == "error in stream" or answer.outcome == "raw 503 missed"
+        is_told |= answer.status in {500, 503} and answer.has_retry_after
+        return is_told and self.covers(attempt.begin_s, attempt.end_s)
+
+    def explains(self, line: str) -> bool:
+        """Return whether a line of the log is about an engine that was killed."""
+        return bool(self.num_ended and _END_OF_ENGINE.search(line))
 
 
 class Load:
@@ -148,7 +177,8 @@ def _ended(data: bytes, *, is_stream: bool) -> tuple[str, str]:
     head, _, body = data.partition(b"\r\n\r\n")
     status = head[9:12].decode("latin1") or "cut off"
     if status != "200":
-        return status, ""
+        is_clear = status < "500" or b"\r\nretry-after:" in head.lower()
+        return status if is_clear else f"{status} without Retry-After", ""
     if not is_stream:
         with contextlib.suppress(ValueError):
             return status, json.loads(body)["choices"][0]["text"]
@@ -184,17 +214,22 @@ class _Killer:
             "SIGSTOP of the server for a while": (self._stop_server, None, 6),
         }
 
-    async def run(self, count: int) -> None:
+    async def run(self, count: int | None, every_s: float, is_over: threading.Event) -> None:
+        """Do so many events, one every so many seconds in the middle; None: until it is over."""
         weights = [weight for _, _, weight in self._kinds.values()]
-        for number in range(count):
-            await asyncio.sleep(self._rng.random() * 0.6)
+        for number in itertools.count() if count is None else range(count):
+            await self._pause(2 * every_s * self._rng.random(), is_over)
+            if is_over.is_set():
+                break
             kind = self._rng.choices(list(self._kinds), weights)[0]
             call, argument, _ = self._kinds[kind]
             self._load.event = f"event {number}, {kind}"
-            begin_s = time.monotonic()
+            begin_s, since_s, num_ended = time.monotonic(), time.time(), self._result.num_ended
             await call(*([] if argument is None else [argument]))
             back_s = await self._until_back(begin_s)
             self._result.events[kind] += 1
+            if self._result.num_ended > num_ended:
+                self._result.absences_s.append((since_s, time.time()))
             self._result.backs_s.setdefault(kind, []).append(back_s)
             self._result.usages.append(await asyncio.to_thread(self._server.usage))
             print(f"  {number:4d} {kind}: back after {back_s:.1f} s", flush=True)
@@ -202,6 +237,11 @@ class _Killer:
                 self._result.slow.append(f"event {number}, {kind}: back after {back_s:.1f} s")
             if back_s > _GIVE_UP_S:
                 break
+
+    async def _pause(self, seconds: float, is_over: threading.Event) -> None:
+        end_s = time.monotonic() + seconds
+        while not is_over.is_set() and (left_s := end_s - time.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, 0.2))
 
     async def _until_back(self, begin_s: float) -> float:
         """Return after how many seconds the server answered 200 by an engine that lives."""
@@ -223,7 +263,7 @@ class _Killer:
     async def _signal_engine(self, number: int) -> None:
         pid = await self._engine()
         if pid is not None:
-            _send(pid, number)
+            self._result.num_ended += _send(pid, number)
             await self._gone(pid)
 
     async def _gone(self, pid: int) -> None:
@@ -237,7 +277,7 @@ class _Killer:
         pid = await self._engine()
         await asyncio.sleep(self._rng.random() * 2)
         if pid is not None:
-            _send(pid, signal.SIGKILL)
+            self._result.num_ended += _send(pid, signal.SIGKILL)
 
     async def _stop_engine(self) -> None:
         pid = await self._engine()
@@ -289,24 +329,51 @@ class _Killer:
             one.close()
 
 
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _send(pid: int, number: int) -> bool:
+    """Send a signal; returns whether there was such a process."""
+    try:
         os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def run_kills(server: Server, count: int, seed: int, *, num_clients: int = 6) -> Kills:
     """Kill and stop so many times under load; the server serves, or its time is up, when this returns."""
+    result = Kills()
+    asyncio.run(_run(server, seed, result, threading.Event(), count=count, every_s=0.3, num_clients=num_clients))
+    return result
 
-    async def main() -> Kills:
-        result = Kills()
-        load = Load(server.port, result)
-        running = asyncio.ensure_future(load.run(num_clients))
-        try:
-            await asyncio.sleep(1.0)
-            await _Killer(server, seed, result, load).run(count)
-        finally:
-            load.is_over = True
-            await asyncio.wait({running}, timeout=_GIVE_UP_S)
-        return result
 
-    return asyncio.run(main())
+@contextmanager
+def kills_beside(server: Server, seed: int, every_s: float) -> Iterator[Kills]:
+    """Kill and stop beside the block, on a thread: one event every so many seconds in the middle. The server serves afterwards."""
+    result, is_over = Kills(), threading.Event()
+    running = _run(server, seed, result, is_over, count=None, every_s=every_s, num_clients=2)
+    thread = threading.Thread(target=asyncio.run, args=(running,), name="kills")
+    thread.start()
+    try:
+        yield result
+    finally:
+        is_over.set()
+        thread.join()
+
+
+async def _run(
+    server: Server,
+    seed: int,
+    result: Kills,
+    is_over: threading.Event,
+    *,
+    count: int | None,
+    every_s: float,
+    num_clients: int,
+) -> None:
+    load = Load(server.port, result)
+    running = asyncio.ensure_future(load.run(num_clients))
+    try:
+        await asyncio.sleep(1.0)
+        await _Killer(server, seed, result, load).run(count, every_s, is_over)
+    finally:
+        load.is_over = True
+        await asyncio.wait({running}, timeout=_GIVE_UP_S)

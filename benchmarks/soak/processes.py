@@ -24,12 +24,13 @@ __all__ = ["Server", "Usage", "family", "priority", "set_priority"]
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process holds: resident memory in MiB, what of it is the KV cache, descriptors, threads."""
+    """What a process holds: resident memory in MiB, what of it is the KV cache, descriptors, threads; and its id."""
 
     rss_mib: float
     kv_mib: float
     num_descriptors: int
     num_threads: int
+    pid: int = 0
 
     @property
     def own_mib(self) -> float:
@@ -77,6 +78,7 @@ def usage_of(pid: int) -> Usage | None:
             _kv_mib(pid),
             len(os.listdir(f"/proc/{pid}/fd")),
             len(os.listdir(f"/proc/{pid}/task")),
+            pid,
         )
     except OSError:
         return None

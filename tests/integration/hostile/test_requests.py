@@ -135,7 +135,7 @@ def test_numbers_without_end_and_half_surrogates_are_written_as_they_are() -> No
     assert dump(value).startswith(b'{"a":[1e999,"\\ud800"],"b":')
 
 
-@pytest.mark.slow  # two minutes: a server's life with everything mixed; half an hour of it is done by hand
+@pytest.mark.slow  # two minutes; everything mixed, for half an hour: `test_soak.py`
 def test_kills_stops_and_cancels_leave_nothing_and_everybody_is_told() -> None:
     server = Server(*FLAGS, *KILL_FLAGS)
     try:
