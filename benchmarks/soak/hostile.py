@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import sys
 import time
 import urllib.request
@@ -37,6 +38,8 @@ MOST_GROWTH_MIB = 64.0
 ATTACKER_NICENESS = 15
 """A machine with few cores is not to be measured by how many of them the attackers take."""
 TOKEN_BUDGET = 2048
+MOST_WORKERS = min(32, (os.cpu_count() or 1) + 4) + 4
+"""Threads of the event loop's pool, which start as they are needed and stay, and of what works beside it."""
 FLAGS = ("--server.body_timeout_s", "4", "--server.max_engine_restarts", "1000")
 KILL_FLAGS = ("--server.restart_window_s", "1", "--engine.watchdog_s", "5")
 """Ends hardly count together, so that pauses stay short: it is the engine's start that is measured."""
@@ -393,7 +396,7 @@ def report_usage(
         is_flat = (
             grown <= MOST_GROWTH_MIB
             and end.num_descriptors <= start.num_descriptors + 4
-            and end.num_threads <= max(start.num_threads + 4, middle.num_threads)
+            and end.num_threads <= max(start.num_threads + MOST_WORKERS, middle.num_threads)
         )
         figures.show(
             f"growth of the {name} from the middle",
@@ -404,22 +407,22 @@ def report_usage(
 
 
 def report_lives(usages: list[Usage | None], figures: Figures) -> None:
-    """Print how much engines grew, each from the first time it had served to the last time, and how much all of them held."""
-    lives: dict[int, list[Usage]] = {}
-    for usage in usages:
-        if usage is not None:
-            lives.setdefault(usage.pid, []).append(usage)
-    grown = [life[-1].own_mib - life[1].own_mib for life in lives.values() if len(life) > 2]
-    figures.show("engines that were measured", f"{len(lives)}, {len(grown)} of them three times and more")
-    most = f"{max(grown, default=0.0):.0f} MiB"
-    holds = max(grown, default=0.0) <= MOST_GROWTH_MIB
-    figures.show("largest growth of an engine", most, holds=holds, wanted=f"{MOST_GROWTH_MIB:.0f} MiB")
-    everything = [usage for life in lives.values() for usage in life]
-    for label, find in (("first", lambda life: life[0]), ("last", lambda life: life[-1])):
-        found = [find(life) for life in lives.values()]
-        print(f"    {label} seen: {max(one.own_mib for one in found):.0f} MiB at most")
-    descriptors, threads = ({getattr(one, name) for one in everything} for name in ("num_descriptors", "num_threads"))
-    figures.show("descriptors and threads of engines", f"at most {max(descriptors)} and {max(threads)}")
+    """Print what engines held when they were seen last: those of the second half of the series against those of the first."""
+    last = list({usage.pid: usage for usage in usages if usage is not None}.values())
+    half = max(len(last) // 2, 1)
+    early, late = last[:half], last[half:] or last
+    for label, found in (("first", early), ("second", late)):
+        own_mib, kv_mib, descriptors, threads = (
+            max(getattr(one, name) for one in found) for name in ("own_mib", "kv_mib", "num_descriptors", "num_threads")
+        )
+        most = Usage(rss_mib=own_mib + kv_mib, kv_mib=kv_mib, num_descriptors=descriptors, num_threads=threads)
+        figures.show(f"{len(found)} engines of the {label} half", f"at most {most}")
+    grown = max(one.own_mib for one in late) - max(one.own_mib for one in early)
+    is_flat = grown <= MOST_GROWTH_MIB and max(one.num_descriptors for one in late) <= 4 + max(
+        one.num_descriptors for one in early
+    )
+    wanted = f"{MOST_GROWTH_MIB:.0f} MiB, and 4 descriptors"
+    figures.show("growth from engine to engine", f"{grown:.0f} MiB", holds=is_flat, wanted=wanted)
 
 
 def kill(server: Server, arguments: argparse.Namespace, figures: Figures) -> None:
