@@ -239,7 +239,11 @@ class Attack:
             except OSError:
                 result = RawResult("refused connection", 0)
             is_missed = name in MUST_ANSWER and result.outcome != "200"
-            answer = Answer(f"raw {result.outcome}" + (" missed" if is_missed else ""), _status(result.outcome))
+            answer = Answer(
+                f"raw {result.outcome}" + (" missed" if is_missed else ""),
+                _status(result.outcome),
+                has_retry_after=result.has_retry_after,
+            )
             name = f"{self.generator.seed}:{index} raw {name}"
             self.raw_outcomes[answer.outcome] += 1
         else:

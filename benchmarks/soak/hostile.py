@@ -35,6 +35,8 @@ from processes import Server, Usage, priority
 MOST_LOOP_GAP_S = 0.05
 MOST_STEP_RATIO = 3.0
 MOST_GROWTH_MIB = 64.0
+LONG_LIFE_SHARE = 1 / 3
+"""Of a run, from which on the growth of one engine is judged: others are ended before caches and pools are full."""
 ATTACKER_NICENESS = 15
 """A machine with few cores is not to be measured by how many of them the attackers take."""
 TOKEN_BUDGET = 2048
@@ -168,7 +170,7 @@ def soak(server: Server, arguments: argparse.Namespace, figures: Figures) -> Non
         pass
     quiet, texts = seen
     _report_quiet(quiet, figures)
-    usages: list[tuple[float, dict[str, Usage | None]]] = [(0.0, server.usage())]
+    usages: list[tuple[float, dict[str, Usage | None]]] = [(time.monotonic(), server.usage())]
     mounted = Attack(generator, server.port, server.admin_port, at_once=arguments.at_once, raw_share=arguments.raw)
     loop = LoopWatch(server)
     beside = kills_beside(server, arguments.seed, arguments.kill_every)
@@ -187,7 +189,7 @@ def soak(server: Server, arguments: argparse.Namespace, figures: Figures) -> Non
     figures.show("ended engines", int(restarts), holds=restarts == kills.num_ended, wanted=str(kills.num_ended))
     report_witness(quiet, under, under.faults(kills.covers), loop, figures)
     report_usage(usages, figures, names=("server",))
-    report_lives([usage["engine"] for _, usage in usages], figures)
+    report_lives([(moment_s, usage["engine"]) for moment_s, usage in usages], figures)
     figures.show("held at the end", held or "nothing", holds=not held)
     _report_log([line for line in server.troubles() if not kills.explains(line)], figures)
 
@@ -406,9 +408,21 @@ def report_usage(
         )
 
 
-def report_lives(usages: list[Usage | None], figures: Figures) -> None:
-    """Print what engines held when they were seen last: those of the second half of the series against those of the first."""
-    last = list({usage.pid: usage for usage in usages if usage is not None}.values())
+def report_lives(usages: list[tuple[float, Usage | None]], figures: Figures) -> None:
+    """Print the growth from engine to engine, and within each that lived long; memory is without the KV cache.
+
+    Engines are compared by what they held when they were seen last: those of the second half of the series with those of the first.
+
+    Args:
+        usages: Moments of the run, seconds, and what the engine held then; None: there was none.
+        figures: Where they are shown.
+    """
+    lives: dict[int, list[tuple[float, Usage]]] = {}
+    for moment_s, usage in usages:
+        if usage is not None:
+            lives.setdefault(usage.pid, []).append((moment_s, usage))
+    _report_long_lives(list(lives.values()), usages[-1][0] - usages[0][0], figures)
+    last = [life[-1][1] for life in lives.values()]
     half = max(len(last) // 2, 1)
     early, late = last[:half], last[half:] or last
     for label, found in (("first", early), ("second", late)):
@@ -423,6 +437,21 @@ def report_lives(usages: list[Usage | None], figures: Figures) -> None:
     )
     wanted = f"{MOST_GROWTH_MIB:.0f} MiB, and 4 descriptors"
     figures.show("growth from engine to engine", f"{grown:.0f} MiB", holds=is_flat, wanted=wanted)
+
+
+def _report_long_lives(lives: list[list[tuple[float, Usage]]], run_s: float, figures: Figures) -> None:
+    """Print how much engines grew that lived for a third of the run: each from the second time it was seen, when it had served."""
+    long = [life for life in lives if len(life) > 2 and life[-1][0] - life[0][0] >= run_s * LONG_LIFE_SHARE]
+    figures.show("engines that lived for a third of the run", f"{len(long)} of {len(lives)}")
+    if not long:
+        return
+    grown = max(life[-1][1].own_mib - life[1][1].own_mib for life in long)
+    opened = max(life[-1][1].num_descriptors - life[1][1].num_descriptors for life in long)
+    is_flat = grown <= MOST_GROWTH_MIB and opened <= 4
+    wanted = f"{MOST_GROWTH_MIB:.0f} MiB, and 4 descriptors"
+    figures.show(
+        "largest growth of one of these", f"{grown:.0f} MiB, {opened} descriptors", holds=is_flat, wanted=wanted
+    )
 
 
 def kill(server: Server, arguments: argparse.Namespace, figures: Figures) -> None:

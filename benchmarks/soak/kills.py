@@ -88,8 +88,7 @@ class Kills:
     def excuses(self, attempt: Attempt) -> bool:
         """Return whether a request ended as it may if its engine is killed: the client knows of it, and that it may try again."""
         answer = attempt.answer
-        is_told = answer.outcome in {"error in stream", "raw 503", "raw 503 missed"}
-        is_told |= answer.status in {500, 503} and answer.has_retry_after
+        is_told = answer.outcome == "error in stream" or (answer.status in {500, 503} and answer.has_retry_after)
         return is_told and self.covers(attempt.begin_s, attempt.end_s)
 
     def explains(self, line: str) -> bool:

@@ -72,10 +72,13 @@ def priority(niceness: int) -> Iterator[None]:
 def usage_of(pid: int) -> Usage | None:
     """Return what a process holds; None: it has ended."""
     try:
+        kv_mib = _kv_mib(pid)
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        if not pages:  # it ends now, and the mappings may not have been all
+            return None
         return Usage(
             pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-            _kv_mib(pid),
+            kv_mib,
             len(os.listdir(f"/proc/{pid}/fd")),
             len(os.listdir(f"/proc/{pid}/task")),
             pid,

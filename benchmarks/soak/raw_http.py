@@ -26,10 +26,12 @@ class RawResult:
         outcome: ``200`` and its like: the first status that came; ``closed``: nothing came before the end; ``open``: the server
             neither answered nor closed within the case's patience; ``left``: the client left first, as the case wants it.
         num_sent_bytes: Bytes the server took.
+        has_retry_after: The first answer says when to try again.
     """
 
     outcome: str
     num_sent_bytes: int
+    has_retry_after: bool = False
 
 
 class Connection:
@@ -86,7 +88,8 @@ class Connection:
         while data.startswith(b"HTTP/1.1 100"):
             data = data.partition(b"\r\n\r\n")[2]
         status = data[9:12].decode("latin1") if data.startswith(b"HTTP/") else ""
-        return RawResult(status or ("closed" if self.has_ended else "open"), self.num_sent_bytes)
+        has_retry_after = b"\r\nretry-after:" in data.partition(b"\r\n\r\n")[0].lower()
+        return RawResult(status or ("closed" if self.has_ended else "open"), self.num_sent_bytes, has_retry_after)
 
     def reset(self) -> None:
         """Leave rudely."""

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from bad_requests import GOOD, KINDS, BadRequests, Raw, dump
 from clients import CONTROLS, Attack, post, text_of
-from hostile import FLAGS, KILL_FLAGS, document_of
-from kills import run_kills
-from processes import Server, usage_of
+from hostile import FLAGS, KILL_FLAGS, Figures, document_of, report_lives
+from kills import Kills, run_kills
+from processes import Server, Usage, usage_of
 from raw_http import MUST_ANSWER, RAW_CASES, run_raw
 
 from trencadis.server.app import make_app
@@ -133,6 +133,56 @@ def test_the_series_tries_every_kind_and_every_field_of_the_document() -> None:
 def test_numbers_without_end_and_half_surrogates_are_written_as_they_are() -> None:
     value = {"a": [Raw("1e999"), "\ud800"], "b": GOOD["/tokenize"]}
     assert dump(value).startswith(b'{"a":[1e999,"\\ud800"],"b":')
+
+
+@pytest.mark.parametrize(("header", "num_faults"), [("Retry-After: 5\r\n", 0), ("", 1)])
+def test_a_raw_503_is_excused_while_an_engine_is_absent_if_it_says_when_to_try_again(
+    header: str, num_faults: int
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(f"HTTP/1.1 503 Service Unavailable\r\n{header}content-length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async def attacked() -> Attack:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+            attack = Attack(BadRequests(SEED, {"paths": {}}), listener.sockets[0].getsockname()[1], raw_share=1)
+            index = next(
+                one
+                for one in range(10_000)
+                if (rng := random.Random(f"{SEED}:{one}:how")).random() < 1 and rng.choice(RAW_CASES) == "half closed"
+            )
+            await attack.attempt(index)
+            return attack
+
+    attack = asyncio.run(attacked())
+    (attempt,) = attack.attempts
+    assert attempt.answer.outcome == "raw 503 missed"
+    attack.is_excused = Kills(absences_s=[(attempt.begin_s, attempt.end_s)]).excuses
+    assert len(attack.faults()) == num_faults
+    attack.is_excused = Kills(absences_s=[(attempt.end_s + 1, attempt.end_s + 2)]).excuses
+    assert len(attack.faults()) == 1
+
+
+@pytest.mark.parametrize(
+    ("own_mib", "kv_mib", "last_s", "missed"),
+    [
+        (100.0, 0.0, 40.0, ["largest growth of one of these"]),
+        (0.0, 1000.0, 40.0, []),  # the KV cache becomes resident
+        (100.0, 0.0, 30.0, []),  # ended early
+    ],
+)
+def test_growth_is_judged_in_lives_of_a_third_of_a_run(
+    own_mib: float, kv_mib: float, last_s: float, missed: list[str]
+) -> None:
+    def usage(pid: int, own_mib: float, kv_mib: float) -> Usage:
+        return Usage(rss_mib=own_mib + kv_mib, kv_mib=kv_mib, num_descriptors=20, num_threads=8, pid=pid)
+
+    first, later = usage(1, 500.0, 0.0), usage(1, 500.0 + own_mib, kv_mib)
+    figures = Figures()
+    report_lives([(0.0, first), (10.0, first), (last_s, later), (90.0, None), (100.0, usage(2, 500.0, 0.0))], figures)
+    assert figures.missed == missed
 
 
 @pytest.mark.slow  # two minutes; everything mixed, for half an hour: `test_soak.py`
