@@ -17,7 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).parents[1]
-EXPECTED = {"bucketing", "eviction", "executor", "observer", "sampling", "scheduling", "torch"}
+EXPECTED = {"bucketing", "eviction", "executor", "kv", "observer", "sampling", "scheduling", "server", "tools", "torch"}
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

@@ -17,9 +17,6 @@ from pathlib import Path
 
 import attrs
 
-from trencadis.buckets import DeviceCost, Workload, measure
-from trencadis.buckets.trace import Arrival
-from trencadis.buckets.workload import Passes, Source, read_source, write_shapes
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import BucketLimits, Phase, Shape
 from trencadis_plugins.bucketing.config import LinearConfig, PaddingAwareConfig
@@ -28,6 +25,10 @@ from trencadis_plugins.bucketing.fitted import Fitted
 from trencadis_plugins.bucketing.fitted_config import FittedConfig
 from trencadis_plugins.bucketing.linear import Linear
 from trencadis_plugins.bucketing.padding_aware import PaddingAware
+from trencadis_plugins.bucketing.workloads import DeviceCost, Workload
+from trencadis_plugins.bucketing.workloads.trace import Arrival
+from trencadis_plugins.bucketing.workloads.workload import Passes, Source, read_source, write_shapes
+from trencadis_tools.buckets import measure
 
 LONGEST = 8192
 LIMITS = BucketLimits(

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trencadis.bench import best_hit_ratio, measure_eviction
-from trencadis.bench.block_trace import BlockRequest, parse_block_trace
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, EvictionPolicy
 from trencadis.registry import Registry
+from trencadis_tools.bench import best_hit_ratio, measure_eviction
+from trencadis_tools.bench.block_trace import BlockRequest, parse_block_trace
 
 CAPACITIES = (1000, 3000, 10_000, 30_000)
 CHOSEN_AT = (3000, 10_000)

@@ -27,13 +27,13 @@ import torch
 from numpy.typing import NDArray
 
 from trencadis.clock import SystemClock
-from trencadis.kv.pool_access import PoolAccess
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
-from trencadis_plugins.kv_connector.p2p_node import Node
-from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
-from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
-from trencadis_plugins.kv_connector.p2p_shared_memory import shared_memory
-from trencadis_plugins.kv_connector.p2p_worker import TAKEN_BYTES
+from trencadis_kv.connectors.p2p.config import P2PConfig
+from trencadis_kv.connectors.p2p.node import Node
+from trencadis_kv.connectors.p2p.params import RemotePrefix
+from trencadis_kv.connectors.p2p.peer import PeerConnection
+from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+from trencadis_kv.connectors.p2p.worker import TAKEN_BYTES
+from trencadis_kv.store.pool_access import PoolAccess
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
 
 BLOCK_BYTES = 65536

@@ -27,8 +27,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from trencadis_plugins.kv_connector.redis import redis_stores
-from trencadis_plugins.kv_connector.redis_config import RedisConfig
+from trencadis_kv.connectors.redis.config import RedisConfig
+from trencadis_kv.connectors.redis.connector import redis_stores
 
 HEADER_BYTES = 128
 GIB = 2**30

@@ -21,14 +21,14 @@ from typing import Any
 
 import attrs
 
-from trencadis.bench import ScheduleWorkload, measure_schedule
-from trencadis.buckets.trace import Arrival
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, SchedulingPolicy
 from trencadis.records import Request, SamplingParams
 from trencadis.registry import Registry, load_with_plugins
+from trencadis_plugins.bucketing.workloads.trace import Arrival
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
+from trencadis_tools.bench import ScheduleWorkload, measure_schedule
 
 RUNNING, WAITING = 256, 4096
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import attrs
 
-from trencadis.bench import ScheduleWorkload, measure_schedule
-from trencadis.buckets.trace import Arrival
 from trencadis.config import Config
 from trencadis.registry import Registry, load_with_plugins
+from trencadis_plugins.bucketing.workloads.trace import Arrival
+from trencadis_tools.bench import ScheduleWorkload, measure_schedule
 
 NUM_BLOCKS = (2400, 1200, 800)
 POLICIES = ("fcfs", "prefill_first", "priority, preempt")

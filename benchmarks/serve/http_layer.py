@@ -20,12 +20,12 @@ import attrs
 
 from trencadis import AsyncLLM, SamplingParams
 from trencadis.front import configure
-from trencadis.server.app import make_app
-from trencadis.server.gate import Gate
-from trencadis.server.lifecycle import Service, event_loop_factory
-from trencadis.server.opening import make_context
-from trencadis.server.sockets import listen
-from trencadis.server.supervisor import Supervisor
+from trencadis_server.app import make_app
+from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
+from trencadis_server.lifecycle.opening import make_context
+from trencadis_server.lifecycle.sockets import listen
+from trencadis_server.lifecycle.supervisor import Supervisor
+from trencadis_server.middleware.gate import Gate
 
 PROMPT = "The old man looked at the sea and the boat was far away from him when he"
 

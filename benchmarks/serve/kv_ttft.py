@@ -26,10 +26,10 @@ from typing import Any
 
 import attrs
 
-from trencadis.bench import KVWorkload, measure_kv
 from trencadis.engine.build import build_engine
 from trencadis.front import configure
 from trencadis.records import Request, SamplingParams
+from trencadis_tools.bench import KVWorkload, measure_kv
 
 RANDOM = "random_110m"
 BLOCKS = 640

@@ -28,8 +28,8 @@ from kv_ttft import RANDOM, make_random_model
 
 from trencadis.engine.build import build_engine
 from trencadis.front import configure
-from trencadis.kv.store_worker import StoreWorker
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.store.store_worker import StoreWorker
 
 SPENT_S = {"begin_step": 0.0, "wait_layer": 0.0, "thread_cpu": 0.0}
 """Of the prompt under way; engines take turns, so one is enough."""

@@ -27,9 +27,9 @@ from doors import RANDOM, make_random_model
 
 import trencadis.clock
 import trencadis.registry.capabilities
-from trencadis.bench import SpeculationResult, SpeculationWorkload, measure_speculation
 from trencadis.front import configure
 from trencadis.text import Tokenizer, load_tokenizer
+from trencadis_tools.bench import SpeculationResult, SpeculationWorkload, measure_speculation
 
 PASSAGE = """It was the White Rabbit, trotting slowly back again, and looking anxiously about as it went, as if it had lost
 something; and she heard it muttering to itself 'The Duchess! The Duchess! Oh my dear paws! Oh my fur and whiskers! She'll

@@ -1,6 +1,6 @@
 """Every hook of Trencadís, in one file.
 
-Three kinds, three name shapes, nothing else. *Register* hooks (plural nouns) yield components. *Life cycle* hooks return
+Three kinds, three name shapes, nothing else. *Register* hooks (plural nouns) yield components or commands. *Life cycle* hooks return
 nothing. *Decide* hooks return the first answer that is not None. pluggy runs at start-up and shut-down only: a step calls
 plain methods of the objects that the components' factories made.
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component
 
 if TYPE_CHECKING:
@@ -170,6 +171,24 @@ def trencadis_observers() -> Iterable[Component]:
     """Yield observers: who sees steps and requests.
 
     *Called:* once, when the registry is built. *Factory returns:* an ``Observer``. *Since:* 0.1.
+    """
+
+
+@hookspec
+def trencadis_commands() -> Iterable[Command]:
+    """Yield commands of ``trencadis``.
+
+    *Called:* by ``trencadis --help``, and when the command line names a command that the core does not have. *Since:* 0.1.
+
+    Example::
+
+        @hookimpl
+        def trencadis_commands():
+            yield Command(
+                name="replay",
+                summary="Send a recorded trace to a server.",
+                load=lambda: importlib.import_module("my_package.replay"),
+            )
     """
 
 

@@ -87,7 +87,7 @@ class KVCodecConformance:
             assert not changed, f"flags = 0 say that payloads are kept as they are, and encode() changes {changed[0]}"
         else:
             number = codec.flags % _ENCRYPTED
-            is_built_in = type(codec).__module__.partition(".")[0] in ("trencadis", "trencadis_plugins")
+            is_built_in = type(codec).__module__.partition(".")[0] in ("trencadis", "trencadis_kv")
             assert number >= 128 or is_built_in, (
                 f"flags = {codec.flags} hold the number {number}, kept for built-in codecs: take 128 .. 255, and add 256 if it encrypts"
             )

@@ -31,7 +31,7 @@ _SOON_S = 15.0
 class KVFaultConformance(ConnectorSuite):
     """What a KV connector over a store must survive; inherit from it, and set ``make``.
 
-    A pair that :func:`trencadis.kv.store_connector.store_connector` made needs nothing more. Another one needs ``make_faulty``, or every
+    A pair that :func:`trencadis_kv.store.store_connector.store_connector` made needs nothing more. Another one needs ``make_faulty``, or every
     case is skipped. The connector must try to load and save all it can: leave cost models and breakers out of it. Example::
 
         class TestShelfFaults(KVFaultConformance):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from trencadis.errors import TransferError
-from trencadis.kv.store import BlockStore
+from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import TransferCause
 
 __all__ = ["CALLS", "DictStore", "Fault", "Faults", "FaultyStore"]

@@ -9,8 +9,8 @@ import pytest
 
 from trencadis import accept_loop
 from trencadis.accept_loop import AcceptLoop
-from trencadis.cluster.forwarder import Forwarder
-from trencadis.server.lifecycle import event_loop_factory
+from trencadis_kv.cluster.forwarder import Forwarder
+from trencadis_server.lifecycle.lifecycle import event_loop_factory
 
 
 class Exhausted(socket.socket):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trencadis import errors, hookspecs, interfaces, records
-from trencadis.cli.main import COMMANDS
+from trencadis.cli.main import all_commands
 from trencadis.interfaces import (
     ComponentContext,
     KVSchedulerSide,
@@ -24,7 +24,7 @@ from trencadis.interfaces import (
     Sampler,
     SamplingContext,
 )
-from trencadis.kv.store import BlockStore
+from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import RowStart, SamplingParams
 from trencadis.registry.contracts import CONTRACTS
 
@@ -66,7 +66,7 @@ def test_every_hook_has_a_section_that_says_when_it_is_called() -> None:
 
 def test_every_command_has_a_section() -> None:
     page = PAGES["commands.md"]()
-    for name in COMMANDS:
+    for name in all_commands().commands:
         assert f"## `trencadis {name}`" in page
     assert "| `--num-requests N` | 32 | requests, all queued at the start |" in page
 
@@ -160,7 +160,10 @@ def test_what_new_packages_and_the_pages_import_is_what_the_page_allows() -> Non
         if line.startswith("A plugin uses ")
     )
     allowed = {*re.findall(r"`(trencadis[\w.]*)`", rule), "trencadis"}
-    sources = [*(ROOT / "core/trencadis/scaffold/templates").glob("*.tmpl"), *(ROOT / "examples").rglob("*.py")]
+    sources = [
+        *(ROOT / "plugins/trencadis_tools/new_plugin/templates").glob("*.tmpl"),
+        *(ROOT / "examples").rglob("*.py"),
+    ]
     imported = {
         (path.name, module)
         for path in sources
@@ -181,7 +184,10 @@ def test_what_new_packages_and_the_pages_import_is_what_the_page_allows() -> Non
 def test_number_of_methods_of_a_store_is_as_its_page_says() -> None:
     words = {5: "five", 6: "six", 7: "seven", 8: "eight"}
     page = (ROOT / "docs" / "plugins" / "kv_connector.md").read_text(encoding="utf-8")
-    assert f"`trencadis.kv.store.BlockStore` has {words[len(BlockStore.__abstractmethods__)]} methods" in page
+    assert (
+        f"`trencadis.interfaces.block_store.BlockStore` has {words[len(BlockStore.__abstractmethods__)]} methods"
+        in page
+    )
 
 
 def test_only_the_marked_part_of_a_page_is_made(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.connectors.blend.config import BlendConfig
+from trencadis_kv.connectors.blend.connector import make_blend
 from trencadis_plugins.eviction.lru import Lru
-from trencadis_plugins.kv_connector.blend import make_blend
-from trencadis_plugins.kv_connector.blend_config import BlendConfig
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_model import START, chain, fake_next_token
 from trencadis_testing.fakes import fake_text

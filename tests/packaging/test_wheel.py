@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+APPLICATIONS = ("trencadis_server", "trencadis_tools")
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,9 +22,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def test_wheel_holds_all_four_packages_typed(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_all_packages_typed(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    for package in ("trencadis", "trencadis_testing", "trencadis_plugins", "trencadis_torch", "trencadis_gaudi"):
+    for package in (
+        "trencadis",
+        "trencadis_testing",
+        "trencadis_plugins",
+        *APPLICATIONS,
+        "trencadis_kv",
+        "trencadis_torch",
+        "trencadis_gaudi",
+    ):
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
     tops = {name.split("/")[0] for name in names}
@@ -43,6 +52,10 @@ def test_wheel_registers_every_built_in_through_entry_points(wheel: zipfile.ZipF
     text = wheel.read(name).decode()
     for plugin in ("bucketing", "eviction", "executor", "observer", "sampling", "scheduling"):
         assert f"{plugin} = trencadis_plugins.{plugin}" in text
+    for plugin, folder in {"kv_connector": "connectors", "kv_codec": "codecs", "kv_policy": "policies"}.items():
+        assert f"{plugin} = trencadis_kv.{folder}" in text
+    for plugin in ("kv", "server", "tools"):
+        assert f"{plugin} = trencadis_{plugin}" in text
     assert "torch = trencadis_torch" in text
     assert "gaudi = trencadis_gaudi" in text
     assert "trencadis = trencadis.cli:main" in text
@@ -53,7 +66,7 @@ def test_wheel_carries_the_templates_of_new_plugins(wheel: zipfile.ZipFile) -> N
 
     names = set(wheel.namelist())
     for template in ("pyproject.toml", "README.md", "init.py", "config.py", *(f"{noun}.py" for noun in NOUNS)):
-        assert f"trencadis/scaffold/templates/{template}.tmpl" in names
+        assert f"trencadis_tools/new_plugin/templates/{template}.tmpl" in names
 
 
 def test_wheel_carries_the_kernels_with_their_headers(wheel: zipfile.ZipFile) -> None:

@@ -12,9 +12,9 @@ from trencadis.clock import SimulatedClock
 from trencadis.engine.hashing import BlockHasher
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import ConnectorReport, Request
+from trencadis_kv.connectors.blend.config import BlendConfig
+from trencadis_kv.connectors.blend.connector import make_blend
 from trencadis_plugins.eviction.lru import Lru
-from trencadis_plugins.kv_connector.blend import make_blend
-from trencadis_plugins.kv_connector.blend_config import BlendConfig
 from trencadis_testing.fake_model import START, chain
 
 BLOCK = 4

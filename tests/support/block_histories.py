@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from trencadis.bench.block_trace import BlockRequest
-from trencadis.bench.eviction import measure_eviction
 from trencadis.interfaces import EvictionPolicy
+from trencadis_tools.bench.block_trace import BlockRequest
+from trencadis_tools.bench.eviction import measure_eviction
 
 
 def conversations(seed: int, *, num_requests: int = 400, num_sessions: int = 40) -> list[BlockRequest]:

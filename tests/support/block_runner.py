@@ -34,7 +34,8 @@ import openai, torch._dynamo, transformers, trencadis, trencadis.cli, trencadis.
 import trencadis.engine.build, trencadis.remote.opening, trencadis_plugins.sampling.standard
 from importlib.metadata import entry_points
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-from trencadis.cli import generate_command, serve_command
+from trencadis.cli import generate_command
+from trencadis_server.commands import serve as serve_command
 for plugin in entry_points(group="trencadis"):
     plugin.load()
 

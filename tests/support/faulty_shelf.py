@@ -11,9 +11,9 @@ from trencadis.config import Config
 from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, ObserverConfig
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component, ComponentContext, ConnectorPair
-from trencadis.kv.settings import StoreSettings
-from trencadis.kv.store_connector import store_connector
 from trencadis.registry import Registry
+from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.store_connector import store_connector
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend

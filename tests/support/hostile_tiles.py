@@ -204,10 +204,10 @@ def draft_length(method: str, mode: str, first: int = 0) -> Any:
 
 def kv_connector(context: ComponentContext, method: str, mode: str, first: int = 0) -> Any:
     side, _, method = method.partition(".")
-    from trencadis.kv.settings import StoreSettings
-    from trencadis.kv.store_connector import store_connector
+    from trencadis_kv.connectors.host_offload.host_memory import HostMemory, HostStore
+    from trencadis_kv.store.settings import StoreSettings
+    from trencadis_kv.store.store_connector import store_connector
     from trencadis_plugins.eviction.lru import Lru
-    from trencadis_plugins.kv_connector.host_memory import HostMemory, HostStore
 
     memory = HostMemory(1 << 28, eviction=Lru(), clock=context.clock)
     pair = store_connector(lambda: HostStore(memory), StoreSettings(), context, name="hostile")
@@ -223,7 +223,7 @@ def kv_policy(method: str, mode: str, first: int = 0) -> Any:
 
 
 def kv_codec(method: str, mode: str, first: int = 0) -> Any:
-    from trencadis.kv.defaults import AsTheyAre
+    from trencadis_kv.store.defaults import AsTheyAre
 
     return spoil(AsTheyAre(), method=method, mode=mode, first=first)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trencadis.kv.description import Description, description_key
-from trencadis.kv.format import pack_header
-from trencadis.kv.identity import object_key
-from trencadis.kv.object_directory import ObjectDirectory
 from trencadis.records import KVLayout, KVPart
+from trencadis_kv.store.description import Description, description_key
+from trencadis_kv.store.format import pack_header
+from trencadis_kv.store.identity import object_key
+from trencadis_kv.store.object_directory import ObjectDirectory
 
 
 def layout_of(dtype: str = "float32", item_bytes: int = 4, *, first_head: int = 0) -> KVLayout:

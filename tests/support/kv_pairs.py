@@ -14,7 +14,7 @@ from trencadis.engine.engine import Engine
 from trencadis.engine.first_token_terms import SamplingTerms
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import FinishedSequence, Request, SamplingParams
-from trencadis_plugins.kv_connector.p2p import make_p2p
+from trencadis_kv.connectors.p2p.connector import make_p2p
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants

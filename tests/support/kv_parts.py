@@ -9,11 +9,11 @@ import numpy as np
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
-from trencadis.kv.breaker import Breaker
-from trencadis.kv.counters import TransferCounters
-from trencadis.kv.defaults import AsTheyAre, NoLongerThanComputing
-from trencadis.kv.parts import StoreParts
-from trencadis.kv.settings import StoreSettings
+from trencadis_kv.store.breaker import Breaker
+from trencadis_kv.store.counters import TransferCounters
+from trencadis_kv.store.defaults import AsTheyAre, NoLongerThanComputing
+from trencadis_kv.store.parts import StoreParts
+from trencadis_kv.store.settings import StoreSettings
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.kv_faults import DictStore
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from trencadis.clock import SystemClock
 from trencadis.config.server import ServerConfig
-from trencadis.server.app import make_app
-from trencadis.server.context import ServerContext
-from trencadis.server.gate import Gate
-from trencadis.server.http_metrics import HttpMetrics
-from trencadis.server.lifecycle import Service, event_loop_factory
-from trencadis.server.limits import AdmissionControl
-from trencadis.server.sockets import listen, url_of
-from trencadis.server.supervisor import Supervisor
+from trencadis_server.app import make_app
+from trencadis_server.context import ServerContext
+from trencadis_server.http_metrics import HttpMetrics
+from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
+from trencadis_server.lifecycle.sockets import listen, url_of
+from trencadis_server.lifecycle.supervisor import Supervisor
+from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.limits import AdmissionControl
 
 TIMEOUT_S = 30
 

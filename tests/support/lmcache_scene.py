@@ -13,8 +13,8 @@ __all__: list[str] = []
 def _main(url: str, namespace: str) -> None:
     from trencadis.clock import SimulatedClock
     from trencadis.interfaces import ComponentContext
-    from trencadis_plugins.kv_connector.lmcache import make_lmcache
-    from trencadis_plugins.kv_connector.lmcache_config import LMCacheConfig
+    from trencadis_kv.connectors.lmcache.config import LMCacheConfig
+    from trencadis_kv.connectors.lmcache.connector import make_lmcache
     from trencadis_testing.connector_desk import ConnectorDesk, hashes_of
     from trencadis_testing.fake_pool import FakeKVCache
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from p2p_ends import p2p_config
 
 from trencadis.interfaces import ComponentContext, ConnectorPair
-from trencadis.kv.defaults import policy_of
-from trencadis_plugins.kv_connector.p2p_node import Node
-from trencadis_plugins.kv_connector.p2p_scheduler import P2PScheduler
-from trencadis_plugins.kv_connector.p2p_transport import Flight, Landing, Transport
-from trencadis_plugins.kv_connector.p2p_worker import P2PWorker
+from trencadis_kv.connectors.p2p.node import Node
+from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
+from trencadis_kv.connectors.p2p.transport import Flight, Landing, Transport
+from trencadis_kv.connectors.p2p.worker import P2PWorker
+from trencadis_kv.store.defaults import policy_of
 
 __all__ = ["MemoryTransport"]
 

@@ -20,7 +20,7 @@ def small_config(**changes: Any) -> Any:
     """Return a config that keeps to the loopback device."""
     from p2p_ends import LOOPBACK_PEERS, SECRET
 
-    from trencadis_plugins.kv_connector.nixl_config import NixlConfig
+    from trencadis_kv.connectors.nixl.config import NixlConfig
 
     return NixlConfig(secret=SECRET, peers=LOOPBACK_PEERS, transports="tcp", devices="lo", num_pieces=8, **changes)
 
@@ -73,7 +73,7 @@ class NixlPeer:
 
 def _main(role: str, block_bytes: int) -> None:
     from trencadis.errors import TransferError
-    from trencadis_plugins.kv_connector.nixl_transport import NixlTransport
+    from trencadis_kv.connectors.nixl.transport import NixlTransport
 
     transport = NixlTransport(small_config(piece_bytes=block_bytes))
     transport.open(block_bytes)

@@ -16,9 +16,9 @@ from trencadis import AsyncLLM
 from trencadis.clock import SystemClock
 from trencadis.config.server import ServerConfig
 from trencadis.errors import EngineEndedError
-from trencadis.server.app import make_app
-from trencadis.server.context import ServerContext
-from trencadis.server.limits import AdmissionControl
+from trencadis_server.app import make_app
+from trencadis_server.context import ServerContext
+from trencadis_server.middleware.limits import AdmissionControl
 
 __all__ = ["Engines", "Running", "running"]
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import KVCodec
-from trencadis.kv.handshake import Identity
-from trencadis.kv.pool_access import PoolAccess
-from trencadis.kv.stream import FrameStream
-from trencadis_plugins.kv_connector.p2p_config import P2PConfig
-from trencadis_plugins.kv_connector.p2p_node import Node
-from trencadis_plugins.kv_connector.p2p_params import RemotePrefix
-from trencadis_plugins.kv_connector.p2p_peer import PeerConnection
-from trencadis_plugins.kv_connector.p2p_transport import Transport
+from trencadis_kv.connectors.p2p.config import P2PConfig
+from trencadis_kv.connectors.p2p.node import Node
+from trencadis_kv.connectors.p2p.params import RemotePrefix
+from trencadis_kv.connectors.p2p.peer import PeerConnection
+from trencadis_kv.connectors.p2p.transport import Transport
+from trencadis_kv.store.pool_access import PoolAccess
+from trencadis_kv.wire.handshake import Identity
+from trencadis_kv.wire.stream import FrameStream
 from trencadis_testing.connector_desk import hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 

@@ -9,9 +9,9 @@ from typing import Any
 from faultproxy import FaultProxy
 from redis_server import RedisServer
 
-from trencadis_plugins.kv_connector.redis import redis_stores
-from trencadis_plugins.kv_connector.redis_config import RedisConfig
-from trencadis_plugins.kv_connector.redis_store import RedisStore
+from trencadis_kv.connectors.redis.config import RedisConfig
+from trencadis_kv.connectors.redis.connector import redis_stores
+from trencadis_kv.connectors.redis.store import RedisStore
 
 __all__ = ["BLOCK_BYTES", "keys", "num_clients", "objects", "read", "stores", "whole"]
 

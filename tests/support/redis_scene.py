@@ -7,10 +7,10 @@ from typing import Any
 from redis_server import RedisServer
 
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
-from trencadis.kv.defaults import AsTheyAre
 from trencadis.records import ModelFacts, Request, SamplingParams
-from trencadis_plugins.kv_connector.redis import make_redis
-from trencadis_plugins.kv_connector.redis_config import RedisConfig
+from trencadis_kv.connectors.redis.config import RedisConfig
+from trencadis_kv.connectors.redis.connector import make_redis
+from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.kv_suite import ConnectorSuite, EngineUnderTest, again
 from trencadis_testing.workloads import Arrival, wrong_texts
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Self
 
 from trencadis.errors import TransferError
-from trencadis.kv.format import pack_header
-from trencadis.kv.handshake import Identity, welcome
-from trencadis.kv.stream import FrameStream, block_head
-from trencadis.kv.stream_messages import Abort, Ack, Invite, Offer, Pull, Release, State, Status
 from trencadis.records import KVLayout
+from trencadis_kv.store.format import pack_header
+from trencadis_kv.wire.handshake import Identity, welcome
+from trencadis_kv.wire.stream import FrameStream, block_head
+from trencadis_kv.wire.stream_messages import Abort, Ack, Invite, Offer, Pull, Release, State, Status
 
 __all__ = ["RogueProducer"]
 

@@ -11,10 +11,10 @@ from fastapi import APIRouter, FastAPI
 
 from trencadis.clock import SimulatedClock, SystemClock
 from trencadis.config.server import ServerConfig
-from trencadis.server.app import make_app
-from trencadis.server.context import ServerContext
-from trencadis.server.errors import EngineUnavailableError
-from trencadis.server.limits import AdmissionControl
+from trencadis_server.app import make_app
+from trencadis_server.context import ServerContext
+from trencadis_server.errors import EngineUnavailableError
+from trencadis_server.middleware.limits import AdmissionControl
 
 
 class NoEngine:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
 from trencadis.records import ConnectorReport
-from trencadis_plugins.kv_connector.tiered import make_tiered
-from trencadis_plugins.kv_connector.tiered_config import TieredConfig
+from trencadis_kv.connectors.tiered.config import TieredConfig
+from trencadis_kv.connectors.tiered.connector import make_tiered
 from trencadis_testing.doubles import LoopConnector
 
 

@@ -8,13 +8,13 @@ import attrs
 import pytest
 
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
-from trencadis.kv import objects
-from trencadis.kv.defaults import AsTheyAre
-from trencadis.kv.loads import Loads
-from trencadis.kv.settings import StoreSettings
-from trencadis.kv.store_connector import store_connector
-from trencadis.kv.threads import StoreThreads
 from trencadis.records import ConnectorReport
+from trencadis_kv.store import objects
+from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.loads import Loads
+from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.store_connector import store_connector
+from trencadis_kv.store.threads import StoreThreads
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.kv_connector import KVConnectorConformance
 from trencadis_testing.kv_fault_cases import KVFaultConformance
@@ -77,14 +77,14 @@ def never_releases(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_up_for_good(patch: pytest.MonkeyPatch) -> None:
-    from trencadis.kv.store_scheduler import StoreScheduler
+    from trencadis_kv.store.store_scheduler import StoreScheduler
 
     patch.setattr(StoreScheduler, "on_failed", lambda self, *_: setattr(self, "_lookups", None) or "compute")
 
 
 def waits_for_the_store(patch: pytest.MonkeyPatch) -> None:
     """Looks up on the engine's thread, as nobody may."""
-    from trencadis.kv.lookups import Question
+    from trencadis_kv.store.lookups import Question
 
     right = StoreThreads.put
 

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SHELF = """
 import attrs
-from trencadis.kv.settings import StoreSettings
-from trencadis.kv.store_connector import store_connector
+from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.store_connector import store_connector
 from trencadis_testing.kv_faults import DictStore
 
 SHARED = {}

@@ -7,10 +7,13 @@ import time
 
 import attrs
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from trencadis.interfaces import Observer
 from trencadis.records import FinishReason, StepStats
-from trencadis_testing.observer import SAMPLE_STEPS, ObserverConformance, finished_sequence, step_stats
+from trencadis_kv.store.counters import TransferCounters
+from trencadis_server.http_metrics import HttpMetrics
+from trencadis_testing.observer import SAMPLE_STEPS, SHOWN_METRICS, ObserverConformance, finished_sequence, step_stats
 
 NEVER_SET = threading.Event()
 
@@ -240,3 +243,9 @@ def test_sample_steps_are_in_order_of_time_and_reach_every_field():
     assert times == sorted(times)
     for field in attrs.fields(StepStats):
         assert len({getattr(step, field.name) for step in SAMPLE_STEPS.values()}) > 1, field.name
+
+
+def test_the_families_that_an_observer_cannot_have_are_those_of_the_server_and_of_kv_connectors():
+    texts = TransferCounters("any").text(), HttpMetrics().text(engine_up=True)
+    families = {family.name for text in texts for family in text_string_to_metric_families(text)}
+    assert {name.removesuffix("_total") for name in families} == SHOWN_METRICS

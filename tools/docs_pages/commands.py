@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from docs_pages.markdown import heading_note, table
-from trencadis.cli.main import COMMANDS, INTERRUPTED
+from trencadis.cli.main import INTERRUPTED, all_commands
 from trencadis.errors import ConfigError, InternalError
+from trencadis.interfaces import Command
 
 __all__ = ["commands_page"]
 
@@ -33,18 +33,18 @@ Exit codes: 0 if all went well, {ConfigError.exit_code} for an error of the user
 
 def commands_page() -> str:
     """Return the page."""
-    return "\n".join([_HEAD, *(_section(name, module) for name, module in COMMANDS.items())])
+    return "\n".join([_HEAD, *map(_section, all_commands().commands.values())])
 
 
-def _section(name: str, module_name: str) -> str:
-    module: Any = importlib.import_module(module_name)
-    parser = argparse.ArgumentParser(prog=f"trencadis {name}", add_help=False)
+def _section(command: Command) -> str:
+    module: Any = command.load()
+    parser = argparse.ArgumentParser(prog=f"trencadis {command.name}", add_help=False)
     module.add_arguments(parser)
     rows = list(_rows(parser))
     rows += [
         (f"`{flag} VALUE`", "", f"short for `{long}`") for flag, long in getattr(module, "SHORT_FLAGS", {}).items()
     ]
-    parts = [f"## `trencadis {name}`", module.SUMMARY]
+    parts = [f"## `trencadis {command.name}`", command.summary]
     if not getattr(module, "TAKES_CONFIG", True):
         parts.append("It takes no config flags, and no file.")
     if rows:

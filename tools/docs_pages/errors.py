@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from docs_pages.markdown import code_spans, heading_note, paragraphs, table
 from trencadis import errors
 from trencadis.errors import TrencadisError
-from trencadis.server import errors as server_errors
-from trencadis.server.errors import EngineUnavailableError, TooBusyError, as_api_error
+from trencadis_server import errors as server_errors
+from trencadis_server.errors import EngineUnavailableError, TooBusyError, as_api_error
 
 __all__ = ["errors_page"]
 
@@ -42,7 +42,7 @@ def errors_page() -> str:
 
 def _is_error(value: object) -> bool:
     return (
-        isinstance(value, type) and issubclass(value, TrencadisError) and value.__module__ == "trencadis.server.errors"
+        isinstance(value, type) and issubclass(value, TrencadisError) and value.__module__ == "trencadis_server.errors"
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from docs_pages.markdown import heading_note
-from trencadis.server.protocol.fields_page import fields_page
+from trencadis_server.protocol.fields_page import fields_page
 
 __all__ = ["http_api_page"]
 
 _HEAD = f"""# HTTP API
 
-{heading_note("the request classes of trencadis.server.protocol")}
+{heading_note("the request classes of trencadis_server.protocol")}
 
 `GET /openapi.json` describes requests and responses as an OpenAPI document.
 

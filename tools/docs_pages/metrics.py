@@ -12,12 +12,12 @@ from trencadis.clock import SimulatedClock
 from trencadis.engine.guarded_connector import GuardedConnector
 from trencadis.engine.transfers import Transfers
 from trencadis.records import Bucket, FinishReason, Phase
-from trencadis.server.http_metrics import HttpMetrics
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.runner import empty_pass
 from trencadis_gaudi.watch import Watch
 from trencadis_plugins.observer.prometheus import PrometheusObserver
+from trencadis_server.http_metrics import HttpMetrics
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
 from trencadis_torch.capture_watch import CaptureWatch

@@ -10,9 +10,7 @@ from trencadis.config.explain import as_json, explain
 from trencadis.config.reference import flag_names, reference_page
 from trencadis.registry import Registry
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
-SUMMARY = "Show every setting: its value, who set it, its unit and meaning."
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,9 +20,7 @@ from trencadis.llm import LLM
 from trencadis.records import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from trencadis.registry import Registry
 
-__all__ = ["DEFAULTS", "SUMMARY", "add_arguments", "run"]
-
-SUMMARY = "Continue prompts and print the texts."
+__all__ = ["DEFAULTS", "add_arguments", "run"]
 
 DEFAULTS = {"max_tokens": 64, "temperature": 0.7, "min_p": 0.1, "seed": 0}
 """Where the command differs from ``SamplingParams``; with a fixed seed the same command prints the same text."""

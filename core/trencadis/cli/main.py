@@ -9,7 +9,8 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,34 @@ from trencadis.cli.flags import CommandParser, config_file, set_aside_config_fla
 from trencadis.config import Settings, load_config, plugin_rules, settings_of
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
+from trencadis.interfaces.command import Command
 from trencadis.log import configure_logging
 from trencadis.registry import Registry
+from trencadis.registry.commands import InstalledCommands, installed_commands
 
-__all__ = ["COMMANDS", "INTERRUPTED", "main"]
+__all__ = ["COMMANDS", "INTERRUPTED", "all_commands", "main"]
 
-COMMANDS: Mapping[str, str] = {
-    "generate": "trencadis.cli.generate_command",
-    "serve": "trencadis.cli.serve_command",
-    "cluster": "trencadis.cli.cluster_command",
-    "run-batch": "trencadis.cli.run_batch_command",
-    "explain": "trencadis.cli.explain_command",
-    "bench": "trencadis.cli.bench_command",
-    "buckets": "trencadis.cli.buckets_command",
-    "warmup": "trencadis.cli.warmup_command",
-    "kv": "trencadis.cli.kv_command",
-    "plugins": "trencadis.cli.plugins_command",
-    "config": "trencadis.cli.config_command",
-    "doctor": "trencadis.cli.doctor_command",
-    "new-plugin": "trencadis.cli.new_plugin_command",
+COMMANDS: Mapping[str, Command] = {
+    command.name: command
+    for command in (
+        Command(
+            name="generate",
+            summary="Continue prompts and print the texts.",
+            load=partial(importlib.import_module, "trencadis.cli.generate_command"),
+        ),
+        Command(
+            name="plugins",
+            summary="List installed components: where each comes from, and which this configuration uses.",
+            load=partial(importlib.import_module, "trencadis.cli.plugins_command"),
+        ),
+        Command(
+            name="config",
+            summary="Show every setting: its value, who set it, its unit and meaning.",
+            load=partial(importlib.import_module, "trencadis.cli.config_command"),
+        ),
+    )
 }
-"""Module of each command, in the order of the help."""
+"""Commands of the core: they are found without plugins."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells do."""
@@ -82,23 +90,53 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"trencadis {trencadis.__version__}")
         return 0
-    if command not in COMMANDS:
+    return _run(_find(command, arguments[1:]), arguments[1:])
+
+
+def all_commands(blocked: Collection[str] = ()) -> InstalledCommands:
+    """Return the commands of the core, then those of installed plugins.
+
+    Args:
+        blocked: Plugins that are not imported.
+    """
+    found = installed_commands(COMMANDS, blocked)
+    return InstalledCommands({**COMMANDS, **found.commands}, found.broken)
+
+
+def _find(name: str, arguments: Sequence[str]) -> Command:
+    if name in COMMANDS:
+        return COMMANDS[name]
+    found = all_commands(_blocked(arguments))
+    if name not in found.commands:
+        causes = " ".join(f"Commands of a plugin are left out: {error}" for error in found.broken.values())
         raise ConfigError(
-            f'trencadis: no such command: "{command}". Choose one of: {", ".join(COMMANDS)}.{did_you_mean(command, COMMANDS)}'
+            f'trencadis: no such command: "{name}". Choose one of: {", ".join(found.commands)}.'
+            f"{did_you_mean(name, found.commands)}",
+            hint=causes,
         )
-    return _run(command, arguments[1:])
+    return found.commands[name]
+
+
+def _blocked(arguments: Sequence[str]) -> Collection[str]:
+    """Return the blocked plugins; none where the configuration cannot be read: the command itself says so."""
+    try:
+        return plugin_rules(file=config_file(arguments), flags=arguments).blocked
+    except ConfigError:
+        return ()
 
 
 def _usage() -> str:
+    found = all_commands(_blocked(()))
     lines = ["usage: trencadis COMMAND [flags]", "", trencadis.__doc__.splitlines()[0] if trencadis.__doc__ else "", ""]
-    lines += [f"  {name:10} {importlib.import_module(module).SUMMARY}" for name, module in COMMANDS.items()]
+    lines += [f"  {command.name:10} {command.summary}" for command in found.commands.values()]
+    lines += [f"\nwarning: commands of a plugin are left out: {error}" for error in found.broken.values()]
     return "\n".join(
         [*lines, "", "trencadis COMMAND --help lists a command's flags; trencadis --version prints the version."]
     )
 
 
-def _run(command: str, arguments: list[str]) -> int:
-    module: Any = importlib.import_module(COMMANDS[command])
+def _run(command: Command, arguments: list[str]) -> int:
+    module: Any = command.load()
     arguments = spell_out(arguments, _short_flags(module))
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "-h" in own or "--help" in own:
@@ -126,17 +164,17 @@ def _discover(file: Path | None, arguments: Sequence[str]) -> Registry:
     return Registry.discover(blocked=rules.blocked, strict=rules.strict)
 
 
-def _run_alone(command: str, module: Any, arguments: list[str]) -> int:
+def _run_alone(command: Command, module: Any, arguments: list[str]) -> int:
     """Run a command for which neither plugins nor configuration are loaded: it must work where they cannot be."""
     flags, rest = set_aside_config_flags(arguments) if _takes_config(module) else ([], arguments)
     code: int = module.run_alone(_parser(command, module, settings_of).parse(rest), flags)
     return code
 
 
-def _parser(command: str, module: Any, settings: Callable[[], Settings]) -> CommandParser:
+def _parser(command: Command, module: Any, settings: Callable[[], Settings]) -> CommandParser:
     parser = CommandParser(
-        command,
-        module.SUMMARY,
+        command.name,
+        command.summary,
         settings if _takes_config(module) else None,
         short_flags=_short_flags(module),
     )

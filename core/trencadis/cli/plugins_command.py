@@ -13,9 +13,7 @@ from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry, resolve_plan
 from trencadis.registry.listing import processors_of, rows_of
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
-SUMMARY = "List installed components: where each comes from, and which this configuration uses."
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import logging
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -43,6 +43,7 @@ from trencadis.interfaces import (
 )
 from trencadis.records import BucketLimits, ModelFacts, ModelSource, SamplingParams, parameters_in
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, resolve_plan
+from trencadis.registry.collect import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
 from trencadis.startup import Phases, rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
@@ -402,10 +403,6 @@ def _checked(label: str, method: str, answer: object, kind: type[T]) -> T:
     )
 
 
-_SHARED: Final = frozenset({"trencadis", "trencadis_plugins", "trencadis_testing"})
-"""Packages that hold several components: which one raised, only its own module says."""
-
-
 def _raised_by(
     made: Sequence[tuple[RegisteredComponent, Any]], error: BaseException
 ) -> tuple[RegisteredComponent, str] | None:
@@ -424,7 +421,9 @@ def _raised_by(
 
     def is_package(frame: Any, component: RegisteredComponent, one: Any) -> bool:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        return package == component.provenance.module.partition(".")[0] and package not in _SHARED
+        if component.provenance.distribution == OUR_DISTRIBUTION:
+            return False  # its packages hold several components: only a module tells which one raised
+        return package == component.provenance.module.partition(".")[0]
 
     for owns in (is_self, is_module, is_package):
         for frame in reversed(frames):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, BlockCopies, PendingStep
+from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
+from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig, import_attribute
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
@@ -49,7 +51,9 @@ __all__ = [
     "BlendChunk",
     "BlendOrder",
     "BlockCopies",
+    "BlockStore",
     "BucketingStrategy",
+    "Command",
     "Component",
     "ComponentContext",
     "ConnectorPair",

@@ -18,12 +18,12 @@ from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
 from trencadis.wording import shown
 
-__all__ = ["BrokenPlugin", "RegisteredComponent", "add_component", "components_of"]
+__all__ = ["OUR_DISTRIBUTION", "BrokenPlugin", "RegisteredComponent", "add_component", "components_of"]
 
 K = TypeVar("K", bound=Hashable)
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
-_OUR_DISTRIBUTION = "trencadis"
+OUR_DISTRIBUTION = "trencadis"
 _HAS_NONE = frozenset({"kv_codec"})
 """Nouns whose ``none`` is a component: a connector asks for a codec, and gets one that does nothing."""
 
@@ -105,7 +105,7 @@ def _conflict(old: RegisteredComponent, new: RegisteredComponent) -> PluginError
         return ContractError(
             f'{new.provenance} yielded the {new.noun} component "{new.name}" twice.', hint=new.provenance.remedy
         )
-    strangers = [item.provenance for item in (old, new) if item.provenance.distribution != _OUR_DISTRIBUTION]
+    strangers = [item.provenance for item in (old, new) if item.provenance.distribution != OUR_DISTRIBUTION]
     hint = f'Uninstall one of them, or block one: [plugins] blocked = ["{new.provenance.plugin}"].'
     return ComponentConflictError(
         f'Two plugins offer the {new.noun} component "{new.name}": {old.provenance} and {new.provenance}.',

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 
+from trencadis.cli import main
+
 import trencadis_bucketing_fibonacci
 
 
@@ -17,3 +19,8 @@ def test_hook_offers_the_component_with_its_config(trencadis_registry) -> None:
     registered = trencadis_registry.components("bucketing")["fibonacci"]
     assert registered.component.config().smallest_query == 8
     assert registered.component.summary
+
+
+def test_command_prints_the_sizes(capsys) -> None:
+    assert main(["fibonacci", "20", "--smallest", "3"]) == 0
+    assert capsys.readouterr().out == "3 5 8 13 20\n"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trencadis.buckets.workload import read_source
 from trencadis.errors import ConfigValueError
 from trencadis.records import Bucket, BucketLimits
 from trencadis_plugins.bucketing.fitted_choice import Budget, choose
 from trencadis_plugins.bucketing.fitted_config import FittedConfig
 from trencadis_plugins.bucketing.fitted_problem import Problem, decode_problem, prefill_problem
 from trencadis_plugins.bucketing.strategy import TableStrategy
+from trencadis_plugins.bucketing.workloads.workload import read_source
 
 __all__ = ["Fitted"]
 

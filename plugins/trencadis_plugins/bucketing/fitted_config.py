@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, ge, le
 
-from trencadis.buckets import DeviceCost
+from trencadis_plugins.bucketing.workloads import DeviceCost
 
 __all__ = ["FittedConfig"]
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from trencadis.buckets import DeviceCost, Workload
 from trencadis.records import BoolArray, Bucket, BucketLimits, FloatArray, Phase
 from trencadis_plugins.bucketing.fallback import max_decode_blocks
 from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
+from trencadis_plugins.bucketing.workloads import DeviceCost, Workload
 
 __all__ = ["Problem", "decode_problem", "prefill_problem"]
 

@@ -15,12 +15,12 @@ import logging
 import re
 from pathlib import Path
 
-from trencadis.buckets.bucket_file import write_bucket_file
 from trencadis.errors import ConfigValueError
 from trencadis.records import Bucket, BucketLimits, Phase
 from trencadis_plugins.bucketing.config import FromFileConfig
 from trencadis_plugins.bucketing.generate import legal_buckets, why_omitted, with_drafts
 from trencadis_plugins.bucketing.strategy import TableStrategy
+from trencadis_plugins.bucketing.workloads.bucket_file import write_bucket_file
 
 __all__ = ["FromFile", "read_bucket_file", "write_bucket_file"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trencadis.errors import OutOfMemoryError
-from trencadis.kv.identity import compat_id
+from trencadis_kv.store.identity import compat_id
 from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.kv_storage import decode
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+import trencadis_kv
+import trencadis_server
+import trencadis_tools
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
 
@@ -66,8 +69,8 @@ def plugin() -> types.ModuleType:
 
 @pytest.fixture
 def installed(plugin: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[types.ModuleType], None]:
-    """The plugin is the only one installed; the value installs another module under its name."""
-    modules = [plugin]
+    """The plugin is installed and packages with commands are, nothing else; the value installs another module under its name."""
+    modules = [plugin, trencadis_kv, trencadis_server, trencadis_tools]
     only_installed(monkeypatch, modules, name="house")
     for name in ("TRENCADIS_CONFIG", "TRENCADIS_BLOCKED_PLUGINS"):
         monkeypatch.delenv(name, raising=False)

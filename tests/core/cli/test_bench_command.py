@@ -7,11 +7,11 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from trencadis.bench import ThroughputResult, ThroughputWorkload
-from trencadis.cli import bench_command
 from trencadis.config import Config
 from trencadis.errors import ConfigValueError
 from trencadis.registry import Registry
+from trencadis_tools.bench import ThroughputResult, ThroughputWorkload
+from trencadis_tools.commands import bench as bench_command
 
 House = Callable[..., tuple[Config, Registry]]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trencadis.bench import EvictionResult
 from trencadis.cli import main
+from trencadis_tools.bench import EvictionResult
 
 TRACE = [[0, 1, 2], [5, 6], [0, 1, 2], [7, 8], [5, 6]]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trencadis.bench import KVResult
-from trencadis.cli import bench_command
 from trencadis.errors import ConfigError, ConfigValueError, PluginError
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, KVPolicy
-from trencadis.kv.defaults import AsTheyAre
+from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.doubles import LoopConnector
+from trencadis_tools.bench import KVResult
+from trencadis_tools.commands import bench as bench_command
 
 SEEN: list[str] = []
 

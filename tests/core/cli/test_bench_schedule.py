@@ -8,10 +8,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trencadis.bench import ScheduleResult, ScheduleWorkload
-from trencadis.cli import bench_command
 from trencadis.errors import ConfigError, UnknownComponentError
 from trencadis.records import StepTime
+from trencadis_tools.bench import ScheduleResult, ScheduleWorkload
+from trencadis_tools.commands import bench as bench_command
 
 POLICY = "trencadis_testing.engines:ServeInOrder"
 

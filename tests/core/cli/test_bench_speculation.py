@@ -8,10 +8,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trencadis.bench import SpeculationResult
-from trencadis.cli import bench_command
 from trencadis.errors import ConfigError
 from trencadis_testing.doubles import ScriptedSpeculator
+from trencadis_tools.bench import SpeculationResult
+from trencadis_tools.commands import bench as bench_command
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import attrs
 import pytest
 from attrs.validators import ge, in_
 
-from trencadis.buckets import DeviceCost
-from trencadis.cli.bucket_strategies import build_strategies, device_cost
 from trencadis.config import load_config
 from trencadis.errors import ConfigValueError, UnknownComponentError, UnknownKeyError
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import BucketingStrategy, Component
 from trencadis.records import Bucket
 from trencadis.registry import Registry
+from trencadis_plugins.bucketing.workloads import DeviceCost
 from trencadis_testing.bucketing import SAMPLE_LIMITS
+from trencadis_tools.commands.bucket_strategies import build_strategies, device_cost
 
 LIMITS = SAMPLE_LIMITS["contiguous"]
 

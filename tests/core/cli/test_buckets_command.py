@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.buckets.workload import read_source
 from trencadis.cli import main
 from trencadis_plugins.bucketing.from_file import read_bucket_file
+from trencadis_plugins.bucketing.workloads.workload import read_source
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:00:{second:02},{17 * second % 900 + 1},{7 * second % 31 + 1}\n" for second in range(60)

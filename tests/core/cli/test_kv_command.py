@@ -7,7 +7,7 @@ import pytest
 from kv_objects import Blocks, contents
 
 from trencadis.cli import main as run_main
-from trencadis.kv.object_directory import ObjectDirectory
+from trencadis_kv.store.object_directory import ObjectDirectory
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from trencadis.cli import main
-from trencadis.cli.run_batch_command import run
-from trencadis.server.batch.lines import ENDPOINTS, read_line
+from trencadis_server.batch.lines import ENDPOINTS, read_line
+from trencadis_server.commands.run_batch import run
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "batch.jsonl"
 

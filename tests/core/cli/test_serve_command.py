@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from trencadis.cli import main
-from trencadis.cli.serve_command import SHORT_FLAGS
 from trencadis.config import settings_of
-from trencadis.server.sockets import listen
+from trencadis_server.commands.serve import SHORT_FLAGS
+from trencadis_server.lifecycle.sockets import listen
 
 
 def test_short_flags_stand_for_settings_that_exist():

@@ -6,12 +6,12 @@ import json
 import attrs
 import pytest
 
-from trencadis.cli import warmup_command
 from trencadis.config.schema import EngineConfig
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, Phase, WarmUpReport
 from trencadis_testing.fakes import FakeBackend
+from trencadis_tools.commands import warmup as warmup_command
 
 BUCKETS = (Bucket(1, 256, 64), Bucket(8, 1, 512, Phase.DECODE))
 

@@ -27,8 +27,8 @@ from push_scene import (
 )
 from rogue_producer import RogueProducer
 
-from trencadis.kv.stream import FrameStream
-from trencadis.kv.stream_messages import Commit, Invite, Token
+from trencadis_kv.wire.stream import FrameStream
+from trencadis_kv.wire.stream_messages import Commit, Invite, Token
 
 
 @pytest.mark.parametrize("at", [200, 380, 700, 1500, 2300])

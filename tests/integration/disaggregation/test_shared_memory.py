@@ -14,7 +14,7 @@ from served_process import ServedProcess
 from trencadis.engine.build import build_engine
 from trencadis.front import configure
 from trencadis.records import FinishedSequence, Request, SamplingParams
-from trencadis_plugins.kv_connector.p2p_shared_memory import shared_memory
+from trencadis_kv.connectors.p2p.shared_memory import shared_memory
 
 PROMPT = [5 + (i * 37 + i * i % 11) % 200 for i in range(200)]
 

@@ -19,7 +19,7 @@ from kills import Kills, run_kills
 from processes import Server, Usage, usage_of
 from raw_http import MUST_ANSWER, RAW_CASES, run_raw
 
-from trencadis.server.app import make_app
+from trencadis_server.app import make_app
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine in Linux's /proc")
 

@@ -17,9 +17,9 @@ import pytest
 from trencadis.async_llm import AsyncLLM
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
-from trencadis.kv.defaults import AsTheyAre
 from trencadis.llm import LLM
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import CALLS, Fault

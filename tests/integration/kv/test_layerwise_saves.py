@@ -19,11 +19,11 @@ from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
 from trencadis.front import configure
 from trencadis.interfaces import ComponentContext
-from trencadis.kv.layer_copy import LayerCopy
-from trencadis.kv.settings import StoreSettings
-from trencadis.kv.store_connector import StoreConnector, store_connector
-from trencadis.kv.store_worker import StoreWorker
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.store.layer_copy import LayerCopy
+from trencadis_kv.store.settings import StoreSettings
+from trencadis_kv.store.store_connector import StoreConnector, store_connector
+from trencadis_kv.store.store_worker import StoreWorker
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -238,7 +238,7 @@ def stored_of_demo(layout: str, monkeypatch: pytest.MonkeyPatch, **config: Any) 
         num_waits += 1
         return wait_layer(self, layer, budget_s=budget_s)
 
-    monkeypatch.setattr("trencadis_plugins.kv_connector.host_offload.HostStore", lambda memory: DictStore(objects))
+    monkeypatch.setattr("trencadis_kv.connectors.host_offload.connector.HostStore", lambda memory: DictStore(objects))
     monkeypatch.setattr(StoreWorker, "wait_layer", counted)
     tables = {
         "observer": {"names": []},

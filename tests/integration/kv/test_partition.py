@@ -18,12 +18,12 @@ import attrs
 
 from trencadis.clock import SystemClock
 from trencadis.interfaces import ComponentContext, KVPolicy
-from trencadis.kv.breaker import BreakerState
-from trencadis.kv.defaults import AsTheyAre
 from trencadis.records import Batch, Request, SamplingParams, StepOutput
-from trencadis_plugins.kv_connector.redis import make_redis
-from trencadis_plugins.kv_connector.redis_config import RedisConfig
-from trencadis_plugins.kv_policy.cost_aware import CostAware
+from trencadis_kv.connectors.redis.config import RedisConfig
+from trencadis_kv.connectors.redis.connector import make_redis
+from trencadis_kv.policies.cost_aware import CostAware
+from trencadis_kv.store.breaker import BreakerState
+from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants

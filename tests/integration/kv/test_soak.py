@@ -22,16 +22,16 @@ import attrs
 import pytest
 
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
-from trencadis.kv.defaults import AsTheyAre
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
-from trencadis_plugins.kv_connector.config import HostOffloadConfig
-from trencadis_plugins.kv_connector.filesystem import make_filesystem
-from trencadis_plugins.kv_connector.filesystem_config import FilesystemConfig
-from trencadis_plugins.kv_connector.host_offload import make_host_offload
-from trencadis_plugins.kv_connector.redis import make_redis
-from trencadis_plugins.kv_connector.redis_config import RedisConfig
-from trencadis_plugins.kv_connector.tiered import make_tiered
-from trencadis_plugins.kv_connector.tiered_config import TieredConfig
+from trencadis_kv.connectors.filesystem.config import FilesystemConfig
+from trencadis_kv.connectors.filesystem.connector import make_filesystem
+from trencadis_kv.connectors.host_offload.config import HostOffloadConfig
+from trencadis_kv.connectors.host_offload.connector import make_host_offload
+from trencadis_kv.connectors.redis.config import RedisConfig
+from trencadis_kv.connectors.redis.connector import make_redis
+from trencadis_kv.connectors.tiered.config import TieredConfig
+from trencadis_kv.connectors.tiered.connector import make_tiered
+from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.engines import OldestFirst
 from trencadis_testing.fakes import fake_text
 from trencadis_testing.invariants import broken_invariants

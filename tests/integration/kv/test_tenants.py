@@ -18,10 +18,10 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
-from trencadis.kv.defaults import AsTheyAre
-from trencadis.kv.store import BlockStore
+from trencadis.interfaces.block_store import BlockStore
 from trencadis.llm import LLM
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import DictStore

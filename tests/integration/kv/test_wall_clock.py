@@ -11,8 +11,8 @@ import pytest
 
 from trencadis.clock import SystemClock
 from trencadis.interfaces import ComponentContext, KVPolicy
-from trencadis.kv.defaults import AsTheyAre
 from trencadis.records import Request, SamplingParams
+from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import Fault

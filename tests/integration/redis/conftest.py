@@ -16,7 +16,7 @@ from redis_objects import stores
 from redis_scene import Scene
 from redis_server import RedisServer, running_redis
 
-from trencadis_plugins.kv_connector.redis_store import RedisStore
+from trencadis_kv.connectors.redis.store import RedisStore
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from redis_scene import FACTS, NUM_PROMPTS, OBJECT_BYTES, PROMPT_BLOCKS, Scene, block_keys, served, warm
 from redis_server import RedisServer
 
-from trencadis.kv.store import BlockStore
+from trencadis.interfaces.block_store import BlockStore
 
 # ------------------------------------------------------------------------------------------------- who shares
 

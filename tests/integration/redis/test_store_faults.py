@@ -13,7 +13,7 @@ from redis_server import RedisServer, running_redis
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_plugins.kv_connector.redis_store import RedisStore
+from trencadis_kv.connectors.redis.store import RedisStore
 
 # ----------------------------------------------------------------------------------------- a server that is full
 

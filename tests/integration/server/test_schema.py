@@ -22,8 +22,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from server_doubles import OneEngine, make_context
 
-from trencadis.server.app import make_app
-from trencadis.server.context import ServerContext
+from trencadis_server.app import make_app
+from trencadis_server.context import ServerContext
 
 MAX_MODEL_LEN = 1024
 

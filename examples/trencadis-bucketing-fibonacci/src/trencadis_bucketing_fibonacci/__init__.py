@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trencadis.hookspecs import hookimpl
-from trencadis.interfaces import Component, ComponentContext
+from trencadis.interfaces import Command, Component, ComponentContext
 from trencadis.interfaces.bucketing import INTERFACE_VERSION
 
 from trencadis_bucketing_fibonacci.config import FibonacciConfig
@@ -14,7 +16,7 @@ from trencadis_bucketing_fibonacci.config import FibonacciConfig
 if TYPE_CHECKING:
     from trencadis.interfaces import BucketingStrategy
 
-__all__ = ["trencadis_bucketings"]
+__all__ = ["trencadis_bucketings", "trencadis_commands"]
 
 
 @hookimpl
@@ -26,6 +28,16 @@ def trencadis_bucketings() -> Iterable[Component]:
         config=FibonacciConfig,
         summary="Sizes 1, 2, 3, 5, 8, 13 … in every dimension.",
         interface_version=INTERFACE_VERSION,
+    )
+
+
+@hookimpl
+def trencadis_commands() -> Iterable[Command]:
+    """Yield ``fibonacci``; its module is imported when the command is chosen."""
+    yield Command(
+        name="fibonacci",
+        summary="Print the sizes up to a limit.",
+        load=partial(importlib.import_module, "trencadis_bucketing_fibonacci.command"),
     )
 
 

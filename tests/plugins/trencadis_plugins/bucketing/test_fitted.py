@@ -6,9 +6,6 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trencadis.buckets import DeviceCost, Workload, measure
-from trencadis.buckets.bucket_file import write_bucket_file
-from trencadis.buckets.workload import read_source
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigError, ConfigValueError
 from trencadis.interfaces import ComponentContext
@@ -18,7 +15,11 @@ from trencadis_plugins.bucketing.exponential import Exponential
 from trencadis_plugins.bucketing.fitted import Fitted
 from trencadis_plugins.bucketing.fitted_config import FittedConfig
 from trencadis_plugins.bucketing.from_file import read_bucket_file
+from trencadis_plugins.bucketing.workloads import DeviceCost, Workload
+from trencadis_plugins.bucketing.workloads.bucket_file import write_bucket_file
+from trencadis_plugins.bucketing.workloads.workload import read_source
 from trencadis_testing.bucketing import SAMPLE_LIMITS, BucketingConformance
+from trencadis_tools.buckets import measure
 
 CONVERSATION = Path(__file__).parents[5] / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv"
 
@@ -185,7 +186,7 @@ def test_factory_makes_the_strategy_with_its_config(trace):
 
 
 def test_arrivals_and_the_shapes_they_cause_give_the_same_table(trace, tmp_path):
-    from trencadis.buckets.workload import write_shapes
+    from trencadis_plugins.bucketing.workloads.workload import write_shapes
 
     config = FittedConfig(trace=trace, max_graphs=12)
     workload: Workload = read_source(Path(trace)).workload(LIMITS, config.cost)

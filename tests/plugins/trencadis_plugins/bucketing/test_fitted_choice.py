@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from trencadis.buckets import DeviceCost
 from trencadis.records import Bucket, Phase
 from trencadis_plugins.bucketing.fitted_choice import Budget, choose, time_s
 from trencadis_plugins.bucketing.fitted_problem import Problem
 from trencadis_plugins.bucketing.fitted_sizes import optimal_sizes
+from trencadis_plugins.bucketing.workloads import DeviceCost
 
 COST = DeviceCost()
 

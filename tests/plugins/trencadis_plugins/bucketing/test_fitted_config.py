@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.buckets import DeviceCost
 from trencadis.config import load_config
 from trencadis_plugins.bucketing.fitted_config import FittedConfig
+from trencadis_plugins.bucketing.workloads import DeviceCost
 
 
 def test_constants_of_the_estimates_are_a_table_below():

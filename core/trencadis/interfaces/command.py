@@ -1,0 +1,40 @@
+"""A command of ``trencadis`` as a plugin offers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import attrs
+
+__all__ = ["Command"]
+
+
+def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
+    if not name or not name.replace("-", "").isalnum() or name != name.lower() or not name[0].isalpha():
+        raise ValueError(f"command name {name!r} must be lower-case letters, digits and hyphens")
+
+
+@attrs.frozen(kw_only=True)
+class Command:
+    """A command: its name and summary, for ``trencadis --help``, and a function that imports its module.
+
+    The module has:
+
+    * ``add_arguments(parser: argparse.ArgumentParser) -> None``: adds its own flags, none with a dot in its name;
+    * ``run(args: argparse.Namespace, config: Config, registry: Registry) -> int``: runs it and returns the exit code;
+      ``args.resolved`` is the ``ResolvedConfig``, for the sources of values;
+    * or, in place of ``run``, ``run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int``: plugins and configuration are
+      not loaded for it, and ``flags`` are the config flags as given;
+    * optionally ``SHORT_FLAGS: Mapping[str, str]``: the config flag that each short form stands for;
+    * optionally ``TAKES_CONFIG = False``: it takes no config flags.
+
+    Attributes:
+        name: Lower-case with hyphens; unique.
+        summary: One line.
+        load: Imports and returns the module; called once, when the command was chosen.
+    """
+
+    name: str = attrs.field(validator=_check_name)
+    summary: str
+    load: Callable[[], ModuleType]

@@ -1,0 +1,90 @@
+"""Commands that installed plugins offer, found without building a registry: one that is broken hides its own commands only."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Collection, Mapping
+
+import attrs
+
+from trencadis.errors import ComponentConflictError, ContractError, PluginError, PluginLoadError
+from trencadis.faults import as_words, reraise_interrupt
+from trencadis.interfaces.command import Command
+from trencadis.registry.manager import PluginLoader
+from trencadis.registry.provenance import Provenance
+from trencadis.wording import shown
+
+__all__ = ["InstalledCommands", "installed_commands"]
+
+_HOOK = "trencadis_commands"
+
+
+@attrs.frozen
+class InstalledCommands:
+    """Commands of plugins.
+
+    Attributes:
+        commands: By name, in the order in which plugins are loaded.
+        broken: Why plugins offer none, by plugin.
+    """
+
+    commands: Mapping[str, Command]
+    broken: Mapping[str, PluginError]
+
+
+def installed_commands(own: Collection[str], blocked: Collection[str] = ()) -> InstalledCommands:
+    """Import the installed plugins and return their commands.
+
+    Args:
+        own: Names of the commands of the core, which a plugin cannot have.
+        blocked: Plugins that are not imported.
+    """
+    loader = PluginLoader(blocked)
+    found: dict[str, tuple[Command, Provenance]] = {}
+    broken: dict[str, PluginError] = {}
+    for entry_point, provenance in loader.candidates(None):
+        try:
+            # Standard output is for the command's own.
+            with contextlib.redirect_stdout(sys.stderr):
+                loader.load_entry_point(entry_point, provenance)
+                offered = _commands_of(loader, provenance)
+            for command in offered:
+                _check_free(command, provenance, own, found)
+        except PluginError as error:
+            broken[provenance.plugin] = error
+            continue
+        found.update((command.name, (command, provenance)) for command in offered)
+    return InstalledCommands({name: command for name, (command, _) in found.items()}, broken)
+
+
+def _commands_of(loader: PluginLoader, provenance: Provenance) -> list[Command]:
+    if not loader.has_hook(provenance.plugin, _HOOK):
+        return []
+    try:
+        offered = [item for items in loader.hooks_of(provenance.plugin, _HOOK)() for item in items]
+    except BaseException as error:
+        reraise_interrupt(error)
+        raise PluginLoadError(f"{provenance} raised in {_HOOK}: {as_words(error)}.", hint=provenance.remedy) from error
+    for item in offered:
+        if not isinstance(item, Command):
+            raise ContractError(
+                f"{provenance} yielded {shown(item)} from {_HOOK}, where a trencadis.interfaces.Command is expected.",
+                hint=provenance.remedy,
+            )
+    return offered
+
+
+def _check_free(
+    command: Command, provenance: Provenance, own: Collection[str], found: Mapping[str, tuple[Command, Provenance]]
+) -> None:
+    if command.name in own:
+        raise ComponentConflictError(
+            f'{provenance} offers the command "{command.name}", which is one of trencadis itself.',
+            hint=provenance.remedy,
+        )
+    if command.name in found:
+        raise ComponentConflictError(
+            f'Two plugins offer the command "{command.name}": {found[command.name][1]} and {provenance}.',
+            hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{provenance.plugin}"].',
+        )

@@ -1,1 +1,0 @@
-"""The OpenAI-compatible server: HTTP in, one engine behind it."""

@@ -1,8 +1,0 @@
-"""Many requests from a file, through the same application as those over HTTP; the files are those of OpenAI's batch API."""
-
-from __future__ import annotations
-
-from trencadis.server.batch.run import run_batch
-from trencadis.server.batch.runner import Summary
-
-__all__ = ["Summary", "run_batch"]

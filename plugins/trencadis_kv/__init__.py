@@ -1,0 +1,26 @@
+"""KV blocks beyond one engine: a toolkit for stores, connectors, codecs, policies, and engines that work together."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import partial
+
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Command
+
+__all__ = ["trencadis_commands"]
+
+_SUMMARIES = {
+    "cluster": "Run engines that compute prompts and engines that generate, on this machine.",
+    "kv": "Show or verify a directory of KV blocks, or carry it elsewhere as a safetensors file.",
+}
+"""Of each command, whose module is named as it is."""
+
+
+@hookimpl
+def trencadis_commands() -> Iterable[Command]:
+    """Yield ``cluster`` and ``kv``."""
+    for name, summary in _SUMMARIES.items():
+        module = f"trencadis_kv.commands.{name.replace('-', '_')}"
+        yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))

@@ -1,0 +1,1 @@
+"""Commands: kv and cluster."""

@@ -1,0 +1,1 @@
+"""Chunks of prompts in any order: approximate."""

@@ -1,0 +1,65 @@
+"""Connector ``blend``: the KV of text that was seen before, in another order and at other places, put together with little computing.
+
+    exact prompts ─▶ chunks, without positions ─▶ host memory
+    prompts of requests that ask for it ─▶ chunks found ─▶ positions put in ─▶ what differs most is computed anew
+
+What comes out is approximate: it is given to requests that ask for it, the answer says so, and nothing of it is ever taken for exact
+KV, neither by this engine's prefix cache nor by another connector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trencadis.interfaces import ComponentContext
+from trencadis.interfaces.block_store import BlockStore
+from trencadis_kv.connectors.blend.config import BlendConfig
+from trencadis_kv.connectors.blend.desk import BlendDesk
+from trencadis_kv.connectors.blend.index import ChunkIndex
+from trencadis_kv.connectors.blend.scheduler import BlendScheduler
+from trencadis_kv.connectors.blend.windows import WindowHash
+from trencadis_kv.connectors.blend.worker import BlendWorker
+from trencadis_kv.connectors.host_offload.host_memory import HostMemory, HostStore
+from trencadis_kv.store.defaults import policy_of
+from trencadis_kv.store.store_connector import StoreConnector
+
+__all__ = ["blend_connector", "make_blend"]
+
+_MAX_CHUNKS = 1 << 17
+"""That are known by their tokens; the store's own room is usually the tighter bound."""
+
+
+def make_blend(config: BlendConfig, context: ComponentContext) -> StoreConnector:
+    """Return a connector with a memory of its own.
+
+    Args:
+        config: Its table.
+        context: Makes the eviction policy that the table names.
+    """
+    memory = HostMemory(config.capacity_bytes, eviction=context.make("eviction", config.eviction), clock=context.clock)
+    return blend_connector(lambda: HostStore(memory), config, context)
+
+
+def blend_connector(
+    make_store: Callable[[], BlockStore], config: BlendConfig, context: ComponentContext
+) -> StoreConnector:
+    """Return a connector over a store of chunks, which nobody else uses.
+
+    Args:
+        make_store: Returns a new connection; called once per thread, and may wait and raise.
+        config: Its table.
+        context: Of the component's factory.
+    """
+    desk = BlendDesk(
+        config=config,
+        clock=context.clock,
+        identity=context.model.identity if context.model is not None else "",
+        make_store=make_store,
+        policy=policy_of(context),
+    )
+    index = ChunkIndex(WindowHash(config.min_chunk_tokens), max_chunks=_MAX_CHUNKS)
+    return StoreConnector(
+        scheduler=BlendScheduler(desk, index, encode=lambda text: context.vocabulary().encode(text)),
+        worker=BlendWorker(desk),
+        with_stores=lambda wrap: blend_connector(lambda: wrap(make_store()), config, context),
+    )

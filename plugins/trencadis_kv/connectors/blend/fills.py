@@ -1,0 +1,208 @@
+"""Prompts being put together: chunks are read on a thread; blending itself is computing, on the backend's thread, between steps.
+
+    begin ─▶ waiting ─▶ thread: get ▶ verify ─┬─▶ blend, some layers a step ─▶ loaded
+                                              └─▶ failed
+
+Nothing but blending touches a block, so a fill that is given up is released at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import BlendChunk, BlendOrder, KVBlender
+from trencadis.records import ConnectorReport, FailedLoad, TransferCause
+from trencadis_kv.connectors.blend.desk import BlendDesk
+from trencadis_kv.connectors.blend.messages import ChunkPlace, FillOrder
+from trencadis_kv.connectors.blend.objects import ChunkObjects
+from trencadis_kv.store.client import StoreClient
+from trencadis_kv.store.threads import StoreThreads
+
+__all__ = ["ChunkFiller"]
+
+_MAX_READ = 2
+"""Fills whose chunks are in memory: one that is blended, one that is read meanwhile."""
+
+
+class _Fill:
+    """One prompt under way. A task for a thread, then work for the backend's.
+
+    Args:
+        order: What to fill.
+        filler: Where it belongs.
+    """
+
+    def __init__(self, order: FillOrder, filler: ChunkFiller) -> None:
+        self._filler = filler
+        self._chunks: list[BlendChunk] = []
+        self._work: Iterator[None] | None = None
+        self.order = order
+        self.is_wanted = True
+        self.is_read = False
+        self.seconds = 0.0
+        self.error: TransferError | None = None
+
+    def run(self, client: StoreClient) -> None:
+        """Read the chunks."""
+        desk, since_s = self._filler.desk, self._filler.desk.clock.now_s()
+        num_bytes = 0
+        try:
+            for place in self.order.chunks:
+                if not self.is_wanted:
+                    break
+                num_bytes += self._read(client, place)
+            desk.cost.loaded(num_bytes=num_bytes, seconds=desk.clock.now_s() - since_s)
+        except TransferError as error:
+            self.error = error
+        except Exception as error:
+            self.error = TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED)
+        self.is_read = True
+
+    def advance(self, until_s: float) -> bool:
+        """Blend, at least one part and until it is late; True at the end. On the backend's thread."""
+        clock = self._filler.desk.clock
+        while True:
+            since_s = clock.now_s()
+            try:
+                if self._work is None:
+                    self._work = self._filler.blender.blend(self._blend_order())
+                next(self._work)
+            except StopIteration:
+                return True
+            except Exception as error:
+                self.error = TransferError(
+                    f"blending raised {type(error).__name__}: {error}", cause=TransferCause.RAISED
+                )
+                return True
+            finally:
+                now_s = clock.now_s()
+                self.seconds += now_s - since_s
+            if now_s >= until_s:
+                return False
+
+    def _read(self, client: StoreClient, place: ChunkPlace) -> int:
+        objects = self._filler.objects
+        key, data = objects.key(place.key), np.empty(objects.num_bytes(place.chunk_tokens), np.uint8)
+        (size,) = client.call(lambda store: store.get([key], [data.data]))
+        if size < 0:
+            raise TransferError("A chunk is not there any more.", cause=TransferCause.EVICTED)
+        try:
+            tokens = objects.unpack(place.key, data[:size], num_tokens=place.chunk_tokens)
+        except TransferError:
+            client.call(lambda store: store.delete([key]))
+            raise
+        part = tokens[place.skip : place.skip + place.num_tokens]
+        self._chunks.append(BlendChunk(position=place.position, tokens=part))
+        return int(size)
+
+    def _blend_order(self) -> BlendOrder:
+        token_ids = np.frombuffer(self.order.token_ids, "<i4")
+        forced = np.zeros(len(token_ids), np.bool_)
+        for place in self.order.chunks:
+            num_first = min(self._filler.desk.config.num_first_tokens, place.num_tokens)
+            forced[place.position : place.position + num_first] = True
+        return BlendOrder(
+            token_ids=token_ids,
+            num_exact=self.order.num_exact,
+            blocks=np.array(self.order.blocks, np.int32),
+            chunks=tuple(self._chunks),
+            ratio=self.order.ratio,
+            forced=forced,
+        )
+
+
+class ChunkFiller:
+    """All fills of one rank. Methods run on the backend's thread.
+
+    Args:
+        desk: Of the connector.
+        blender: Puts chunks together.
+        objects: Unpacks chunks.
+
+    Attributes:
+        desk: As above.
+        blender: As above.
+        objects: As above.
+    """
+
+    def __init__(self, desk: BlendDesk, blender: KVBlender, objects: ChunkObjects) -> None:
+        self.desk = desk
+        self.blender = blender
+        self.objects = objects
+        self._waiting: deque[FillOrder] = deque()
+        self._live: dict[int, _Fill] = {}
+        self._ended: list[_Fill] = []
+        self._released: list[int] = []
+        self._threads: StoreThreads[_Fill] = StoreThreads(
+            "trencadis-blend-load", 1, make_client=desk.client, activity=desk.activity
+        )
+
+    def begin(self, order: FillOrder) -> None:
+        """Take an order."""
+        self._waiting.append(order)
+
+    def cancel(self, ticket: int) -> None:
+        """Give a fill up; its ticket is released with the next report."""
+        self._waiting = deque(order for order in self._waiting if order.ticket != ticket)
+        self._ended = [fill for fill in self._ended if fill.order.ticket != ticket]
+        fill = self._live.pop(ticket, None)
+        if fill is not None:
+            fill.is_wanted = False
+            if not self._threads.take_back(fill):
+                self._threads.interrupt_unwanted()
+        self._released.append(ticket)
+
+    def advance(self) -> None:
+        """Blend what was read, the oldest first, for as long as a step may be held up; start to read what waits."""
+        until_s = self.desk.clock.now_s() + self.desk.config.step_budget_s
+        for fill in list(self._live.values()):
+            if not fill.is_read:
+                continue
+            if fill.error is None and not fill.advance(until_s):
+                break
+            del self._live[fill.order.ticket]
+            self._ended.append(fill)
+            if self.desk.clock.now_s() >= until_s:
+                break
+        for _ in range(min(len(self._waiting), _MAX_READ - len(self._live))):
+            fill = _Fill(self._waiting.popleft(), self)
+            self._live[fill.order.ticket] = fill
+            if not self._threads.put(fill):
+                fill.error = TransferError("The connector is closed.", cause=TransferCause.CANCELLED)
+                fill.is_read = True
+
+    def poll(self) -> ConnectorReport:
+        """Return what ended."""
+        ended, self._ended = self._ended, []
+        released, self._released = self._released, []
+        for fill in ended:
+            self._count(fill)
+        return ConnectorReport(
+            loaded=tuple(fill.order.ticket for fill in ended if fill.error is None),
+            failed=tuple(
+                FailedLoad(ticket=fill.order.ticket, num_valid_tokens=0, cause=str(fill.error.cause))
+                for fill in ended
+                if fill.error is not None
+            ),
+            released=tuple(released),
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """Give everything up, and end the thread; no block is touched afterwards."""
+        for ticket in [order.ticket for order in self._waiting] + list(self._live):
+            self.cancel(ticket)
+        self._threads.close(timeout_s)
+
+    def _count(self, fill: _Fill) -> None:
+        if fill.error is not None:
+            self.desk.failed(fill.error, "load")
+            return
+        chunks = fill.order.chunks
+        num_bytes = sum(self.objects.num_bytes(place.chunk_tokens) for place in chunks)
+        self.desk.counters.moved("load", num_tokens=sum(place.num_tokens for place in chunks), num_bytes=num_bytes)
+        self.desk.counters.ended(fill.seconds)
+        self.desk.blended.append((fill.order.ticket, fill.seconds))

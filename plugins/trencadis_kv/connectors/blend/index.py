@@ -1,0 +1,179 @@
+"""Which chunks are kept, and where they stand in a prompt: anywhere, in any order. One table for each tenant.
+
+A chunk is found by the hash of its first tokens; then its tokens are compared, and it counts as far as they agree. A table knows
+nothing of another tenant's chunks, so that nobody learns what others have asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from trencadis.records import Int32Array, Int64Array, Request
+from trencadis_kv.connectors.blend.messages import ChunkPlace
+from trencadis_kv.connectors.blend.prompt import PIECE_TOKENS, FoundChunks
+from trencadis_kv.connectors.blend.windows import WindowHash
+from trencadis_kv.store.bounded import BoundedDict
+
+__all__ = ["ChunkIndex", "Tenant", "chunk_key", "tenant_of"]
+
+Tenant: TypeAlias = tuple[str, str]
+"""Cache salt and adapter: who differs in either shares nothing."""
+
+_MAX_ALIKE = 8
+"""Chunks that begin alike and are compared: those of a template may be thousands."""
+_FILTER_BITS = 1 << 16
+_PLACE_WORK = 3
+"""What a place takes at which a chunk may begin."""
+_COMPARED_WORK = 256
+"""What comparing a text takes, besides its tokens."""
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Return whose table a request uses. Pure."""
+    return request.cache_salt, request.adapter
+
+
+def chunk_key(tenant: Tenant, token_ids: Int32Array) -> bytes:
+    """Return the identity of a chunk, 32 bytes. Pure."""
+    digest = hashlib.blake2b(digest_size=32, person=b"kvb1-chunk")
+    for text in tenant:
+        digest.update(len(text.encode()).to_bytes(8, "little") + text.encode())
+    digest.update(token_ids.astype("<i4").tobytes())
+    return digest.digest()
+
+
+@attrs.frozen(eq=False)
+class _Chunk:
+    key: bytes
+    token_ids: Int32Array
+    first: int
+
+
+class ChunkIndex:
+    """The tables. One thread.
+
+    Args:
+        windows: Hashes of as many tokens as the shortest chunk has.
+        max_chunks: Of all tenants; the one that was kept or found longest ago is forgotten first.
+    """
+
+    def __init__(self, windows: WindowHash, *, max_chunks: int) -> None:
+        self._windows = windows
+        self._max_chunks = max_chunks
+        self._tables: dict[Tenant, _Table] = {}
+        self._chunks: BoundedDict[tuple[Tenant, bytes], None] = BoundedDict(max_chunks + 1)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def has(self, tenant: Tenant, key: bytes) -> bool:
+        """Return whether a chunk is kept."""
+        return (tenant, key) in self._chunks
+
+    def add(self, tenant: Tenant, key: bytes, token_ids: Int32Array) -> None:
+        """Note a chunk of at least ``windows.window`` tokens."""
+        if self.has(tenant, key):
+            return
+        first = int(self._windows.of(token_ids[: self._windows.window])[0])
+        self._tables.setdefault(tenant, _Table()).add(_Chunk(key, token_ids.copy(), first))
+        self._chunks[tenant, key] = None
+        if len(self._chunks) > self._max_chunks:
+            self.forget(*next(iter(self._chunks)))
+
+    def forget(self, tenant: Tenant, key: bytes) -> None:
+        """Forget a chunk, if it is known."""
+        if self._chunks.pop((tenant, key), self) is self:
+            return
+        table = self._tables[tenant]
+        table.remove(key)
+        if not table.chunks:
+            del self._tables[tenant]
+
+    def search(self, tenant: Tenant, token_ids: Int32Array, found: FoundChunks) -> Iterator[int]:
+        """Find chunks of a tenant in a prompt, from left to right, none over another, the longest where several begin.
+
+        Yields the tokens that were hashed and compared for each part of it.
+
+        Args:
+            tenant: Whose.
+            token_ids: The prompt, ``[T]``.
+            found: Takes them.
+        """
+        window, end = self._windows.window, 0
+        step = max(PIECE_TOKENS, window)
+        for first in range(0, len(token_ids) - window + 1, step):
+            table = self._tables.get(tenant)
+            if table is None:
+                return
+            if end >= first + step:
+                continue
+            hashes = self._windows.of(token_ids[first : first + step + window - 1])
+            begins, num_tried = table.begins(hashes)
+            yield len(hashes) + window + num_tried * _PLACE_WORK
+            for offset, window_hash in begins:
+                if first + offset < end:
+                    continue
+                place, work = self._at(tenant, table, window_hash, token_ids, first + offset)
+                if place is not None:
+                    found.add(place)
+                    end = place.position + place.num_tokens
+                yield work
+
+    def _at(
+        self, tenant: Tenant, table: _Table, window_hash: int, token_ids: Int32Array, position: int
+    ) -> tuple[ChunkPlace | None, int]:
+        """Return the chunk that begins at a position, if one does, and the tokens that were compared."""
+        chunk, length, work = table.longest(window_hash, token_ids[position:], least=self._windows.window)
+        if chunk is None:
+            return None, work
+        self._chunks.move_to_end((tenant, chunk.key))
+        return ChunkPlace(chunk.key, len(chunk.token_ids), 0, position, length), work
+
+
+class _Table:
+    """The chunks of one tenant."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[bytes, _Chunk] = {}
+        self._by_first: dict[int, dict[bytes, _Chunk]] = {}
+        self._filter = np.zeros(_FILTER_BITS, np.bool_)
+
+    def add(self, chunk: _Chunk) -> None:
+        self.chunks[chunk.key] = chunk
+        self._by_first.setdefault(chunk.first, {})[chunk.key] = chunk
+        self._filter[chunk.first % _FILTER_BITS] = True
+
+    def remove(self, key: bytes) -> None:
+        chunk = self.chunks.pop(key)
+        alike = self._by_first[chunk.first]
+        del alike[key]
+        if not alike:
+            del self._by_first[chunk.first]  # the filter keeps its bit: it may say yes in vain
+
+    def begins(self, hashes: Int64Array) -> tuple[list[tuple[int, int]], int]:
+        """Return where a chunk's first tokens may stand, with their hashes, and how many places had to be tried."""
+        places = np.flatnonzero(self._filter[hashes % _FILTER_BITS])
+        tried = zip(places.tolist(), hashes[places].tolist(), strict=True)
+        return [(place, found) for place, found in tried if found in self._by_first], len(places)
+
+    def longest(self, first: int, token_ids: Int32Array, *, least: int) -> tuple[_Chunk | None, int, int]:
+        """Return the chunk that agrees with a text for longest, and for how many tokens; None for none of ``least``.
+
+        Last comes how many tokens were compared, and what else it took.
+        """
+        best, most, work = None, least - 1, 0
+        newest = itertools.islice(reversed(self._by_first.get(first, {}).values()), _MAX_ALIKE)
+        for chunk in reversed(list(newest)):
+            length = min(len(chunk.token_ids), len(token_ids))
+            differs = np.flatnonzero(chunk.token_ids[:length] != token_ids[:length])
+            agrees = int(differs[0]) if differs.size else length
+            work += length + _COMPARED_WORK
+            if agrees > most:
+                best, most = chunk, agrees
+        return best, most if best is not None else 0, work

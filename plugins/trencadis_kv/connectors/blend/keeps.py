@@ -1,0 +1,136 @@
+"""Chunks on their way out: blocks are copied as they are computed; a chunk that is complete loses its position and goes to the store."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVBlender, KVPool
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.blend.desk import BlendDesk
+from trencadis_kv.connectors.blend.messages import KeepOrder
+from trencadis_kv.connectors.blend.objects import ChunkObjects
+from trencadis_kv.store.client import StoreClient
+from trencadis_kv.store.threads import StoreThreads
+
+__all__ = ["ChunkKeeper"]
+
+
+class _Part:
+    """A chunk, as far as it was computed; then a task for a thread.
+
+    Args:
+        order: The first of its orders.
+        keeper: Where it belongs.
+        block_bytes: Of one block.
+    """
+
+    def __init__(self, order: KeepOrder, keeper: ChunkKeeper, block_bytes: int) -> None:
+        self._order = order
+        self._keeper = keeper
+        self._is_there = np.zeros(order.num_blocks, np.bool_)
+        self.number = order.number
+        self.blocks: NDArray[np.uint8] = np.empty((order.num_blocks, block_bytes), np.uint8)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Always: nothing takes long enough to be interrupted."""
+        return True
+
+    def take(self, order: KeepOrder, pool: KVPool) -> bool:
+        """Copy blocks; True if it is complete."""
+        found = np.empty((len(order.blocks), self.blocks.shape[1]), np.uint8)
+        pool.read_blocks(order.blocks, found)
+        self.blocks[order.places] = found
+        self._is_there[order.places] = True
+        return bool(self._is_there.all())
+
+    def run(self, client: StoreClient) -> None:
+        """Put it into the store."""
+        order, keeper, desk = self._order, self._keeper, self._keeper.desk
+        try:
+            skip = order.position % keeper.block_size
+            tokens = keeper.blender.pack(self.blocks, skip=skip, num_tokens=order.num_tokens, position=order.position)
+            pieces = keeper.objects.pack(order.key, tokens, position=order.position)
+            num_kept = client.call(lambda store: store.put([keeper.objects.key(order.key)], [pieces]))
+        except TransferError as error:
+            desk.failed(error, "save")
+            num_kept = 0
+        except Exception as error:
+            desk.failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED), "save")
+            num_kept = 0
+        if num_kept:
+            desk.counters.moved("save", num_tokens=order.num_tokens, num_bytes=sum(piece.nbytes for piece in pieces))
+        keeper.done(self, is_kept=bool(num_kept))
+
+
+class ChunkKeeper:
+    """Keeps the chunks of one rank. Methods run on the backend's thread unless they say otherwise.
+
+    Args:
+        desk: Of the connector.
+        pool: The device's blocks.
+        blender: Takes positions out.
+        objects: Packs chunks.
+
+    Attributes:
+        desk: As above.
+        blender: As above.
+        objects: As above.
+        block_size: Tokens per block.
+    """
+
+    def __init__(self, desk: BlendDesk, pool: KVPool, blender: KVBlender, objects: ChunkObjects) -> None:
+        layout = pool.layout
+        self.desk = desk
+        self.blender = blender
+        self.objects = objects
+        self.block_size = layout.block_size
+        self._block_bytes = layout.block_bytes
+        self._pool = pool
+        self._parts: dict[int, _Part] = {}
+        self._leaving: dict[int, _Part] = {}
+        self._threads: StoreThreads[_Part] = StoreThreads(
+            "trencadis-blend-save", 1, make_client=desk.client, activity=desk.activity
+        )
+
+    def keep(self, order: KeepOrder) -> None:
+        """Copy blocks of a chunk; does not wait."""
+        part = self._parts.pop(order.number, None) or self._begin(order)
+        if part is None:
+            return
+        if not part.take(order, self._pool):
+            self._parts[order.number] = part  # behind those that got nothing for longer
+            return
+        self._leaving[part.number] = part
+        if not self._threads.put(part):
+            self.done(part, is_kept=False)
+
+    def done(self, part: _Part, *, is_kept: bool) -> None:
+        """Say what became of a chunk. From any thread."""
+        self._leaving.pop(part.number, None)
+        (self.desk.kept if is_kept else self.desk.lost).append(part.number)
+
+    def close(self, timeout_s: float) -> None:
+        """Forget what is not in the store, and end the thread."""
+        self._parts.clear()
+        self._threads.close(timeout_s)
+
+    def _begin(self, order: KeepOrder) -> _Part | None:
+        """Return memory for a chunk; the one that got nothing for longest gives way."""
+        budget = self.desk.config.staging_bytes - order.num_blocks * self._block_bytes
+        while self._parts and self._num_bytes() > budget:
+            self._lose(next(iter(self._parts)))
+        if self._num_bytes() > budget:
+            self._lose(order.number)
+            return None
+        return _Part(order, self, self._block_bytes)
+
+    def _lose(self, number: int) -> None:
+        self._parts.pop(number, None)
+        self.desk.lost.append(number)
+        self.desk.counters.dropped("staging", 1)
+
+    def _num_bytes(self) -> int:
+        return sum(part.blocks.nbytes for held in (self._parts, dict(self._leaving)) for part in held.values())

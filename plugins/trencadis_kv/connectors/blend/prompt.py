@@ -1,0 +1,131 @@
+"""A prompt that is read a piece at a time, and what was found in it: no call takes long, however long the prompt."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import attrs
+import msgspec
+import numpy as np
+
+from trencadis.records import Int32Array
+from trencadis_kv.connectors.blend.messages import ChunkPlace
+
+__all__ = ["PIECE_TOKENS", "FoundChunks", "FoundPart", "PromptTokens"]
+
+PIECE_TOKENS = 1024
+"""That are read at once."""
+
+
+class PromptTokens:
+    """The first tokens of a prompt as an array that fills while it is read.
+
+    Args:
+        token_ids: The prompt.
+        num_tokens: How many of them are meant.
+
+    Attributes:
+        array: ``[num_tokens]``; what was not read yet is anything.
+        num_read: Tokens in it that were.
+    """
+
+    def __init__(self, token_ids: Sequence[int], num_tokens: int) -> None:
+        self._token_ids = token_ids
+        self.array: Int32Array = np.empty(num_tokens, np.int32)
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def upto(self, count: int) -> Int32Array:
+        """Return the array, read at least so far.
+
+        Args:
+            count: Tokens, at most all.
+        """
+        if count > self.num_read:
+            self.array[self.num_read : count] = self._token_ids[self.num_read : count]
+            self.num_read = count
+        return self.array
+
+
+@attrs.frozen(kw_only=True)
+class FoundPart:
+    """Chunks that fill a prompt behind its exact tokens.
+
+    Attributes:
+        end: Tokens of the prompt that they reach, a multiple of the block size.
+        places: From left to right.
+        num_tokens: Of the prompt, in them.
+        num_late_tokens: Of those, all but each chunk's first few.
+        num_read_tokens: Of the chunks, whole.
+    """
+
+    end: int
+    places: tuple[ChunkPlace, ...]
+    num_tokens: int
+    num_late_tokens: int
+    num_read_tokens: int
+
+
+class FoundChunks:
+    """Chunks in one prompt, from left to right, none over another. Sums run along, so that no question adds them up again.
+
+    Args:
+        num_first_tokens: Of each chunk, that are no late ones.
+    """
+
+    def __init__(self, *, num_first_tokens: int = 0) -> None:
+        self._num_first_tokens = num_first_tokens
+        self._places: list[ChunkPlace] = []
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._sums = [(0, 0, 0)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, place: ChunkPlace) -> None:
+        """Note the next one."""
+        tokens, late, read = self._sums[-1]
+        self._places.append(place)
+        self._starts.append(place.position)
+        self._ends.append(place.position + place.num_tokens)
+        self._sums.append((tokens + place.num_tokens, late + self._late(place), read + place.chunk_tokens))
+
+    def part(self, first: int = 0, *, block_size: int = 1) -> FoundPart | None:
+        """Return those behind some tokens, up to the last full block that they reach; None if there are none.
+
+        Args:
+            first: Tokens in front that are not wanted: a chunk that begins in them counts from there on.
+            block_size: Tokens per block.
+        """
+        end = self._ends[-1] // block_size * block_size if self._ends else 0
+        low, high = bisect_right(self._ends, first), bisect_left(self._starts, end)
+        if first >= end or low >= high:
+            return None
+        places = self._places[low:high]
+        num_tokens, num_late, num_read = (b - a for a, b in zip(self._sums[low], self._sums[high], strict=True))
+        for i in {0, len(places) - 1}:  # none but the outermost can reach over
+            whole, places[i] = places[i], _within(places[i], first, end)
+            num_tokens += places[i].num_tokens - whole.num_tokens
+            num_late += self._late(places[i]) - self._late(whole)
+        return FoundPart(
+            end=end,
+            places=tuple(places),
+            num_tokens=num_tokens,
+            num_late_tokens=num_late,
+            num_read_tokens=num_read,
+        )
+
+    def _late(self, place: ChunkPlace) -> int:
+        return max(0, place.num_tokens - self._num_first_tokens)
+
+
+def _within(place: ChunkPlace, first: int, end: int) -> ChunkPlace:
+    start = max(place.position, first)
+    stop = min(place.position + place.num_tokens, end)
+    return msgspec.structs.replace(
+        place, skip=place.skip + start - place.position, position=start, num_tokens=stop - start
+    )

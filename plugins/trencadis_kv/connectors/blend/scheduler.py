@@ -1,0 +1,270 @@
+"""The scheduler side of ``blend``: cuts prompts into chunks to be kept, and finds chunks in the prompts of those who ask."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from trencadis.interfaces import KVSchedulerSide, LoadView, Lookup
+from trencadis.records import ConnectorReport, KVLayout, Request, TransferCause
+from trencadis_kv.connectors.blend.chunks import WantedChunks
+from trencadis_kv.connectors.blend.desk import BlendDesk
+from trencadis_kv.connectors.blend.index import ChunkIndex, Tenant
+from trencadis_kv.connectors.blend.lookups import BlendLookups, PromptScan
+from trencadis_kv.connectors.blend.messages import BlendOrders, ChunkPlace, FillOrder, encode_orders
+from trencadis_kv.connectors.blend.params import blend_ratio_of, wants_blend
+from trencadis_kv.connectors.blend.prompt import FoundPart
+from trencadis_kv.connectors.blend.share import BlendShare
+from trencadis_kv.store.bounded import BoundedDict
+
+__all__ = ["BlendScheduler"]
+
+logger = logging.getLogger("trencadis.kv")
+
+_MAX_PLANS = 4096
+_READ_BYTES = 64 << 20
+"""Of one call of the store, for the prediction: a chunk is about as large as that at most."""
+_MAX_NEWS, _CHUNK_NEWS = 1024, 48
+"""Blocks of chunks that are learnt of in a call, and what a chunk counts for besides; a look-up, which has other work, learns less."""
+_MAX_FORGOTTEN = 128
+"""Chunks that are forgotten in a call."""
+_MESSAGE_PARTS = 16384
+"""Blocks and chunks of the fills of a message; one that alone has more goes alone."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Plan:
+    """A prompt that can be put together.
+
+    Attributes:
+        scan: Of the prompt.
+        num_exact: Leading tokens that the engine has.
+        part: What was found behind them.
+        ratio: Of the chunks' tokens, computed anew.
+        predicted_s: What blending is to take; nan: nothing was measured yet.
+    """
+
+    scan: PromptScan
+    num_exact: int
+    part: FoundPart
+    ratio: float
+    predicted_s: float = math.nan
+
+
+class BlendScheduler(KVSchedulerSide):
+    """Finds and decides.
+
+    Args:
+        desk: Of the connector.
+        index: Of chunks that are kept.
+        encode: Returns the tokens of a text; may take a while.
+    """
+
+    def __init__(self, desk: BlendDesk, index: ChunkIndex, *, encode: Callable[[str], Sequence[int]]) -> None:
+        self._desk = desk
+        self._index = index
+        self._encode = encode
+        self._wanted: WantedChunks | None = None
+        self._lookups: BlendLookups | None = None
+        self._block_size = 1
+        self._share = BlendShare(num_layers=1)
+        self._tickets = itertools.count()
+        self._plans: BoundedDict[int, _Plan] = BoundedDict(_MAX_PLANS)
+        self._filling: dict[int, _Plan] = {}
+        self._doomed: deque[tuple[Tenant, Iterator[ChunkPlace]]] = deque()
+        self._orders = BlendOrders(keeps=[], fills=[], cancels=[])
+
+    def on_ready(self, layout: KVLayout) -> None:
+        """Learn the size of a block, and read the separator."""
+        config = self._desk.config
+        self._block_size = layout.block_size
+        self._share = BlendShare(num_layers=max(1, len({part.layer for part in layout.parts})))
+        self._wanted = WantedChunks(
+            block_size=layout.block_size,
+            chunk_tokens=config.chunk_tokens,
+            min_tokens=config.min_chunk_tokens,
+            separator=self._encode(config.separator) if config.separator else (),
+        )
+        self._lookups = BlendLookups(
+            self._index, self._wanted, block_size=layout.block_size, num_first_tokens=config.num_first_tokens
+        )
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        """Want the prompt's chunks, and find those that are there if the request asks for it: pending while that goes on."""
+        self._take_news(_MAX_NEWS // 4)
+        lookups, asks = self._lookups, wants_blend(request.transfer_params)
+        if lookups is None or not self._desk.token_bytes or not (asks or self._desk.config.saves == "all"):
+            return Lookup()
+        ratio = self._ratio(request) if asks else None
+        if ratio is None:
+            lookups.learn(request, block_hashes)
+            return Lookup()
+        scan = lookups.ask(request, block_hashes)
+        return Lookup(pending=True) if scan is None else self._answer(request, scan, num_local_tokens, ratio)
+
+    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Order the blocks to be filled; those of the local hit come first among them."""
+        if not blocks:
+            return
+        plan = self._filling[ticket] = self._plans.pop(ticket)
+        token_bytes = plan.scan.tokens.array[: plan.part.end].astype("<i4").tobytes()
+        self._orders.fills.append(
+            FillOrder(ticket, token_bytes, plan.num_exact, list(blocks), list(plan.part.places), plan.ratio)
+        )
+
+    def on_unused(self, ticket: int) -> None:
+        """Forget the plan, but not what was found: an engine that has no room asks again."""
+        plan = self._plans.pop(ticket, None)
+        if plan is not None and self._lookups is not None:
+            self._lookups.keep(plan.scan)
+
+    def on_abandoned(self, request: Request) -> None:
+        """Forget its look-up."""
+        if self._lookups is not None:
+            self._lookups.forget(request.request_id)
+
+    def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Order what belongs to chunks that are wanted."""
+        if self._wanted is not None:
+            self._orders.keeps.extend(self._wanted.computed(blocks, block_hashes))
+
+    def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
+        """Hold nothing: what is to be kept was copied."""
+        if self._lookups is not None:
+            self._lookups.forget(request.request_id)
+        return None
+
+    def on_cancelled(self, ticket: int) -> None:
+        """Order the end of a fill, which may not have been ordered yet."""
+        self._orders.fills[:] = [fill for fill in self._orders.fills if fill.ticket != ticket]
+        self._orders.cancels.append(ticket)
+        if self._filling.pop(ticket, None) is not None:
+            self._desk.counters.failed(TransferCause.CANCELLED)
+
+    def take_message(self) -> bytes:
+        """Return the orders, and learn from prompts. Fills can wait for the next message, blocks to be kept cannot."""
+        self._take_news(_MAX_NEWS)
+        self._learn()
+        orders, count = self._orders, self._num_fills()
+        self._orders = BlendOrders(keeps=[], fills=orders.fills[count:], cancels=[])
+        return encode_orders(BlendOrders(keeps=orders.keeps, fills=orders.fills[:count], cancels=orders.cancels))
+
+    def on_report(self, report: ConnectorReport) -> None:
+        """Learn what blending takes, and forget chunks that could not be read: one of them is not there."""
+        self._take_news(_MAX_NEWS)
+        for ticket in report.loaded:
+            self._filling.pop(ticket, None)
+        for failed in report.failed:
+            plan = self._filling.pop(failed.ticket, None)
+            if plan is not None and failed.cause != TransferCause.RAISED:
+                self._doomed.append((plan.scan.tenant, iter(plan.part.places)))
+        self._forget()
+
+    def on_step(self, *, num_tokens: int, device_s: float) -> None:
+        """Learn what computing takes, and from prompts."""
+        self._desk.cost.computed(num_tokens=num_tokens, seconds=device_s)
+        self._learn()
+
+    def metrics(self) -> str:
+        """Return the counts."""
+        return self._desk.counters.text()
+
+    def _take_news(self, limit: int) -> None:
+        desk, wanted = self._desk, self._wanted
+        while desk.blended:
+            ticket, seconds = desk.blended.popleft()
+            plan = self._filling.get(ticket)
+            if plan is not None:
+                self._share.took(predicted_s=plan.predicted_s, seconds=seconds)
+        while wanted is not None and limit > 0 and (desk.kept or desk.lost):
+            is_kept = bool(desk.kept)
+            chunk = wanted.take((desk.kept if is_kept else desk.lost).popleft())
+            limit -= _CHUNK_NEWS
+            if chunk is not None:
+                limit -= len(chunk.hashes)
+            if chunk is not None and is_kept:
+                self._index.add(chunk.tenant, chunk.key, chunk.token_ids)
+        self._forget()
+
+    def _forget(self) -> None:
+        budget = _MAX_FORGOTTEN
+        while self._doomed and budget > 0:
+            tenant, places = self._doomed[0]
+            for place in itertools.islice(places, budget):
+                self._index.forget(tenant, place.key)
+                budget -= 1
+            if budget > 0:
+                self._doomed.popleft()
+
+    def _learn(self) -> None:
+        if self._lookups is not None:
+            self._lookups.advance()
+
+    def _num_fills(self) -> int:
+        """Return how many fills go with the next message: one at least."""
+        parts = itertools.accumulate(len(fill.blocks) + len(fill.chunks) for fill in self._orders.fills)
+        return max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= _MESSAGE_PARTS, parts)))
+
+    def _ratio(self, request: Request) -> float | None:
+        """Return the share of tokens that a request wants computed anew; None if its prompt is computed as any other.
+
+        With a share of 1 blending would save nothing, and mark KV as approximate that is exact.
+        """
+        ratio = blend_ratio_of(request.transfer_params, self._desk.config.ratio)
+        if ratio is None:
+            logger.info("Request %s: blend_ratio is no number from 0 to 1; it is computed.", request.request_id)
+        if ratio is None or ratio == 1.0:
+            self._desk.counters.looked_up("declined")
+            return None
+        return ratio
+
+    def _answer(self, request: Request, scan: PromptScan, num_local_tokens: int, ratio: float) -> Lookup:
+        desk = self._desk
+        plan = self._plan(scan, num_local_tokens, ratio)
+        if plan is None:
+            desk.counters.looked_up("miss")
+            return Lookup()
+        plan, view = self._predicted(request, plan)
+        wait_s = desk.policy.admits_load(view)
+        if wait_s <= 0.0:
+            desk.counters.looked_up("declined")
+            return Lookup()
+        desk.counters.looked_up("hit")
+        ticket = next(self._tickets)
+        self._plans[ticket] = plan
+        return Lookup(num_tokens=plan.part.end, ticket=ticket, timeout_s=wait_s, approximate=True)
+
+    def _plan(self, scan: PromptScan, num_exact: int, ratio: float) -> _Plan | None:
+        """Return how a prompt can be put together, up to the last full block that chunks reach; None if too little is there."""
+        config = self._desk.config
+        part = scan.found.part(num_exact, block_size=self._block_size)
+        if part is None:
+            return None
+        if part.num_tokens < max(config.min_chunk_tokens, config.min_found_ratio * (part.end - num_exact)):
+            return None
+        return _Plan(scan=scan, num_exact=num_exact, part=part, ratio=ratio)
+
+    def _predicted(self, request: Request, plan: _Plan) -> tuple[_Plan, LoadView]:
+        """Return the plan with what it is to take, and what the policy is asked."""
+        desk, num_tokens = self._desk, plan.part.end - plan.num_exact
+        num_free = plan.part.num_late_tokens
+        num_anew = num_tokens - num_free + plan.ratio * num_free
+        num_bytes = plan.part.num_read_tokens * desk.token_bytes
+        compute_s = desk.cost.compute_s(num_tokens)
+        blend_s = compute_s * self._share.of(num_anew / num_tokens)
+        read_s = desk.cost.load_s(num_bytes, call_bytes=_READ_BYTES)
+        view = LoadView(
+            request=request,
+            num_tokens=num_tokens,
+            num_local_tokens=plan.num_exact,
+            num_bytes=num_bytes,
+            load_s=blend_s + (0.0 if math.isnan(read_s) else read_s),
+            compute_s=compute_s,
+            timeout_s=desk.config.load_timeout_s,
+        )
+        return attrs.evolve(plan, predicted_s=blend_s), view

@@ -1,0 +1,86 @@
+"""The worker side of ``blend``."""
+
+from __future__ import annotations
+
+import logging
+
+from trencadis.errors import TrencadisError
+from trencadis.interfaces import KVPool, KVWorkerSide
+from trencadis.records import ConnectorReport
+from trencadis_kv.connectors.blend.desk import BlendDesk
+from trencadis_kv.connectors.blend.fills import ChunkFiller
+from trencadis_kv.connectors.blend.keeps import ChunkKeeper
+from trencadis_kv.connectors.blend.messages import decode_orders
+from trencadis_kv.connectors.blend.objects import ChunkObjects
+
+__all__ = ["BlendWorker"]
+
+logger = logging.getLogger("trencadis.kv")
+
+
+class BlendWorker(KVWorkerSide):
+    """Copies chunks out, reads them, and lets the backend blend them.
+
+    Args:
+        desk: Of the connector.
+    """
+
+    def __init__(self, desk: BlendDesk) -> None:
+        self._desk = desk
+        self._keeper: ChunkKeeper | None = None
+        self._filler: ChunkFiller | None = None
+
+    def register(self, kv_cache: KVPool) -> None:
+        """Take the device's blocks; where nothing blends, say so once, and do nothing from then on."""
+        try:
+            blender = kv_cache.blender()
+            reason = "this backend cannot blend"
+        except TrencadisError as error:
+            blender, reason = None, str(error)
+        if blender is None:
+            logger.warning(
+                "The KV connector blend has nothing to do: %s. Every request is computed.", reason.rstrip(".")
+            )
+            return
+        objects = ChunkObjects(kv_cache.layout, identity=self._desk.identity, token_bytes=blender.token_bytes)
+        self._keeper = ChunkKeeper(self._desk, kv_cache, blender, objects)
+        self._filler = ChunkFiller(self._desk, blender, objects)
+        self._desk.token_bytes = blender.token_bytes
+
+    def begin_step(self, message: bytes) -> None:
+        """Copy out what is to be kept, then give up, begin and go on with fills."""
+        if self._keeper is None or self._filler is None:
+            return
+        orders = decode_orders(message)
+        for keep in orders.keeps:
+            self._keeper.keep(keep)
+        for ticket in orders.cancels:
+            self._filler.cancel(ticket)
+        for fill in orders.fills:
+            self._filler.begin(fill)
+        self._filler.advance()
+
+    def end_step(self) -> None:
+        """Nothing is left to secure."""
+
+    def poll(self) -> ConnectorReport:
+        """Return what ended."""
+        return ConnectorReport() if self._filler is None else self._filler.poll()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until the threads have nothing to do; False if that takes longer.
+
+        Args:
+            timeout_s: Seconds of real time.
+        """
+        return self._desk.activity.wait_idle(timeout_s)
+
+    def close(self) -> None:
+        """End the threads, and let go of the model."""
+        timeout_s = self._desk.config.close_timeout_s
+        keeper, self._keeper = self._keeper, None
+        filler, self._filler = self._filler, None
+        if filler is not None:
+            filler.close(timeout_s)
+        if keeper is not None:
+            keeper.close(timeout_s)

@@ -1,0 +1,42 @@
+"""Config table of the connector over a directory."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import and_, ge, le, lt
+
+from trencadis_kv.store.settings import StoreSettings, setting
+
+__all__ = ["FilesystemConfig"]
+
+
+@attrs.frozen(kw_only=True)
+class FilesystemConfig(StoreSettings):
+    """Table ``[kv_connector.filesystem]``.
+
+    Attributes:
+        path: The directory; made if it is missing.
+        max_bytes: Most bytes of objects in it.
+        low_water_ratio: How much of ``max_bytes`` is left when blocks were evicted.
+        min_free_ratio: Share of the disk that saves leave free.
+        fsync: Wait for the disk after each block.
+        trust_others: Use a directory that other users own or can write to, and what they left there.
+    """
+
+    path: str = setting("", "Directory of the blocks; empty: ~/.cache/trencadis/kv, or below $XDG_CACHE_HOME.")
+    max_bytes: int = setting(
+        32 << 30,
+        "Blocks that were unused for longest are deleted beyond it; 0: never.",
+        unit="bytes",
+        validator=ge(0),
+    )
+    low_water_ratio: float = setting(
+        0.9, "Deleting goes on until this share of max_bytes is left.", validator=and_(ge(0), le(1))
+    )
+    min_free_ratio: float = setting(
+        0.05, "Nothing is saved to a disk with less than this share of it free.", validator=and_(ge(0), lt(1))
+    )
+    fsync: bool = setting(False, "Wait until each block is on the disk; without it a crash loses the latest.")
+    trust_others: bool = setting(
+        False, "Use a directory, and blocks, of other users: who can write there decides what is generated."
+    )

@@ -1,0 +1,1 @@
+"""Blocks in host memory."""

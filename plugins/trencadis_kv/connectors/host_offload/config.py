@@ -1,0 +1,22 @@
+"""Config tables of the built-in KV connectors."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import ge
+
+from trencadis_kv.store.settings import StoreSettings, setting
+
+__all__ = ["HostOffloadConfig"]
+
+
+@attrs.frozen(kw_only=True)
+class HostOffloadConfig(StoreSettings):
+    """Table ``[kv_connector.host_offload]``: how much host memory, and what goes first when it is full."""
+
+    capacity_bytes: int = setting(
+        4 << 30, "Host memory for blocks; taken from the system as it fills.", unit="bytes", validator=ge(1)
+    )
+    eviction: str = setting(
+        "lru", "Which blocks go first when it is full: a component of the noun eviction.", component="eviction"
+    )

@@ -1,0 +1,1 @@
+"""Blocks in the stores of LMCache."""

@@ -1,0 +1,1 @@
+"""Blocks in memory that engines share through Mooncake."""

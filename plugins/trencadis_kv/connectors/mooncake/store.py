@@ -1,0 +1,220 @@
+"""Blocks in the memory of engines that share it through Mooncake, one object each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from trencadis.errors import TransferError
+from trencadis.interfaces.block_store import BlockStore
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.mooncake.client import MooncakeClient, replication
+from trencadis_kv.connectors.mooncake.config import MooncakeConfig
+from trencadis_kv.connectors.mooncake.errors import ABSENT, EXISTS, FULL, MISSING, transfer_error
+from trencadis_kv.connectors.mooncake.lane import Lane
+from trencadis_kv.store.bounded import BoundedDict
+
+__all__ = ["BadKeys", "MooncakeStore"]
+
+T = TypeVar("T")
+_MAX_BAD: Final = 1 << 16
+
+
+class BadKeys:
+    """Keys that the store claims to have, and whose objects are of no use. Shared by the stores of a connector; from any thread.
+
+    An object that somebody reads cannot always be deleted, one whose holder died stays listed for some seconds, and a put keeps the
+    old value of a key: such a key counts as absent until it was overwritten.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: BoundedDict[str, None] = BoundedDict(_MAX_BAD)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, key: str) -> None:
+        """Remember one."""
+        with self._lock:
+            self._keys[key] = None
+
+    def discard(self, key: str) -> None:
+        """Forget one: it has a new value, or none."""
+        with self._lock:
+            self._keys.pop(key, None)
+
+
+class MooncakeStore(BlockStore):
+    """One thread's way to the pool.
+
+    Args:
+        client: Of the connector.
+        bad: Of the connector.
+        config: Of the connector.
+    """
+
+    def __init__(self, client: MooncakeClient, bad: BadKeys, config: MooncakeConfig) -> None:
+        self._client = client
+        self._bad = bad
+        self._config = config
+        self._lane: Lane | None = None
+        self._is_closed = False
+        client.open()
+
+    def contains(self, keys: Sequence[str]) -> int:
+        """Return how many leading keys are there.
+
+        Raises:
+            TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
+        """
+        if not keys:
+            return 0
+        found = self._call(lambda library: library.batch_is_exist(list(keys)))
+        for number, (key, code) in enumerate(zip(keys, found, strict=True)):
+            if code < 0:
+                raise transfer_error(code, self._config.master)
+            if not code or key in self._bad:
+                return number
+        return len(keys)
+
+    def get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[int]:
+        """Read objects, through memory of our own: a read that comes late writes to nobody else's.
+
+        Raises:
+            TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
+        """
+        sizes: list[int] = []
+        for some in _groups([len(target) for target in targets], self._config.buffer_bytes):
+            sizes += self._get(keys[some], targets[some])
+        return sizes
+
+    def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
+        """Keep objects; stops when the pool is full.
+
+        Raises:
+            TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
+        """
+        num_kept = 0
+        sizes = [sum(piece.nbytes for piece in pieces) for pieces in objects]
+        for some in _groups(sizes, self._config.buffer_bytes):
+            kept = self._put(keys[some], objects[some], sizes[some])
+            num_kept += kept
+            if kept < len(keys[some]):
+                break
+        return num_kept
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Forget objects; what cannot be deleted now counts as absent from now on.
+
+        Raises:
+            TransferError: ``unreachable``, ``deadline`` or ``cancelled``.
+        """
+        if not keys:
+            return
+        for key, code in zip(keys, self._call(lambda library: library.batch_remove(list(keys), True)), strict=True):
+            if code in (0, MISSING):
+                self._bad.discard(key)
+            else:
+                self._bad.add(key)
+
+    def interrupt(self) -> None:
+        """Leave a call behind that another thread is waiting in."""
+        lane = self._lane
+        if lane is not None:
+            lane.interrupt()
+
+    def close(self) -> None:
+        """Give the memory up."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.close()
+        self._client.close()
+
+    def _get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> list[int]:
+        sizes = [len(target) for target in targets]
+        lane, offsets = self._room(sizes)
+        addresses = [lane.address + offset for offset in offsets]
+        found = self._call(lambda library: library.batch_get_into(list(keys), addresses, sizes))
+        data = lane.data.data
+        result = []
+        for key, code, target, offset in zip(keys, found, targets, offsets, strict=True):
+            if code >= 0:
+                target[:code] = data[offset : offset + code]
+            elif code not in ABSENT:
+                raise transfer_error(code, self._config.master)
+            elif code != MISSING:
+                self._bad.add(key)
+            result.append(max(code, -1))
+        return result
+
+    def _put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]], sizes: Sequence[int]) -> int:
+        lane, offsets = self._room(sizes)
+        data = lane.data.data
+        for pieces, offset in zip(objects, offsets, strict=True):
+            at = offset
+            for piece in pieces:
+                data[at : at + piece.nbytes] = piece
+                at += piece.nbytes
+        copies = replication(self._config.num_replicas)
+        for are_bad in (False, True):
+            some = [i for i, key in enumerate(keys) if (key in self._bad) == are_bad]
+            if not some:
+                continue
+            words = [keys[i] for i in some], [lane.address + offsets[i] for i in some], [sizes[i] for i in some]
+            how = "batch_upsert_from" if are_bad else "batch_put_from"
+            codes = self._call(lambda library, how=how, words=words: getattr(library, how)(*words, copies))  # type: ignore[misc]
+            if not self._are_kept(words[0], codes):
+                return 0
+        return len(keys)
+
+    def _are_kept(self, keys: Sequence[str], codes: Sequence[int]) -> bool:
+        """Return whether all were; some of a group that was not kept whole may be there all the same."""
+        are_whole = True
+        for key, code in zip(keys, codes, strict=True):
+            if code in (0, EXISTS):
+                self._bad.discard(key)
+            elif code in ABSENT or code == FULL:
+                are_whole = False
+            else:
+                raise transfer_error(code, self._config.master)
+        return are_whole
+
+    def _room(self, sizes: Sequence[int]) -> tuple[Lane, list[int]]:
+        """Return a lane with room for objects, and where each goes."""
+        offsets, end = [], 0
+        for size in sizes:
+            offsets.append(end)
+            end += size
+        return self._find_lane(end), offsets
+
+    def _find_lane(self, num_bytes: int = 0) -> Lane:
+        if self._is_closed:
+            raise TransferError("The connection to Mooncake was closed.", cause=TransferCause.CANCELLED)
+        lane = self._lane
+        if lane is not None and (lane.is_left or lane.data.nbytes < num_bytes):
+            lane.close()
+            lane = None
+        if lane is None:
+            size = max(num_bytes, self._config.buffer_bytes)
+            lane = self._lane = Lane(self._client.library(), size, left=self._client.left)
+        return lane
+
+    def _call(self, call: Callable[[Any], T]) -> T:
+        return self._find_lane().run(call, timeout_s=self._config.io_timeout_s)
+
+
+def _groups(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Yield slices of items whose sizes are together at most ``most``, or single ones. Pure."""
+    first = num_bytes = 0
+    for at, size in enumerate(sizes):
+        if at > first and num_bytes + size > most:
+            yield slice(first, at)
+            first, num_bytes = at, 0
+        num_bytes += size
+    if first < len(sizes):
+        yield slice(first, len(sizes))

@@ -1,0 +1,1 @@
+"""Blocks from engine to engine through NIXL."""

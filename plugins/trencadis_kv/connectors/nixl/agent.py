@@ -1,0 +1,251 @@
+"""One incarnation of a NIXL agent: memory that other engines may write to, and writes to theirs.
+
+A write cannot be broken off: when its handle is released, and even when the other agent is removed, its bytes still arrive. What ends
+them is the end of the agent that they come from or go to. So an agent whose memory somebody may still write to is replaced by another,
+with a name and memory of its own, and given up when nobody uses it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trencadis.errors import ConfigError, TransferError
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.nixl.config import NixlConfig
+from trencadis_kv.connectors.nixl.pump import Pump
+
+__all__ = ["NixlAgent", "check_package"]
+
+logger = logging.getLogger("trencadis_kv.store.nixl")
+
+_DONE: Final = "DONE"
+_UNDER_WAY: Final = "PROC"
+_NAP_S: Final = 1e-4
+_GLANCE_S: Final = 0.05
+_MAX_OTHERS: Final = 256
+"""More agents are not remembered: consumers come and go, each with a name of its own."""
+
+
+def check_package() -> Any:
+    """Import the package, and return its module.
+
+    Raises:
+        ConfigError: It is missing.
+    """
+    for name in ("nixl_cu12", "nixl_cu13", "nixl"):
+        try:
+            library = importlib.import_module(f"{name}._api")
+        except ImportError as error:
+            missing = error
+            continue
+        log = logging.getLogger("nixl")  # it writes to the standard output, which is somebody else's
+        log.handlers.clear()
+        log.propagate = True
+        log.setLevel(logging.WARNING)
+        return library
+    raise ConfigError(
+        f"kv_connector.name = 'nixl' needs the package nixl, which cannot be imported: {missing}.",
+        hint='Run pip install "trencadis[nixl]"; it moves host memory, and needs no CUDA device.',
+    ) from missing
+
+
+def tell_ucx(config: NixlConfig) -> None:
+    """Set what UCX is to use, where the environment does not say it."""
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")  # the standard output is somebody else's
+    if config.protocol == "tcp":
+        # With the RDMA modules a process may crash at its end: two copies of libnl meet.
+        os.environ.setdefault("UCX_MODULES", "^ib")
+    if config.transports:
+        os.environ.setdefault("UCX_TLS", config.transports)
+    if config.devices:
+        os.environ.setdefault("UCX_NET_DEVICES", config.devices)
+
+
+class NixlAgent:
+    """Memory in pieces, known to a NIXL agent. From any thread.
+
+    Args:
+        library: As of :func:`check_package`.
+        num_pieces: How many.
+        num_rows: Blocks of a piece.
+        block_bytes: Of a block.
+
+    Attributes:
+        name: Of this one incarnation.
+        metadata: What other agents have to know.
+        pump: Must run while others write to this one's memory.
+        num_users: Who has pieces of it.
+        num_lost: Pieces that somebody may still write to.
+    """
+
+    def __init__(self, library: Any, *, num_pieces: int, num_rows: int, block_bytes: int) -> None:
+        self.name = f"trencadis-{uuid.uuid4().hex}"
+        options = library.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        self._agent = library.nixl_agent(self.name, options)
+        self._memory: NDArray[np.uint8] = np.empty((num_pieces, num_rows, block_bytes), np.uint8)
+        self._agent.register_memory([(self._memory.ctypes.data, self._memory.nbytes, 0, "")], "DRAM")
+        self.metadata: bytes = self._agent.get_agent_metadata()
+        self._lock = threading.Lock()
+        self._free = list(range(num_pieces))
+        self._undone: list[tuple[Any, int]] = []
+        self._others: dict[bytes, str] = {}
+        self.pump = Pump(self._progress)
+        self.num_users = self.num_lost = 0
+
+    @property
+    def num_pieces(self) -> int:
+        """Of its memory."""
+        return len(self._memory)
+
+    def rows(self, piece: int) -> NDArray[np.uint8]:
+        """Return a piece, ``[rows, block_bytes]``."""
+        rows: NDArray[np.uint8] = self._memory[piece]
+        return rows
+
+    def address(self, piece: int) -> int:
+        """Return where a piece begins."""
+        return int(self._memory[piece].ctypes.data)
+
+    def take(self, number: int) -> list[int]:
+        """Return pieces; none if there are not as many."""
+        with self._lock:
+            self._collect()
+            if number > len(self._free):
+                return []
+            taken, self._free = self._free[:number], self._free[number:]
+            return taken
+
+    def give_back(self, pieces: list[int]) -> None:
+        """Give pieces back that nobody writes to or reads from."""
+        with self._lock:
+            self._free.extend(pieces)
+
+    def write(
+        self,
+        piece: int,
+        num_bytes: int,
+        *,
+        metadata: bytes,
+        address: int,
+        timeout_s: float,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        """Write the beginning of a piece to another agent's memory; returns when it is there.
+
+        Args:
+            piece: Of ours. After an error it is not given back by the caller: it is, when nothing reads it any more.
+            num_bytes: Of it.
+            metadata: Of the other agent.
+            address: In its memory.
+            timeout_s: The longest wait.
+            is_gone: Whether nobody waits for it any more.
+
+        Raises:
+            TransferError: ``deadline``, ``unreachable`` or ``cancelled``.
+        """
+        handle: Any = None
+        try:
+            with self._lock:
+                other = self._other(metadata)
+                agent = self._agent
+                here = agent.get_xfer_descs([(self.address(piece), num_bytes, 0)], "DRAM")
+                there = agent.get_xfer_descs([(address, num_bytes, 0)], "DRAM")
+                handle = agent.initialize_xfer("WRITE", here, there, other)
+                state = agent.transfer(handle)
+            self._wait(handle, state, timeout_s=timeout_s, is_gone=is_gone)
+        except TransferError:
+            with self._lock:
+                self._undone.append((handle, piece))
+            raise
+        except Exception as error:  # of many classes of the library's own
+            with self._lock:
+                self._forget(metadata)
+                self._release(handle)
+                self._free.append(piece)
+            raise TransferError(
+                f"NIXL cannot write to the other engine: {error}.", cause=TransferCause.UNREACHABLE
+            ) from error
+        with self._lock:
+            self._release(handle)
+
+    def close(self) -> None:
+        """Give the agent up, and its memory; nobody may have pieces of it."""
+        self.pump.close()
+        with self._lock:
+            self._undone.clear()
+            self._agent = None
+
+    def _progress(self) -> None:
+        try:
+            with self._lock:
+                self._agent.get_new_notifs()
+        except Exception:
+            logger.debug("NIXL could not go on.", exc_info=True)
+
+    def _wait(self, handle: Any, state: str, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
+        now_s = time.monotonic()
+        until_s, glance_s = now_s + timeout_s, now_s + _GLANCE_S
+        while state == _UNDER_WAY:
+            time.sleep(_NAP_S)
+            with self._lock:
+                state = self._agent.check_xfer_state(handle)
+            now_s = time.monotonic()
+            if state == _UNDER_WAY and now_s > until_s:
+                raise TransferError("A write through NIXL took too long.", cause=TransferCause.DEADLINE)
+            if state == _UNDER_WAY and now_s > glance_s:
+                glance_s = now_s + _GLANCE_S
+                if is_gone():
+                    raise TransferError("The other engine is gone.", cause=TransferCause.CANCELLED)
+        if state != _DONE:
+            raise RuntimeError(f"the transfer ended as {state}")
+
+    def _other(self, metadata: bytes) -> str:
+        """Return the name of another agent, which must be told of once and no more: it would break what is under way."""
+        if metadata not in self._others:
+            if len(self._others) >= _MAX_OTHERS:
+                self._forget(next(iter(self._others)))
+            name = self._agent.add_remote_agent(metadata)
+            self._others[metadata] = name.decode() if isinstance(name, bytes) else name
+        return self._others[metadata]
+
+    def _forget(self, metadata: bytes) -> None:
+        name = self._others.pop(metadata, None)
+        if name is None:
+            return
+        try:
+            self._agent.remove_remote_agent(name)
+        except Exception:
+            logger.debug("Another agent could not be removed.", exc_info=True)
+
+    def _release(self, handle: Any) -> None:
+        if handle is None:
+            return
+        try:
+            self._agent.release_xfer_handle(handle)
+        except Exception:
+            logger.debug("A handle could not be released.", exc_info=True)
+
+    def _collect(self) -> None:
+        """Take the pieces back whose writes have ended after all."""
+        left = []
+        for handle, piece in self._undone:
+            try:
+                is_over = self._agent.check_xfer_state(handle) != _UNDER_WAY
+            except Exception:
+                is_over = True
+            if is_over:
+                self._release(handle)
+                self._free.append(piece)
+            else:
+                left.append((handle, piece))
+        self._undone = left

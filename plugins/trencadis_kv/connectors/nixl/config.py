@@ -1,0 +1,36 @@
+"""Config table of the connector between engines whose blocks go through NIXL."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import and_, ge, in_, le
+
+from trencadis_kv.connectors.p2p.config import P2PConfig
+from trencadis_kv.store.settings import setting
+
+__all__ = ["NixlConfig"]
+
+
+@attrs.frozen(kw_only=True)
+class NixlConfig(P2PConfig):
+    """Table ``[kv_connector.nixl]``: that of ``p2p``, and the memory and network that blocks go through.
+
+    What is said to UCX is said to the whole process, in its environment; variables that are set there already are left alone.
+    """
+
+    protocol: str = setting(
+        "tcp",
+        "``tcp``: without RDMA devices, also where their libraries are installed; ``rdma``: with.",
+        validator=in_(("tcp", "rdma")),
+    )
+    transports: str = setting("", "UCX_TLS: transports that UCX may use, behind commas; empty: it chooses.")
+    devices: str = setting("", "UCX_NET_DEVICES: network devices that UCX may use, behind commas; empty: it chooses.")
+    piece_bytes: int = setting(
+        1 << 20, "Blocks are written in pieces of about this size.", unit="bytes", validator=ge(1)
+    )
+    num_pieces: int = setting(
+        64,
+        "Pieces of host memory, for what comes and what goes; a pull lends two, a pull by others takes one.",
+        unit="pieces",
+        validator=and_(ge(8), le(4096)),
+    )

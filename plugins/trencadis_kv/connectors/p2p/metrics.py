@@ -1,0 +1,118 @@
+"""What the connector between engines counts: what every connector does, and what is kept for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trencadis_kv.connectors.p2p.holds import Holds
+from trencadis_kv.connectors.p2p.peers import Peers
+from trencadis_kv.store.counters import TransferCounters
+
+__all__ = ["P2PMetrics"]
+
+
+class P2PMetrics(TransferCounters):
+    """Counters of one connector; what is sent has the direction ``send``. From any thread.
+
+    Args:
+        holds: What it keeps.
+        peers: What it knows of others.
+        name: Of the connector.
+    """
+
+    def __init__(self, holds: Holds, peers: Peers, *, name: str = "p2p") -> None:
+        super().__init__(name)
+        self._registry.register(_State(self._name, holds, peers))
+        self._invites = self._counter(
+            "invites",
+            "Prompts that another engine was to compute, by what became of that: served, failed, withdrawn, or declined here.",
+            "result",
+        )
+        self._first = self._counter(
+            "offered_tokens",
+            "Offers of other engines, by the first token: given; none, they could not choose it; or unasked, they could not be told how.",
+            "token",
+        )
+        self._pushed = self._counter("pushed_bytes", "Bytes of blocks sent along with offers, or received so.", "end")
+        self._pulled = self._counter(
+            "pulled_bytes", "Bytes of blocks pulled, by the way they came: connection, shared memory or nixl.", "way"
+        )
+        self._aside = self._gauge("push_bytes", "Bytes of memory set aside for blocks that are sent along.")
+        self._guests = self._gauge("guests", "Prompts of other engines that are being computed here.")
+        self._away = self._gauge("prompts_away", "Prompts of this engine that another one is computing.")
+        self._engines = self._gauge("prefill_engines", "Engines that compute prompts for this one, and take some now.")
+
+    def invited(self, result: str) -> None:
+        """Count an invitation by its result."""
+        self._invites.labels(self._name, result).inc()
+
+    def offered(self, token: str) -> None:
+        """Count an offer by whether the first token came with it."""
+        self._first.labels(self._name, token).inc()
+
+    def pushed(self, end: str, *, num_bytes: int) -> None:
+        """Count blocks that nobody had to ask for.
+
+        Args:
+            end: ``sent`` or ``received``.
+            num_bytes: As in the pool.
+        """
+        self._pushed.labels(self._name, end).inc(num_bytes)
+
+    def pulled(self, way: str, *, num_bytes: int) -> None:
+        """Count blocks that were asked for.
+
+        Args:
+            way: Name of a transport, or ``connection``.
+            num_bytes: As in the pool.
+        """
+        self._pulled.labels(self._name, way).inc(num_bytes)
+
+    def watch_aside(self, num_bytes: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._aside.labels(self._name).set_function(lambda: float(num_bytes()))
+
+    def watch_guests(self, num_guests: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._guests.labels(self._name).set_function(lambda: float(num_guests()))
+
+    def watch_away(self, num_away: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._away.labels(self._name).set_function(lambda: float(num_away()))
+
+    def watch_engines(self, num_engines: Callable[[], int]) -> None:
+        """Read a gauge from where it is whenever somebody looks."""
+        self._engines.labels(self._name).set_function(lambda: float(num_engines()))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"trencadis_kv_{name}", text, ["connector"], registry=self._registry)
+
+
+class _State(Collector):
+    """Reads holds and peers whenever somebody looks."""
+
+    def __init__(self, name: str, holds: Holds, peers: Peers) -> None:
+        self._name = name
+        self._holds = holds
+        self._peers = peers
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what there is now."""
+        ends = CounterMetricFamily(
+            "trencadis_kv_holds", "Prefills kept for other engines, by how that ended.", labels=("connector", "end")
+        )
+        for end, num in sorted(self._holds.ends.items()):
+            ends.add_metric((self._name, end), num)
+        yield ends
+        for name, text, value in (
+            ("held_prefills", "Prefills kept for other engines now.", self._holds.num_holds),
+            ("held_bytes", "Bytes of blocks kept for other engines now.", self._holds.num_bytes),
+            ("peers_down", "Engines that are left alone because they could not be pulled from.", self._peers.num_down),
+        ):
+            gauge = GaugeMetricFamily(f"trencadis_kv_{name}", text, labels=("connector",))
+            gauge.add_metric((self._name,), value)
+            yield gauge

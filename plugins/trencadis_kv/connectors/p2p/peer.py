@@ -1,0 +1,383 @@
+"""A connection to an engine that holds blocks: pull them, and verify each before anybody sees it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+import numpy as np
+
+from trencadis.errors import TransferError
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.p2p.layers import LayerSink
+from trencadis_kv.connectors.p2p.params import RemotePrefix
+from trencadis_kv.connectors.p2p.push import Push
+from trencadis_kv.connectors.p2p.transport import Landing
+from trencadis_kv.store.format import HEADER_BYTES, unsealed, verify
+from trencadis_kv.wire.handshake import Identity, greet
+from trencadis_kv.wire.socket_buffers import set_buffer
+from trencadis_kv.wire.stream import FrameStream
+from trencadis_kv.wire.stream_messages import (
+    Abort,
+    Ack,
+    Commit,
+    Invite,
+    Layers,
+    Offer,
+    Placed,
+    Pull,
+    Release,
+    Renew,
+    State,
+    Status,
+    Taken,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["NO_RESTS", "PeerConnection", "Rests"]
+
+_NEXT_S: Final = 0.001
+"""A piece that is being written comes within so many seconds, or its producer is held up."""
+
+
+class Rests(Protocol):
+    """When a pull gives way to others."""
+
+    @property
+    def gives_way(self) -> bool:
+        """Others need the processors now."""
+        ...
+
+    def due_s(self) -> float:
+        """Return how long to rest now, seconds; asked whenever blocks were taken."""
+        ...
+
+    def rest(self, seconds: float) -> None:
+        """Rest; may end sooner."""
+        ...
+
+
+class _NoRests:
+    gives_way: Final = False
+
+    def due_s(self) -> float:
+        return 0.0
+
+    def rest(self, seconds: float) -> None:
+        pass
+
+
+NO_RESTS: Final[Rests] = _NoRests()
+"""Never gives way."""
+
+
+class PeerConnection:
+    """One connection to one producer. One thread at a time; :meth:`cut` from any.
+
+    Args:
+        prefix: Where the producer is, and what it holds.
+        me: This engine.
+        connect_timeout_s: The longest that connecting and introducing takes.
+
+    Attributes:
+        engine: Id of the producer.
+        num_placed: Blocks that were taken from a landing.
+
+    Raises:
+        TransferError: As of :func:`trencadis_kv.wire.handshake.greet`, or ``unreachable``.
+    """
+
+    def __init__(self, prefix: RemotePrefix, me: Identity, *, connect_timeout_s: float) -> None:
+        self._prefix = prefix
+        self._me = me
+        self._header = bytearray(HEADER_BYTES)
+        self.num_placed = 0
+        address = prefix.host, prefix.port
+        try:
+            connection = socket.create_connection(address, timeout=connect_timeout_s)
+        except OSError as error:
+            raise TransferError(
+                f"No engine answers at {prefix.host}:{prefix.port}: {error}.", cause=TransferCause.UNREACHABLE
+            ) from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_buffer(connection, "receive")
+        self._stream = FrameStream(connection, timeout_s=connect_timeout_s)
+        try:
+            self.engine = greet(self._stream, me, wants=prefix.engine)
+        except BaseException:
+            self.close()
+            raise
+
+    def pull(
+        self,
+        hashes: Sequence[bytes],
+        take: Callable[[int, NDArray[np.uint8]], None],
+        *,
+        num_rows: int,
+        timeout_s: float,
+        landing: Landing | None = None,
+        by_layer: LayerSink | None = None,
+        rests: Rests = NO_RESTS,
+    ) -> None:
+        """Pull blocks, in order.
+
+        Args:
+            hashes: Of the blocks.
+            take: Called with the index of a block and verified rows ``[1 .. num_rows, block_bytes]`` from there on, which are
+                overwritten afterwards.
+            num_rows: Blocks that are taken at once.
+            timeout_s: For all of them.
+            landing: Where the producer may write them to, if it has that way, too.
+            by_layer: Where their layers go, if the producer can send them one after the other; ``take`` is not called then.
+            rests: Says when to rest between two calls of ``take``.
+
+        Raises:
+            TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
+                as of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        via, target = ("", b"") if landing is None else (landing.via, landing.target)
+        ask = Pull(
+            ticket=self._prefix.ticket, hashes=list(hashes), via=via, target=target, by_layer=by_layer is not None
+        )
+        self._stream.send(ask)
+        answer = self._stream.receive()
+        if by_layer is not None and isinstance(answer, Layers):
+            self._pull_layers(hashes, by_layer, num_bytes=num_rows * self._me.block_bytes)
+            return
+        rows = np.empty((min(num_rows, max(1, len(hashes))), self._me.block_bytes), np.uint8)
+        num_taken = num_pending = 0
+        pieces = _Pieces(self._stream, 0 if landing is None else landing.num_pieces, rests)
+        try:
+            while True:
+                if landing is not None and isinstance(answer, Placed):
+                    num_taken += self._take_placed(answer, landing, hashes[num_taken:], take, num_taken)
+                    pieces.was_taken(answer.index, is_last=num_taken == len(hashes))
+                elif isinstance(answer, int):
+                    index = num_taken + num_pending
+                    if index >= len(hashes):
+                        raise TransferError("More blocks came than were asked for.", cause=TransferCause.CORRUPT)
+                    self._receive_block(answer, rows[num_pending], hashes[index])
+                    num_pending += 1
+                    if num_pending == len(rows):
+                        take(num_taken, rows)
+                        num_taken, num_pending = num_taken + num_pending, 0
+                        if due_s := rests.due_s():
+                            rests.rest(due_s)
+                else:
+                    break
+                answer = self._stream.receive()
+        finally:
+            # What is verified is good, also if the next one is not.
+            if num_pending:
+                take(num_taken, rows[:num_pending])
+        if landing is not None and isinstance(answer, (Commit, Abort)):
+            landing.is_quiet = True
+        self._check_end(answer, num_sent=num_taken + num_pending, num_wanted=len(hashes))
+
+    def renew(self, *, timeout_s: float) -> bool:
+        """Ask to hold the blocks for another lease; False if they are not held any more.
+
+        Raises:
+            TransferError: As of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        self._stream.send(Renew(ticket=self._prefix.ticket))
+        return self._is_known()
+
+    def release(self, *, timeout_s: float) -> bool:
+        """Say that the blocks are not wanted any more; False if they were not held.
+
+        Raises:
+            TransferError: As of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        self._stream.send(Release(ticket=self._prefix.ticket))
+        return self._is_known()
+
+    def ask_state(self, *, timeout_s: float) -> State:
+        """Return how much the other engine has to do.
+
+        Raises:
+            TransferError: As of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(timeout_s)
+        self._stream.send(Status())
+        answer = self._stream.receive()
+        if not isinstance(answer, State):
+            raise TransferError(f"{answer!r} came in the place of STATE.", cause=TransferCause.CORRUPT)
+        return answer
+
+    def invite(self, invite: Invite) -> Offer:
+        """Have a prompt computed; returns when its blocks are held there.
+
+        Raises:
+            TransferError: They are not: ``full``, or whatever else went wrong there; also as of :class:`FrameStream`.
+        """
+        self._stream.set_deadline(invite.timeout_s)
+        self._stream.send(invite)
+        answer = self._stream.receive()
+        if isinstance(answer, Abort):
+            raise _given_up(answer)
+        if not isinstance(answer, Offer) or answer.num_tokens < 1 or answer.num_pushed < 0:
+            raise TransferError(f"{answer!r} came in the place of OFFER.", cause=TransferCause.CORRUPT)
+        if answer.num_pushed * self._me.block_bytes > invite.push_bytes:
+            raise TransferError(
+                f"{answer.num_pushed} blocks are sent along, and there is room for {invite.push_bytes} bytes.",
+                cause=TransferCause.CORRUPT,
+            )
+        return answer
+
+    def receive_pushed(self, num_blocks: int, push: Push, *, timeout_s: float) -> None:
+        """Take the blocks that an offer sends along; each is verified before it counts.
+
+        Args:
+            num_blocks: As many as the offer says.
+            push: Where they go.
+            timeout_s: For all of them.
+
+        Raises:
+            TransferError: Not all came; those that count are right. ``corrupt``: others came, or more.
+        """
+        self._stream.set_deadline(timeout_s)
+        for index in range(num_blocks):
+            answer = self._stream.receive()
+            if not isinstance(answer, int):
+                self._check_end(answer, num_sent=index, num_wanted=num_blocks)
+            else:
+                self._receive_block(answer, push.row(index), push.hashes[index])
+                push.came()
+        self._check_end(self._stream.receive(), num_sent=num_blocks, num_wanted=num_blocks)
+
+    def cut(self) -> None:
+        """End the connection: whoever waits raises. From any thread; may be called twice."""
+        self._stream.cut()
+
+    def close(self) -> None:
+        """Give it up; may be called twice."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _pull_layers(self, hashes: Sequence[bytes], sink: LayerSink, *, num_bytes: int) -> None:
+        """Take one layer of all blocks after the other, so many bytes at once."""
+        for layer in sink.layout.layers:
+            size = sink.layout.layer_bytes(layer)
+            rows = np.empty((max(1, min(len(hashes), num_bytes // size)), size), np.uint8)
+            for first in range(0, len(hashes), len(rows)):
+                part = hashes[first : first + len(rows)]
+                for row, block_hash in zip(rows, part, strict=False):
+                    answer = self._stream.receive()
+                    if not isinstance(answer, int):
+                        self._check_end(answer, num_sent=0, num_wanted=len(hashes))
+                        return
+                    self._receive_block(answer, row, block_hash, layer)
+                sink.take(layer, first, rows[: len(part)])
+        self._check_end(self._stream.receive(), num_sent=len(hashes), num_wanted=len(hashes))
+
+    def _take_placed(
+        self,
+        placed: Placed,
+        landing: Landing,
+        hashes: Sequence[bytes],
+        take: Callable[[int, NDArray[np.uint8]], None],
+        first: int,
+    ) -> int:
+        """Take the blocks that lie in a piece of the landing, up to the first that is not right; returns how many."""
+        num_placed = len(placed.headers)
+        if not 0 < num_placed <= len(hashes) or not landing.holds(placed.index, num_placed):
+            raise TransferError(f"{num_placed} blocks were placed that nobody asked for.", cause=TransferCause.CORRUPT)
+        rows = landing.rows(placed.index)[:num_placed]
+        num_good = 0
+        try:
+            for header, row, block_hash in zip(placed.headers, rows, hashes, strict=False):
+                verify(header, row.data, compat=self._me.compat, block_hash=block_hash, codec_flags=0)
+                num_good += 1
+        finally:
+            if num_good:
+                take(first, rows[:num_good])
+                self.num_placed += num_good
+        return num_good
+
+    def _receive_block(
+        self, num_bytes: int, row: NDArray[np.uint8], block_hash: bytes, layer: int | None = None
+    ) -> None:
+        header, codec = self._header, self._me.codec
+        if codec.flags:
+            payload = memoryview(bytearray(row.nbytes + codec.max_growth_bytes))[: max(0, num_bytes - HEADER_BYTES)]
+        else:
+            payload = row.data
+        if num_bytes != HEADER_BYTES + payload.nbytes:
+            raise TransferError(f"A block of {num_bytes} bytes came.", cause=TransferCause.CORRUPT)
+        self._stream.receive_block(memoryview(header), payload)
+        verify(header, payload, compat=self._me.compat, block_hash=block_hash, codec_flags=codec.flags, layer=layer)
+        if codec.flags:
+            codec.decode(payload, unsealed(bytes(header)), row.data)
+
+    def _check_end(self, answer: object, *, num_sent: int, num_wanted: int) -> None:
+        match answer:
+            case Commit() if answer.num_blocks == num_sent == num_wanted:
+                return
+            case Commit() if answer.num_blocks == num_sent:
+                raise TransferError(
+                    f"The other engine holds {num_sent} of {num_wanted} blocks.", cause=TransferCause.LOST
+                )
+            case Abort():
+                raise _given_up(answer)
+            case _:
+                raise TransferError(f"{num_sent} blocks came, then {answer!r}.", cause=TransferCause.CORRUPT)
+
+    def _is_known(self) -> bool:
+        answer = self._stream.receive()
+        if not isinstance(answer, Ack):
+            raise TransferError(f"{answer!r} came in the place of ACK.", cause=TransferCause.CORRUPT)
+        return answer.known
+
+
+class _Pieces:
+    """Gives pieces of a landing back to the producer: at once; where the pull gives way, one at a time, and none before a rest.
+
+    Ends that work at the same time take two processors from who needs them. What was written long before it is read has left the
+    processors' caches, and is fetched from memory once more.
+
+    Args:
+        stream: To the producer.
+        num_pieces: All of them are the producer's at first.
+        rests: Says when to give way and to rest.
+    """
+
+    def __init__(self, stream: FrameStream, num_pieces: int, rests: Rests) -> None:
+        self._stream = stream
+        self._num_pieces = num_pieces
+        self._rests = rests
+        self._kept: list[int] = []
+        self._due_s = 0.0
+
+    def was_taken(self, index: int, *, is_last: bool) -> None:
+        """Give a piece back, or keep it for now.
+
+        Args:
+            index: Of the piece.
+            is_last: No further one will come.
+        """
+        self._kept.append(index)
+        self._due_s = 0.0 if is_last else self._due_s or self._rests.due_s()
+        is_alone = is_last or not (self._due_s or self._rests.gives_way)
+        # A producer that has nothing to write waits for all pieces.
+        while self._kept and (is_alone or len(self._kept) == self._num_pieces or not self._stream.has_more(_NEXT_S)):
+            if self._due_s:
+                self._rests.rest(self._due_s)
+                self._due_s = 0.0
+            self._stream.send(Taken(index=self._kept.pop(0)))
+
+
+def _given_up(answer: Abort) -> TransferError:
+    cause = TransferCause(answer.cause) if answer.cause in list(TransferCause) else TransferCause.UNREACHABLE
+    return TransferError(f"The other engine gave up: {answer.reason}", cause=cause)

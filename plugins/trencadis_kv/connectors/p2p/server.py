@@ -1,0 +1,433 @@
+"""Gives held blocks to engines that ask for them: one thread that listens, one for each connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from trencadis.errors import ConfigValueError, TransferError
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.p2p.config import P2PConfig
+from trencadis_kv.connectors.p2p.guests import Guest, Guests
+from trencadis_kv.connectors.p2p.holds import Hold, Holds
+from trencadis_kv.connectors.p2p.layers import send_layers
+from trencadis_kv.connectors.p2p.metrics import P2PMetrics
+from trencadis_kv.connectors.p2p.token import told
+from trencadis_kv.connectors.p2p.transport import Flight, Transport
+from trencadis_kv.store.cost import CostModel
+from trencadis_kv.store.format import HEADER_BYTES, for_block, seal_header, start_header
+from trencadis_kv.store.pool_access import PoolAccess
+from trencadis_kv.store.threads import let_others_first
+from trencadis_kv.wire.handshake import Identity, welcome
+from trencadis_kv.wire.socket_buffers import set_buffer
+from trencadis_kv.wire.stream import FrameStream, block_head
+from trencadis_kv.wire.stream_messages import (
+    Abort,
+    Ack,
+    Commit,
+    Invite,
+    Message,
+    Offer,
+    Placed,
+    Pull,
+    Refuse,
+    Release,
+    Renew,
+    State,
+    Status,
+    Taken,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["BlockServer"]
+
+logger = logging.getLogger("trencadis_kv.store.p2p")
+
+_BATCH_BYTES: Final = 1 << 19
+"""Copied at once between pool and socket: enough that calls cost nothing, little enough that both ends work at the same time."""
+_MIN_PIECE_BYTES: Final = 2048
+"""Smaller pieces are copied together: each costs the system as much as copying so many bytes."""
+_IDLE_S: Final = 10.0
+_GLANCE_S: Final = 0.05
+"""While a prompt is computed, it is looked so often whether anybody still wants it."""
+_MAX_GUEST_S: Final = 600.0
+_GRACE_S: Final = 1.0
+"""Whoever gives a prompt up closes the connection; one that vanished never does."""
+_RATE_TOKENS: Final = 1000
+_MAX_STRANGERS: Final = 32
+"""Connections that have not proved who they are; one more ends the oldest. They take no place from engines that have."""
+_PAUSE_S: Final = 0.5
+"""After a connection could not be accepted: it waits in the kernel meanwhile."""
+_SILENCE_S: Final = 30.0
+"""Between two lines about it in the log."""
+
+
+class BlockServer:
+    """Listens for engines that pull.
+
+    Args:
+        config: Where, and how many at once.
+        holds: What there is to pull.
+        metrics: Counts what is sent.
+        guests: Prompts that are computed for others.
+        cost: Knows how quickly.
+        transport: Another way for the bytes, for engines that ask for it.
+
+    Attributes:
+        port: Where it listens; 0 before :meth:`start`.
+    """
+
+    def __init__(
+        self,
+        config: P2PConfig,
+        holds: Holds,
+        metrics: P2PMetrics,
+        *,
+        guests: Guests,
+        cost: CostModel,
+        transport: Transport | None = None,
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._guests = guests
+        self._cost = cost
+        self._holds = holds
+        self._metrics = metrics
+        self._listener: socket.socket | None = None
+        self._threads: dict[threading.Thread, FrameStream] = {}
+        self._known: set[threading.Thread] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._num_failures = 0
+        self._complained_s = float("-inf")
+        self._identity: Identity | None = None
+        self._find_pool: Callable[[], PoolAccess | None] = lambda: None
+        self.port = 0
+
+    def start(self, identity: Identity, pool: Callable[[], PoolAccess | None]) -> None:
+        """Listen.
+
+        Args:
+            identity: Of this engine.
+            pool: Returns the device's blocks once they are there.
+
+        Raises:
+            ConfigValueError: The address or the port cannot be listened on.
+        """
+        host, port = self._config.host, self._config.port
+        table = "p2p" if self._transport is None else self._transport.name
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listener = socket.create_server(found[4][:2], family=found[0])
+        except OSError as error:
+            raise ConfigValueError(
+                f"kv_connector.{table}: cannot listen on {host}, port {port}: {error.strerror or error}.",
+                hint=f"Choose another kv_connector.{table}.port, or 0 for any; the address must be one of this machine.",
+            ) from error
+        self._listener, self.port = listener, listener.getsockname()[1]
+        self._identity, self._find_pool = identity, pool
+        threading.Thread(target=self._listen, args=(listener,), name="trencadis-p2p-listen", daemon=True).start()
+        logger.info("Engine %s offers KV blocks at %s, port %d.", identity.engine, host, self.port)
+
+    def close(self) -> None:
+        """Stop listening and cut every connection; returns when no block is read any more. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            listener, self._listener = self._listener, None
+            threads = dict(self._threads)
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        for thread, stream in threads.items():
+            stream.cut()
+            if thread is not threading.current_thread():
+                thread.join()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _listen(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+                self._begin(connection)
+            except (OSError, TransferError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                if self._is_closed:
+                    return
+                self._complain(error)
+                time.sleep(_PAUSE_S)
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Serve a connection on a thread of its own, or turn it away; it is closed if neither is possible."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(connection.close)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_buffer(connection, "send")
+            stream = FrameStream(connection, timeout_s=self._config.connect_timeout_s)
+            thread = threading.Thread(target=self._attend, args=(stream,), name="trencadis-p2p-peer", daemon=True)
+            with self._lock:
+                has_room = len(self._known) < self._config.max_connections and not self._is_closed
+                strangers = [other for one, other in self._threads.items() if one not in self._known]
+                for other in strangers[: max(0, len(strangers) - _MAX_STRANGERS + 1)]:
+                    other.cut()
+                if has_room:
+                    thread.start()  # with the lock: close() joins what is listed
+                    self._threads[thread] = stream
+            if has_room:
+                undo.pop_all()
+            else:
+                _turn_away(stream)
+
+    def _complain(self, error: Exception) -> None:
+        """Say that a connection could not be accepted: the first time, and then at most twice a minute."""
+        self._num_failures += 1
+        if time.monotonic() < self._complained_s + _SILENCE_S:
+            return
+        self._complained_s = time.monotonic()
+        logger.error(
+            "A connection of another engine to port %d could not be accepted, %d so far: %s. The next is tried again; if this goes on, "
+            "let the process open more files (ulimit -n, LimitNOFILE).",
+            self.port,
+            self._num_failures,
+            error,
+        )
+
+    def _attend(self, stream: FrameStream) -> None:
+        """Serve one connection to its end."""
+        assert self._identity is not None, "it listens"
+        let_others_first()
+        try:
+            welcome(stream, self._identity)
+            with self._lock:
+                self._known.add(threading.current_thread())
+            while True:
+                stream.set_deadline(_IDLE_S)
+                self._answer(stream, stream.receive())
+        except TransferError as error:
+            logger.debug("A connection of another engine ended: %s", error)
+        except Exception:
+            logger.warning("A connection of another engine ended unexpectedly.", exc_info=True)
+        finally:
+            stream.close()
+            with self._lock:
+                self._known.discard(threading.current_thread())
+                self._threads.pop(threading.current_thread(), None)
+
+    def _answer(self, stream: FrameStream, message: Message | int) -> None:
+        match message:
+            case Pull():
+                self._send(stream, message)
+            case Renew():
+                stream.send(Ack(known=self._holds.renew(message.ticket)))
+            case Release():
+                stream.send(Ack(known=self._holds.release(message.ticket)))
+            case Status():
+                stream.send(self._state())
+            case Invite():
+                self._serve_guest(stream, message)
+            case _:
+                raise TransferError(f"It sent {message!r}, which asks for nothing.", cause=TransferCause.CORRUPT)
+
+    def _state(self) -> State:
+        seconds, guests = self._cost.compute_s(_RATE_TOKENS), self._guests
+        return State(
+            accepts=guests.accepts,
+            num_guests=guests.num_guests,
+            num_tokens=guests.num_tokens,
+            tokens_per_s=_RATE_TOKENS / seconds if seconds > 0 else 0.0,  # nan is not
+        )
+
+    def _serve_guest(self, stream: FrameStream, invite: Invite) -> None:
+        """Have a prompt computed; the other engine's going away, and its time-out, end that."""
+        try:
+            guest = self._guests.enter(invite)
+        except TransferError as error:
+            stream.send(Abort(cause=error.cause, reason=str(error)))
+            return
+        until_s = time.monotonic() + min(invite.timeout_s, _MAX_GUEST_S) + _GRACE_S
+        is_served = False
+        try:
+            while not guest.wait(_GLANCE_S):
+                if stream.is_gone or time.monotonic() > until_s:
+                    return
+            if stream.is_gone:
+                return
+            with contextlib.ExitStack() as stack:
+                hold, hashes = self._to_push(stream, guest, invite, stack)
+                stream.set_deadline(self._config.connect_timeout_s)
+                stream.send(_answer_of(guest, num_pushed=len(hashes)))
+                is_served = True
+                if hold is not None:
+                    self._push(stream, hold, hashes)
+        finally:
+            if not is_served:
+                self._guests.withdraw(guest)
+                stream.cut()
+
+    def _to_push(
+        self, stream: FrameStream, guest: Guest, invite: Invite, stack: contextlib.ExitStack
+    ) -> tuple[Hold | None, list[bytes]]:
+        """Return what is sent along with an offer: blocks that the other engine does not have, as far as it has room for them."""
+        pool, prefix = self._find_pool(), guest.prefix
+        if pool is None or prefix is None or not self._config.push:
+            return None, []
+        num_blocks = invite.push_bytes // pool.layout.block_bytes
+        if num_blocks < 1 or invite.num_skipped < 0:
+            return None, []
+        try:
+            hold = self._holds.open(prefix.ticket, stream.cut)
+        except TransferError as error:
+            logger.debug("A prompt's blocks are gone before they could be sent: %s", error)
+            return None, []
+        stack.callback(self._holds.close, hold, stream.cut)
+        hashes = list(hold.index)[invite.num_skipped :][:num_blocks]
+        return (hold, hashes) if hashes else (None, [])
+
+    def _push(self, stream: FrameStream, hold: Hold, hashes: list[bytes]) -> None:
+        """Send blocks that nobody has asked for one by one; who cannot take them any more closes the connection."""
+        pool = self._find_pool()
+        assert pool is not None, "it was there when the offer was made"
+        stream.set_deadline(self._config.pull_timeout_s)
+        self._send_blocks(stream, pool, hold, hashes)
+        stream.send(Commit(num_blocks=len(hashes)))
+        self._metrics.pushed("sent", num_bytes=len(hashes) * pool.layout.block_bytes)
+
+    def _send(self, stream: FrameStream, pull: Pull) -> None:
+        stream.set_deadline(self._config.pull_timeout_s)
+        pool = self._find_pool()
+        try:
+            hold = self._holds.open(pull.ticket, stream.cut)
+        except TransferError as error:
+            stream.send(Abort(cause=error.cause, reason=str(error)))
+            return
+        try:
+            if pool is None:
+                stream.send(Abort(cause=TransferCause.LOST, reason="this engine has no KV cache yet"))
+                return
+            hashes = list(takewhile(hold.index.__contains__, pull.hashes))
+            by_layer = pull.by_layer and pool.layerwise and pool.any_thread
+            flight = None if by_layer else self._flight(pull)
+            if by_layer:
+                if len(hashes) < len(pull.hashes):
+                    reason = f"{len(hashes)} of {len(pull.hashes)} blocks are held"
+                    stream.send(Abort(cause=TransferCause.LOST, reason=reason))
+                    return
+                self._send_layers(stream, pool, hold, hashes)
+            elif flight is None:
+                self._send_blocks(stream, pool, hold, hashes)
+            else:
+                with flight:
+                    self._place_blocks(stream, pool, hold, hashes, flight)
+            stream.send(Commit(num_blocks=len(hashes)))
+        finally:
+            self._holds.close(hold, stream.cut)
+
+    def _flight(self, pull: Pull) -> Flight | None:
+        assert self._identity is not None, "it listens"
+        if self._transport is None or pull.via != self._transport.name or self._identity.codec.flags:
+            return None  # what a codec makes of a block has no fixed size, and goes over the connection
+        return self._transport.flight(pull.target)
+
+    def _place_blocks(
+        self, stream: FrameStream, pool: PoolAccess, hold: Hold, hashes: list[bytes], flight: Flight
+    ) -> None:
+        """Write blocks to the other engine's memory; piece by piece, as it gives them back."""
+        assert self._identity is not None, "it listens"
+        layout, timeout_s = pool.layout, self._config.pull_timeout_s
+        draft = start_header(layout, compat=self._identity.compat, block_hash=bytes(32))
+        free, lent, most = list(range(flight.num_pieces)), set[int](), len(flight.rows(0))
+        if not pool.any_thread:
+            most = min(most, max(1, self._config.max_bytes_per_step // layout.block_bytes))
+        for first in range(0, len(hashes), most):
+            part = hashes[first : first + most]
+            if not free:
+                free.append(_taken(stream.receive(), lent))
+            piece = free.pop(0)
+            rows = flight.rows(piece)[: len(part)]
+            pool.read([hold.index[one] for one in part], rows, timeout_s=timeout_s)
+            headers = [seal_header(for_block(draft, one), row.data) for one, row in zip(part, rows, strict=True)]
+            flight.write(piece, len(part), timeout_s=timeout_s, is_gone=lambda: stream.is_gone)
+            stream.send(Placed(index=piece, headers=[bytes(header) for header in headers]))
+            lent.add(piece)
+            num_bytes = len(part) * (layout.block_bytes + HEADER_BYTES)
+            self._metrics.moved("send", num_tokens=len(part) * layout.block_size, num_bytes=num_bytes)
+        while lent:
+            _taken(stream.receive(), lent)
+
+    def _send_layers(self, stream: FrameStream, pool: PoolAccess, hold: Hold, hashes: list[bytes]) -> None:
+        assert self._identity is not None, "it listens"
+        timeout_s = self._config.pull_timeout_s
+        num_bytes = send_layers(stream, pool, self._identity, hold.index, hashes, timeout_s=timeout_s)
+        self._metrics.moved("send", num_tokens=len(hashes) * pool.layout.block_size, num_bytes=num_bytes)
+
+    def _send_blocks(self, stream: FrameStream, pool: PoolAccess, hold: Hold, hashes: list[bytes]) -> None:
+        assert self._identity is not None, "it listens"
+        layout, codec = pool.layout, self._identity.codec
+        draft = start_header(layout, compat=self._identity.compat, block_hash=bytes(32), codec_flags=codec.flags)
+        most_bytes = _BATCH_BYTES if pool.any_thread else self._config.max_bytes_per_step
+        num_rows = max(1, min(len(hashes), most_bytes // layout.block_bytes))
+        rows = np.empty((num_rows, layout.block_bytes), np.uint8)
+        for first in range(0, len(hashes), num_rows):
+            part = hashes[first : first + num_rows]
+            payloads = self._payloads(pool, [hold.index[one] for one in part], rows[: len(part)])
+            pieces: list[bytes | bytearray | memoryview] = []
+            num_bytes = 0
+            for block_hash, payload in zip(part, payloads, strict=True):
+                own = for_block(draft, block_hash)
+                sent = [memoryview(codec.encode(payload[0], own)).cast("B")] if codec.flags else payload
+                size = sum(one.nbytes for one in sent)
+                pieces += (block_head(seal_header(own, sent), size), *sent)
+                num_bytes += HEADER_BYTES + size
+            stream.send_pieces(pieces)
+            self._metrics.moved("send", num_tokens=len(part) * layout.block_size, num_bytes=num_bytes)
+
+    def _payloads(self, pool: PoolAccess, blocks: list[int], rows: NDArray[np.uint8]) -> Sequence[Sequence[memoryview]]:
+        """Return the bytes of blocks: where they lie, if those are not many small pieces; else a copy of them."""
+        layout = pool.layout
+        assert self._identity is not None, "it listens"
+        if not self._identity.codec.flags and layout.block_bytes >= _MIN_PIECE_BYTES * len(layout.parts):
+            views = pool.view(blocks)
+            if views is not None:
+                return views
+        pool.read(blocks, rows, timeout_s=self._config.pull_timeout_s)
+        return [[row.data] for row in rows]
+
+
+def _taken(message: object, lent: set[int]) -> int:
+    if not isinstance(message, Taken) or message.index not in lent:
+        raise TransferError(f"{message!r} came in the place of TAKEN.", cause=TransferCause.CORRUPT)
+    lent.remove(message.index)
+    return message.index
+
+
+def _answer_of(guest: Guest, *, num_pushed: int = 0) -> Offer | Abort:
+    prefix = guest.prefix
+    if prefix is None:
+        return Abort(cause=TransferCause.FULL, reason=guest.error)
+    return Offer(
+        ticket=prefix.ticket,
+        num_tokens=prefix.num_tokens,
+        lease_s=prefix.lease_s,
+        token=None if guest.first is None else told(guest.first),
+        num_pushed=num_pushed,
+    )
+
+
+def _turn_away(stream: FrameStream) -> None:
+    """Refuse a connection without waiting for anything."""
+    try:
+        stream.send(Refuse(cause=TransferCause.UNREACHABLE, reason="it serves as many engines as it may"))
+    except TransferError as error:
+        logger.debug("A connection that was one too many ended: %s", error)
+    finally:
+        stream.close()

@@ -1,0 +1,221 @@
+"""Blocks in a Redis or Valkey server, one key each."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from trencadis.errors import TransferError
+from trencadis.interfaces.block_store import BlockStore
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.redis.address import RedisAddress
+from trencadis_kv.connectors.redis.errors import transfer_error
+from trencadis_kv.connectors.redis.link import RedisLink
+from trencadis_kv.connectors.redis.resp import ProtocolError, ServerError, command, set_command
+
+__all__ = ["RedisStore"]
+
+T = TypeVar("T")
+
+_WINDOW_BYTES = 2**20
+_WINDOW_COMMANDS = 128
+"""Asked for before the answers to the commands before them are read: the way there and back is paid once, and what the server
+has to hold for us stays small."""
+
+
+class RedisStore(BlockStore):
+    """One connection, made when it is needed and given up at the first fault.
+
+    Args:
+        make_link: Makes a link that is not open yet.
+        address: Of the server, for messages.
+        ttl_s: The server forgets an object after so many seconds; 0: never.
+        on_connect: Called after a connection was made, on the thread of the call that needed it.
+    """
+
+    def __init__(
+        self,
+        make_link: Callable[[], RedisLink],
+        address: RedisAddress,
+        *,
+        ttl_s: int = 0,
+        on_connect: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._make_link = make_link
+        self._address = address
+        self._ttl_s = ttl_s
+        self._on_connect = on_connect
+        self._lock = threading.Lock()
+        self._link: RedisLink | None = None
+        self._is_busy = self._is_closed = False
+
+    def contains(self, keys: Sequence[str]) -> int:
+        """Return how many leading keys are there, in at most two trips: EXISTS counts, and does not say which."""
+        names = [key.encode() for key in keys]
+
+        def ask(link: RedisLink) -> int:
+            width = max(1, math.isqrt(len(names)))
+            first = _num_leading(link, [names[at : at + width] for at in range(0, len(names), width)]) * width
+            rest = names[first : first + width]
+            return first + _num_leading(link, [[name] for name in rest[:-1]]) if rest[1:] else min(first, len(names))
+
+        return self._call(ask) if names else 0
+
+    def get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[int]:
+        """Read objects into memory."""
+        sizes: list[int] = []
+
+        def send(link: RedisLink, group: slice) -> None:
+            link.send([b"".join([command(b"GET", key.encode()) for key in keys[group]])])
+
+        def read(link: RedisLink, group: slice) -> bool:
+            sizes.extend(_read_value(link, target) for target in targets[group])
+            return True
+
+        self._call(lambda link: _pipelined(link, _groups([len(target) for target in targets]), send, read))
+        return sizes
+
+    def put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]]) -> int:
+        """Keep objects; stops soon after the server is full."""
+        num_kept = 0
+
+        def send(link: RedisLink, group: slice) -> None:
+            some = zip(keys[group], objects[group], strict=True)
+            link.send(part for key, pieces in some for part in set_command(key.encode(), pieces, ttl_s=self._ttl_s))
+
+        def read(link: RedisLink, group: slice) -> bool:
+            nonlocal num_kept
+            kept = [_read_kept(link) for _ in keys[group]]
+            num_kept += sum(kept)
+            return all(kept)
+
+        sizes = [sum(piece.nbytes for piece in pieces) for pieces in objects]
+        self._call(lambda link: _pipelined(link, _groups(sizes), send, read))
+        return num_kept
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Forget objects; the server frees them on a thread of its own."""
+
+        def send(link: RedisLink, group: slice) -> None:
+            link.send([command(b"UNLINK", *[key.encode() for key in keys[group]])])
+
+        def read(link: RedisLink, group: slice) -> bool:
+            link.reader.read_integer()
+            return True
+
+        self._call(lambda link: _pipelined(link, _groups([0] * len(keys)), send, read))
+
+    def interrupt(self) -> None:
+        """Let a call that another thread is waiting in raise soon; it costs the connection."""
+        with self._lock:
+            link = self._link if self._is_busy else None
+        if link is not None:
+            link.interrupt()
+
+    def close(self) -> None:
+        """Give the connection up; a call that is under way raises, and so do later ones."""
+        with self._lock:
+            self._is_closed = True
+            link, is_busy = self._link, self._is_busy
+            if not is_busy:
+                self._link = None
+        if link is None:
+            return
+        if is_busy:
+            link.interrupt()  # who is in the call closes it: a descriptor must not be given away under its hands
+        else:
+            link.close()
+
+    def _call(self, do: Callable[[RedisLink], T]) -> T:
+        link, is_new = self._begin()
+        is_done = False
+        try:
+            if is_new:
+                link.open()
+                self._on_connect()
+            result = do(link)
+            is_done = True
+            return result
+        except (OSError, ProtocolError, ServerError) as error:
+            raise transfer_error(error, self._address, is_interrupted=link.is_interrupted) from error
+        finally:
+            self._end(link, keep=is_done and not link.is_interrupted)
+
+    def _begin(self) -> tuple[RedisLink, bool]:
+        with self._lock:
+            if self._is_closed:
+                raise TransferError(f"the connection to {self._address} was closed.", cause=TransferCause.CANCELLED)
+            link, is_new = self._link, False
+            if link is None or not link.is_quiet():
+                if link is not None:
+                    link.close()
+                link, is_new = self._make_link(), True
+                self._link = link
+            self._is_busy = True
+            return link, is_new
+
+    def _end(self, link: RedisLink, *, keep: bool) -> None:
+        with self._lock:
+            self._is_busy = False
+            if keep and not self._is_closed:
+                return
+            self._link = None
+        link.close()
+
+
+def _num_leading(link: RedisLink, groups: Sequence[Sequence[bytes]]) -> int:
+    """Return how many leading groups of keys are there whole."""
+    link.send([b"".join([command(b"EXISTS", *group) for group in groups])])
+    are_whole = [link.reader.read_integer() == len(group) for group in groups]
+    return [*are_whole, False].index(False)
+
+
+def _read_value(link: RedisLink, target: memoryview) -> int:
+    try:
+        return link.reader.read_bulk_into(target)
+    except ServerError as error:
+        if error.code == "WRONGTYPE":  # somebody else's list or hash under our key
+            return -1
+        raise
+
+
+def _read_kept(link: RedisLink) -> bool:
+    try:
+        link.reader.read_status()
+    except ServerError as error:
+        if error.code == "OOM":
+            return False
+        raise
+    return True
+
+
+def _groups(sizes: Sequence[int]) -> Iterator[slice]:
+    """Yield slices of items that go into one window."""
+    first = num_bytes = 0
+    for at, size in enumerate(sizes):
+        if at > first and (num_bytes + size > _WINDOW_BYTES or at - first == _WINDOW_COMMANDS):
+            yield slice(first, at)
+            first, num_bytes = at, 0
+        num_bytes += size
+    if first < len(sizes):
+        yield slice(first, len(sizes))
+
+
+def _pipelined(
+    link: RedisLink,
+    groups: Iterable[slice],
+    send: Callable[[RedisLink, slice], None],
+    read: Callable[[RedisLink, slice], bool],
+) -> None:
+    """Send each group before the answers to the one before it are read; no more are sent once ``read`` returns False."""
+    sent: deque[slice] = deque()
+    for group in groups:
+        send(link, group)
+        sent.append(group)
+        if len(sent) > 1 and not read(link, sent.popleft()):
+            break
+    for group in sent:
+        read(link, group)

@@ -1,0 +1,191 @@
+"""One child of the tiered connector, guarded: what it raises stays here, and one that keeps failing is left alone.
+
+asked ─ raises, times out, loads fail ▶ left alone for a while ▶ asked again
+      └ raises where blocks are at stake, or never gives blocks back ▶ closed for good
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from trencadis.errors import ConfigValueError
+from trencadis.faults import FaultLog, as_words, reraise_interrupt
+from trencadis.interfaces import KVSchedulerSide, Lookup
+from trencadis.records import KVLayout, Request, TransferCause
+from trencadis_kv.connectors.tiered.metrics import TierCounters
+from trencadis_kv.store.breaker import Breaker, BreakerState
+from trencadis_kv.store.cost import MovingLine
+
+__all__ = ["CLOSED", "Child"]
+
+logger = logging.getLogger("trencadis.kv")
+
+T = TypeVar("T")
+
+CLOSED = "its connector was closed"
+"""Cause of loads from a child whose worker side was closed."""
+
+_CLOSED_STATE = 3
+_EVERYDAY = frozenset({TransferCause.EVICTED, TransferCause.FULL, TransferCause.CANCELLED, TransferCause.INCOMPATIBLE})
+
+
+class Child:
+    """The scheduler side of one child.
+
+    Args:
+        name: Of its component.
+        label: Names the component and its distribution in messages.
+        side: Its scheduler side.
+        breaker: Whether it is asked.
+        counters: Of all children.
+        probe_s: A question that was to show whether it works again counts as unanswered after so long, seconds.
+
+    Attributes:
+        name: Of its component.
+        is_closed: For good: it is told nothing any more.
+        load_s: What loads of so many tokens took.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        side: KVSchedulerSide,
+        *,
+        breaker: Breaker,
+        counters: TierCounters,
+        probe_s: float,
+        label: str = "",
+    ) -> None:
+        self.name = name
+        self._label = label if label not in ("", name) else f"the KV connector {name}"
+        self._faults = FaultLog(logger)
+        self.is_closed = False
+        self.load_s = MovingLine()
+        self._side = side
+        self._breaker = breaker
+        self._counters = counters
+        self._probe_s = probe_s
+        counters.watch(name, lambda: float(_CLOSED_STATE if self.is_closed else breaker.state))
+
+    @property
+    def is_used(self) -> bool:
+        """True while it is told of blocks to save."""
+        return not self.is_closed and self._breaker.allows
+
+    def may_be_asked(self) -> bool:
+        """True if the next look-up asks it: also once in a while when it was left alone."""
+        if self._breaker.half_open_s > self._probe_s:  # whoever asked was aborted, or had enough from another child
+            self._breaker.probed(works=False)
+        asked = not self.is_closed and (self._breaker.allows or self._breaker.wants_probe())
+        if not asked:
+            self._counters.looked_up(self.name, "skipped")
+        return asked
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        """Return its answer; a miss if it raises."""
+        found = self.call(
+            "lookup",
+            lambda side: side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens),
+            None,
+        )
+        if found is None:
+            self._unanswered("raised")
+            return Lookup()
+        if found.approximate:
+            # What it loads is not what the others have under the same hashes: only alone can it say so to the engine.
+            self._counters.looked_up(self.name, "declined")
+            return Lookup()
+        if not found.pending:
+            if self._breaker.state is BreakerState.HALF_OPEN:
+                self._breaker.probed(works=True)
+            self._counters.looked_up(self.name, "hit" if found.num_tokens > num_local_tokens else "miss")
+        return found
+
+    def unused(self, ticket: int) -> None:
+        """Tell it that nothing is loaded under the ticket of its answer."""
+        self.call("on_unused", lambda side: side.on_unused(ticket), None)
+
+    def timed_out(self) -> None:
+        """Note that it did not answer in time."""
+        self._breaker.failed(TransferCause.DEADLINE)
+        self._unanswered("timeout")
+
+    def loaded(self, *, num_tokens: int, seconds: float) -> None:
+        """Note a load that arrived."""
+        self.load_s.add(num_tokens, seconds)
+        self._counters.ended(self.name, "loaded")
+
+    def failed(self, cause: str, *, num_valid_tokens: int = 0) -> None:
+        """Note a load that did not; one that brought something under a cause nobody knows counts as everyday life."""
+        self._counters.ended(self.name, "failed")
+        known = cause in set(TransferCause)
+        if not known and not num_valid_tokens:
+            self._breaker.failed(TransferCause.RAISED)
+        elif known and cause not in _EVERYDAY:
+            self._breaker.failed(cause)
+
+    def ready(self, layout: KVLayout) -> None:
+        """Tell it what blocks are made of; one that raises is closed.
+
+        Raises:
+            ConfigValueError: What its config names cannot be used, and must be.
+        """
+        try:
+            self._side.on_ready(layout)
+        except ConfigValueError:
+            raise
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = (
+                f"{self._label} cannot be used: it raised {as_words(error)} in on_ready(); serving goes on without it."
+            )
+            self._faults.say("on_ready", said, error=error, level=logging.ERROR)
+            self.close()
+
+    def call(self, name: str, call: Callable[[KVSchedulerSide], T], otherwise: T) -> T:
+        """Return what a call returns; ``otherwise`` if the child is closed or raises.
+
+        Args:
+            name: Of the method, for the log.
+            call: Gets the scheduler side.
+            otherwise: The harmless answer.
+        """
+        if self.is_closed:
+            return otherwise
+        try:
+            return call(self._side)
+        except BaseException as error:
+            reraise_interrupt(error)
+            self._breaker.failed(TransferCause.RAISED)
+            said = f"{self._label} raised {as_words(error)} in {name}(); the others go on."
+            self._faults.say(name, said, error=error)
+            return otherwise
+
+    def insist(self, name: str, call: Callable[[KVSchedulerSide], None]) -> bool:
+        """Make a call on which the fate of blocks depends; a child that raises is closed, and False returned."""
+        if self.is_closed:
+            return False
+        try:
+            call(self._side)
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = f"{self._label} raised {as_words(error)} in {name}(); it is closed."
+            self._faults.say(name, said, error=error, level=logging.ERROR)
+            self.close()
+        return not self.is_closed
+
+    def close(self) -> None:
+        """Close it for good; may be called twice."""
+        self.is_closed = True
+        try:
+            self._side.close()
+        except BaseException as error:
+            reraise_interrupt(error)
+            self._faults.say("close", f"{self._label} raised {as_words(error)} in close().", error=error)
+
+    def _unanswered(self, result: str) -> None:
+        if self._breaker.state is BreakerState.HALF_OPEN:
+            self._breaker.probed(works=False)
+        self._counters.looked_up(self.name, result)

@@ -1,0 +1,399 @@
+"""The scheduler side of several connectors in one: the longest prefix wins, saves go to all."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from trencadis.clock import Clock
+from trencadis.interfaces import FirstTokenTerms, KVPolicy, KVSchedulerSide, Lookup, SourceView
+from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
+from trencadis_kv.connectors.tiered.child import CLOSED, Child
+from trencadis_kv.connectors.tiered.config import TieredConfig
+from trencadis_kv.connectors.tiered.lookups import TierLookups
+from trencadis_kv.connectors.tiered.message import Hold, Orders, TicketNames
+from trencadis_kv.connectors.tiered.metrics import TierCounters, merged
+from trencadis_kv.store.bounded import BoundedDict
+from trencadis_kv.store.cost import CostModel
+
+__all__ = ["TieredScheduler"]
+
+logger = logging.getLogger("trencadis.kv")
+
+_MAX_REMEMBERED = 4096
+"""Offers that the engine did not take, and failures of requests that are gone, are forgotten."""
+
+
+@attrs.define
+class _Load:
+    """What one child was asked to load, or offered to.
+
+    Attributes:
+        child: Which.
+        rival_tokens: The most that another child offered, beyond the local hit.
+        blocks: To load into.
+        block_hashes: Of each.
+        since_s: Begin, seconds on the engine's clock.
+    """
+
+    child: int
+    rival_tokens: int
+    blocks: Sequence[int] = ()
+    block_hashes: Sequence[bytes] = ()
+    since_s: float = 0.0
+
+
+class TieredScheduler(KVSchedulerSide):
+    """Asks all children and tells all; each of them believes to be alone.
+
+    Args:
+        children: The nearest first.
+        policy: Chooses among those that have something; a guarded one.
+        clock: The engine's.
+        config: Deadlines, and whether loads are promoted.
+        counters: Of all children.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        *,
+        policy: KVPolicy,
+        clock: Clock,
+        config: TieredConfig,
+        counters: TierCounters,
+    ) -> None:
+        self._children = children
+        self._policy = policy
+        self._clock = clock
+        self._config = config
+        self._counters = counters
+        self._names = TicketNames(len(children))
+        self._lookups = TierLookups(children, clock=clock, timeout_s=config.lookup_timeout_s)
+        self._cost = CostModel(clock)
+        self._block_size = 0
+        self._shared = itertools.count()
+        self._offers: BoundedDict[int, _Load] = BoundedDict(_MAX_REMEMBERED)
+        self._loads: dict[int, _Load] = {}
+        self._lost: BoundedDict[int, _Load] = BoundedDict(_MAX_REMEMBERED)
+        self._avoided: BoundedDict[str, frozenset[int]] = BoundedDict(_MAX_REMEMBERED)
+        self._unreleased: dict[int, float] = {}
+        self._later: list[tuple[int, str, Callable[[KVSchedulerSide], None]]] = []
+        self._orders = _no_orders()
+        self._told_closed: set[int] = set()
+
+    def on_ready(self, layout: KVLayout) -> None:
+        """Tell every child; one after the other, so that the log has their order."""
+        self._block_size = layout.block_size
+        for child in self._children:
+            child.ready(layout)
+
+    # --------------------------------------------------------------------------------------------------- loads
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        """Return the offer of the child that the policy chooses; by default the longest, of equals the nearest."""
+        hits = self._lookups.ask(
+            request,
+            block_hashes=block_hashes,
+            num_local_tokens=num_local_tokens,
+            num_tokens=len(block_hashes) * self._block_size,
+            without=self._avoided.get(request.request_id, frozenset()),
+        )
+        if hits is None:
+            return Lookup(pending=True)
+        hits = [(child, found) for child, found in hits if self._is_new(child, found.ticket)]
+        if not hits:
+            return Lookup()
+        chosen = self._choose(hits, num_local_tokens)
+        child, found = hits[chosen]
+        losers = [hit for i, hit in enumerate(hits) if i != chosen]
+        for loser, other in losers:
+            self._children[loser].unused(other.ticket)
+        rivals = [other.num_tokens - num_local_tokens for _, other in losers]
+        ticket = self._names.outside(child, found.ticket)
+        self._offers[ticket] = _Load(child=child, rival_tokens=max(rivals, default=0))
+        return attrs.evolve(found, ticket=ticket)
+
+    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Keep it for the message: what others are to save may lie in these very blocks."""
+        load = self._offers.pop(ticket, None)
+        if load is None:  # the engine takes what was offered, and nothing else
+            return
+        load.blocks, load.block_hashes, load.since_s = blocks, block_hashes, self._clock.now_s()
+        self._loads[ticket] = load
+        self._orders.loads.append(ticket)
+        child, own = self._names.inside(ticket)
+        self._later.append((child, "on_allocated", _allocated(own, blocks, block_hashes)))
+
+    def on_unused(self, ticket: int) -> None:
+        """Tell the child whose offer it was."""
+        if self._offers.pop(ticket, None) is not None:
+            child, own = self._names.inside(ticket)
+            self._children[child].unused(own)
+
+    def on_cancelled(self, ticket: int) -> None:
+        """Tell the child whose load it is, behind its begin."""
+        child, own = self._names.inside(ticket)
+        if child >= len(self._children):
+            return
+        self._loads.pop(ticket, None)
+        self._unreleased[ticket] = self._clock.now_s()
+        self._orders.releases.append(ticket)
+        self._later.append((child, "on_cancelled", lambda side: side.on_cancelled(own)))
+
+    def on_failed(self, request: Request, failed: FailedLoad) -> str:
+        """Try again if the child wants to, or if another one offered more than arrived."""
+        child, own = self._names.inside(failed.ticket)
+        load = self._lost.pop(failed.ticket, None)
+        inner = attrs.evolve(failed, ticket=own)
+        if child < len(self._children):
+            answer = self._children[child].call("on_failed", lambda side: side.on_failed(request, inner), "compute")
+            if answer == "retry":
+                return answer
+        if load is None or load.rival_tokens <= failed.num_valid_tokens:
+            return "compute"
+        self._avoided[request.request_id] = self._avoided.get(request.request_id, frozenset()) | {child}
+        return "retry"
+
+    # --------------------------------------------------------------------------------------------------- saves
+
+    def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Offer to all that are used."""
+        for child in self._children:
+            if child.is_used:
+                child.call("on_computed", lambda side: side.on_computed(blocks=blocks, block_hashes=block_hashes), None)
+
+    def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
+        """Hold the blocks until the last child that wants them has released them."""
+        self._avoided.pop(request.request_id, None)
+        members = []
+        for i, child in enumerate(self._children):
+            own = child.call("on_finished", lambda side: side.on_finished(request, blocks=blocks), None)
+            if own is not None:
+                members.append(self._names.outside(i, own))
+        if not members:
+            return None
+        ticket = members[0] if len(members) == 1 else self._names.shared(next(self._shared))
+        if len(members) > 1:
+            self._orders.holds.append(Hold(ticket, members))
+        self._orders.releases.extend(members)
+        self._unreleased[ticket] = self._clock.now_s()
+        return ticket
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return those of the nearest child that has any."""
+        for child in self._children:
+            params = child.call("finished_params", lambda side: side.finished_params(request), None)
+            if params is not None:
+                return params
+        return None
+
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
+        """Tell all: the parameters do not say whose they are."""
+        self._tell("on_rejected", lambda side: side.on_rejected(transfer_params))
+
+    def on_abandoned(self, request: Request) -> None:
+        """Tell all."""
+        self._lookups.forget(request.request_id)
+        self._tell("on_abandoned", lambda side: side.on_abandoned(request))
+
+    # ------------------------------------------------------------------------------------- requests of children
+
+    def on_sampling(self, terms: FirstTokenTerms) -> None:
+        """Hand it to all."""
+        self._tell("on_sampling", lambda side: side.on_sampling(terms))
+
+    def on_role(self, role: str) -> None:
+        """Tell all."""
+        self._tell("on_role", lambda side: side.on_role(role))
+
+    def on_waker(self, wake: Callable[[], None]) -> None:
+        """Hand it to all."""
+        self._tell("on_waker", lambda side: side.on_waker(wake))
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any child has."""
+        return any(child.call("has_requests", lambda side: side.has_requests, False) for child in self._children)
+
+    def take_requests(self) -> Sequence[Request]:
+        """Return those of all children."""
+        found: list[Request] = []
+        for child in self._children:
+            found += child.call("take_requests", lambda side: tuple(side.take_requests()), ())
+        return found
+
+    def take_withdrawn(self) -> Sequence[str]:
+        """Return those of all children."""
+        found: list[str] = []
+        for child in self._children:
+            found += child.call("take_withdrawn", lambda side: tuple(side.take_withdrawn()), ())
+        return found
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Tell all: ids are unique."""
+        self._tell("on_request_token", lambda side: side.on_request_token(request_id, first))
+
+    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
+        """Tell all: ids are unique."""
+        self._tell(
+            "on_request_ended",
+            lambda side: side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
+        )
+
+    # --------------------------------------------------------------------------------------------------- steps
+
+    def take_message(self) -> bytes:
+        """Return the children's messages: first what they save, then what they load."""
+        self._close_overdue()
+        before = [child.call("take_message", _message, b"") for child in self._children]
+        later, self._later = self._later, []
+        for i, name, tell in later:
+            self._children[i].insist(name, tell)
+        told = {i for i, _, _ in later}
+        after = [
+            child.call("take_message", _message, b"") if i in told else b"" for i, child in enumerate(self._children)
+        ]
+        close = [i for i, child in enumerate(self._children) if child.is_closed and i not in self._told_closed]
+        self._told_closed.update(close)
+        orders, self._orders = self._orders, _no_orders()
+        orders = msgspec.structs.replace(orders, before=before, after=after, close=close)
+        is_empty = not (any(before) or any(after)) and orders == _no_orders(before, after)
+        return b"" if is_empty else msgspec.msgpack.encode(orders)
+
+    def on_report(self, report: ConnectorReport) -> None:
+        """Give every child its part, and keep the books."""
+        for i, child in enumerate(self._children):
+            child.call("on_report", _reported(self._part_of(i, report)), None)
+        for ticket in report.loaded:
+            self._arrived(ticket)
+        for failed in report.failed:
+            self._did_not_arrive(failed)
+        for ticket in report.released:
+            self._unreleased.pop(ticket, None)
+
+    def on_backlog(self, num_tokens: int) -> None:
+        """Tell all."""
+        self._tell("on_backlog", lambda side: side.on_backlog(num_tokens))
+
+    def on_step(self, *, num_tokens: int, device_s: float) -> None:
+        """Learn what computing takes, and tell all."""
+        self._cost.computed(num_tokens=num_tokens, seconds=device_s)
+        self._tell("on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
+
+    def metrics(self) -> str:
+        """Return what is counted here and, with the label ``tier``, by each child."""
+        texts = {child.name: child.call("metrics", _metrics, "") for child in self._children}
+        return self._counters.text() + merged(texts)
+
+    def close(self) -> None:
+        """Close all."""
+        for child in self._children:
+            child.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _tell(self, name: str, tell: Callable[[KVSchedulerSide], None]) -> None:
+        for child in self._children:
+            child.call(name, tell, None)
+
+    def _is_new(self, child: int, own: int) -> bool:
+        """Return whether a ticket names nothing else yet; a child that gives one twice has a fault."""
+        ticket = self._names.outside(child, own)
+        if ticket not in self._loads and ticket not in self._unreleased:
+            return True
+        self._children[child].call("lookup", lambda _: _raise_twice(own), None)
+        return False
+
+    def _choose(self, hits: Sequence[tuple[int, Lookup]], num_local_tokens: int) -> int:
+        sources = []
+        for child, found in hits:
+            num_tokens = found.num_tokens - num_local_tokens
+            load_s, compute_s = self._children[child].load_s.at(num_tokens), self._cost.compute_s(num_tokens)
+            name = self._children[child].name
+            sources.append(SourceView(name=name, num_tokens=num_tokens, load_s=load_s, compute_s=compute_s))
+        return self._policy.choose_source(sources)
+
+    def _part_of(self, child: int, report: ConnectorReport) -> ConnectorReport:
+        """Return what concerns a child, with the tickets as it calls them."""
+
+        def own(tickets: Sequence[int]) -> tuple[int, ...]:
+            return tuple(number for i, number in map(self._names.inside, tickets) if i == child)
+
+        failed = [(*self._names.inside(failed.ticket), failed) for failed in report.failed]
+        return ConnectorReport(
+            loaded=own(report.loaded),
+            failed=tuple(attrs.evolve(one, ticket=number) for i, number, one in failed if i == child),
+            released=own(report.released),
+        )
+
+    def _arrived(self, ticket: int) -> None:
+        load = self._loads.pop(ticket, None)
+        if load is None:
+            return
+        num_tokens = len(load.blocks) * self._block_size
+        self._children[load.child].loaded(num_tokens=num_tokens, seconds=self._clock.now_s() - load.since_s)
+        for child in self._children[: load.child] if self._config.promote else ():
+            if child.is_used:
+                blocks, hashes = list(load.blocks), list(load.block_hashes)
+                child.call("on_computed", _computed(blocks, hashes), None)
+                self._counters.promoted(child.name, len(blocks))
+
+    def _did_not_arrive(self, failed: FailedLoad) -> None:
+        load = self._loads.pop(failed.ticket, None)
+        if load is None:
+            return
+        child = self._children[load.child]
+        child.failed(failed.cause, num_valid_tokens=failed.num_valid_tokens)
+        self._lost[failed.ticket] = load
+        if failed.cause == CLOSED and not child.is_closed:
+            child.close()
+
+    def _close_overdue(self) -> None:
+        """Close children that do not give blocks back, before the engine closes all of them."""
+        oldest_s = self._clock.now_s() - self._config.release_timeout_s
+        for ticket in [ticket for ticket, since_s in self._unreleased.items() if since_s <= oldest_s]:
+            i, _ = self._names.inside(ticket)
+            if i >= len(self._children):
+                del self._unreleased[ticket]
+                self._orders.overdue.append(ticket)  # the worker side knows who still holds it
+            elif not self._children[i].is_closed:
+                logger.error(
+                    "The KV connector %s has held blocks for over %g s and is closed; the others go on.",
+                    self._children[i].name,
+                    self._config.release_timeout_s,
+                )
+                self._children[i].close()
+
+
+def _no_orders(before: Sequence[bytes] = (), after: Sequence[bytes] = ()) -> Orders:
+    return Orders(list(before), list(after), [], [], [], [], [])
+
+
+def _message(side: KVSchedulerSide) -> bytes:
+    return side.take_message()
+
+
+def _metrics(side: KVSchedulerSide) -> str:
+    return side.metrics()
+
+
+def _allocated(ticket: int, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> Callable[[KVSchedulerSide], None]:
+    return lambda side: side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
+
+
+def _computed(blocks: Sequence[int], block_hashes: Sequence[bytes]) -> Callable[[KVSchedulerSide], None]:
+    return lambda side: side.on_computed(blocks=blocks, block_hashes=block_hashes)
+
+
+def _reported(report: ConnectorReport) -> Callable[[KVSchedulerSide], None]:
+    return lambda side: side.on_report(report)
+
+
+def _raise_twice(ticket: int) -> None:
+    raise ValueError(f"ticket {ticket} was given a second time")

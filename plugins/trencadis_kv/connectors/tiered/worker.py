@@ -1,0 +1,214 @@
+"""The worker side of several connectors in one: each gets its part of the message, and their reports become one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from trencadis.faults import FaultLog, as_words, reraise_interrupt
+from trencadis.interfaces import KVPool, KVWorkerSide
+from trencadis.records import ConnectorReport, FailedLoad
+from trencadis_kv.connectors.tiered.child import CLOSED
+from trencadis_kv.connectors.tiered.message import Orders, TicketNames
+
+__all__ = ["TieredWorker"]
+
+logger = logging.getLogger("trencadis.kv")
+
+_MAX_ERRORS = 3
+"""An exception may be bad luck; so many in a row are the child's own, and it is closed."""
+
+
+class _Part:
+    """One child's worker side, guarded.
+
+    Args:
+        name: Of its component.
+        label: Names the component and its distribution in messages.
+        side: Its worker side.
+
+    Attributes:
+        name: Of its component.
+        is_closed: For good; nothing of it touches a block.
+        loads: Tickets, as they are called outside, of loads under way.
+        releases: Tickets of blocks that it holds.
+    """
+
+    def __init__(self, name: str, label: str, side: KVWorkerSide) -> None:
+        self.is_closed = False
+        self.loads: set[int] = set()
+        self.releases: set[int] = set()
+        self.name = name
+        self._label = label if label != name else f"the KV connector {name}"
+        self._side = side
+        self._num_in_a_row = 0
+        self._faults = FaultLog(logger)
+
+    def call(self, name: str, call: Callable[[KVWorkerSide], ConnectorReport | None]) -> ConnectorReport | None:
+        if self.is_closed:
+            return None
+        try:
+            result = call(self._side)
+        except BaseException as error:
+            reraise_interrupt(error)
+            self._num_in_a_row += 1
+            said = f"{self._label} raised {as_words(error)} in {name}() of its worker side; the others go on."
+            self._faults.say(name, said, error=error)
+            if self._num_in_a_row >= _MAX_ERRORS:
+                logger.error("%s raised %d times in a row and is closed.", self._label, _MAX_ERRORS)
+                self.close()
+            return None
+        if name == "poll":
+            self._num_in_a_row = 0
+        return result
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        wait = getattr(self._side, "wait_idle", None)
+        return True if self.is_closed or wait is None else bool(wait(timeout_s))
+
+    def close(self) -> None:
+        self.is_closed = True
+        try:
+            self._side.close()
+        except BaseException as error:
+            reraise_interrupt(error)
+            said = f"{self._label} raised {as_words(error)} in close() of its worker side."
+            self._faults.say("close", said, error=error)
+
+
+class TieredWorker(KVWorkerSide):
+    """Passes calls on. Tickets of a child that was closed fail and are released: nothing can touch their blocks any more.
+
+    Args:
+        names: Of the children, the nearest first.
+        sides: Their worker sides.
+        labels: Name components and their distributions in messages; empty: the names do.
+    """
+
+    def __init__(self, names: Sequence[str], sides: Sequence[KVWorkerSide], *, labels: Sequence[str] = ()) -> None:
+        self._parts = [_Part(*one) for one in zip(names, labels or names, sides, strict=True)]
+        self._tickets = TicketNames(len(sides))
+        self._shared: dict[int, int] = {}
+        self._holders: dict[int, set[int]] = {}
+
+    def register(self, kv_cache: KVPool) -> None:
+        """Show the cache to all; a child that cannot use it is closed."""
+        for part in self._parts:
+            registered = False
+
+            def show(side: KVWorkerSide) -> None:
+                nonlocal registered
+                side.register(kv_cache)
+                registered = True
+
+            part.call("register", show)
+            if not registered and not part.is_closed:
+                part.close()
+
+    def begin_step(self, message: bytes) -> None:
+        """Let all children save, and then all load: blocks to be saved may be those that another child loads into."""
+        if not message:
+            for part in self._parts:
+                part.call("begin_step", _begin(b""))
+            return
+        orders = msgspec.msgpack.decode(message, type=Orders)
+        self._watch(orders)
+        for part, before in zip(self._parts, orders.before, strict=True):
+            part.call("begin_step", _begin(before))
+        if any(orders.after):
+            self.end_step()
+            for part, after in zip(self._parts, orders.after, strict=True):
+                part.call("begin_step", _begin(after))
+
+    def end_step(self) -> None:
+        """Let all secure what they save."""
+        for part in self._parts:
+            part.call("end_step", _end)
+
+    def poll(self) -> ConnectorReport:
+        """Return what finished in any child."""
+        loaded: list[int] = []
+        failed: list[FailedLoad] = []
+        released: list[int] = []
+        for i, part in enumerate(self._parts):
+            report = part.call("poll", _poll)
+            if report is not None:
+                loaded += [self._tickets.outside(i, ticket) for ticket in report.loaded]
+                failed += [
+                    FailedLoad(
+                        ticket=self._tickets.outside(i, one.ticket),
+                        num_valid_tokens=one.num_valid_tokens,
+                        cause=one.cause,
+                    )
+                    for one in report.failed
+                ]
+                released += [self._tickets.outside(i, ticket) for ticket in report.released]
+            part.loads.difference_update(loaded, (one.ticket for one in failed))
+            part.releases.difference_update(released)
+            if part.is_closed:
+                failed += [FailedLoad(ticket=ticket, num_valid_tokens=0, cause=CLOSED) for ticket in sorted(part.loads)]
+                released += sorted(part.releases)
+                part.loads.clear()
+                part.releases.clear()
+        return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=self._released(released))
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no child transfers anything, as far as they can say; True if so. For tests and tools, from any thread."""
+        end_s = time.monotonic() + timeout_s
+        return all(part.wait_idle(max(0.0, end_s - time.monotonic())) for part in self._parts)
+
+    def close(self) -> None:
+        """Close all; may be called twice."""
+        for part in self._parts:
+            part.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _watch(self, orders: Orders) -> None:
+        for i in orders.close:
+            if not self._parts[i].is_closed:
+                self._parts[i].close()
+        for ticket in orders.loads:
+            self._part_of(ticket).loads.add(ticket)
+        for ticket in orders.releases:
+            self._part_of(ticket).loads.discard(ticket)
+            self._part_of(ticket).releases.add(ticket)
+        for hold in orders.holds:
+            self._shared |= dict.fromkeys(hold.members, hold.ticket)
+            self._holders[hold.ticket] = set(hold.members)
+        for ticket in orders.overdue:
+            for member in self._holders.get(ticket, ()):
+                logger.error("The KV connector %s holds blocks for too long and is closed.", self._part_of(member).name)
+                self._part_of(member).close()
+
+    def _part_of(self, ticket: int) -> _Part:
+        return self._parts[self._tickets.inside(ticket)[0]]
+
+    def _released(self, tickets: Sequence[int]) -> tuple[int, ...]:
+        """Return the tickets that the engine waits for: blocks that several children hold are free with the last one."""
+        found = []
+        for member in tickets:
+            shared = self._shared.pop(member, None)
+            if shared is None:
+                found.append(member)
+                continue
+            self._holders[shared].discard(member)
+            if not self._holders[shared]:
+                del self._holders[shared]
+                found.append(shared)
+        return tuple(found)
+
+
+def _begin(message: bytes) -> Callable[[KVWorkerSide], None]:
+    return lambda side: side.begin_step(message)
+
+
+def _end(side: KVWorkerSide) -> None:
+    side.end_step()
+
+
+def _poll(side: KVWorkerSide) -> ConnectorReport:
+    return side.poll()

@@ -1,0 +1,1 @@
+"""Directories of KV objects as one safetensors file, and back."""

@@ -1,0 +1,257 @@
+"""What a KV block looks like outside an engine: a header that proves what it is, and bytes.
+
+One object is one block of one rank, or one layer of it: 128 bytes of header, then the payload, which a codec may have changed. Little endian::
+
+    0  magic "KVB1"          14  u16 group              28  u64 payload bytes
+    4  u16 version           16  u16 first layer        36  compatibility id [16]
+    6  u16 header bytes      18  u16 number of layers   52  block hash [32]
+    8  u32 flags             20  u32 first token        84  xxh3_128(header[0:84] + payload) [16]
+    12 u8 dtype, u8 layout   24  u32 number of tokens   100 zeros [28]
+
+The checksum notices what is broken; it does not notice what somebody forged: that takes a codec that authenticates.
+
+A save starts a header, lets the codec have it, and seals it over what the codec returned; a load verifies, and gives the codec the
+header as it was started::
+
+    start_header ─▶ encode(payload, draft) ─▶ seal_header(draft, encoded) ─▶ store
+    store ─▶ verify(header, encoded) ─▶ decode(encoded, unsealed(header), out) ─▶ device
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import xxhash
+
+from trencadis.errors import TransferError
+from trencadis.records import KVLayout, TransferCause
+from trencadis_kv.store.identity import VERSION
+
+__all__ = [
+    "CODEC_FLAGS",
+    "HEADER_BYTES",
+    "ROTATED",
+    "Header",
+    "for_block",
+    "for_layer",
+    "pack_header",
+    "parse_header",
+    "seal_header",
+    "start_header",
+    "unsealed",
+    "verify",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+HEADER_BYTES: Final = 128
+"""In front of every payload, in every store and on every stream."""
+
+CODEC_FLAGS: Final = 0xFFFF
+"""The bits of ``Header.flags`` that are the codec's."""
+
+ROTATED: Final = 1 << 16
+"""The bit of ``Header.flags`` that says that keys have their rotary embedding applied."""
+
+_MAGIC: Final = b"KVB1"
+_FIELDS: Final = struct.Struct("<4sHHIBBHHHIIQ16s32s16s28x")
+_SIGNED: Final = 84
+"""Leading header bytes that the checksum covers."""
+_ZEROS: Final = bytes(HEADER_BYTES - _SIGNED - 16)
+_DTYPES: Final = {"float32": 1, "bfloat16": 2, "float16": 3, "float8_e4m3fn": 4, "float8_e5m2": 5}
+_OTHER: Final = 255
+_KEYS_THEN_VALUES: Final = 1
+
+
+class Header(NamedTuple):
+    """What a header says; made for every block that is verified, so a tuple, which is made quickly.
+
+    Attributes:
+        version: Of the format.
+        flags: ``CODEC_FLAGS`` are the codec's; ``ROTATED``.
+        dtype: 1 float32, 2 bfloat16, 3 float16, 4 float8_e4m3fn, 5 float8_e5m2, 255 another or several.
+        layout: 1: keys of all layers, then values of all layers.
+        group: Of layers that share a block table; 0 where all do.
+        first_layer: Of the model, counted from 0.
+        num_layers: Layers whose KV this is.
+        first_token: Where the block begins in its sequence; 0 where the writer did not know.
+        num_tokens: In the block.
+        payload_bytes: Stored behind the header.
+        compat: As of :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
+        block_hash: Of the block and all before it, 32 bytes.
+        checksum: xxh3_128 of the first 84 bytes of the header and the payload, 16 bytes, high byte first.
+    """
+
+    version: int
+    flags: int
+    dtype: int
+    layout: int
+    group: int
+    first_layer: int
+    num_layers: int
+    first_token: int
+    num_tokens: int
+    payload_bytes: int
+    compat: bytes
+    block_hash: bytes
+    checksum: bytes
+
+
+def start_header(
+    layout: KVLayout, *, compat: bytes, block_hash: bytes, codec_flags: int = 0, first_token: int = 0
+) -> bytes:
+    """Return a header whose payload is not known yet, 128 bytes; its length and its checksum are zeros. Pure.
+
+    Args:
+        layout: Of the block.
+        compat: As of :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
+        block_hash: 32 bytes.
+        codec_flags: Of the codec, 16 bits.
+        first_token: As of :class:`Header`.
+
+    Raises:
+        ValueError: A field has the wrong size.
+    """
+    if len(compat) != 16 or len(block_hash) != 32 or not 0 <= codec_flags <= CODEC_FLAGS:
+        raise ValueError(
+            f"compat of {len(compat)} bytes, block hash of {len(block_hash)}, codec flags {codec_flags:#x}: "
+            "16, 32 and at most 16 bits are needed."
+        )
+    layers = [part.layer for part in layout.parts]
+    dtypes = {part.dtype for part in layout.parts}
+    return _FIELDS.pack(
+        _MAGIC,
+        VERSION,
+        HEADER_BYTES,
+        codec_flags | (ROTATED if layout.rotated else 0),
+        _DTYPES.get(dtypes.pop(), _OTHER) if len(dtypes) == 1 else _OTHER,
+        _KEYS_THEN_VALUES,
+        0,
+        min(layers, default=0),
+        len(set(layers)),
+        first_token,
+        layout.block_size,
+        0,
+        compat,
+        block_hash,
+        bytes(16),
+    )
+
+
+def for_block(draft: bytes, block_hash: bytes) -> bytes:
+    """Return a started header for another block of the same layout, without looking at the layout again. Pure."""
+    return draft[:52] + block_hash + draft[_SIGNED:]
+
+
+def for_layer(draft: bytes, layer: int) -> bytes:
+    """Return a started header for one layer of the same block. Pure."""
+    return draft[:16] + struct.pack("<HH", layer, 1) + draft[20:]
+
+
+def seal_header(draft: bytes, payload: Buffer | Sequence[Buffer]) -> bytes:
+    """Return a started header with length and checksum of its payload, 128 bytes. Pure.
+
+    Args:
+        draft: As of :func:`start_header`.
+        payload: What will be stored behind it, in one piece or several.
+    """
+    pieces = payload if isinstance(payload, (list, tuple)) else (payload,)
+    num_bytes = sum([memoryview(piece).nbytes for piece in pieces])
+    signed = draft[:28] + struct.pack("<Q", num_bytes) + draft[36:_SIGNED]
+    return signed + _checksum(signed, pieces) + draft[_SIGNED + 16 :]
+
+
+def pack_header(
+    layout: KVLayout, *, compat: bytes, block_hash: bytes, payload: Buffer, codec_flags: int = 0, first_token: int = 0
+) -> bytes:
+    """Return the header of a payload that is known, 128 bytes; see :func:`start_header`. Pure."""
+    draft = start_header(layout, compat=compat, block_hash=block_hash, codec_flags=codec_flags, first_token=first_token)
+    return seal_header(draft, payload)
+
+
+def unsealed(header: bytes) -> bytes:
+    """Return a header as it was started: what the codec was given when it encoded. Pure."""
+    return header[:28] + bytes(8) + header[36:_SIGNED] + bytes(HEADER_BYTES - _SIGNED)
+
+
+def parse_header(header: Buffer) -> Header:
+    """Return what a header says; nothing is said about its payload. Pure.
+
+    Raises:
+        TransferError: It is none (``corrupt``), or of another version (``incompatible``).
+    """
+    data = bytes(header)
+    if len(data) < HEADER_BYTES or data[:4] != _MAGIC:
+        raise _corrupt(f"no header: {len(data)} bytes that begin with {data[:4]!r}")
+    data = data[:HEADER_BYTES]
+    _, version, header_bytes, *fields = _FIELDS.unpack(data)
+    if version != VERSION:
+        raise TransferError(
+            f"The KV object is of format version {version}, this engine speaks {VERSION}.",
+            cause=TransferCause.INCOMPATIBLE,
+            hint="Give engines of different versions different namespaces.",
+        )
+    if header_bytes != HEADER_BYTES or data[_SIGNED + 16 :] != _ZEROS:
+        raise _corrupt(f"a header of {header_bytes} bytes, or no zeros at its end")
+    return Header(version, *fields)
+
+
+def verify(
+    header: Buffer,
+    payload: Buffer,
+    *,
+    compat: bytes,
+    block_hash: bytes,
+    codec_flags: int | None = None,
+    layer: int | None = None,
+) -> Header:
+    """Return what the header of an object says, if the object is the one that was asked for, and whole. Pure.
+
+    Args:
+        header: The first 128 bytes.
+        payload: All bytes behind them, as they were stored.
+        compat: That of this engine.
+        block_hash: That was asked for.
+        codec_flags: Of the codec that is to decode it; None to leave that to the caller.
+        layer: The one layer that it must be; None: another question.
+
+    Raises:
+        TransferError: ``incompatible``: of another version, model, layout or codec. ``corrupt``: anything else, also another block's
+            bytes under this block's key.
+    """
+    found = parse_header(header)
+    if found.compat != compat:
+        raise TransferError(
+            f"The KV object is of compatibility id {found.compat.hex()}, this engine's is {compat.hex()}.",
+            cause=TransferCause.INCOMPATIBLE,
+            hint="Another model, dtype, block size or device wrote it.",
+        )
+    num_bytes = memoryview(payload).nbytes
+    if found.payload_bytes != num_bytes:
+        raise _corrupt(f"{num_bytes} bytes behind a header that says {found.payload_bytes}")
+    if found.block_hash != block_hash:
+        raise _corrupt(f"block {found.block_hash.hex()} under the key of {block_hash.hex()}")
+    if layer is not None and (found.first_layer, found.num_layers) != (layer, 1):
+        raise _corrupt(f"{found.num_layers} layers from {found.first_layer} in the place of layer {layer}")
+    if _checksum(bytes(header)[:_SIGNED], (payload,)) != found.checksum:
+        raise _corrupt("the checksum differs")
+    if codec_flags is not None and found.flags & CODEC_FLAGS != codec_flags:
+        raise TransferError(
+            f"The KV object was encoded with flags {found.flags & CODEC_FLAGS:#x}, this engine's codec has {codec_flags:#x}.",
+            cause=TransferCause.INCOMPATIBLE,
+            hint="Set the same kv_codec on every engine of a namespace.",
+        )
+    return found
+
+
+def _checksum(signed: bytes, pieces: Sequence[Buffer]) -> bytes:
+    digest = xxhash.xxh3_128(signed)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def _corrupt(what: str) -> TransferError:
+    return TransferError(f"The KV object is broken: {what}.", cause=TransferCause.CORRUPT)

@@ -1,0 +1,92 @@
+"""Blocks on their way out layer by layer, while the step that may overwrite them is being computed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trencadis.interfaces import KVPool
+from trencadis.records import KVLayout
+from trencadis_kv.store.client import StoreClient
+
+__all__ = ["LayerCopy", "layer_places"]
+
+Places = Sequence[tuple[slice, slice]]
+
+
+def layer_places(layout: KVLayout) -> dict[int, list[tuple[slice, slice]]]:
+    """Return of each layer its parts: where they lie among the bytes of a block, and among those of the layer. Pure."""
+    places: dict[int, list[tuple[slice, slice]]] = {layer: [] for layer in layout.layers}
+    start = 0
+    for part in layout.parts:
+        size, of_layer = layout.block_size * part.token_bytes, places[part.layer]
+        before = of_layer[-1][1].stop if of_layer else 0
+        of_layer.append((slice(start, start + size), slice(before, before + size)))
+        start += size
+    return places
+
+
+class LayerCopy:
+    """A copy of some blocks to host memory. From any thread: who comes first copies a layer, who comes second waits for that.
+
+    A task for a thread as well, which then copies ahead of the step.
+
+    Args:
+        pool: The device's blocks.
+        blocks: To copy.
+        rows: Where to: of each run of blocks its first index, and its memory ``[number, block_bytes]``.
+        places: Of the pool's layout, by :func:`layer_places`.
+
+    Attributes:
+        error: What the pool raised, or None; nothing is copied any more then.
+        is_wanted: Always true: a save is never taken back.
+    """
+
+    is_wanted = True
+
+    def __init__(
+        self,
+        pool: KVPool,
+        blocks: Sequence[int],
+        rows: Sequence[tuple[int, NDArray[np.uint8]]],
+        places: Mapping[int, Places],
+    ) -> None:
+        self._pool = pool
+        self._blocks = blocks
+        self._rows = rows
+        self._left = dict(places)
+        self._lock = threading.Lock()
+        self.error: Exception | None = None
+
+    def copy(self, layer: int) -> None:
+        """Return when a layer is copied, or is known not to be; does not raise."""
+        with self._lock:
+            places = self._left.pop(layer, None)
+            if places is None:
+                return
+            try:
+                self._copy(layer, places)
+            except Exception as error:
+                self.error = error
+                self._left.clear()
+
+    def run(self, client: StoreClient) -> None:
+        """Copy what is left, in the order in which a step comes to it; does not raise."""
+        for layer in tuple(self._left):
+            self.copy(layer)
+
+    def give_up(self) -> None:
+        """Let nothing touch blocks or memory from now on; waits for a layer that is being copied."""
+        with self._lock:
+            self._left.clear()
+
+    def _copy(self, layer: int, places: Places) -> None:
+        size = places[-1][1].stop
+        data = np.empty((len(self._blocks), size), np.uint8)
+        self._pool.read_layer(layer, self._blocks, data)
+        for index, rows in self._rows:
+            for of_block, of_layer in places:
+                rows[:, of_block] = data[index : index + len(rows), of_layer]

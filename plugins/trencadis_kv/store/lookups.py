@@ -1,0 +1,188 @@
+"""Asking the store what it has of a prompt, on a thread: a question is asked once, however many requests wait for it.
+
+request ─▶ question ─▶ thread: contains ─▶ answer, kept for the request
+              └ lookup_timeout_s ─▶ a miss; the call is interrupted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from trencadis.errors import TransferError
+from trencadis.records import TransferCause
+from trencadis_kv.store.bounded import BoundedDict
+from trencadis_kv.store.canary import Canary
+from trencadis_kv.store.client import StoreClient
+from trencadis_kv.store.objects import BlockObjects
+from trencadis_kv.store.parts import StoreParts
+from trencadis_kv.store.threads import StoreThreads
+
+__all__ = ["Lookups", "Question"]
+
+_MAX_KEYS = 512
+"""Of one call."""
+_MAX_REQUESTS = 8192
+_KEPT = 4
+"""An answer is kept for so many time-outs, for a request that is asked about again because there was no room."""
+
+
+class Question:
+    """How many leading blocks of a chain the store has. A task for a thread.
+
+    Args:
+        parts: Of the connector.
+        objects: Knows keys.
+        hashes: Of the chain's blocks from ``first`` on.
+        first: Blocks before them, which the engine has.
+
+    Attributes:
+        first: As above.
+        num_found: Of ``hashes``; None while nobody knows.
+        is_wanted: False once it was given up.
+    """
+
+    def __init__(self, parts: StoreParts, objects: BlockObjects, hashes: Sequence[bytes], *, first: int) -> None:
+        self._parts = parts
+        self._objects = objects
+        self._hashes = hashes
+        self._since_s = parts.clock.now_s()
+        self.first = first
+        self.num_found: int | None = None
+        self.is_wanted = True
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """What makes two questions the same."""
+        return self._hashes[-1], self.first
+
+    def run(self, client: StoreClient) -> None:
+        """Ask the store."""
+        num_found = 0
+        try:
+            num_found = self._ask(client)
+            self._parts.counters.answered(self._parts.clock.now_s() - self._since_s)
+            self._parts.recent.discard(self._hashes[num_found:])
+        except TransferError as error:
+            if self.is_wanted:
+                self._parts.failed(error, "look-up")
+        self.num_found = num_found
+
+    def give_up(self) -> None:
+        """Answer that there is nothing."""
+        self.is_wanted = False
+        self.num_found = 0
+
+    def _ask(self, client: StoreClient) -> int:
+        found = 0
+        keys = self._objects.keys(self._hashes)
+        while found < len(keys) and self.is_wanted:
+            if not self._parts.breaker.allows:
+                raise TransferError("The store is left alone.", cause=TransferCause.CANCELLED)
+            some = keys[found : found + _MAX_KEYS]
+            number = client.call(lambda store, some=some: store.contains(some))  # type: ignore[misc]
+            if not 0 <= number <= len(some):
+                raise TransferError(
+                    f"The KV store of {self._parts.name} has {number} of {len(some)} keys.", cause=TransferCause.RAISED
+                )
+            found += number
+            if number < len(some):
+                break
+        return found
+
+
+@attrs.define
+class _Asked:
+    question: Question
+    since_s: float
+
+
+class Lookups:
+    """Questions in flight and answers of late. Engine thread.
+
+    Args:
+        parts: Of the connector.
+        objects: Knows keys.
+    """
+
+    def __init__(self, parts: StoreParts, objects: BlockObjects) -> None:
+        self._parts = parts
+        self._objects = objects
+        self._open: dict[tuple[bytes, int], Question] = {}
+        self._asked: BoundedDict[str, _Asked] = BoundedDict(_MAX_REQUESTS)
+        self._threads: StoreThreads[Question | Canary] = StoreThreads(
+            "trencadis-kv-lookup", 1, make_client=parts.client, activity=parts.activity
+        )
+
+    @property
+    def num_remembered(self) -> int:
+        """Requests whose question or answer is remembered."""
+        return len(self._asked)
+
+    def find(self, request_id: str, hashes: Sequence[bytes], *, first: int) -> int | None:
+        """Return how many leading blocks can be had; None while nobody knows.
+
+        Args:
+            request_id: Who asks.
+            hashes: Of its full blocks; at least ``first + 1``.
+            first: Blocks that the engine has itself.
+
+        Raises:
+            TransferError: ``deadline``: the store took too long to answer.
+        """
+        now_s, timeout_s = self._parts.clock.now_s(), self._parts.settings.lookup_timeout_s
+        self._sweep(now_s, timeout_s)
+        asked = self._asked.get(request_id)
+        if asked is None or asked.question.key[0] != hashes[-1] or asked.question.first > first:
+            since_s = asked.since_s if asked is not None and asked.question.num_found is None else now_s
+            asked = self._asked[request_id] = _Asked(self._post(hashes, first), since_s)
+        question = asked.question
+        if question.num_found is None and now_s - asked.since_s >= timeout_s:
+            question.give_up()
+            self._threads.interrupt_unwanted()
+            raise TransferError(
+                f"The KV store of {self._parts.name} did not answer a look-up within {timeout_s:g} s.",
+                cause=TransferCause.DEADLINE,
+            )
+        if question.num_found is None:
+            return None
+        self._open.pop(question.key, None)
+        return question.first + question.num_found
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that has ended, or whose load was started."""
+        self._asked.pop(request_id, None)
+
+    def probe(self) -> Canary:
+        """Have the store tried, behind what was asked before."""
+        canary = Canary(self._parts, self._objects)
+        self._threads.put(canary)
+        return canary
+
+    def interrupt_unwanted(self) -> None:
+        """Interrupt what nobody waits for any more."""
+        self._threads.interrupt_unwanted()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._threads.close(self._parts.settings.close_timeout_s)
+
+    def _post(self, hashes: Sequence[bytes], first: int) -> Question:
+        question = Question(self._parts, self._objects, hashes[first:], first=first)
+        open_one = self._open.get(question.key)
+        if open_one is not None and open_one.num_found is None:
+            return open_one
+        self._open[question.key] = question
+        if not self._threads.put(question):
+            question.give_up()
+        return question
+
+    def _sweep(self, now_s: float, timeout_s: float) -> None:
+        """Forget requests that nobody asked about for long: they ended while they waited."""
+        while self._asked:
+            request_id, oldest = next(iter(self._asked.items()))
+            if now_s - oldest.since_s <= _KEPT * timeout_s:
+                return
+            del self._asked[request_id]
+            self._open.pop(oldest.question.key, None)

@@ -1,0 +1,164 @@
+"""Loads give way: while the engine computes, a thread that loads rests between two calls, as long as the load can bear it.
+
+A load and a step share processors, caches and the way to memory. A load is short, so it falls on few steps, whose tokens come late;
+spread over many steps the same work is felt by none::
+
+    no step lately      ▸ no rest
+    else                  work ▪▪ rest ······ work ▪▪ rest ······ │ no rest beyond what the load may take
+
+Work is a thread's processor time: who waits for a network disturbs nobody. Short rests are put together to longer ones. All loads
+together have one share of the time. Those that wait for a thread shorten the rests of those that run. Where steps are computed on a
+device, nobody rests.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from trencadis.clock import Clock
+from trencadis_kv.store.cost import CostModel
+
+__all__ = ["LoadPace", "Pace"]
+
+_LIMIT: Final = 0.75
+"""Of the time that computing would take, and of that after which the load is given up: computing would disturb others for all of it."""
+_LEAST_S: Final = 0.1
+"""Of a rest: behind each one, caches are cold, and a processor has to be woken up; a load that rests five times as often takes twice the
+processor time."""
+_LATELY: Final = 3.0
+"""Steps' durations since the last one ended: the engine still computes, for a step may have to wait, too."""
+_LATELY_S: Final = 0.02
+"""The same at least, seconds."""
+
+
+class Pace:
+    """Knows whether the engine computes, and how many loads there are. From any thread.
+
+    Args:
+        share: The part of the time that loads work while the engine computes, over 0 .. 1; 1: they never rest.
+        cost: Predicts what computing would take.
+        clock: The engine's.
+        cpu_s: Returns the processor time of the thread that calls it, seconds.
+        least_s: Shorter rests wait until they are as long together.
+
+    Attributes:
+        is_needed: Steps are computed by the processors that loads work on.
+    """
+
+    is_needed: bool = True
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        cost: CostModel,
+        clock: Clock,
+        cpu_s: Callable[[], float] = time.thread_time,
+        least_s: float = _LEAST_S,
+    ) -> None:
+        self._share = share
+        self._cost = cost
+        self._clock = clock
+        self._cpu_s = cpu_s
+        self._least_s = least_s
+        self._lock = threading.Lock()
+        self._loads: set[LoadPace] = set()
+        self._computes_until_s = -math.inf
+
+    def stepped(self, *, device_s: float) -> None:
+        """Be told that a step with tokens ended.
+
+        Args:
+            device_s: Its duration.
+        """
+        self._computes_until_s = self._clock.now_s() + max(_LATELY * device_s, _LATELY_S)
+
+    def load(self, num_tokens: int, *, wait_s: float) -> LoadPace:
+        """Return the pace of a load that waits for a thread from now on.
+
+        Args:
+            num_tokens: That would have to be computed without it.
+            wait_s: It is given up after so many seconds.
+        """
+        compute_s = self._cost.compute_s(num_tokens)
+        longest_s = wait_s if math.isnan(compute_s) else min(wait_s, compute_s)
+        load = LoadPace(self, self._clock, self._cpu_s, limit_s=_LIMIT * longest_s, least_s=self._least_s)
+        with self._lock:
+            self._loads.add(load)
+        return load
+
+    def ended(self, load: LoadPace) -> None:
+        """Be told that a load is over, or will not be."""
+        with self._lock:
+            self._loads.discard(load)
+
+    @property
+    def rest_ratio(self) -> float:
+        """How long to rest for each second of work; 0: not now."""
+        if not self.is_needed or self._share >= 1.0 or self._clock.now_s() >= self._computes_until_s:
+            return 0.0
+        with self._lock:
+            num_running = sum(load.is_running for load in self._loads)
+            num_waiting = len(self._loads) - num_running
+        return (max(1, num_running) / self._share - 1.0) / (1 + num_waiting)
+
+
+class LoadPace:
+    """When one load rests. For its thread, but for :meth:`end`.
+
+    Args:
+        pace: Of all.
+        clock: The engine's.
+        cpu_s: As of :class:`Pace`.
+        limit_s: It does not rest where it would not be over in so many seconds from now.
+        least_s: As of :class:`Pace`.
+
+    Attributes:
+        is_running: It has begun.
+    """
+
+    def __init__(self, pace: Pace, clock: Clock, cpu_s: Callable[[], float], *, limit_s: float, least_s: float) -> None:
+        self._pace = pace
+        self._clock = clock
+        self._cpu_s = cpu_s
+        self._end_s = clock.now_s() + limit_s
+        self._least_s = least_s
+        self._since_s = self._since_cpu_s = self._took_s = self._owed_s = 0.0
+        self.is_running = False
+
+    @property
+    def gives_way(self) -> bool:
+        """The engine computes, so that a load had better use one processor and not two."""
+        return self._pace.rest_ratio > 0.0
+
+    def begin(self) -> None:
+        """Work from now on, on this thread."""
+        self.is_running = True
+        self._since_s, self._since_cpu_s = self._clock.now_s(), self._cpu_s()
+
+    def end(self) -> None:
+        """Be over; may be called twice."""
+        self._pace.ended(self)
+
+    def rest_s(self, done: float) -> float:
+        """Return how long to rest now, seconds; what passes until the next call counts as that and work.
+
+        Args:
+            done: Share of the load that is done, over 0 .. 1.
+        """
+        now_s, cpu_s = self._clock.now_s(), self._cpu_s()
+        piece_s, work_s = now_s - self._since_s, cpu_s - self._since_cpu_s
+        self._took_s += piece_s
+        left_s = self._took_s * (1.0 - done) / done
+        spare_s = self._end_s - now_s - left_s - self._owed_s
+        if piece_s > 0.0 and left_s > 0.0 and spare_s > 0.0:
+            # Each piece may have its part of what can be spared.
+            self._owed_s += min(work_s * self._pace.rest_ratio, spare_s * piece_s / (piece_s + left_s))
+        rest_s = self._owed_s if left_s > 0.0 and self._owed_s >= self._least_s else 0.0
+        self._owed_s -= rest_s
+        self._since_s, self._since_cpu_s = now_s + rest_s, cpu_s
+        return rest_s

@@ -1,0 +1,227 @@
+"""Saves on threads: a step copies blocks to bounded memory of our own, threads write them; what finds no room is dropped.
+
+stage ─┬─ whole ────▶ read_blocks ─────────────────────────────────▶ queue ─▶ thread: pack ▶ put
+       └─ by layer ─▶ queue ─▶ thread: read_layer 0, 1, … ─┐
+                      step: copy_layer(n) before it writes ┴ finish ▶ queue ─▶ thread: pack ▶ put
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVPool
+from trencadis.records import TransferCause
+from trencadis_kv.store.client import StoreClient
+from trencadis_kv.store.layer_copy import LayerCopy, layer_places
+from trencadis_kv.store.messages import SaveOrder
+from trencadis_kv.store.objects import BlockObjects
+from trencadis_kv.store.parts import CHUNK_BYTES, StoreParts
+from trencadis_kv.store.staging import Staging, runs
+from trencadis_kv.store.threads import StoreThreads
+
+__all__ = ["Batch", "Saves"]
+
+
+class Batch:
+    """Consecutive blocks of one sequence that wait to be saved. A task for a thread.
+
+    Args:
+        hashes: Of the blocks.
+        slots: Of the staging memory, where their bytes are.
+        saves: Where it belongs.
+
+    Attributes:
+        hashes: As above.
+        slots: As above.
+        is_wanted: Always true: a save is never taken back.
+    """
+
+    is_wanted = True
+
+    def __init__(self, hashes: Sequence[bytes], slots: Sequence[int], saves: Saves) -> None:
+        self.hashes = hashes
+        self.slots = slots
+        self._saves = saves
+
+    def run(self, client: StoreClient) -> None:
+        """Write what the store has not got yet."""
+        try:
+            self._saves.write(client, self)
+        except TransferError as error:
+            self.failed(error)
+        except Exception as error:
+            self.failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED))
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Give the memory back."""
+        self._saves.staging.give_back(self.slots)
+
+    def failed(self, error: TransferError) -> None:
+        """Count that it is not saved."""
+        parts = self._saves.parts
+        parts.recent.discard(self.hashes)
+        parts.failed(error, "save")
+        parts.counters.dropped(error.cause, len(self.hashes))
+
+
+class Saves:
+    """All saves of one rank. Methods run on the backend's thread unless they say otherwise.
+
+    Args:
+        parts: Of the connector.
+        pool: The device's blocks.
+        objects: Packs them.
+        staging: The memory they may take.
+
+    Attributes:
+        parts: As above.
+        staging: As above.
+    """
+
+    def __init__(self, parts: StoreParts, pool: KVPool, objects: BlockObjects, staging: Staging) -> None:
+        self.parts = parts
+        self.staging = staging
+        self._pool = pool
+        self._objects = objects
+        self._places = layer_places(pool.layout)
+        self._under_way: list[tuple[Batch, LayerCopy]] = []
+        self._waited: set[int] = set()
+        # A batch is dropped whole: none is so large that it takes the place of all others.
+        staging.open(objects.block_bytes)
+        self._chunk = max(1, min(CHUNK_BYTES // objects.block_bytes, staging.num_slots // 4))
+        self._threads: StoreThreads[Batch | LayerCopy] = StoreThreads(
+            "trencadis-kv-save", parts.settings.num_save_threads, make_client=parts.client, activity=parts.activity
+        )
+
+    @property
+    def by_layer(self) -> bool:
+        """True if blocks can be copied out layer by layer."""
+        return self._pool.layerwise and self._pool.any_thread
+
+    @property
+    def is_copying(self) -> bool:
+        """True if layers of some blocks are still to be copied."""
+        return bool(self._under_way)
+
+    def stage(self, order: SaveOrder, *, by_layer: bool = False) -> None:
+        """Copy blocks out, and queue them; a store that is too slow loses the oldest.
+
+        Args:
+            order: What to save.
+            by_layer: Copy them until :meth:`finish`, each layer until :meth:`copy_layer` returns at the latest.
+        """
+        for start in range(0, len(order.blocks), self._chunk):
+            blocks, hashes = order.blocks[start : start + self._chunk], order.hashes[start : start + self._chunk]
+            slots = self._make_room(len(blocks))
+            if not slots:
+                self._drop(hashes, "staging")
+                continue
+            rows = [(index, self.staging.rows(first, last)) for index, first, last in runs(slots)]
+            batch = Batch(hashes, slots, self)
+            if by_layer:
+                copy = LayerCopy(self._pool, blocks, rows, self._places)
+                self._under_way.append((batch, copy))
+                self._threads.put(copy)
+                continue
+            try:
+                for index, row in rows:
+                    self._pool.read_blocks(blocks[index : index + len(row)], row)
+            except Exception as error:
+                self._raised(batch, error)
+                continue
+            self._put(batch)
+
+    def copy_layer(self, layer: int) -> None:
+        """Return when the layer of everything that is staged is copied, so that the step may write to it; does not raise."""
+        self._waited.add(layer)
+        for _, copy in self._under_way:
+            copy.copy(layer)
+
+    def finish(self) -> None:
+        """Have what is copied written, at the end of a step.
+
+        What the step did not ask for it may have overwritten before it was copied: blocks with such a layer are dropped.
+        """
+        was_waited, self._waited = self._waited.issuperset(self._places), set()
+        under_way, self._under_way = self._under_way, []
+        for batch, copy in under_way:
+            self._threads.take_back(copy)
+            copy.give_up()
+            if copy.error is not None:
+                self._raised(batch, copy.error)
+            elif not was_waited:
+                self._drop(batch.hashes, "unasked")
+                batch.end()
+            else:
+                self._put(batch)
+
+    def write(self, client: StoreClient, batch: Batch) -> None:
+        """Write blocks that the store has not got. From a thread of ours.
+
+        Raises:
+            TransferError: It could not be done.
+        """
+        parts, objects = self.parts, self._objects
+        if not parts.breaker.allows:
+            raise TransferError("The store is left alone.", cause=TransferCause.CANCELLED)
+        hashes = batch.hashes
+        keys = objects.keys(hashes)
+        num_there = min(max(client.call(lambda store: store.contains(keys)), 0), len(keys))
+        packed = [
+            objects.pack(block_hash, memoryview(self.staging.rows(slot, slot + 1)[0]))
+            for block_hash, slot in zip(hashes[num_there:], batch.slots[num_there:], strict=True)
+        ]
+        if not packed:
+            return
+        num_kept = client.call(lambda store: store.put(keys[num_there:], packed))
+        if num_kept < len(packed):
+            parts.counters.failed(TransferCause.FULL)
+            self._drop(hashes[num_there:], TransferCause.FULL, num_blocks=len(packed) - num_kept)
+        num_bytes = sum(piece.nbytes for pieces in packed[:num_kept] for piece in pieces)
+        parts.counters.moved("save", num_tokens=num_kept * objects.block_size, num_bytes=num_bytes)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is staged, as far as time allows, and stop; the staging memory is given up with the last thread.
+
+        Args:
+            timeout_s: Seconds of real time, for either.
+        """
+        self.finish()
+        if self.parts.breaker.allows:
+            self._threads.drain(timeout_s)
+        while (batch := self._take_oldest()) is not None:
+            self._drop(batch.hashes, "closed")
+            batch.end()
+        if self._threads.close(timeout_s):
+            self.staging.close()
+
+    def _make_room(self, number: int) -> list[int]:
+        """Return slots, at the cost of batches that wait; none if what is being written has them."""
+        while not (slots := self.staging.take(number)):
+            oldest = self._take_oldest()
+            if oldest is None:
+                return []
+            self._drop(oldest.hashes, "staging")
+            oldest.end()
+        return slots
+
+    def _take_oldest(self) -> Batch | None:
+        """Take the oldest batch off the queue; what would be copied ahead on the way to it the step copies by itself."""
+        while isinstance(task := self._threads.take_oldest(), LayerCopy):
+            pass
+        return task
+
+    def _put(self, batch: Batch) -> None:
+        if not self._threads.put(batch):
+            batch.end()
+
+    def _raised(self, batch: Batch, error: Exception) -> None:
+        batch.failed(TransferError(str(error), cause=TransferCause.RAISED))
+        batch.end()
+
+    def _drop(self, hashes: Sequence[bytes], reason: str, *, num_blocks: int | None = None) -> None:
+        self.parts.recent.discard(hashes)
+        self.parts.counters.dropped(reason, len(hashes) if num_blocks is None else num_blocks)

@@ -1,0 +1,243 @@
+"""The scheduler side of a connector over a store."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+
+import attrs
+
+from trencadis.errors import ConfigValueError, TransferError
+from trencadis.interfaces import FailureView, KVSchedulerSide, LoadView, Lookup, SaveView
+from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request, TransferCause
+from trencadis_kv.store.bounded import BoundedDict
+from trencadis_kv.store.canary import Canary
+from trencadis_kv.store.lookups import Lookups
+from trencadis_kv.store.messages import LoadOrder, SaveOrder, StepOrders, encode_orders
+from trencadis_kv.store.objects import BlockObjects
+from trencadis_kv.store.parts import CHUNK_BYTES, StoreParts
+from trencadis_kv.store.staging import Staging
+
+__all__ = ["StoreScheduler"]
+
+logger = logging.getLogger("trencadis.kv")
+
+_MAX_REMEMBERED = 8192
+
+
+@attrs.define
+class _Started:
+    """A load from its allocation to its end."""
+
+    num_blocks: int
+    deadline_s: float
+
+
+class StoreScheduler(KVSchedulerSide):
+    """Asks, decides and keeps the books; moves nothing.
+
+    Args:
+        parts: Of the connector.
+        staging: Memory for saves, to look at.
+    """
+
+    def __init__(self, parts: StoreParts, staging: Staging) -> None:
+        self._parts = parts
+        self._staging = staging
+        self._objects: BlockObjects | None = None
+        self._lookups: Lookups | None = None
+        self._canary: Canary | None = None
+        self._orders = StepOrders(loads=[], saves=[], cancels=[])
+        self._tickets = itertools.count()
+        self._waits_s: BoundedDict[int, float] = BoundedDict(_MAX_REMEMBERED)
+        self._attempts: BoundedDict[str, int] = BoundedDict(_MAX_REMEMBERED)
+        self._started: dict[int, _Started] = {}
+        self._failed: dict[int, _Started] = {}
+
+    def on_ready(self, layout: KVLayout) -> None:
+        """Try the store; one that does not work is left alone, and tried again later.
+
+        Raises:
+            ConfigValueError: It does not work, and ``required`` is set.
+        """
+        self._objects = self._parts.objects(layout)
+        self._lookups = Lookups(self._parts, self._objects)
+        settings, name = self._parts.settings, self._parts.name
+        error = self._lookups.probe().wait(settings.start_timeout_s)
+        if error is None:
+            return
+        self._lookups.interrupt_unwanted()
+        if settings.required:
+            raise ConfigValueError(
+                f"The KV store of {name} cannot be used: {error}",
+                hint=f"Mend it, or set [kv_connector.{name}] required to false: serving then goes on without it.",
+            )
+        self._parts.breaker.open()
+        logger.error(
+            "The KV store of %s cannot be used (%s): %s Serving goes on without it; it is tried again in %g s.",
+            name,
+            error.cause,
+            error,
+            settings.cooldown_s,
+        )
+
+    def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
+        """Ask the store for what lies beyond the local hit."""
+        if self._objects is None or self._lookups is None:
+            return Lookup()
+        first = num_local_tokens // self._objects.block_size
+        if first >= len(block_hashes) or not self._parts.settings.loads:
+            return Lookup()
+        if not self._is_usable():
+            self._parts.counters.looked_up("skipped")
+            return Lookup()
+        try:
+            num_blocks = self._lookups.find(request.request_id, block_hashes, first=first)
+        except TransferError as error:
+            self._parts.failed(error, "look-up")
+            self._parts.counters.looked_up("timeout")
+            return Lookup()
+        if num_blocks is None:
+            return Lookup(pending=True)
+        return self._answer(request, num_blocks, num_local_tokens)
+
+    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Order the load."""
+        wait_s = self._waits_s.pop(ticket, self._parts.settings.load_timeout_s)
+        self._started[ticket] = _Started(len(blocks), self._parts.clock.now_s() + wait_s)
+        self._orders.loads.append(LoadOrder(ticket, list(blocks), list(block_hashes), wait_s))
+
+    def on_unused(self, ticket: int) -> None:
+        """Forget how long its load might have taken."""
+        self._waits_s.pop(ticket, None)
+
+    def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Order what the store is not known to have, as far as the policy admits it."""
+        if self._objects is None or not self._parts.settings.saves:
+            return
+        wanted = self._parts.recent.unknown(block_hashes)
+        if not wanted or not self._is_usable():
+            return
+        view = SaveView(
+            num_blocks=len(wanted),
+            num_bytes=len(wanted) * self._objects.block_bytes,
+            staged_fraction=self._staging.fraction,
+        )
+        num_admitted = max(0, min(self._parts.policy.admits_save(view), len(wanted)))
+        if num_admitted < len(wanted):
+            self._parts.counters.dropped("policy", len(wanted) - num_admitted)
+        wanted = wanted[:num_admitted]
+        if wanted:
+            hashes = [block_hashes[i] for i in wanted]
+            self._parts.recent.add(hashes)
+            self._orders.saves.append(SaveOrder([blocks[i] for i in wanted], hashes))
+
+    def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
+        """Hold nothing: what is to be saved was copied."""
+        self._attempts.pop(request.request_id, None)
+        if self._lookups is not None:
+            self._lookups.forget(request.request_id)
+        return None
+
+    def on_cancelled(self, ticket: int) -> None:
+        """Order the end of a load; one that took too long counts against the store."""
+        started = self._started.pop(ticket, None)
+        self._orders.cancels.append(ticket)
+        if started is None:
+            return
+        if self._parts.clock.now_s() < started.deadline_s:
+            self._parts.counters.failed(TransferCause.CANCELLED)
+            return
+        self._parts.failed(
+            TransferError("The load took too long and was given up.", cause=TransferCause.DEADLINE), "load"
+        )
+
+    def take_message(self) -> bytes:
+        """Return the orders."""
+        orders, self._orders = self._orders, StepOrders(loads=[], saves=[], cancels=[])
+        return encode_orders(orders) if orders.loads or orders.saves or orders.cancels else b""
+
+    def on_report(self, report: ConnectorReport) -> None:
+        """Close the books of what ended."""
+        for ticket in report.loaded:
+            self._started.pop(ticket, None)
+        failed = [(one.ticket, self._started.pop(one.ticket, None)) for one in report.failed]
+        self._failed = {ticket: started for ticket, started in failed if started is not None}
+
+    def on_failed(self, request: Request, failed: FailedLoad) -> str:
+        """Ask the policy whether to look once more."""
+        started = self._failed.pop(failed.ticket, None)
+        if started is None or self._objects is None:
+            return "compute"
+        num_tokens = started.num_blocks * self._objects.block_size
+        num_attempts = self._attempts[request.request_id] = self._attempts.get(request.request_id, 0) + 1
+        if self._lookups is not None:
+            self._lookups.forget(request.request_id)
+        return self._parts.policy.on_failure(
+            FailureView(
+                cause=failed.cause,
+                num_valid_tokens=failed.num_valid_tokens,
+                num_lost_tokens=max(0, num_tokens - failed.num_valid_tokens),
+                num_attempts=num_attempts,
+            )
+        )
+
+    def on_step(self, *, num_tokens: int, device_s: float) -> None:
+        """Learn what computing takes, and that somebody computes."""
+        self._parts.cost.computed(num_tokens=num_tokens, seconds=device_s)
+        self._parts.pace.stepped(device_s=device_s)
+
+    def metrics(self) -> str:
+        """Return the counts."""
+        return self._parts.counters.text()
+
+    def close(self) -> None:
+        """End the look-up thread."""
+        if self._lookups is not None:
+            self._lookups.close()
+
+    def _answer(self, request: Request, num_blocks: int, num_local_tokens: int) -> Lookup:
+        assert self._objects is not None, "on_ready came before"
+        size, counters = self._objects.block_size, self._parts.counters
+        num_tokens = num_blocks * size
+        if num_tokens <= num_local_tokens:
+            counters.looked_up("miss")
+            return Lookup()
+        wait_s = self._parts.policy.admits_load(
+            self._load_view(request, num_tokens - num_local_tokens, num_local_tokens)
+        )
+        if not wait_s > 0.0:  # nan declines as well
+            counters.looked_up("declined")
+            return Lookup()
+        counters.looked_up("hit")
+        wait_s = min(wait_s, self._parts.settings.load_timeout_s)
+        ticket = next(self._tickets)
+        self._waits_s[ticket] = wait_s
+        return Lookup(num_tokens=num_tokens, ticket=ticket, timeout_s=wait_s)
+
+    def _load_view(self, request: Request, num_tokens: int, num_local_tokens: int) -> LoadView:
+        assert self._objects is not None, "on_ready came before"
+        cost = self._parts.cost
+        num_bytes = num_tokens // self._objects.block_size * self._objects.block_bytes
+        return LoadView(
+            request=request,
+            num_tokens=num_tokens,
+            num_local_tokens=num_local_tokens,
+            num_bytes=num_bytes,
+            load_s=cost.load_s(num_bytes, call_bytes=CHUNK_BYTES),
+            compute_s=cost.compute_s(num_tokens),
+            timeout_s=self._parts.settings.load_timeout_s,
+        )
+
+    def _is_usable(self) -> bool:
+        """Return whether the store is used now; one that is left alone is tried again after a while."""
+        breaker = self._parts.breaker
+        if breaker.allows:
+            return True
+        if self._lookups is not None and breaker.wants_probe():
+            self._canary = self._lookups.probe()
+        elif self._canary is not None and breaker.half_open_s > self._parts.settings.start_timeout_s:
+            self._canary.is_wanted = False
+            self._lookups.interrupt_unwanted()  # type: ignore[union-attr] # it made the canary
+        return False

@@ -1,0 +1,1 @@
+"""Messages between engines, and the sockets that carry them."""

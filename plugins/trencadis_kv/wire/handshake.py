@@ -1,0 +1,135 @@
+"""The handshake of two engines: same protocol, same blocks, the engine that is meant, and the same secret.
+
+Each side proves that it knows it, by a MAC of the other's nonce: ``HMAC-SHA256(secret, role + both nonces + compat)``. That
+keeps strangers out; it neither hides the blocks nor protects them from who can change what is on the wire. An engine that knows the
+secret may name any tenant: it serves the clients of all of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Final
+
+import attrs
+
+from trencadis.errors import TransferError
+from trencadis.interfaces import KVCodec
+from trencadis.records import TransferCause
+from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.wire.stream import MAJOR, MINOR, FrameStream, Hello, Message, Proof, Refuse, Welcome
+
+__all__ = ["Identity", "greet", "welcome"]
+
+_NONCE_BYTES: Final = 16
+
+
+@attrs.frozen(kw_only=True)
+class Identity:
+    """What an engine says of itself.
+
+    Attributes:
+        engine: Its id, of this one process: one that was started anew has another.
+        compat: Of its blocks, 16 bytes.
+        block_bytes: Of one block.
+        secret: What all engines know that may speak with each other; not empty.
+        codec: In which form blocks travel; engines whose codecs have other flags must have another ``compat``.
+    """
+
+    engine: str
+    compat: bytes
+    block_bytes: int
+    secret: str = attrs.field(repr=False, validator=attrs.validators.min_len(1))
+    codec: KVCodec = attrs.field(factory=AsTheyAre, repr=False, eq=False)
+
+
+def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
+    """Introduce a consumer; returns the producer's id when that lets it in.
+
+    Args:
+        stream: Connected.
+        me: The consumer.
+        wants: Id of the producer; empty: whoever is there.
+
+    Raises:
+        TransferError: ``incompatible``: another version, or blocks of another kind. ``lost``: another engine is there now.
+            ``unreachable``: it is busy, or the secret is another; also as of :class:`FrameStream`.
+    """
+    nonce = os.urandom(_NONCE_BYTES)
+    stream.send(Hello(major=MAJOR, minor=MINOR, compat=me.compat, block_bytes=me.block_bytes, wants=wants, nonce=nonce))
+    answer = stream.receive()
+    if isinstance(answer, Refuse):
+        raise TransferError(f"The other engine refuses: {answer.reason}.", cause=_cause(answer.cause))
+    if not isinstance(answer, Welcome) or len(answer.nonce) != _NONCE_BYTES:
+        raise _unexpected(answer)
+    if wants and answer.engine != wants:
+        raise TransferError(
+            f"Engine {answer.engine!r} answers where {wants!r} was expected: it was started anew.",
+            cause=TransferCause.LOST,
+        )
+    if not hmac.compare_digest(answer.proof, _proof(me, b"producer", nonce, answer.nonce)):
+        raise TransferError(
+            "The other engine does not know the secret.",
+            cause=TransferCause.UNREACHABLE,
+            hint="Set the same secret on both, such as kv_connector.p2p.secret.",
+        )
+    stream.send(Proof(proof=_proof(me, b"consumer", nonce, answer.nonce)))
+    stream.trust()
+    return answer.engine
+
+
+def welcome(stream: FrameStream, me: Identity) -> None:
+    """Look at who has connected, and let it in.
+
+    Args:
+        stream: Connected.
+        me: The producer.
+
+    Raises:
+        TransferError: It was refused, with a word to it; or as of :class:`FrameStream`.
+    """
+    hello = stream.receive()
+    if not isinstance(hello, Hello) or len(hello.nonce) != _NONCE_BYTES:
+        raise _unexpected(hello)
+    refusal = _refusal(hello, me)
+    if refusal is not None:
+        stream.send(refusal)
+        raise TransferError(f"An engine was refused: {refusal.reason}.", cause=_cause(refusal.cause))
+    nonce = os.urandom(_NONCE_BYTES)
+    stream.send(Welcome(engine=me.engine, nonce=nonce, proof=_proof(me, b"producer", hello.nonce, nonce)))
+    answer = stream.receive()
+    if not isinstance(answer, Proof):
+        raise _unexpected(answer)
+    if not hmac.compare_digest(answer.proof, _proof(me, b"consumer", hello.nonce, nonce)):
+        stream.send(Refuse(cause=TransferCause.UNREACHABLE, reason="it does not know the secret"))
+        raise TransferError("An engine was refused: it does not know the secret.", cause=TransferCause.UNREACHABLE)
+    stream.trust()
+
+
+def _refusal(hello: Hello, me: Identity) -> Refuse | None:
+    if hello.major != MAJOR:
+        return Refuse(
+            cause=TransferCause.INCOMPATIBLE, reason=f"it speaks version {hello.major}, this engine speaks {MAJOR}"
+        )
+    if hello.wants and hello.wants != me.engine:
+        return Refuse(cause=TransferCause.LOST, reason=f"it wants engine {hello.wants!r}, and this is {me.engine!r}")
+    if hello.compat != me.compat or hello.block_bytes != me.block_bytes:
+        return Refuse(
+            cause=TransferCause.INCOMPATIBLE,
+            reason="its KV blocks are of another kind: another model, revision, dtype, block size, device or kv_codec",
+        )
+    return None
+
+
+def _proof(me: Identity, role: bytes, consumer_nonce: bytes, producer_nonce: bytes) -> bytes:
+    text = role + b"\0" + consumer_nonce + producer_nonce + me.compat
+    return hmac.digest(me.secret.encode(), text, "sha256")
+
+
+def _cause(word: str) -> TransferCause:
+    return TransferCause(word) if word in list(TransferCause) else TransferCause.UNREACHABLE
+
+
+def _unexpected(message: Message | int) -> TransferError:
+    name = "BLOCK" if isinstance(message, int) else type(message).__name__.upper()
+    return TransferError(f"The other engine began with {name}.", cause=TransferCause.CORRUPT)

@@ -1,0 +1,254 @@
+"""What the frames between two engines are, and what is in each; see :mod:`trencadis_kv.wire.stream` for who says what when."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "BODIES",
+    "KINDS",
+    "Abort",
+    "Ack",
+    "Commit",
+    "Hello",
+    "Invite",
+    "Kind",
+    "Layers",
+    "Message",
+    "Offer",
+    "Placed",
+    "Proof",
+    "Pull",
+    "Refuse",
+    "Release",
+    "Renew",
+    "State",
+    "Status",
+    "Taken",
+    "Token",
+    "Welcome",
+]
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    PROOF = 4
+    PULL = 5
+    BLOCK = 6
+    COMMIT = 7
+    ABORT = 8
+    RENEW = 9
+    RELEASE = 10
+    ACK = 11
+    STATUS = 12
+    STATE = 13
+    INVITE = 14
+    OFFER = 15
+    PLACED = 16
+    TAKEN = 17
+    LAYERS = 18
+
+
+class _Body(msgspec.Struct, array_like=True, gc=False):
+    """The body of a frame; a later minor version may append fields."""
+
+
+class Hello(_Body):
+    """Who asks. ``compat`` and ``block_bytes`` are those of its own blocks, ``wants`` the engine id that it was told of, or empty: any."""
+
+    major: int
+    minor: int
+    compat: bytes
+    block_bytes: int
+    wants: str
+    nonce: bytes
+
+
+class Welcome(_Body):
+    """The producer is the one that is wanted, and knows the secret."""
+
+    engine: str
+    nonce: bytes
+    proof: bytes
+
+
+class Refuse(_Body):
+    """The producer will not speak with this consumer; ``cause`` is a word of ``TransferCause``."""
+
+    cause: str
+    reason: str
+
+
+class Proof(_Body):
+    """The consumer knows the secret."""
+
+    proof: bytes
+
+
+class Pull(_Body):
+    """Send the leading blocks of these hashes that a ticket holds.
+
+    ``via`` names another way for their bytes, which the producer may know too, and ``target`` is what that has to know. ``by_layer``
+    asks for the first layer of all blocks, then the second, and so on, all or nothing; a producer that can begins with ``LAYERS``.
+    """
+
+    ticket: str
+    hashes: list[bytes]
+    via: str = ""
+    target: bytes = b""
+    by_layer: bool = False
+
+
+class Commit(_Body):
+    """All is sent: so many blocks."""
+
+    num_blocks: int
+
+
+class Abort(_Body):
+    """No more will be sent; ``cause`` is a word of ``TransferCause``."""
+
+    cause: str
+    reason: str
+
+
+class Renew(_Body):
+    """The blocks of a ticket are still wanted."""
+
+    ticket: str
+
+
+class Release(_Body):
+    """The blocks of a ticket are not wanted any more."""
+
+    ticket: str
+
+
+class Ack(_Body):
+    """Renewed or released; ``known`` is False if there was no such ticket."""
+
+    known: bool
+
+
+class Status(_Body):
+    """How much there is to do over there."""
+
+
+class State(_Body):
+    """Whether prompts are taken; those taken and not yet computed; tokens that wait, of everybody; and the rate, 0 while nobody knows."""
+
+    accepts: bool
+    num_guests: int
+    num_tokens: int
+    tokens_per_s: float
+
+
+class Invite(_Body):
+    """Compute a prompt, and hold its blocks. ``tokens`` are int32, little endian.
+
+    ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
+    without a weight, that of the tenant counts. Older engines send neither, and do not read them.
+
+    ``terms`` say how the first token is to be chosen, empty: it is not wanted. Blocks behind the first ``num_skipped`` may be sent along
+    with the offer, at most so many that they are ``push_bytes`` in the pool. Older engines read none of it, and send neither.
+    """
+
+    tokens: bytes
+    tenant: str
+    cache_salt: str
+    adapter: str
+    timeout_s: float
+    priority: int = 0
+    weight: float | None = None
+    terms: bytes = b""
+    push_bytes: int = 0
+    num_skipped: int = 0
+
+
+class Token(_Body):
+    """A token, and its log-probabilities if they were wanted: then ``rank`` is at least 1."""
+
+    token_id: int
+    logprob: float = 0.0
+    rank: int = 0
+    top_token_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class Offer(_Body):
+    """The prompt is computed: so many of its leading tokens are held under a ticket, and for how long.
+
+    ``token`` is the first behind it, if it was wanted by terms that hold there, too. ``num_pushed`` blocks follow, and ``COMMIT``.
+    """
+
+    ticket: str
+    num_tokens: int
+    lease_s: float
+    token: Token | None = None
+    num_pushed: int = 0
+
+
+class Layers(_Body):
+    """The blocks that follow are one layer each: those of the first layer in order, then those of the second."""
+
+
+class Placed(_Body):
+    """The next blocks lie in a piece of the consumer's memory; these are their headers."""
+
+    index: int
+    headers: list[bytes]
+
+
+class Taken(_Body):
+    """A piece of the consumer's memory may be written to again."""
+
+    index: int
+
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Refuse
+    | Proof
+    | Pull
+    | Commit
+    | Abort
+    | Renew
+    | Release
+    | Ack
+    | Status
+    | State
+    | Invite
+    | Layers
+    | Offer
+    | Placed
+    | Taken
+)
+
+BODIES: Final[dict[Kind, type[Any]]] = {
+    Kind.HELLO: Hello,
+    Kind.WELCOME: Welcome,
+    Kind.REFUSE: Refuse,
+    Kind.PROOF: Proof,
+    Kind.PULL: Pull,
+    Kind.COMMIT: Commit,
+    Kind.ABORT: Abort,
+    Kind.RENEW: Renew,
+    Kind.RELEASE: Release,
+    Kind.ACK: Ack,
+    Kind.STATUS: Status,
+    Kind.STATE: State,
+    Kind.INVITE: Invite,
+    Kind.OFFER: Offer,
+    Kind.PLACED: Placed,
+    Kind.TAKEN: Taken,
+    Kind.LAYERS: Layers,
+}
+KINDS: Final = {body: kind for kind, body in BODIES.items()}

@@ -1,0 +1,12 @@
+"""Workloads for strategies that learn: traces, the shapes that they cause, and costs on a device. Pure but for reading files.
+
+trace ▶ arrivals ▶ simulated steps ▶ Workload ─┬─ a strategy that learns ▶ table
+recorded shapes ───────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from trencadis_plugins.bucketing.workloads.cost import DeviceCost
+from trencadis_plugins.bucketing.workloads.workload import Passes, Workload
+
+__all__ = ["DeviceCost", "Passes", "Workload"]

@@ -1,0 +1,128 @@
+"""The application: routes, and around them the middlewares in this order.
+
+envelope (id, log, counters) ▶ CORS ▶ gate (shutting down) ▶ API keys ▶ body (size, time) ▶ HEAD ▶ routes
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
+
+import trencadis
+from trencadis_server.context import ServerContext
+from trencadis_server.http_metrics import HttpMetrics
+from trencadis_server.middleware.auth import ApiKeys, AuthMiddleware
+from trencadis_server.middleware.body import BodyMiddleware
+from trencadis_server.middleware.envelope import EnvelopeMiddleware
+from trencadis_server.middleware.failures import add_handlers
+from trencadis_server.middleware.gate import Gate, GateMiddleware
+from trencadis_server.middleware.head import HeadMiddleware
+from trencadis_server.middleware.transfer_rejections import TransferRejectionMiddleware
+from trencadis_server.routes import health, metrics
+
+__all__ = ["endpoint_routers", "make_app"]
+
+
+def make_app(
+    context: ServerContext,
+    *,
+    routers: tuple[APIRouter, ...] | None = None,
+    gate: Gate | None = None,
+    http_metrics: HttpMetrics | None = None,
+) -> FastAPI:
+    """Return the ASGI application of a server.
+
+    Args:
+        context: What the endpoints need; found at ``app.state.context``.
+        routers: Endpoints; all there are if None.
+        gate: Closed by whoever shuts the server down; one that nobody closes if None.
+        http_metrics: Counters of the HTTP side; new ones if None.
+
+    Raises:
+        ConfigValueError: ``server.api_keys`` has an impossible entry.
+    """
+    gate = gate or Gate()
+    http_metrics = http_metrics or HttpMetrics()
+    app = FastAPI(
+        title="Trencadís",
+        version=trencadis.__version__,
+        summary="An OpenAI-compatible server.",
+        docs_url=None,  # the page loads scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.context = context
+    all_routers = [
+        *(endpoint_routers() if routers is None else routers),
+        health.make_router(gate),
+        metrics.make_router(http_metrics),
+    ]
+    for router in all_routers:
+        app.include_router(router)
+    paths = frozenset(route.path for router in all_routers for route in router.routes if isinstance(route, APIRoute))
+    add_handlers(app)
+    _add_middlewares(app, context, gate, http_metrics, paths)
+    _tidy_openapi(app)
+    return app
+
+
+def endpoint_routers() -> tuple[APIRouter, ...]:
+    """Return new routers of all endpoints."""
+    from trencadis_server.routes import chat, completions, embeddings, models, tokenization
+
+    return tuple(module.make_router() for module in (chat, completions, embeddings, models, tokenization))
+
+
+def _add_middlewares(
+    app: FastAPI, context: ServerContext, gate: Gate, http_metrics: HttpMetrics, paths: frozenset[str]
+) -> None:
+    """Put middlewares around the routes; the one added last is the outermost."""
+    config = context.config
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(TransferRejectionMiddleware, context=context)
+    app.add_middleware(
+        BodyMiddleware,
+        max_bytes=config.max_body_bytes,
+        timeout_s=config.body_timeout_s,
+        max_values=config.max_body_values,
+    )
+    app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys))
+    app.add_middleware(GateMiddleware, gate=gate)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "Retry-After"],
+        )
+    app.add_middleware(EnvelopeMiddleware, metrics=http_metrics, clock=context.clock, paths=paths)
+
+
+def _tidy_openapi(app: FastAPI) -> None:
+    """Take out of the document what never happens: FastAPI's own answer to invalid requests."""
+    generate = app.openapi
+    lock = threading.Lock()
+
+    def openapi() -> dict[str, Any]:
+        with lock:
+            return app.openapi_schema or make()
+
+    def make() -> dict[str, Any]:
+        document = generate()
+        for operations in document.get("paths", {}).values():
+            for operation in operations.values():
+                operation.get("responses", {}).pop("422", None)
+        schemas = document.get("components", {}).get("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        if app.state.context.config.api_keys:
+            document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way

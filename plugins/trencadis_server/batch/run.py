@@ -1,0 +1,97 @@
+"""A batch from its files to its summary: engine, application, files, runner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import attrs
+
+from trencadis.async_llm import AsyncLLM
+from trencadis.config import Config
+from trencadis.errors import ConfigError
+from trencadis.progress import track
+from trencadis.registry import Registry
+from trencadis_server.app import make_app
+from trencadis_server.batch.files import OutputFile, count_lines, input_lines, read_output
+from trencadis_server.batch.lines import OutputLine
+from trencadis_server.batch.runner import BatchRunner, Summary
+from trencadis_server.lifecycle.opening import make_context
+from trencadis_server.lifecycle.supervisor import Supervisor
+
+__all__ = ["run_batch"]
+
+
+async def run_batch(
+    config: Config, registry: Registry, *, input_file: Path, output_file: Path, error_file: Path | None = None
+) -> Summary:
+    """Answer every line of a file; lines that the output already answers are skipped.
+
+    Args:
+        config: As loaded.
+        registry: The plugins.
+        input_file: Lines of requests.
+        output_file: Gets a line for each; one that is there is continued, and a torn last line is cut off.
+        error_file: Gets the lines that failed, instead of the output; written anew, so that a second run tries them again.
+
+    Raises:
+        ConfigError: A file cannot be used.
+        TrencadisError: The engine cannot be opened, or has ended for good.
+    """
+    _check_files([input_file, output_file, *([error_file] if error_file else [])])
+    num_lines = count_lines(input_file)
+    done = read_output(output_file)
+    # Nobody else asks this server, and every line is asked by the owner of the file.
+    config = attrs.evolve(config, server=attrs.evolve(config.server, api_keys=()))
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(OutputFile(output_file, num_bytes=done.num_bytes))
+        errors = stack.enter_context(OutputFile(error_file)) if error_file else output
+
+        def write(line: OutputLine) -> None:
+            (output if line.is_ok else errors).write(line)
+
+        supervisor = Supervisor(
+            functools.partial(AsyncLLM.from_config, config, registry),
+            max_restarts=config.server.max_engine_restarts,
+            window_s=config.server.restart_window_s,
+        )
+        app = make_app(make_context(config, supervisor))
+
+        async with _running(supervisor):
+            with track("Batch", total=num_lines, unit="lines") as advance:
+                runner = BatchRunner(
+                    app,
+                    input_lines(input_file),
+                    done=done,
+                    write=write,
+                    num_workers=min(config.server.max_requests, config.engine.max_num_seqs),
+                    advance=advance,
+                )
+                return await runner.run()
+
+
+@contextlib.asynccontextmanager
+async def _running(supervisor: Supervisor) -> AsyncIterator[None]:
+    """Have an engine for as long as the block runs."""
+    engine = asyncio.create_task(supervisor.run())
+    ready = asyncio.create_task(supervisor.is_serving.wait())
+    try:
+        await asyncio.wait({engine, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if engine.done():
+            await engine
+        yield
+    finally:
+        ready.cancel()
+        await supervisor.close()
+        await asyncio.gather(engine, return_exceptions=True)  # it has ended for good: the runner has said so
+
+
+def _check_files(files: list[Path]) -> None:
+    """Raise ConfigError if one file would be read and written, or written twice."""
+    names = [file.resolve() for file in files]
+    for file, name in zip(files, names, strict=True):
+        if names.count(name) > 1:
+            raise ConfigError(f"{file}: is named twice.", hint="Input, output and errors are different files.")

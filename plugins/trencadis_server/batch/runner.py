@@ -1,0 +1,158 @@
+"""Runs a batch: as many lines at once as the engine takes, each answered or refused by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import attrs
+import msgspec
+from starlette.types import ASGIApp
+
+from trencadis.errors import EngineEndedError
+from trencadis.progress import Advance
+from trencadis_server.asgi_call import Answer, post
+from trencadis_server.batch.files import DUPLICATE, Done
+from trencadis_server.batch.lines import BadLineError, OutputLine, line_id, read_line
+
+__all__ = ["BatchRunner", "Summary"]
+
+_BUSY = frozenset({429, 503})
+_ENDED = frozenset({"engine_failed", "engine_closed"})
+_MAX_RETRIES = 1000
+
+
+@attrs.define(kw_only=True)
+class Summary:
+    """What a run did.
+
+    Attributes:
+        num_ok: Lines that were answered.
+        num_failed: Lines that were refused, or answered with an error.
+        num_skipped: Lines that an earlier run has done.
+    """
+
+    num_ok: int = 0
+    num_failed: int = 0
+    num_skipped: int = 0
+
+
+class BatchRunner:
+    """One run over one input.
+
+    Args:
+        app: The server's application.
+        lines: Numbers and texts of the input's lines.
+        done: What an earlier run has done.
+        write: Takes each output line.
+        num_workers: Lines at once, which is also how far the input is read ahead.
+        advance: Told how many lines are done.
+        sleep: Waits for that many seconds when the server is busy.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        lines: Iterator[tuple[int, bytes]],
+        *,
+        done: Done,
+        write: Callable[[OutputLine], None],
+        num_workers: int,
+        advance: Advance,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._app = app
+        self._lines = lines
+        self._done = done
+        self._write = write
+        self._num_workers = num_workers
+        self._advance = advance
+        self._sleep = sleep
+        self._numbers: dict[str, int] = {}
+        self._summary = Summary()
+
+    async def run(self) -> Summary:
+        """Run every line; returns what became of them.
+
+        Raises:
+            EngineEndedError: There is no engine any more; what has been written stays, and another run goes on from there.
+        """
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self._num_workers):
+                    workers.create_task(self._work())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group
+        return self._summary
+
+    async def _work(self) -> None:
+        summary = self._summary
+        for number, text in self._lines:
+            output = await self._run_line(number, text)
+            if output is None:
+                summary.num_skipped += 1
+            else:
+                self._write(output)
+                summary.num_ok += output.is_ok
+                summary.num_failed += not output.is_ok
+            self._advance(summary.num_ok + summary.num_failed + summary.num_skipped)
+
+    async def _run_line(self, number: int, text: bytes) -> OutputLine | None:
+        """Return what is to be written for a line; None: it is there already."""
+        id_ = line_id(text, number)
+        if id_ in self._done.ids:
+            self._claim(text, number)
+            return None
+        try:
+            line = read_line(text, number)
+            self._claim_name(line.custom_id, number)
+        except BadLineError as error:
+            return OutputLine.refused(id_, error)
+        if line.custom_id in self._done.custom_ids:
+            return None
+        answer = await self._ask(line.url, bytes(line.body))
+        request_id = answer.headers.get("x-request-id", "")
+        return OutputLine.answered(
+            id_, line.custom_id, status=answer.status, request_id=request_id, body=_one_line(answer.body)
+        )
+
+    async def _ask(self, url: str, body: bytes) -> Answer:
+        """Ask until the server is not too busy to answer."""
+        answer = await post(self._app, url, body)
+        for _ in range(_MAX_RETRIES):
+            if answer.status not in _BUSY:
+                break
+            error = _error(answer)
+            if error.get("code") in _ENDED:
+                message = str(error.get("message"))
+                raise EngineEndedError(message, hint="Run the same command again to go on from here.")
+            if "retry-after" not in answer.headers:
+                break
+            await self._sleep(float(answer.headers["retry-after"]))
+            answer = await post(self._app, url, body)
+        return answer
+
+    def _claim(self, text: bytes, number: int) -> None:
+        """Keep the name of a line that is done, so that a later one of that name is still found out."""
+        try:
+            self._numbers.setdefault(read_line(text, number).custom_id, number)
+        except BadLineError:
+            return
+
+    def _claim_name(self, custom_id: str, number: int) -> None:
+        first = self._numbers.setdefault(custom_id, number)
+        if first != number:
+            message = f"line {number}: custom_id {custom_id!r} is that of line {first}; each line needs its own."
+            raise BadLineError(DUPLICATE, message, custom_id)
+
+
+def _one_line(body: bytes) -> bytes:
+    """Return JSON without line breaks. Pure."""
+    return msgspec.json.format(body, indent=-1)
+
+
+def _error(answer: Answer) -> dict[str, Any]:
+    """Return what an answer says about a failure. Pure."""
+    found: dict[str, Any] = msgspec.json.decode(answer.body, type=dict[str, Any])["error"]
+    return found

@@ -1,0 +1,1 @@
+"""Commands: serve and run-batch."""

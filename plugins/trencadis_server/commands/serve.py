@@ -1,0 +1,79 @@
+"""``trencadis serve``: an OpenAI-compatible server until somebody ends it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trencadis.config import Config
+from trencadis.registry import Registry
+
+if TYPE_CHECKING:
+    from trencadis_server.lifecycle.opening import OpenServer
+
+__all__ = ["SHORT_FLAGS", "add_arguments", "run"]
+
+SHORT_FLAGS: Mapping[str, str] = {
+    "--host": "--server.host",
+    "--port": "--server.port",
+    "--role": "--engine.role",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own flags: there are none."""
+    parser.epilog = (
+        "SIGTERM and Ctrl-C end it in order: nothing new is taken, running requests have server.drain_timeout_s. "
+        "A second one ends it at once."
+    )
+
+
+def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
+    """Serve until a signal comes; returns 0, or 128 and the signal's number if a second one had to come.
+
+    Raises:
+        ConfigError: The port is in use, or the configuration cannot be served.
+        TrencadisError: The engine cannot be opened.
+    """
+    from trencadis_server.lifecycle.heap import give_back_large_blocks
+    from trencadis_server.lifecycle.opening import open_server
+
+    give_back_large_blocks()
+    with open_server(config, registry, resolved=args.resolved) as server:
+        return _serve(server)
+
+
+def _serve(server: OpenServer) -> int:
+    import asyncio
+    import contextlib
+
+    from trencadis_server.lifecycle.lifecycle import event_loop_factory
+
+    signals: list[int] = []
+
+    def announce(line: str) -> None:
+        print(line, flush=True)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        service = server.service(announce)
+
+        def end(number: int) -> None:
+            signals.append(number)
+            service.stop()
+            if len(signals) > 1:
+                # Should even a hurried end take too long, a third signal does what signals do.
+                loop.remove_signal_handler(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt there
+                loop.add_signal_handler(number, end, number)
+        for line in server.greeting():
+            announce(line)
+        await service.run()
+
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        runner.run(main())
+    return 128 + signals[1] if len(signals) > 1 else 0

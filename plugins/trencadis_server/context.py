@@ -1,0 +1,124 @@
+"""What every endpoint needs: the engine of the moment, the limits, the names it answers to. One for each application."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from trencadis.clock import Clock
+from trencadis.config.server import ServerConfig
+from trencadis_server.generation.encoding import Encoder
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from trencadis.async_llm import AsyncLLM
+
+__all__ = ["Admission", "EngineSource", "Hold", "ServerContext", "context_of"]
+
+
+_MAX_PARSED_INLINE = 16_384
+"""Bytes that are parsed and validated in a millisecond; handing them to a thread costs a tenth of that."""
+
+
+class Hold(Protocol):
+    """A place in the server, given back when its ``with`` block ends. Event loop only."""
+
+    def first_token(self) -> None:
+        """Say that the prompt has been computed: its tokens wait no longer. A second call does nothing."""
+
+
+@runtime_checkable
+class Admission(Protocol):
+    """Keeps the server within ``server.max_requests`` and ``server.max_waiting_tokens``. Event loop only."""
+
+    def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AbstractContextManager[Hold]:
+        """Take a place for an HTTP request; leaving the block gives it back, whatever happened.
+
+        Args:
+            num_prompt_tokens: Prompt tokens of all its engine requests together.
+            num_requests: Engine requests it makes: one for each choice of each prompt, or for each text to embed.
+            caller: Name of the API key.
+
+        Raises:
+            TooBusyError: A cap is reached; answered 429 with Retry-After.
+        """
+
+
+@runtime_checkable
+class EngineSource(Protocol):
+    """Whoever owns the engine: it may be loading, restarting or gone."""
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine that serves now.
+
+        Raises:
+            EngineEndedError: There is none; the message says why.
+        """
+
+
+class ServerContext:
+    """What ``request.app.state.context`` is.
+
+    Args:
+        engines: Has the engine of the moment.
+        config: Table ``[server]``.
+        model_names: Names that clients may ask for, the first is the one in answers; at least one.
+        admission: Says who may come in.
+        clock: Of the server.
+
+    Attributes:
+        config: As given.
+        model_names: As given.
+        admission: As given.
+        clock: As given.
+        created: When the server began, seconds since 1970.
+        encoder: Runs the tokenizer beside the event loop.
+        parser: Parses bodies beside the event loop.
+        writer: Writes long answers beside the event loop.
+    """
+
+    def __init__(
+        self,
+        engines: EngineSource,
+        *,
+        config: ServerConfig,
+        model_names: tuple[str, ...],
+        admission: Admission,
+        clock: Clock,
+        created: int,
+    ) -> None:
+        self._engines = engines
+        self.config = config
+        self.model_names = model_names
+        self.admission = admission
+        self.clock = clock
+        self.created = created
+        self.encoder = Encoder()
+        self.parser = Encoder(max_inline=_MAX_PARSED_INLINE)
+        self.writer = Encoder()
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine that serves now.
+
+        Raises:
+            EngineEndedError: There is none; the message says why.
+        """
+        return self._engines.llm
+
+    @property
+    def fingerprint(self) -> str:
+        """What ``system_fingerprint`` says: plugins, versions and options, hashed.
+
+        Raises:
+            EngineEndedError: There is no engine.
+        """
+        return f"fp_{self.llm.plan_hash}"
+
+
+def context_of(request: Request) -> ServerContext:
+    """Return the context of the application that serves a request. Pure."""
+    context: ServerContext = request.app.state.context
+    return context

@@ -1,0 +1,152 @@
+"""Outputs of the engine as chat answers, whole or in chunks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import attrs
+from msgspec import UNSET
+
+from trencadis.records import CompletionOutput, RequestOutput
+from trencadis.text import Tokenizer
+from trencadis_server.generation.generation import Generation, transfer_fields, usage_of
+from trencadis_server.generation.logprobs import chat_logprobs, prompt_logprobs
+from trencadis_server.generation.progress import Progress, finish_name
+from trencadis_server.generation.sse import ChunkEncoder
+from trencadis_server.protocol.chat_answers import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChunkChoice,
+    Delta,
+)
+
+__all__ = ["ChatWriter"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ChatWriter:
+    """Writes the answer to one request.
+
+    Attributes:
+        answer_id: Of the answer.
+        created: Seconds since 1970.
+        model: The name the client asked for.
+        fingerprint: Of the system.
+        tokenizer: Of the model.
+        has_logprobs: The client wants log-probabilities.
+        has_token_ids: The client wants token ids.
+        has_prompt_logprobs: The client wants log-probabilities of the prompt.
+    """
+
+    answer_id: str
+    created: int
+    model: str
+    fingerprint: str
+    tokenizer: Tokenizer
+    has_logprobs: bool = False
+    has_token_ids: bool = False
+    has_prompt_logprobs: bool = False
+
+    def whole(self, output: RequestOutput) -> ChatCompletion:
+        """Return the answer in one piece. Pure."""
+        return ChatCompletion(
+            id=self.answer_id,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=[self._choice(one) for one in output.outputs],
+            usage=usage_of([output]),
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs or (), self.tokenizer)
+            if self.has_prompt_logprobs
+            else UNSET,
+            prompt_token_ids=list(output.prompt_token_ids) if self.has_token_ids else UNSET,
+            **transfer_fields(output),
+        )
+
+    async def stream(
+        self, generation: Generation, *, includes_usage: bool, is_continuous: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield events; several at once if several choices have news.
+
+        Args:
+            generation: Has one prompt.
+            includes_usage: One more event with the usage, at the end.
+            is_continuous: Every event has the usage.
+
+        Raises:
+            TrencadisError: As :meth:`Generation.outputs`.
+        """
+        encoder: ChunkEncoder[ChunkChoice] = ChunkEncoder(
+            self._chunk, includes_usage=includes_usage, is_continuous=is_continuous
+        )
+        sent = [Progress(has_token_ids=self.has_logprobs or self.has_token_ids) for _ in range(generation.params.n)]
+        is_open = False
+        async with aclosing(generation.outputs(streams=True)) as outputs:
+            async for _, output in outputs:
+                usage = functools.partial(usage_of, [output])
+                events = [] if is_open else self._opening(output, encoder)
+                is_open = True
+                for choice in self._news(output, sent):
+                    more = transfer_fields(output) if choice.index == 0 and choice.finish_reason else {}
+                    events.append(encoder.chunk(choice, usage, **more))
+                if output.finished:
+                    events.append(encoder.last(usage()))
+                if events:
+                    yield b"".join(events)
+
+    def _opening(self, output: RequestOutput, encoder: ChunkEncoder[ChunkChoice]) -> list[bytes]:
+        """Return the first event of each choice, which has the role and no text."""
+        usage = functools.partial(usage_of, [output])
+        prompt = {"prompt_token_ids": list(output.prompt_token_ids)} if self.has_token_ids else {}
+        choices = [ChunkChoice(index=one.index, delta=Delta(role="assistant", content="")) for one in output.outputs]
+        return [
+            encoder.chunk(choices[0], usage, **prompt),
+            *(encoder.chunk(choice, usage) for choice in choices[1:]),
+        ]
+
+    def _news(self, output: RequestOutput, sent: list[Progress]) -> Iterator[ChunkChoice]:
+        """Yield what is new of each choice, its end apart."""
+        for one, progress in zip(output.outputs, sent, strict=True):
+            if progress.is_finished:
+                continue
+            text, token_ids, entries = progress.take(one)
+            if text or token_ids:
+                yield ChunkChoice(
+                    index=one.index,
+                    delta=Delta(content=text),
+                    logprobs=chat_logprobs(entries, self.tokenizer) if self.has_logprobs else None,
+                    token_ids=list(token_ids) if self.has_token_ids else UNSET,
+                )
+            if one.finish_reason is not None:
+                progress.is_finished = True
+                yield ChunkChoice(
+                    index=one.index,
+                    delta=Delta(),
+                    finish_reason=finish_name(one),
+                    stop_reason=one.stop_reason,
+                )
+
+    def _choice(self, one: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            index=one.index,
+            message=AssistantMessage(content=one.text),
+            logprobs=chat_logprobs(one.logprobs or (), self.tokenizer) if self.has_logprobs else None,
+            finish_reason=finish_name(one),
+            stop_reason=one.stop_reason,
+            token_ids=list(one.token_ids) if self.has_token_ids else UNSET,
+        )
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Any) -> ChatChunk:
+        return ChatChunk(
+            id=self.answer_id,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=choices,
+            usage=usage,
+        )

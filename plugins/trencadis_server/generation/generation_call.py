@@ -1,0 +1,176 @@
+"""What chat and text completions do alike: look at a request, run it, and answer it whole or as a stream."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trencadis.records import BeamSearchParams, RequestOutput, SamplingParams
+from trencadis_server.context import context_of
+from trencadis_server.generation.connection import answer_while_connected
+from trencadis_server.generation.generation import Generation, answer_id, finished_outputs
+from trencadis_server.generation.sampling import http_field
+from trencadis_server.generation.sse import EventStream, check_stream_options
+from trencadis_server.generation.terms import terms_of
+from trencadis_server.protocol.json_response import json_response
+from trencadis_server.routes.models import check_generates, check_model
+
+if TYPE_CHECKING:
+    from trencadis.async_llm import AsyncLLM
+    from trencadis_server.context import ServerContext
+    from trencadis_server.protocol.generation import GenerationRequest
+
+_BYTES_PER_CHARACTER = 8
+"""Of a body: as many are looked at in the time in which a character is encoded."""
+_CHARACTERS_PER_WORD = 200
+"""Each banned word is encoded twice by itself, which takes as long."""
+
+__all__ = ["GenerationCall", "StreamWriter", "open_call"]
+
+
+class StreamWriter(Protocol):
+    """Writes the events of an answer."""
+
+    def stream(
+        self, generation: Generation, *, includes_usage: bool, is_continuous: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield events; as of :class:`trencadis_server.generation.chat_writer.ChatWriter`."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class GenerationCall:
+    """A request whose model is served here.
+
+    Attributes:
+        request: The HTTP request.
+        body: What it asks for.
+        context: Of the server.
+        llm: The engine of the moment.
+        model: The name the client asked for.
+        param: The field that holds the prompt, for errors.
+        created: Seconds since 1970.
+        includes_usage: The last chunk has the usage.
+        is_continuous: Every chunk has the usage.
+    """
+
+    request: Request
+    body: GenerationRequest
+    context: ServerContext
+    llm: AsyncLLM
+    model: str
+    param: str
+    created: int
+    includes_usage: bool
+    is_continuous: bool
+
+    async def params(self, make: Callable[[], SamplingParams]) -> SamplingParams:
+        """Return what ``make`` returns: on a thread if the request has long lists, each of whose elements is looked at.
+
+        Raises:
+            ApiError: As ``make``.
+            InvalidRequestError: The same.
+        """
+        num_bytes = len(await self.request.body())
+        num_words = len(self.body.bad_words or ())
+        weight = num_bytes // _BYTES_PER_CHARACTER + num_words * _CHARACTERS_PER_WORD
+        return await self.context.encoder.run(make, num_characters=weight)
+
+    def generation(
+        self,
+        prefix: str,
+        *,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        beams: BeamSearchParams | None = None,
+    ) -> Generation:
+        """Return what the engine is asked.
+
+        Args:
+            prefix: Of the answer's id, such as ``cmpl``.
+            prompts: Token ids, at least one prompt.
+            params: For all of them.
+            beams: How to search, instead; None: texts are drawn.
+
+        Raises:
+            ApiError: The client sets terms that it may not set.
+        """
+        allows_weight = self.context.config.client_weights
+        return Generation(
+            llm=self.llm,
+            admission=self.context.admission,
+            answer_id=answer_id(prefix),
+            prompts=prompts,
+            params=params,
+            beams=beams,
+            http_field=functools.partial(http_field, self.body),
+            caller=self.request.state.caller,
+            terms=terms_of(self.request.state.caller, self.body, allows_weight=allows_weight),
+        )
+
+    async def answer(
+        self, generation: Generation, writer: StreamWriter, whole: Callable[[list[RequestOutput]], msgspec.Struct]
+    ) -> Response:
+        """Run a generation and return the answer that the client wants.
+
+        Args:
+            generation: What to run.
+            writer: Writes a stream.
+            whole: Makes the answer in one piece from the finished output of each prompt.
+
+        Raises:
+            TrencadisError: As :meth:`Generation.outputs`, if nothing was sent yet; also ``ApiError``.
+        """
+        if self.body.stream:
+            events = writer.stream(generation, includes_usage=self.includes_usage, is_continuous=self.is_continuous)
+            return EventStream(events, param=self.param, request_id=self.request.state.request_id)
+
+        async def run() -> Response:
+            outputs = await finished_outputs(generation)
+            weight = sum(map(_num_candidates, outputs))
+            return await self.context.writer.run(lambda: json_response(whole(outputs)), num_characters=weight)
+
+        return await answer_while_connected(self.request, run())
+
+
+def open_call(request: Request, body: GenerationRequest, *, param: str) -> GenerationCall:
+    """Return the call that a request makes.
+
+    Args:
+        request: The HTTP request.
+        body: What it asks for.
+        param: The field that holds the prompt.
+
+    Raises:
+        ApiError: There is no such model, it does not generate, or the stream options contradict each other.
+        EngineEndedError: There is no engine now.
+    """
+    context = context_of(request)
+    llm = context.llm
+    model = check_model(context, body.model)
+    check_generates(llm)
+    includes_usage, is_continuous = check_stream_options(body)
+    return GenerationCall(
+        request=request,
+        body=body,
+        context=context,
+        llm=llm,
+        model=model,
+        param=param,
+        created=int(time.time()),
+        includes_usage=includes_usage,
+        is_continuous=is_continuous,
+    )
+
+
+def _num_candidates(output: RequestOutput) -> int:
+    """Return how many log-probabilities an output has, roughly: writing one takes as long as encoding a character or two. Pure."""
+    lists = [output.prompt_logprobs or (), *(one.logprobs or () for one in output.outputs)]
+    return sum(len(entries) * (1 + len(entries[-1].top_token_ids)) for entries in lists if entries)

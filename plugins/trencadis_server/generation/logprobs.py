@@ -1,0 +1,165 @@
+"""Log-probabilities as each endpoint writes them.
+
+The entry of each token is encoded as soon as it is made: an answer may have millions of candidates, which as objects would be visited
+by the garbage collector again and again, and encoded in one call that nothing interrupts.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import msgspec
+
+from trencadis_server.protocol.answers import PromptLogprob
+from trencadis_server.protocol.chat_answers import ChatLogprobs, TokenLogprob, TopLogprob
+from trencadis_server.protocol.completion_answers import CompletionLogprobs
+
+if TYPE_CHECKING:
+    from trencadis.records import TokenLogprobs
+    from trencadis.text import Tokenizer
+
+__all__ = ["CompletionLogprobsWriter", "chat_logprobs", "prompt_logprobs", "token_text"]
+
+_T = TypeVar("_T")
+_encode = msgspec.json.Encoder().encode
+_LOWEST = -9999.0
+"""Stands for minus infinity, which JSON has not. Source: OpenAI's API answers this for tokens that cannot be."""
+
+
+def token_text(data: bytes, *, prefix: str = "") -> str:
+    r"""Return a token's bytes as text; part of a character is written as ``\xe2\x82``. Pure.
+
+    Args:
+        data: The bytes.
+        prefix: Before what is no text.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def chat_logprobs(entries: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> ChatLogprobs:
+    """Return log-probabilities as chat answers have them. Pure."""
+    content = []
+    for entry in entries:
+        data = tokenizer.token_bytes(entry.token_id)
+        tops = [
+            _top(tokenizer.token_bytes(token), logprob)
+            for token, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        ]
+        content.append(
+            _encoded(
+                TokenLogprob(
+                    token=token_text(data), logprob=_finite(entry.logprob), bytes=list(data), top_logprobs=tops
+                )
+            )
+        )
+    return ChatLogprobs(content=content)
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, PromptLogprob] | None]:
+    """Return log-probabilities of a prompt as vLLM has them: by token id, null for the first token. Pure."""
+    written: list[dict[str, PromptLogprob] | None] = [None]
+    for entry in entries:
+        candidates = {
+            str(token): _candidate(tokenizer, token, logprob, rank)
+            for rank, (token, logprob) in enumerate(zip(entry.top_token_ids, entry.top_logprobs, strict=True), start=1)
+        }
+        candidates[str(entry.token_id)] = _candidate(tokenizer, entry.token_id, entry.logprob, entry.rank)
+        written.append(_encoded(candidates))
+    return written
+
+
+class CompletionLogprobsWriter:
+    """Writes the log-probabilities of one text completion, in one piece or several; offsets go on where they were.
+
+    Args:
+        tokenizer: Of the model.
+        hidden: Tokens that have no text in the answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] = frozenset()) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        """Return those of an echoed prompt; the first token has none.
+
+        Args:
+            token_ids: The prompt.
+            entries: Of all tokens but the first.
+        """
+        first = self._text(token_ids[0])
+        offset = self._advance(token_ids[0])
+        rest = self.output(entries)
+        return CompletionLogprobs(
+            tokens=[first, *rest.tokens],
+            token_logprobs=[None, *rest.token_logprobs],
+            top_logprobs=[None, *rest.top_logprobs],
+            text_offset=[offset, *rest.text_offset],
+        )
+
+    def output(self, entries: Iterable[TokenLogprobs]) -> CompletionLogprobs:
+        """Return those of the next tokens."""
+        written = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for entry in entries:
+            text, logprob = self._text(entry.token_id), _finite(entry.logprob)
+            tops = {
+                self._text(token): _finite(value)
+                for token, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+            }
+            written.tokens.append(text)
+            written.token_logprobs.append(logprob)
+            written.top_logprobs.append(_encoded({**tops, text: logprob}))
+            written.text_offset.append(self._advance(entry.token_id))
+        return written
+
+    def copy(self) -> CompletionLogprobsWriter:
+        """Return a writer that goes on where this one is, by itself."""
+        other = CompletionLogprobsWriter(self._tokenizer, hidden=self._hidden)
+        other._decoder.setstate(self._decoder.getstate())
+        other._offset = self._offset
+        return other
+
+    def _text(self, token_id: int) -> str:
+        return token_text(self._tokenizer.token_bytes(token_id), prefix="bytes:")
+
+    def _advance(self, token_id: int) -> int:
+        """Return where a token begins, in characters of the text, and go on behind it."""
+        offset = self._offset
+        if token_id not in self._hidden:
+            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        return offset
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    """Return two runs of log-probabilities as one. Pure."""
+    return CompletionLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=first.top_logprobs + second.top_logprobs,
+        text_offset=first.text_offset + second.text_offset,
+    )
+
+
+def _encoded(value: _T) -> _T:
+    """Return a value as what it is written as: for an encoder the two are the same. Pure."""
+    return cast("_T", msgspec.Raw(_encode(value)))
+
+
+def _top(data: bytes, logprob: float) -> TopLogprob:
+    return TopLogprob(token=token_text(data), logprob=_finite(logprob), bytes=list(data))
+
+
+def _candidate(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int) -> PromptLogprob:
+    text = token_text(tokenizer.token_bytes(token_id))
+    return PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=text)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST)

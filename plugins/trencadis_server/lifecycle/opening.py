@@ -1,0 +1,183 @@
+"""From a configuration to a server that can be run: limits, sockets, supervisor, application, administration pages."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from trencadis.async_llm import AsyncLLM
+from trencadis.clock import SystemClock
+from trencadis.config import Config, ResolvedConfig
+from trencadis.config.messages import show
+from trencadis.registry import Registry, resolve_plan
+from trencadis_server.app import make_app
+from trencadis_server.context import ServerContext
+from trencadis_server.http_metrics import HttpMetrics
+from trencadis_server.lifecycle.lifecycle import Service
+from trencadis_server.lifecycle.preparation import config_to_serve, model_names_of
+from trencadis_server.lifecycle.sockets import listen, url_of
+from trencadis_server.lifecycle.supervisor import Supervisor
+from trencadis_server.middleware.auth import ApiKeys
+from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.limits import AdmissionControl
+from trencadis_server.routes.admin import make_admin_app
+
+__all__ = ["OpenServer", "make_context", "open_server"]
+
+logger = logging.getLogger("trencadis.server")
+
+_ADMIN_HOST = "127.0.0.1"
+
+
+def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig) -> OpenServer:
+    """Return a server whose sockets listen already; nothing is loaded yet.
+
+    Args:
+        config: As loaded; what the server adds is added here.
+        registry: The plugins.
+        resolved: The same configuration with its sources, for the administration pages.
+
+    Raises:
+        ConfigError: The port is in use, a key is impossible, or a component does not exist.
+    """
+    if config.server.observer:
+        # Added to [observer] names, which would be blamed otherwise.
+        registry.select("observer", config.server.observer, key="names", source="server.observer")
+    return OpenServer(config_to_serve(config), registry, resolved=resolved)
+
+
+class OpenServer:
+    """A server's sockets and everything that is known before the engine is. A context manager: leaving it closes the sockets.
+
+    Args:
+        config: As the server runs it.
+        registry: The plugins.
+        resolved: The configuration with its sources.
+
+    Attributes:
+        url: Where it listens.
+        admin_url: Where the administration pages are; empty: there are none.
+    """
+
+    def __init__(self, config: Config, registry: Registry, *, resolved: ResolvedConfig) -> None:
+        self._config = config
+        self._registry = registry
+        self._resolved = resolved
+        # A component that does not exist is known before anything is opened.
+        self._plan = resolve_plan(config, registry)
+        server = config.server
+        self._sockets = [listen(server.host, server.port)]
+        if server.admin_port:
+            try:
+                self._sockets.append(
+                    listen(
+                        _ADMIN_HOST,
+                        server.admin_port,
+                        setting="server.admin_port",
+                        meaning_of_zero="no administration pages",
+                    )
+                )
+            except BaseException:
+                self.close()
+                raise
+        self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
+        if server.is_open_to_all:
+            logger.warning(
+                "[server] host = %s without api_keys: whoever reaches this machine can use the server. Set server.api_keys, "
+                "or listen on 127.0.0.1 behind a proxy that checks who asks.",
+                show(server.host),
+            )
+
+    def greeting(self) -> list[str]:
+        """Return what to print at the start."""
+        names = ", ".join(model_names_of(self._config))
+        lines = [f"Listening at {self.url}/v1 for {names}; loading."]
+        if self.admin_url:
+            lines.append(f"Administration: {self.admin_url}/admin/plugins")
+        return lines
+
+    def service(self, announce: Callable[[str], None] = lambda _: None) -> Service:
+        """Return what runs on the sockets; to be called once, in the event loop.
+
+        Args:
+            announce: Told in a line when an engine is ready.
+        """
+        config = self._config
+        gate, metrics = Gate(), HttpMetrics()
+        metrics.watch_loop(asyncio.get_running_loop())
+        supervisor = Supervisor(
+            functools.partial(AsyncLLM.from_config, config, self._registry),
+            max_restarts=config.server.max_engine_restarts,
+            window_s=config.server.restart_window_s,
+            on_restart=metrics.note_restart,
+            on_open=functools.partial(_opened, announce),
+        )
+        context = make_context(config, supervisor)
+        app = make_app(context, gate=gate, http_metrics=metrics)
+        # Made by the first who asks, the document would hold the event loop for a fifth of a second; now the engine is still loading.
+        asyncio.get_running_loop().run_in_executor(None, app.openapi)
+        admin = None
+        if self.admin_url:
+            pages = make_admin_app(
+                context, supervisor=supervisor, registry=self._registry, plan=self._plan, resolved=self._resolved
+            )
+            admin = (pages, self._sockets[1])
+        return Service(app, self._sockets[0], supervisor=supervisor, gate=gate, config=config.server, admin=admin)
+
+    def close(self) -> None:
+        """Stop listening; may be called twice."""
+        for listener in self._sockets:
+            listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _opened(announce: Callable[[str], None], llm: AsyncLLM) -> None:
+    """Say that an engine serves; what loading has left behind lives as long as the process, so that collections pass it over.
+
+    Each full collection would look at a hundred thousand objects for nothing, and the event loop would wait for it.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+    model = llm.model
+    announce(f"Ready: {model.architecture}, {model.dtype}, {llm.max_model_len} tokens, plan {llm.plan_hash}.")
+
+
+def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
+    """Return what the endpoints of a server need.
+
+    Args:
+        config: As the server runs it.
+        supervisor: Has the engine.
+
+    Raises:
+        ConfigValueError: ``server.api_keys`` has an impossible entry.
+    """
+    clock = SystemClock()
+    has_others = len(ApiKeys(config.server.api_keys).callers) > 1
+    admission = AdmissionControl(
+        max_requests=config.server.max_requests,
+        max_waiting_tokens=config.server.max_waiting_tokens,
+        caller_share=config.server.key_share if has_others else 1.0,
+        clock=clock,
+    )
+    return ServerContext(
+        supervisor,
+        config=config.server,
+        model_names=model_names_of(config),
+        admission=admission,
+        clock=clock,
+        created=int(time.time()),
+    )

@@ -1,0 +1,1 @@
+"""Steps around every route: keys, limits, bodies, errors."""

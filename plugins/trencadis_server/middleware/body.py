@@ -1,0 +1,163 @@
+"""Request bodies: in a form that is understood, not too large, not too slow, whole before anybody looks at them.
+
+A body is collected here, so that what is behind never waits for a client, and one that is refused costs no more memory
+than the cap. Everything is answered in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.message
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trencadis_server.errors import RATE_LIMIT, ApiError, retry_headers
+from trencadis_server.middleware.respond import has_body, refuse, send_error
+from trencadis_server.protocol.json_body import MAX_VALUES, ValueCheck
+
+__all__ = ["BodyMiddleware"]
+
+_MAX_DIGITS = 18
+"""Of a length that is worth reading as a number."""
+
+_MAX_BODIES = 16
+"""How many bodies of the largest size may be on their way in at once."""
+
+
+_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+"""JSON between systems is UTF-8. Source: RFC 8259, section 8.1."""
+
+_MAX_QUOTED = 40
+
+
+class BodyMiddleware:
+    """Answers 415 to bodies that are compressed or not UTF-8, 413 to those over the cap, 408 to those that do not arrive in time, 400 to those that take too long to parse.
+
+    Args:
+        app: What is behind; it gets the body in one message.
+        max_bytes: Largest body.
+        timeout_s: Longest time a body may take.
+        max_values: Most values of a JSON body.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float, max_values: int = MAX_VALUES) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._num_collected_bytes = 0
+        self._values = ValueCheck(max_values)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http" or not has_body(scope):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._collect(scope, receive)
+        except ApiError as error:
+            await refuse(scope, receive, send, error)
+            return
+        if body is None:
+            return
+        try:
+            await self._values.check(body)
+        except ApiError as error:
+            await send_error(send, error)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _collect(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body, or None if the client has gone."""
+        headers = Headers(scope=scope)
+        _check_coding(headers)
+        self._check_length(headers.get("content-length"))
+        body = bytearray()
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    chunk = message.get("body", b"")
+                    num_bytes += len(chunk)
+                    self._num_collected_bytes += len(chunk)
+                    self._check_size(num_bytes)
+                    body += chunk
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"The body did not arrive within {self._timeout_s:g} s (server.body_timeout_s): {num_bytes} bytes came.",
+                code="request_timeout",
+            ) from None
+        finally:
+            self._num_collected_bytes -= num_bytes
+
+    def _check_length(self, length: str | None) -> None:
+        """Refuse by what the client says, before a byte is read."""
+        if length is not None and length.isdecimal() and (len(length) > _MAX_DIGITS or int(length) > self._max_bytes):
+            raise self._too_large(f"is {length[:_MAX_DIGITS]} bytes long")
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise self._too_large("is longer")
+        if self._num_collected_bytes > _MAX_BODIES * self._max_bytes:
+            raise ApiError(
+                429,
+                "The server is receiving as much as it can hold. Send the request again later.",
+                RATE_LIMIT,
+                code="rate_limit_exceeded",
+                headers=retry_headers(1.0),
+            )
+
+    def _too_large(self, what: str) -> ApiError:
+        return ApiError(
+            413,
+            f"The body {what}; the server takes {self._max_bytes} bytes (server.max_body_bytes). Send a smaller request.",
+            code="body_too_large",
+        )
+
+
+def _check_coding(headers: Headers) -> None:
+    """Refuse a body that would be read as something else than its sender means.
+
+    Raises:
+        ApiError: 415: its content is encoded, or its characters are not UTF-8; 400: its transfer is encoded.
+    """
+    encodings = ", ".join(headers.getlist("content-encoding")).strip().lower()
+    if encodings not in {"", "identity"}:
+        raise ApiError(
+            415,
+            f"Content-Encoding = {encodings[:_MAX_QUOTED]!a}: the server takes bodies as they are. Send it without compression.",
+            code="unsupported_content_encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
+    transfer = ", ".join(headers.getlist("transfer-encoding")).strip().lower()
+    if transfer not in {"", "chunked"}:
+        raise ApiError(
+            400,
+            f"Transfer-Encoding = {transfer[:_MAX_QUOTED]!a}: the server understands chunked alone.",
+            code="unsupported_transfer_encoding",
+        )
+    kind = email.message.Message()
+    kind["content-type"] = headers.get("content-type", "")
+    charset = kind.get_content_charset("utf-8")
+    if charset not in _CHARSETS:
+        raise ApiError(
+            415,
+            f"Content-Type has charset = {charset[:_MAX_QUOTED]!a}: the server reads UTF-8. Send the body in UTF-8.",
+            code="unsupported_charset",
+        )
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that gives the body first; then what the connection says, which is that the client has gone."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay

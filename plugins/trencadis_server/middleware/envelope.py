@@ -1,0 +1,129 @@
+"""What surrounds every request: its id, the log line, the counters, and an answer when something unexpected was raised.
+
+The outermost of the middlewares: whatever is answered, and by whom, carries ``x-request-id``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trencadis.clock import Clock
+from trencadis_server.errors import as_api_error
+from trencadis_server.generation.connection import CLIENT_GONE
+from trencadis_server.http_metrics import HttpMetrics
+from trencadis_server.middleware.gate import OPEN_PATHS
+from trencadis_server.middleware.respond import send_error
+
+__all__ = ["EnvelopeMiddleware", "new_request_id", "request_id_of"]
+
+logger = logging.getLogger("trencadis.server")
+access = logging.getLogger("trencadis.access")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+def request_id_of(headers: Headers) -> str:
+    """Return the client's ``x-request-id`` if it is short and plain, else a new id."""
+    given = headers.get("x-request-id", "")
+    return given if _SANE_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    """Return an id that no other request has."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+class EnvelopeMiddleware:
+    """Gives each request its id, and sees how it ends.
+
+    Args:
+        app: What is behind.
+        metrics: Counts requests.
+        clock: Times them.
+        paths: Of routes; a request for one of them is counted there although it never got so far.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: HttpMetrics, clock: Clock, paths: Collection[str] = frozenset()
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._clock = clock
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope))
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "caller": ""}
+        answer = _Answer(send, request_id)
+        start_s = self._clock.now_s()
+        with self._metrics.in_flight():
+            try:
+                await self._app(scope, receive, answer.send)
+            except ClientDisconnect:
+                pass
+            except Exception as error:
+                await self._fail(answer, scope, error, request_id)
+            finally:
+                self._note(scope, answer, self._clock.now_s() - start_s)
+
+    async def _fail(self, answer: _Answer, scope: Scope, error: Exception, request_id: str) -> None:
+        logger.error("%s %s failed (%s).", scope["method"], _plain(scope["path"]), request_id, exc_info=error)
+        # An answer that has begun is left incomplete, and the HTTP server cuts the connection: the client must notice.
+        if not answer.status:
+            await send_error(answer.send, as_api_error(error, request_id=request_id))
+
+    def _note(self, scope: Scope, answer: _Answer, duration_s: float) -> None:
+        state = scope["state"]
+        status = answer.status or CLIENT_GONE
+        known: str = scope["path"] if scope["path"] in self._paths else ""
+        path = getattr(scope.get("route"), "path", known)
+        self._metrics.note(
+            route=path, method=scope["method"], status=status, num_bytes=answer.num_bytes, duration_s=duration_s
+        )
+        # Probes and scrapes come every few seconds; only their failures are news.
+        level = logging.DEBUG if scope["path"] in OPEN_PATHS and status < 500 else logging.INFO
+        access.log(
+            level,
+            "%s %s %d %.3f s %d bytes %s%s",
+            scope["method"],
+            _plain(scope["path"]),
+            status,
+            duration_s,
+            answer.num_bytes,
+            state["request_id"],
+            f" {state['caller']}" if state["caller"] else "",
+        )
+
+
+def _plain(path: str) -> str:
+    """Return a path as the log may have it: a client may have put line breaks into it. Pure."""
+    return ascii(path)[1:-1]
+
+
+class _Answer:
+    """What goes out: adds the id to the headers, and remembers status and length."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+        self.num_bytes = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.num_bytes += len(message.get("body", b""))
+        elif message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+        await self._send(message)

@@ -1,0 +1,83 @@
+"""Which requests are inside, and whether more may come in: what a shutdown waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trencadis_server.errors import EngineUnavailableError, as_api_error
+from trencadis_server.middleware.respond import refuse
+
+__all__ = ["OPEN_PATHS", "Gate", "GateMiddleware", "draining_error"]
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+"""Paths for operators and their tools: no key is asked for, and they answer to the last."""
+
+
+class Gate:
+    """Counts HTTP requests that ask for work. Event loop only.
+
+    Attributes:
+        is_draining: No more may come in.
+        num_inside: HTTP requests inside.
+    """
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.num_inside = 0
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def close(self) -> None:
+        """Let nobody in from now on."""
+        self.is_draining = True
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Count a request for as long as the block runs."""
+        self.num_inside += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self.num_inside -= 1
+            if not self.num_inside:
+                self._is_empty.set()
+
+    async def wait_empty(self) -> None:
+        """Wait until nobody is inside."""
+        await self._is_empty.wait()
+
+
+class GateMiddleware:
+    """Counts requests in and out, and turns them away with 503 while the server shuts down.
+
+    Args:
+        app: What is behind.
+        gate: Shared with whoever shuts down.
+    """
+
+    def __init__(self, app: ASGIApp, *, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        if self._gate.is_draining:
+            # The connection ends with the answer, so that the next attempt finds another server.
+            await refuse(scope, receive, send, as_api_error(draining_error()), close=True)
+            return
+        with self._gate.inside():
+            await self._app(scope, receive, send)
+
+
+def draining_error() -> EngineUnavailableError:
+    """Return what is said to those who come too late. Pure."""
+    # Another server behind the same address may take the next attempt at once.
+    return EngineUnavailableError("The server is shutting down.", state="draining", retry_after_s=1.0)

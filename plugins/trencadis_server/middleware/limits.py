@@ -1,0 +1,223 @@
+"""How much the server takes in: a cap on requests, and one on the prompt tokens that still wait for their first token.
+
+One caller has at most a share of both, so that its requests do not keep all others out.
+
+    hold ▶ waiting (its prompt tokens count) ─first_token▶ running ─the block ends▶ gone
+
+Both counts are given back by the ``with`` block, so they cannot leak. What is refused is told when there will probably be
+room, from how fast room was made of late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from types import TracebackType
+from typing import Self
+
+from trencadis.clock import Clock
+from trencadis.errors import InvalidRequestError
+from trencadis_server.errors import TooBusyError
+
+__all__ = ["MAX_RETRY_AFTER_S", "MIN_RETRY_AFTER_S", "AdmissionControl", "DrainRate"]
+
+MIN_RETRY_AFTER_S = 1.0
+MAX_RETRY_AFTER_S = 60.0
+
+_MAX_QUOTED = 100
+
+_WINDOW_S = 30.0
+"""How far back the drain rate looks."""
+
+
+class DrainRate:
+    """How fast something leaves, over the last 30 s.
+
+    Args:
+        clock: Of the server.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left: deque[tuple[float, int]] = deque()
+        self._sum = 0
+        self._busy_since_s = clock.now_s()
+
+    def restart(self) -> None:
+        """Say that there was nothing to drain until now: what an idle server did not do says nothing about its speed."""
+        self._left.clear()
+        self._sum = 0
+        self._busy_since_s = self._clock.now_s()
+
+    def note(self, amount: int) -> None:
+        """Say that an amount has left now."""
+        self._left.append((self._clock.now_s(), amount))
+        self._sum += amount
+
+    def seconds_for(self, amount: int) -> float:
+        """Return how long an amount will take, 1 .. 60 s; if nothing has left yet, as long again as nothing did."""
+        now_s = self._clock.now_s()
+        while self._left and self._left[0][0] < now_s - _WINDOW_S:
+            self._sum -= self._left.popleft()[1]
+        span_s = now_s - max(self._busy_since_s, now_s - _WINDOW_S)
+        estimate_s = amount * span_s / self._sum if self._sum else span_s
+        return min(max(estimate_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+
+class AdmissionControl:
+    """Keeps the server within its caps; the :class:`trencadis_server.context.Admission` of a server. Event loop only.
+
+    Args:
+        max_requests: Most engine requests at once.
+        max_waiting_tokens: Most prompt tokens of requests without a token.
+        clock: For the drain rates.
+        caller_share: The part of both that one caller may have, greater than 0, at most 1.
+
+    Attributes:
+        max_requests: As given.
+        max_waiting_tokens: As given.
+        num_requests: Engine requests held now.
+        num_waiting_tokens: Prompt tokens of those without a token.
+    """
+
+    def __init__(self, *, max_requests: int, max_waiting_tokens: int, clock: Clock, caller_share: float = 1.0) -> None:
+        self.max_requests = max_requests
+        self.max_waiting_tokens = max_waiting_tokens
+        self.num_requests = 0
+        self.num_waiting_tokens = 0
+        self._share = caller_share
+        self._requests_of: Counter[str] = Counter()
+        self._waiting_tokens_of: Counter[str] = Counter()
+        self._requests_rate = DrainRate(clock)
+        self._tokens_rate = DrainRate(clock)
+
+    def hold(self, num_prompt_tokens: int, num_requests: int = 1, *, caller: str = "") -> AdmissionHold:
+        """Return a place to enter with ``with``; see :class:`trencadis_server.context.Admission`.
+
+        Raises:
+            TooBusyError: On entering: a cap is reached.
+            InvalidRequestError: On entering: it would not even fit an empty server.
+        """
+        return AdmissionHold(self, num_prompt_tokens, num_requests, caller)
+
+    def enter(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
+        """Count a hold in, or raise as :meth:`hold` says."""
+        self._refuse_if_hopeless(num_prompt_tokens, num_requests)
+        excess = self.num_requests + num_requests - self.max_requests
+        if excess > 0:
+            this = f"; this request counts as {num_requests}" if num_requests > 1 else ""
+            raise TooBusyError(
+                f"The server has {self.num_requests} requests and takes {self.max_requests} at once (server.max_requests)"
+                f"{this}.",
+                retry_after_s=self._requests_rate.seconds_for(excess),
+            )
+        excess = self.num_waiting_tokens + num_prompt_tokens - self.max_waiting_tokens
+        if excess > 0:
+            raise TooBusyError(
+                f"{self.num_waiting_tokens} prompt tokens wait, and the server lets {self.max_waiting_tokens} wait "
+                f"(server.max_waiting_tokens); this request has {num_prompt_tokens}.",
+                retry_after_s=self._tokens_rate.seconds_for(excess),
+            )
+        if self._share < 1:
+            self._check_share(num_prompt_tokens, num_requests, caller)
+        if not self.num_requests:
+            self._requests_rate.restart()
+        if not self.num_waiting_tokens:
+            self._tokens_rate.restart()
+        self.num_requests += num_requests
+        self.num_waiting_tokens += num_prompt_tokens
+        self._requests_of[caller] += num_requests
+        self._waiting_tokens_of[caller] += num_prompt_tokens
+
+    def stop_waiting(self, num_prompt_tokens: int, caller: str) -> None:
+        """Count prompt tokens that wait no longer."""
+        self.num_waiting_tokens -= num_prompt_tokens
+        self._waiting_tokens_of[caller] -= num_prompt_tokens
+        self._tokens_rate.note(num_prompt_tokens)
+
+    def leave(self, num_requests: int, caller: str) -> None:
+        """Count requests out."""
+        self.num_requests -= num_requests
+        self._requests_of[caller] -= num_requests
+        self._requests_rate.note(num_requests)
+
+    def _check_share(self, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
+        """Refuse a caller more than its share, so that others find room.
+
+        Raises:
+            TooBusyError: It has its share.
+            InvalidRequestError: This request alone is more.
+        """
+        for held, asked, most, what, setting, rate in (
+            (self._requests_of, num_requests, self.max_requests, "requests", "max_requests", self._requests_rate),
+            (
+                self._waiting_tokens_of,
+                num_prompt_tokens,
+                self.max_waiting_tokens,
+                "waiting prompt tokens",
+                "max_waiting_tokens",
+                self._tokens_rate,
+            ),
+        ):
+            cap = max(1, int(most * self._share))
+            bound = f"{cap} at once (server.key_share = {self._share:g} of server.{setting} = {most})"
+            if asked > cap:
+                raise InvalidRequestError(
+                    f"{asked} {what} in one request: one API key may have {bound}.",
+                    hint="Ask for less in one request.",
+                )
+            excess = held[caller] + asked - cap
+            if excess > 0:
+                raise TooBusyError(
+                    f"The API key {caller[:_MAX_QUOTED]!a} has {held[caller]} {what} and may have {bound}; this request has "
+                    f"{asked}.",
+                    retry_after_s=rate.seconds_for(excess),
+                )
+
+    def _refuse_if_hopeless(self, num_prompt_tokens: int, num_requests: int) -> None:
+        if num_requests > self.max_requests:
+            raise InvalidRequestError(
+                f"{num_requests} texts in one request, each choice of each prompt being one: "
+                f"the server takes {self.max_requests} at once (server.max_requests).",
+                hint="Ask for them in several requests.",
+            )
+        if num_prompt_tokens > self.max_waiting_tokens:
+            raise InvalidRequestError(
+                f"{num_prompt_tokens} prompt tokens in one request: the server lets {self.max_waiting_tokens} wait "
+                "(server.max_waiting_tokens).",
+                hint="Send fewer prompts, or shorter ones, in one request.",
+            )
+
+
+class AdmissionHold:
+    """One hold; a context manager that is entered once.
+
+    Args:
+        admission: Whose counts it changes.
+        num_prompt_tokens: Prompt tokens of all its requests together.
+        num_requests: Engine requests.
+        caller: Whose they are.
+    """
+
+    def __init__(self, admission: AdmissionControl, num_prompt_tokens: int, num_requests: int, caller: str) -> None:
+        self._admission = admission
+        self._caller = caller
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_requests = num_requests
+        self._waits = False
+
+    def first_token(self) -> None:
+        """Say that the prompts have been computed; a second call does nothing."""
+        if self._waits:
+            self._waits = False
+            self._admission.stop_waiting(self._num_prompt_tokens, self._caller)
+
+    def __enter__(self) -> Self:
+        self._admission.enter(self._num_prompt_tokens, self._num_requests, self._caller)
+        self._waits = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.first_token()
+        self._admission.leave(self._num_requests, self._caller)

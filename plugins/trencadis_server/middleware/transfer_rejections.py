@@ -1,0 +1,85 @@
+"""Requests with transfer parameters that are answered with an error: who holds KV for them is told at once.
+
+A router has a prefix computed by one server and sends the request on to another. If that one refuses it, for whatever reason, the first
+would keep the blocks until their lease ends. Only this middleware sees every refusal: of a body that has the wrong fields, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trencadis.errors import InvalidRequestError, TrencadisError
+from trencadis.records.request import transfer_table
+from trencadis_server.context import ServerContext
+from trencadis_server.errors import ApiError
+from trencadis_server.generation.encoding import Encoder
+from trencadis_server.protocol.json_body import decode
+
+__all__ = ["TransferRejectionMiddleware"]
+
+
+_FIELD = "kv_transfer_params"
+
+
+class TransferRejectionMiddleware:
+    """Tells the engine of refused requests that carry transfer parameters.
+
+    Args:
+        app: What is behind.
+        context: Has the engine of the moment.
+    """
+
+    def __init__(self, app: ASGIApp, *, context: ServerContext) -> None:
+        self._app = app
+        self._context = context
+        self._parser = Encoder()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body = b""
+
+        async def read() -> Message:
+            nonlocal body
+            message = await receive()
+            if message["type"] == "http.request":
+                body = message.get("body", b"")
+            return message
+
+        async def write(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                self._refused(body)
+            await send(message)
+
+        await self._app(scope, read, write)
+
+    def _refused(self, body: bytes) -> None:
+        if _FIELD.encode() in body:
+            # The client need not wait for it.
+            task = asyncio.create_task(self._tell(body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, body: bytes) -> None:
+        params = await self._parser.run(functools.partial(_transfer_params, body), num_characters=len(body))
+        if params:
+            with contextlib.suppress(TrencadisError):
+                await self._context.llm.reject_transfer(params)
+
+
+def _transfer_params(body: bytes) -> dict[str, Any]:
+    """Return the transfer parameters of a body; empty if it has none, or none that anybody wrote in good faith. Pure."""
+    with contextlib.suppress(ApiError, InvalidRequestError):
+        data = decode(body)
+        params = data.get(_FIELD) if isinstance(data, dict) else None
+        if isinstance(params, dict):
+            return transfer_table(params) or {}
+    return {}

@@ -1,0 +1,46 @@
+"""The body of ``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from trencadis.records.sampling import MAX_LOGPROBS
+from trencadis_server.protocol.base import TokenIds, said_as
+from trencadis_server.protocol.generation import GenerationRequest
+
+__all__ = ["MAX_PROMPTS", "CompletionRequest", "Inputs"]
+
+MAX_PROMPTS = 2048
+"""The most texts in one request. Source: OpenAI's limit for the inputs of embeddings."""
+
+_Ids = Annotated[TokenIds, Field(min_length=1)]
+Inputs = Annotated[
+    str
+    | _Ids
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)],
+    said_as(f"text, or token ids from 0, or a list of 1 to {MAX_PROMPTS} of one of these"),
+]
+"""One text or several, each as a string or as token ids."""
+
+
+class CompletionRequest(GenerationRequest):
+    """Texts to continue."""
+
+    endpoint: ClassVar[str] = "completions"
+
+    prompt: Inputs = Field(description="Text, token ids, or a list of these.")
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        None,
+        description="Generate so many, at least n, and answer the n with the largest mean log-probability; all count in the "
+        "usage. With beam search its width. Above n not with stream.",
+    )
+    echo: bool | None = Field(None, description="The prompt before the text; with max_tokens 0 the prompt alone.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Log-probabilities of the tokens, with so many alternatives."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="Encode with the tokens that the tokenizer adds, such as one for the beginning; true."
+    )

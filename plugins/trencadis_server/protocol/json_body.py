@@ -1,0 +1,219 @@
+"""JSON bodies: their values are counted before they are parsed, and large ones are parsed and validated on a thread.
+
+    bytes ▶ count (400: too many values) ▶ decode ▶ validate ▶ endpoint
+
+One call of a C library cannot be interrupted, on a thread either: Python's lock is held until it returns. So what a body may have is
+bounded by how long the longest of these calls takes; between two of them the event loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trencadis.records.plain import MAX_DEPTH, plain_fault
+from trencadis_server.context import context_of
+from trencadis_server.errors import ApiError
+from trencadis_server.middleware.failures import validation_error
+
+__all__ = ["MAX_VALUES", "JsonRoute", "ValueCheck", "check_values", "decode", "read_body"]
+
+MAX_VALUES = 500_000
+"""Values of a body by default; as many numbers are parsed in 20 ms and validated in as long."""
+_MAX_CONTAINERS = 65_536
+"""Lists and objects of a body: three for each of the most messages are three quarters of it. Each may start the garbage collector."""
+_MAX_KEYS = 100_000
+"""Keys of all objects of a body; different ones take half a microsecond each."""
+_MAX_COUNTED_INLINE = 65_536
+"""Bytes that are looked at in a tenth of a millisecond."""
+_MAX_EXPLAINED = 2**20
+"""Bytes of a body that is parsed a second time, slowly, to say where it is wrong."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{:,]', re.DOTALL)
+"""A string, which may have no end, or what opens a list or an object or goes between values. Possessive: a string takes no memory."""
+
+
+class ValueCheck:
+    """Refuses bodies with too many values. Event loop only.
+
+    Args:
+        max_values: The most values that a body may have.
+        max_keys: The most keys of objects.
+        max_containers: The most lists and objects.
+    """
+
+    def __init__(
+        self, max_values: int = MAX_VALUES, *, max_keys: int = _MAX_KEYS, max_containers: int = _MAX_CONTAINERS
+    ) -> None:
+        self._limits = (max_containers, max_keys, max_values)
+        self._gate = asyncio.Semaphore(1)
+
+    async def check(self, body: bytes) -> None:
+        """Check a body, whatever it is; a large one costs some milliseconds a megabyte, on a thread.
+
+        Raises:
+            ApiError: It has too many.
+        """
+        if len(body) <= min(self._limits):
+            return
+        if len(body) <= _MAX_COUNTED_INLINE:
+            excess = _excess(body, self._limits)
+        else:
+            async with self._gate:
+                excess = await asyncio.to_thread(_excess, body, self._limits)
+        if excess:
+            raise ApiError(
+                400, f"The body has more than {excess}. Send a smaller request, or several.", code="too_many_values"
+            )
+
+
+def _excess(body: bytes, limits: tuple[int, int, int]) -> str:
+    """Return which limit JSON exceeds, in words, or an empty string; stops when that is known. Pure."""
+    max_containers, max_keys, max_values = limits
+    num_containers = body.count(b"[") + body.count(b"{")
+    if num_containers <= max_containers and body.count(b":") <= max_keys:
+        num_commas = body.count(b",")
+        if num_commas + num_containers <= max_values:
+            return ""
+    # There are many signs; they may be text. Looking closer goes on token by token, and lets other threads run.
+    containers = keys = values = strings = 0
+    for token in _TOKEN.finditer(body):
+        match token[0][:1]:
+            case b'"':
+                strings += 1
+            case b",":
+                values += 1
+            case b":":
+                keys += 1
+            case _:
+                containers += 1
+        if containers > max_containers:
+            return f"{max_containers} lists and objects"
+        if keys > max_keys:
+            return f"{max_keys} keys"
+        # In JSON there are as many strings as keys and values at most.
+        if values + containers > max_values or strings > max_values + max_keys + 1:
+            return f"{max_values} values (server.max_body_values)"
+    return ""
+
+
+def decode(body: bytes) -> Any:
+    """Return the value of a JSON text, which is UTF-8. Pure.
+
+    Raises:
+        ApiError: 400: it is no JSON, or has what cannot be: NaN, infinity, half a surrogate pair, deep nesting. A number beyond 64
+            bits is left to the checks of fields.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError:
+        raise _too_deep(body) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if len(body) > _MAX_EXPLAINED:
+            raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    return _decode_slowly(body)
+
+
+def check_values(data: Any) -> None:
+    """Refuse a decoded body with a value that cannot be sent to an engine. Pure.
+
+    Raises:
+        ApiError: 400; it names the place.
+    """
+    fault = plain_fault(data)
+    if fault is not None:
+        raise _refusal(*fault)
+
+
+def read_body(body: bytes, model: type[ModelT]) -> ModelT:
+    """Return a JSON text as an instance of a request class. Pure.
+
+    Raises:
+        ApiError: 400: it is none.
+    """
+    data = decode(body)
+    if isinstance(data, dict):
+        check_values({name: value for name, value in data.items() if name in model.model_fields})
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise validation_error(error.errors(include_url=False)) from None
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is decoded and validated before FastAPI sees it: on a thread if it is large."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what serves a request."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        model: Any = self.body_field.field_info.annotation
+
+        async def serve(request: Request) -> Response:
+            if "json" in request.headers.get("content-type", "") and (body := await request.body()):
+                # FastAPI takes what the request has parsed already, and an instance of the class for valid.
+                call = functools.partial(read_body, body, model)
+                request._json = await context_of(request).parser.run(call, num_characters=len(body))  # noqa: SLF001
+            return await handle(request)
+
+        return serve
+
+
+def _decode_slowly(body: bytes) -> Any:
+    """Return the value of what the fast parser does not take, or say what is wrong and where."""
+    try:
+        data = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise ApiError(
+            400, f"The body is not valid JSON: {error.msg} at character {error.pos}.", code="invalid_json"
+        ) from None
+    except RecursionError:
+        raise _too_deep(body) from None
+    except ValueError:
+        message = "The body cannot be read: it is no JSON in UTF-8, or has a number of too many digits."
+        raise ApiError(400, message, code="invalid_json") from None
+    fault = plain_fault(data, is_json=True)
+    if fault is not None:
+        raise _refusal(*fault)
+    return data
+
+
+def _too_deep(body: bytes) -> ApiError:
+    """Return the error for nesting that exhausts the stack, with the field of the first value that is too deep."""
+    depth, field, text = 0, "", b""
+    for token in re.finditer(_TOKEN.pattern + rb"|[\]}]", body, re.DOTALL):
+        match token[0][:1]:
+            case b'"':
+                text = token[0]
+            case b":" if depth == 1:
+                field = ascii(text[1:-1].decode(errors="replace")[:80])[1:-1]
+            case b"[" | b"{":
+                depth += 1
+            case b"]" | b"}":
+                depth -= 1
+        if depth > MAX_DEPTH + 1:
+            break
+    path = field or "The JSON body"
+    return ApiError(
+        400, f"{path} is nested more than {MAX_DEPTH} levels deep.", param=field or None, code="invalid_json"
+    )
+
+
+def _refusal(where: str, why: str) -> ApiError:
+    path = where.removeprefix(".")
+    if "nested" in why:
+        path = re.split(r"[.\[]", path, maxsplit=1)[0]  # the rest is as long as it is deep
+    return ApiError(400, f"{path or 'The body'} {why}.", param=path or None)

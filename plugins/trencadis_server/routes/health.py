@@ -1,0 +1,62 @@
+"""``/health`` and ``/ready``: may traffic come, and if not, why."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from trencadis.errors import EngineEndedError
+from trencadis_server.context import ServerContext, context_of
+from trencadis_server.errors import EngineUnavailableError, as_api_error
+from trencadis_server.middleware.gate import Gate, draining_error
+
+__all__ = ["make_router"]
+
+
+_STALLED_RETRY_S = 5.0
+
+
+def make_router(gate: Gate) -> APIRouter:
+    """Return the routes.
+
+    Args:
+        gate: Says whether the server shuts down.
+    """
+    router = APIRouter(tags=["operate"])
+
+    @router.get("/health", summary="Is there an engine that serves?")
+    async def health(request: Request) -> JSONResponse:
+        """200 while an engine serves and makes progress; else 503, the state and the reason."""
+        return _answer(obstacle(context_of(request), gate))
+
+    @router.get("/ready", summary="May traffic come?")
+    async def ready(request: Request) -> JSONResponse:
+        """200 while the engine is warm and makes progress, and the server is not shutting down; else 503, the state and the reason."""
+        return _answer(obstacle(context_of(request), gate))
+
+    return router
+
+
+def obstacle(context: ServerContext, gate: Gate) -> EngineEndedError | None:
+    """Return why the server cannot serve at the moment, or None. Pure."""
+    if gate.is_draining:
+        return draining_error()
+    try:
+        llm = context.llm
+    except EngineEndedError as error:
+        return error
+    if not llm.is_alive:
+        return EngineEndedError(llm.failure)
+    if llm.stalled:
+        return EngineUnavailableError(f"The engine is {llm.stalled}.", state="stalled", retry_after_s=_STALLED_RETRY_S)
+    return None
+
+
+def _answer(error: EngineEndedError | None) -> JSONResponse:
+    if error is None:
+        return JSONResponse({"status": "ok"})
+    state = error.state if isinstance(error, EngineUnavailableError) else "ended"
+    api_error = as_api_error(error)
+    return JSONResponse(
+        {"status": state, "reason": str(error), **api_error.body()}, status_code=503, headers=dict(api_error.headers)
+    )

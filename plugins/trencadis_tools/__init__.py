@@ -1,0 +1,30 @@
+"""Tools for operators, plugin authors and researchers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import partial
+
+from trencadis.hookspecs import hookimpl
+from trencadis.interfaces import Command
+
+__all__ = ["trencadis_commands"]
+
+_SUMMARIES = {
+    "explain": "Show why a request was scheduled or not, step by step; asks a server that runs.",
+    "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
+    "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
+    "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
+    "doctor": "Check the installation, the configuration and every plugin, and say how to mend what is wrong.",
+    "new-plugin": "Write a new plugin package that installs and passes its tests as it is.",
+}
+"""Of each command, whose module is named as it is."""
+
+
+@hookimpl
+def trencadis_commands() -> Iterable[Command]:
+    """Yield ``explain``, ``bench``, ``buckets``, ``warmup``, ``doctor`` and ``new-plugin``."""
+    for name, summary in _SUMMARIES.items():
+        module = f"trencadis_tools.commands.{name.replace('-', '_')}"
+        yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))

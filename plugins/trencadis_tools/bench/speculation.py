@@ -1,0 +1,249 @@
+"""Speculators side by side: what they draft, what stands, and what it costs, on one list of prompts.
+
+    prompt ─▶ engine without speculation ─┐
+           ─▶ engine with a drafter ──────┴▶ tokens compared, CPU seconds of the pair
+
+Both engines live at once and take turns, prompt by prompt, so that a machine whose speed changes changes it for both.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from attrs.validators import ge
+
+from trencadis.config import Config
+from trencadis.engine.build import build_engine
+from trencadis.engine.engine import Engine
+from trencadis.errors import ConfigError, InvalidRequestError, StepFailedError
+from trencadis.progress import track
+from trencadis.records import FinishReason, Request, SamplingParams
+from trencadis.registry import Registry
+from trencadis.text import Tokenizer, encode_chat
+from trencadis_tools.bench.counts import counted_since
+
+__all__ = ["NO_DRAFTER", "SpeculationResult", "SpeculationWorkload", "measure_speculation", "read_prompts"]
+
+NO_DRAFTER = "none"
+"""Drafter of an engine without speculation; measured against another such engine it shows the noise."""
+
+
+@attrs.frozen(kw_only=True)
+class SpeculationWorkload:
+    """What is run.
+
+    Attributes:
+        prompts: Token ids of each prompt.
+        max_tokens: Output tokens of each; end-of-sequence tokens do not end one.
+        temperature: 0 for greedy.
+        num_streams: Prompts that are served at once.
+    """
+
+    prompts: tuple[tuple[int, ...], ...] = attrs.field(repr=False)
+    max_tokens: int = attrs.field(default=128, validator=ge(1))
+    temperature: float = attrs.field(default=0.0, validator=ge(0.0))
+    num_streams: int = attrs.field(default=1, validator=ge(1))
+
+
+@attrs.frozen(kw_only=True)
+class SpeculationResult:
+    """What one drafter brought. Positions count from the first draft of a step.
+
+    Attributes:
+        drafter: Its name.
+        plan_hash: Of its engine's plugins, versions and options.
+        num_prompts: As many pairs of runs there are.
+        num_output_tokens: Of one engine.
+        num_same_texts: Prompts whose tokens are those of the engine without speculation.
+        tokens_per_step: Tokens a sequence gets in a step that decodes it, mean.
+        drafts_per_step: Drafts a sequence has in such a step, mean.
+        acceptance_ratio: Share of the drafts that stood.
+        acceptance_by_position: Of the steps that drafted so far, the share in which the draft at each position stood.
+        speed_up: CPU seconds without speculation by those with it, all prompts together.
+        speed_up_quartiles: Of the ratio by pair of runs: lower quartile, median, upper quartile.
+        cpu_s_per_token: Of the engine with the drafter.
+    """
+
+    drafter: str
+    plan_hash: str
+    num_prompts: int
+    num_output_tokens: int
+    num_same_texts: int
+    tokens_per_step: float
+    drafts_per_step: float
+    acceptance_ratio: float
+    acceptance_by_position: tuple[float, ...]
+    speed_up: float
+    speed_up_quartiles: tuple[float, float, float]
+    cpu_s_per_token: float
+
+
+def read_prompts(path: Path, tokenizer: Tokenizer, *, limit: int = 0) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of prompts in a file with a JSON object a line.
+
+    Each has ``messages``, ``turns`` (of which the first is the user's message) or ``prompt``; the former are written as the model's
+    chat template says.
+
+    Args:
+        path: The file.
+        tokenizer: Of the model.
+        limit: The most prompts; 0 for all.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is none of these.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts {path}: {error}.", hint="Name a file with a JSON object a line.") from error
+    found: list[tuple[int, ...]] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and (not limit or len(found) < limit):
+            found.append(_prompt(line, tokenizer, where=f"--prompts {path}, line {number}"))
+    if not found:
+        raise ConfigError(f"--prompts {path}: there is no prompt in it.")
+    return tuple(found)
+
+
+def _prompt(line: str, tokenizer: Tokenizer, *, where: str) -> tuple[int, ...]:
+    hint = 'Write {"prompt": "..."}, {"turns": ["..."]} or {"messages": [{"role": "user", "content": "..."}]}.'
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: no JSON: {error}.", hint=hint) from error
+    entry = entry if isinstance(entry, Mapping) else {}
+    turns = entry.get("turns")
+    messages = entry.get("messages")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str):
+        messages = [{"role": "user", "content": turns[0]}]
+    try:
+        if messages:
+            return encode_chat(tokenizer, messages)
+        if isinstance(entry.get("prompt"), str):
+            return tokenizer.encode(entry["prompt"])
+    except InvalidRequestError as error:
+        raise ConfigError(f"{where}: {error}", hint=hint) from error
+    raise ConfigError(f"{where}: {line[:60]!r} has no prompt.", hint=hint)
+
+
+def measure_speculation(
+    config: Config, registry: Registry, workload: SpeculationWorkload, *, drafters: Iterable[str]
+) -> list[SpeculationResult]:
+    """Run the prompts without speculation and with each drafter in turn, and return what was measured.
+
+    A group of other prompts runs first on each engine, unmeasured.
+
+    Args:
+        config: The configuration; ``[speculation] name`` is replaced.
+        registry: The plugins.
+        workload: What to run.
+        drafters: Names of speculators; ``none`` measures the noise.
+
+    Raises:
+        InvalidRequestError: A request would not fit ``model.max_model_len``, or the model only embeds.
+        StepFailedError: A request failed.
+        TrencadisError: An engine cannot be built.
+    """
+    plain = _engine(config, registry, NO_DRAFTER)
+    results = []
+    try:
+        for name in drafters:
+            engine = _engine(config, registry, name)
+            try:
+                results.append(_compared(name, plain, engine, workload))
+            finally:
+                engine.close()
+    finally:
+        plain.close()
+    return results
+
+
+def _engine(config: Config, registry: Registry, drafter: str) -> Engine:
+    chosen = attrs.evolve(config, speculation=attrs.evolve(config.speculation, name=drafter))
+    with track(f"Loading {config.model.path} ({drafter})", unit="buckets") as advance:
+        engine = build_engine(chosen, registry=registry, progress=advance)
+    if not isinstance(engine, Engine):
+        engine.close()
+        raise InvalidRequestError(f"{config.model.path} is an encoder: it generates nothing that could be drafted.")
+    return engine
+
+
+@attrs.define
+class _Run:
+    """Sums over runs on one engine."""
+
+    cpu_s: list[float] = attrs.field(factory=list)
+    tokens: list[tuple[int, ...]] = attrs.field(factory=list)
+    num_decoded: int = 0
+    num_decodes: int = 0
+
+
+def _compared(name: str, plain: Engine, engine: Engine, workload: SpeculationWorkload) -> SpeculationResult:
+    prompts, size = workload.prompts, workload.num_streams
+    groups = [prompts[i : i + size] for i in range(0, len(prompts), size)]
+    for one in (plain, engine):
+        # The first prompts backwards: a drafter that remembers answers must not have seen one of those that are measured.
+        _serve(one, [prompt[::-1] for prompt in groups[0]], workload, _Run())
+    before = attrs.asdict(engine.totals)
+    without, with_drafts = _Run(), _Run()
+    with track(f"Comparing {name}", total=len(groups), unit="pairs") as advance:
+        for number, group in enumerate(groups):
+            order = [(plain, without), (engine, with_drafts)]
+            for one, run in order if number % 2 == 0 else reversed(order):
+                _serve(one, group, workload, run)
+            advance(number + 1)
+    counts = counted_since(before, attrs.asdict(engine.totals))
+    ratios = np.array(without.cpu_s) / np.array(with_drafts.cpu_s)
+    num_tokens = sum(map(len, with_drafts.tokens))
+    return SpeculationResult(
+        drafter=name,
+        plan_hash=engine.plan_hash,
+        num_prompts=len(prompts),
+        num_output_tokens=num_tokens,
+        num_same_texts=sum(a == b for a, b in zip(without.tokens, with_drafts.tokens, strict=True)),
+        tokens_per_step=with_drafts.num_decoded / max(1, with_drafts.num_decodes),
+        drafts_per_step=counts["num_draft_tokens"] / max(1, with_drafts.num_decodes),
+        acceptance_ratio=counts["num_accepted_tokens"] / max(1, counts["num_draft_tokens"]),
+        acceptance_by_position=tuple(
+            accepted / max(1, drafted)
+            for drafted, accepted in zip(
+                counts["num_drafted_by_position"], counts["num_accepted_by_position"], strict=True
+            )
+        ),
+        speed_up=sum(without.cpu_s) / sum(with_drafts.cpu_s),
+        speed_up_quartiles=tuple(np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()),
+        cpu_s_per_token=sum(with_drafts.cpu_s) / num_tokens,
+    )
+
+
+def _serve(engine: Engine, prompts: Sequence[tuple[int, ...]], workload: SpeculationWorkload, run: _Run) -> None:
+    """Serve prompts at once, and add what came of them to a run.
+
+    Raises:
+        StepFailedError: A request failed.
+    """
+    params = SamplingParams(max_tokens=workload.max_tokens, temperature=workload.temperature, ignore_eos=True, seed=0)
+    start_s = time.process_time()
+    slots = []
+    for index, prompt in enumerate(prompts):
+        slots.append(engine.add(Request(request_id=f"bench/{index}", prompt_token_ids=prompt, params=params)))
+    begun: set[int] = set()
+    ended: dict[int, tuple[int, ...]] = {}
+    while len(ended) < len(prompts):
+        deltas = engine.step()
+        for slot, count in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            if slot in begun:
+                run.num_decodes += 1
+                run.num_decoded += count
+            begun.add(slot)
+        for finished in deltas.finished:
+            if finished.finish_reason is FinishReason.ERROR:
+                raise StepFailedError(f"request {finished.request_id!r} failed: {finished.error}")
+            ended[finished.slot] = tuple(finished.token_ids.tolist())
+    run.cpu_s.append(time.process_time() - start_s)
+    run.tokens.extend(ended[slot] for slot in slots)

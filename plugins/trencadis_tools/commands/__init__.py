@@ -1,0 +1,1 @@
+"""Commands: bench, buckets, doctor, explain, new-plugin, warmup."""

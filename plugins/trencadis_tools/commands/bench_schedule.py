@@ -1,0 +1,117 @@
+"""``trencadis bench schedule``: scheduling policies on one trace, on a simulated device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trencadis.cli.tables import print_table
+from trencadis.config import Config
+from trencadis.errors import ConfigError, ConfigValueError
+from trencadis.registry import Registry
+
+if TYPE_CHECKING:
+    from trencadis_tools.bench import ScheduleResult
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "latencies under scheduling policies on --trace, on a simulated device"
+
+_WORKLOAD = {
+    "rate": ("R", "requests a second; 0: as recorded"),
+    "limit": ("N", "the first so many requests of the trace"),
+    "num_tenants": ("N", "drawn for each request; tenant k has a share in proportion to 1 / (k + 1)"),
+    "num_priorities": ("N", "drawn for each request; 0 is the most urgent"),
+    "shared_prefix": ("N", "a tenant's prompts begin with the same so many tokens"),
+    "ttft_target_s": ("S", "of every request, for goodput"),
+    "tpot_target_s": ("S", "of every request, for goodput"),
+    "num_blocks": ("N", "of the KV cache, unless cache.num_blocks is set"),
+}
+_STEP_TIME = {
+    "base_s": "of every step",
+    "token_s": "of every token in it",
+    "context_token_s": "of every KV entry that attention reads",
+}
+_COLUMNS = {
+    "policy": "policy",
+    "ttft_mean_s": "TTFT s",
+    "ttft_p99_s": "p99",
+    "urgent_ttft_p99_s": "urgent p99",
+    "tpot_mean_s": "TPOT s",
+    "tpot_p99_s": "p99",
+    "e2e_mean_s": "E2E s",
+    "e2e_p99_s": "p99",
+    "goodput": "goodput/s",
+    "num_preempted": "preempted",
+    "recompute_ratio": "recomputed",
+    "service_gap": "service gap",
+    "num_refused": "refused",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that only this measurement has; ``--trace``, ``--policies``, ``--seed`` and ``--json`` are shared."""
+    from trencadis.records import StepTime
+    from trencadis_tools.bench import ScheduleWorkload
+
+    group = parser.add_argument_group("schedule")
+    defaults = attrs.asdict(ScheduleWorkload())
+    for name, (letter, text) in _WORKLOAD.items():
+        _add(group, f"--{name.replace('_', '-')}", name, defaults[name], letter, text)
+    for name, value in attrs.asdict(StepTime()).items():
+        _add(group, f"--step-{name.replace('_', '-')}", f"step_{name}", value, "S", f"time {_STEP_TIME[name]}, seconds")
+
+
+def _add(group: argparse._ArgumentGroup, flag: str, dest: str, default: float, letter: str, text: str) -> None:
+    text = f"{text} (default: {default:g})"
+    group.add_argument(flag, dest=dest, type=type(default), default=default, metavar=letter, help=text)
+
+
+def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
+    """Measure and print; returns 0.
+
+    Raises:
+        ConfigError: The trace cannot be read, or a flag makes no sense.
+        PluginError: A policy does not exist or cannot be built.
+        StepFailedError: A policy broke its contract.
+    """
+    from trencadis.records import StepTime
+    from trencadis_plugins.bucketing.workloads.trace import parse_trace, read_text
+    from trencadis_tools.bench import ScheduleWorkload, measure_schedule
+
+    if not args.trace:
+        raise ConfigError("trencadis bench schedule: --trace is missing.", hint="Name a CSV file or JSON lines.")
+    try:
+        workload = ScheduleWorkload(seed=args.seed, **{name: getattr(args, name) for name in _WORKLOAD})
+        step_time = StepTime(**{name: getattr(args, f"step_{name}") for name in _STEP_TIME})
+    except ValueError as error:
+        raise ConfigValueError(f"trencadis bench schedule: {error}.") from error
+    arrivals = parse_trace(read_text(Path(args.trace)), args.trace)
+    names = [name.strip() for name in args.policies.split(",")] if args.policies else registry.components("scheduling")
+    for name in names:  # here, where who asked is known
+        registry.select("scheduling", name, source="flag --policies")
+    results = [
+        measure_schedule(config, registry, arrivals, workload, policy=name, step_time=step_time) for name in names
+    ]
+    if args.json:
+        facts = {"trace": args.trace, "workload": attrs.asdict(workload), "step_time": attrs.asdict(step_time)}
+        print(json.dumps(facts | {"results": [attrs.asdict(result) for result in results]}))
+    else:
+        _print(results)
+    return 0
+
+
+def _print(results: Sequence[ScheduleResult]) -> None:
+    rows = [[_show(getattr(result, name)) for name in _COLUMNS] for result in results]
+    print_table(list(_COLUMNS.values()), rows)
+
+
+def _show(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return str(value)

@@ -1,0 +1,60 @@
+"""``trencadis new-plugin``: a package of one's own, ready to install and to test."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trencadis_tools.new_plugin import PluginNames
+
+__all__ = ["TAKES_CONFIG", "add_arguments", "run_alone"]
+
+TAKES_CONFIG = False
+"""Nothing is configured: a package is written, whatever is installed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own flags."""
+    parser.add_argument("noun", metavar="NOUN", help="what it plugs into, such as scheduling or kv_connector")
+    parser.add_argument("name", metavar="NAME", help="what it is called, such as lottery")
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), metavar="D", help="where its folder is made (default: here)"
+    )
+
+
+def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
+    """Write the package and say what to do next; returns 0.
+
+    Raises:
+        ConfigValueError: An unknown noun, a name that cannot be used or is taken, or a folder that exists.
+    """
+    from trencadis_tools.new_plugin import PluginNames, new_plugin
+
+    names = PluginNames.read(args.noun, args.name)
+    _refuse_taken(names)
+    home, files = new_plugin(names, args.directory)
+    print(f"{home}:")
+    print(textwrap.indent("\n".join(str(file) for file in files), "  "))
+    choice = f'names = ["log", "{names.name}"]' if names.noun == "observer" else f'name = "{names.name}"'
+    print(f"\nNow: cd {home} && pip install -e . && pytest\nThen select it: [{names.noun}] {choice}")
+    return 0
+
+
+def _refuse_taken(names: PluginNames) -> None:
+    """Refuse the name of an installed component: the two could never be loaded together."""
+    from trencadis.errors import ConfigValueError, PluginError
+    from trencadis.registry import Registry
+
+    try:
+        taken = Registry.discover().components(names.noun).get(names.name)
+    except PluginError:
+        return  # another plugin is broken; that must not keep anybody from writing this one
+    if taken is not None and taken.provenance.distribution != names.project:
+        raise ConfigValueError(
+            f'new-plugin: there is a {names.noun} component "{names.name}" already: {taken.provenance}.',
+            hint="Choose another name.",
+        )

@@ -1,0 +1,11 @@
+"""``trencadis doctor``: what is wrong with an installation, a configuration or a plugin, and how to mend it.
+
+Works where nothing else does: with a broken plugin, a config file that is no TOML, or a package too old.
+"""
+
+from __future__ import annotations
+
+from trencadis_tools.doctor.examine import examine
+from trencadis_tools.doctor.findings import Finding, Findings, Severity
+
+__all__ = ["Finding", "Findings", "Severity", "examine"]

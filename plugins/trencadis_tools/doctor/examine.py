@@ -1,0 +1,49 @@
+"""The examination: every check in order, each fed with what the ones before could save.
+
+installation ▶ plugins (loadable ones) ▶ configuration (valid values) ▶ components ▶ model ▶ server
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trencadis.config import Config
+from trencadis.registry import Registry
+from trencadis_tools.doctor.components import check_components
+from trencadis_tools.doctor.configuration import check_configuration, rules_of_plugins
+from trencadis_tools.doctor.distributions import check_distributions
+from trencadis_tools.doctor.findings import Findings
+from trencadis_tools.doctor.installation import check_installation
+from trencadis_tools.doctor.model import check_model
+from trencadis_tools.doctor.plugins import check_plugins
+from trencadis_tools.doctor.server import check_server
+
+__all__ = ["examine"]
+
+
+def examine(*, file: Path | None, flags: Sequence[str], environ: Mapping[str, str]) -> Findings:
+    """Look at everything, and return what was found; raises nothing.
+
+    Imports plugins, torch and the tokenizer's library, and builds every active component; takes some seconds. What they
+    print goes to standard error.
+
+    Args:
+        file: A config file; none: the one that ``TRENCADIS_CONFIG`` names, if any.
+        flags: Config flags, each as ``--table.key=value``, or without a value.
+        environ: The environment.
+    """
+    found = Findings()
+    with contextlib.redirect_stdout(sys.stderr):
+        found.run("installation", check_installation)
+        found.run("installation", check_distributions)
+        rules = rules_of_plugins(file, flags, environ)
+        registry = found.run("plugins", check_plugins, rules) or Registry.discover(entry_points=())
+        resolved = found.run("configuration", check_configuration, registry, file, flags, environ)
+        config = resolved.config if resolved is not None else Config()
+        facts = found.run("model", check_model, config)
+        found.run("components", check_components, registry, config, resolved.sources if resolved else {}, facts)
+        found.run("server", check_server, config.server)
+    return found

@@ -1,0 +1,117 @@
+"""Whether weights and KV cache fit into what is free, by the sizes that files and configuration state."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from trencadis.config import Config
+from trencadis.engine.cache_size import most_blocks
+from trencadis.records import ModelFacts
+from trencadis_tools.doctor.findings import Findings
+
+__all__ = ["check_memory", "free_host_bytes"]
+
+_MIB = 2**20
+
+
+def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
+    """Compare the weights, the KV cache asked for and the longest sequence with the memory that is free.
+
+    Args:
+        found: Takes the findings.
+        config: Tables ``model``, ``cache`` and ``engine`` are read.
+        model: What the model's files say.
+    """
+    free, where, on_cpu = _free_bytes()
+    growth, assumed = _held_per_stored(config, model, on_cpu=on_cpu)
+    weights = int(model.weights_bytes * growth)
+    if weights > free:
+        note = found.fail if not assumed or model.weights_bytes > free else found.warn
+        note(
+            f"the weights take about {_mib(weights)}{assumed}, {where} has {_mib(free)} free",
+            "Take a smaller model, model.dtype = bfloat16, or a machine with more memory.",
+        )
+        return
+    left = free - weights
+    cache, block_size = config.cache, config.cache.block_size or 16
+    block_bytes = int(block_size * model.kv_bytes_per_token * growth)
+    length = config.model.max_model_len or model.max_model_len
+    one_sequence = -(-length // block_size) * block_bytes
+    if cache.num_blocks:
+        asked = cache.num_blocks * block_bytes
+        if asked > left:
+            found.fail(
+                f"[cache] num_blocks = {cache.num_blocks} takes about {_mib(asked)}{assumed}, "
+                f"beside the weights {_mib(left)} are free",
+                "Lower cache.num_blocks, or set it to 0: then it is sized by cache.memory_fraction.",
+            )
+            return
+        room = asked
+    else:
+        room = int(left * cache.memory_fraction)
+        room = min(room, cache.max_bytes) if cache.max_bytes else room
+        room = min(room, most_blocks(config, length, block_size) * block_bytes)
+    if one_sequence > room:
+        found.warn(
+            f"one sequence of {length} tokens takes about {_mib(one_sequence)} of KV cache{assumed}, "
+            f"there is room for {_mib(room)}",
+            "Lower model.max_model_len, or raise cache.memory_fraction or cache.num_blocks.",
+        )
+        return
+    num_sequences = room // one_sequence if one_sequence else 0
+    found.ok(
+        f"about {_mib(weights)} of weights and {_mib(room)} of KV cache in {_mib(free)} free of {where}{assumed}: "
+        f"{num_sequences} sequences of {length} tokens"
+    )
+
+
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process may still take, bytes; reads /proc and the control group, version 2.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are.
+
+    Raises:
+        OSError: This system has no /proc.
+    """
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    available = next(line for line in lines if line.startswith("MemAvailable:"))
+    free = int(available.split()[1]) * 1024
+    group = root / "sys/fs/cgroup"
+    try:
+        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return min(free, max(0, limit - used))
+
+
+def _free_bytes() -> tuple[int, str, bool]:
+    """Return the free bytes of the device that a model would be loaded to, its name, and whether it is the CPU."""
+    torch: Any = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(0)[0]), "the first CUDA device", False
+    return free_host_bytes(), "this machine", True
+
+
+def _held_per_stored(config: Config, model: ModelFacts, *, on_cpu: bool) -> tuple[float, str]:
+    """Return by which factor the files' sizes grow when a model is loaded, and what of it is assumed, in words. Pure.
+
+    With ``model.dtype`` left open it is the backend that decides; on a CPU, what takes the most memory is assumed: float32.
+
+    Args:
+        config: Table ``model`` is read.
+        model: What the model's files say.
+        on_cpu: Whether it is loaded to the CPU.
+    """
+    widths = {"float32": 4, "float16": 2, "bfloat16": 2}
+    stored = widths.get(model.dtype, 2)
+    asked = config.model.dtype
+    if asked == "auto" and on_cpu and stored < widths["float32"]:
+        return widths["float32"] / stored, f" if {model.dtype} is held as float32, as on most CPUs"
+    return widths.get(asked, stored) / stored, ""
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:,.0f} MiB"

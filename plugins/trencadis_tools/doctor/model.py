@@ -1,0 +1,156 @@
+"""The model's files, its tokenizer, and whether it fits into memory: all that can be known without loading it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trencadis.config import Config
+from trencadis.records import ModelFacts
+from trencadis.text import Tokenizer, load_tokenizer, resolve_model_path
+from trencadis_tools.doctor.findings import Findings
+from trencadis_tools.doctor.memory import check_memory
+from trencadis_tools.doctor.weights import check_weights
+
+__all__ = ["check_model"]
+
+_LOOK = "Correct model.path: a directory with config.json and *.safetensors, a .gguf file, a hub id, or demo."
+
+
+def check_model(found: Findings, config: Config) -> ModelFacts | None:
+    """Check the path, the weights, the tokenizer, the chat template and the memory; returns what the files say.
+
+    Args:
+        found: Takes the findings.
+        config: Tables ``model``, ``cache`` and ``engine`` are read.
+    """
+    path = config.model.path
+    place = Path(resolve_model_path(path))
+    facts = None
+    if place.is_dir():
+        facts = _check_directory(found, place, path)
+    elif place.is_file():
+        _check_gguf(found, place)
+    elif _is_hub_id(path):
+        cached = _cached(path, config.model.revision)
+        if cached is None:
+            found.warn(
+                f"model {path}: not on this machine; taken for a hub id that is fetched at the first start",
+                "Fetch it before: huggingface-cli download, or set model.path to a directory.",
+            )
+            return None
+        facts = _check_directory(found, cached, path)
+    else:
+        found.fail(f"model {path}: there is no such file or directory", _LOOK)
+        return None
+    tokenizer = found.run("model", _check_tokenizer, config)
+    if tokenizer is not None and facts is not None and tokenizer.vocab_size > facts.vocab_size:
+        found.warn(
+            f"the tokenizer knows {tokenizer.vocab_size} tokens, the model {facts.vocab_size}",
+            "Check that model.tokenizer belongs to this model.",
+        )
+    if facts is not None:
+        found.run("memory", check_memory, config, facts)
+    return facts
+
+
+def _check_directory(found: Findings, place: Path, path: str) -> ModelFacts | None:
+    """Check one directory; returns the facts if it can be loaded."""
+    if not os.access(place, os.R_OK | os.X_OK):
+        found.fail(f"model {path}: the directory may not be read by this user", f"Run chmod or chown on {place}.")
+        return None
+    description = place / "config.json"
+    try:
+        told: Mapping[str, Any] = json.loads(description.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found.fail(f"model {path}: config.json is missing in {place}", _LOOK)
+        return None
+    except (OSError, ValueError) as error:
+        found.fail(f"model {path}: config.json cannot be read: {error}", "Fetch the model again.")
+        return None
+    num_bytes = check_weights(found, place, path)
+    facts = facts_of(told, num_bytes)
+    if num_bytes:
+        found.ok(f"model {path}: {facts.architecture}, {facts.dtype}, {num_bytes / 2**20:,.0f} MiB of weights")
+    return facts
+
+
+def _check_gguf(found: Findings, place: Path) -> None:
+    if place.suffix != ".gguf":
+        found.fail(f"model {place}: a file, but no .gguf file", _LOOK)
+    elif missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
+        found.fail(f"model {place}: a .gguf file takes {' and '.join(missing)}", "Run pip install 'trencadis[gguf]'.")
+    elif _first_bytes(place) != b"GGUF":
+        found.fail(f"model {place}: does not start as a .gguf file does", "Fetch the file again.")
+    else:
+        found.ok(f"model {place}: {place.stat().st_size / 2**20:,.0f} MiB, .gguf")
+
+
+def _first_bytes(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(4)
+
+
+def _check_tokenizer(found: Findings, config: Config) -> Tokenizer:
+    model = config.model
+    tokenizer = load_tokenizer(
+        model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+    if not tokenizer.has_text:
+        found.ok("tokenizer: none, as configured: prompts are token ids")
+    elif tokenizer.has_chat_template:
+        found.ok(f"tokenizer: {tokenizer.vocab_size} tokens, with a chat template")
+    else:
+        found.warn(
+            f"tokenizer: {tokenizer.vocab_size} tokens, no chat template: chats will be refused",
+            "Set model.tokenizer to one that has a template, or send plain completions.",
+        )
+    return tokenizer
+
+
+def facts_of(told: Mapping[str, Any], weights_bytes: int) -> ModelFacts:
+    """Return what ``config.json`` says about a model, as far as components and memory need it. Pure.
+
+    The KV cache is estimated as for grouped-query attention in every layer: 2 × layers × KV heads × head dimension.
+    Source: the KV cache of transformers' ``DynamicCache``; models with latent or windowed attention need less.
+
+    Args:
+        told: Of ``config.json``.
+        weights_bytes: Size of the weights.
+    """
+    inner = told.get("text_config") if isinstance(told.get("text_config"), Mapping) else told
+    text: Mapping[str, Any] = inner if isinstance(inner, Mapping) else told
+    heads = int(text.get("num_attention_heads") or 1)
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    head_dim = int(text.get("head_dim") or int(text.get("hidden_size") or 0) // heads)
+    layers = int(text.get("num_hidden_layers") or 0)
+    dtype = str(text.get("dtype") or text.get("torch_dtype") or told.get("dtype") or "float32").removeprefix("torch.")
+    width = 4 if dtype == "float32" else 2
+    names = told.get("architectures") or ["unknown"]
+    return ModelFacts(
+        architecture=str(names[0]),
+        dtype=dtype,
+        vocab_size=int(text.get("vocab_size") or 32_000),
+        max_model_len=int(text.get("max_position_embeddings") or 2048),
+        eos_token_ids=(),
+        num_parameters=weights_bytes // width,
+        weights_bytes=weights_bytes,
+        kv_bytes_per_token=2 * layers * kv_heads * head_dim * width,
+    )
+
+
+def _is_hub_id(path: str) -> bool:
+    """True for ``owner/name``, which is no path that somebody mistyped. Pure."""
+    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith((".gguf", "/"))
+
+
+def _cached(path: str, revision: str) -> Path | None:
+    """Return the directory in which the hub's own library keeps a model, or None."""
+    hub: Any = importlib.import_module("huggingface_hub")
+    config = hub.try_to_load_from_cache(path, "config.json", revision=revision or None)
+    return Path(config).parent if isinstance(config, str) else None

@@ -1,0 +1,8 @@
+"""New plugin packages: ``trencadis new-plugin NOUN NAME`` writes one that installs, and passes its tests, as it is."""
+
+from __future__ import annotations
+
+from trencadis_tools.new_plugin.names import PluginNames
+from trencadis_tools.new_plugin.package import new_plugin
+
+__all__ = ["PluginNames", "new_plugin"]

@@ -1,0 +1,234 @@
+"""Prompts are worked through a part at a call: with the results of one call, bounded work, and nothing left of those given up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from trencadis.records import Request
+from trencadis_kv.connectors.blend import chunks as blend_chunks
+from trencadis_kv.connectors.blend import index as blend_index
+from trencadis_kv.connectors.blend import lookups as blend_lookups
+from trencadis_kv.connectors.blend.chunks import WantedChunks
+from trencadis_kv.connectors.blend.index import ChunkIndex, chunk_key
+from trencadis_kv.connectors.blend.lookups import CALL_WORK, BlendLookups
+from trencadis_kv.connectors.blend.windows import WindowHash
+
+ME = ("", "")
+LEAST = 3
+LONG = 100_000
+
+
+def request(prompt, name="r", **more):
+    return Request(request_id=name, prompt_token_ids=prompt, **more)
+
+
+def hashes(prompt, size=4, salt=0):
+    return [bytes([salt]) + i.to_bytes(31, "little") for i in range(len(prompt) // size)]
+
+
+class Lookups(BlendLookups):
+    """Over tables of its own."""
+
+    def __init__(self, library=(), *, least=LEAST, longest=8, separator=(), size=4) -> None:
+        self.index = ChunkIndex(WindowHash(least, base=12345), max_chunks=100_000)
+        for chunk in library:
+            ids = np.array(chunk, np.int32)
+            self.index.add(ME, chunk_key(ME, ids), ids)
+        self.wanted = WantedChunks(block_size=size, chunk_tokens=longest, min_tokens=least, separator=separator)
+        super().__init__(self.index, self.wanted, block_size=size, num_first_tokens=1)
+
+    def ask_to_the_end(self, prompt, **more):
+        calls = 1
+        while (scan := self.ask(request(prompt, **more), hashes(prompt))) is None:
+            calls += 1
+        return scan, calls
+
+    def noted(self):
+        return [(chunk.position, chunk.token_ids.tolist(), chunk.hashes) for chunk in self.wanted._by_number.values()]
+
+
+def found_at_once(library, prompt, least):
+    """The definition: from left to right, the longest agreement with the first tokens of any chunk."""
+    places, position = [], 0
+    while position < len(prompt):
+        agreements = []
+        for chunk in library:
+            length = 0
+            while length < min(len(chunk), len(prompt) - position) and chunk[length] == prompt[position + length]:
+                length += 1
+            agreements.append(length)
+        most = max(agreements, default=0)
+        if most >= least:
+            places.append((position, most))
+        position += most if most >= least else 1
+    return places
+
+
+def wanted_at_once(library, prompt, least, longest, size):
+    """The definition, without separators; of chunks that are alike the last one counts."""
+    kept = {tuple(chunk) for chunk in library}
+    noted = {}
+    for first in range(0, len(prompt), longest):
+        chunk = tuple(prompt[first : first + longest])
+        if len(chunk) >= least and chunk not in kept:
+            noted.pop(chunk, None)
+            last = -(-(first + len(chunk)) // size)
+            noted[chunk] = first, list(chunk), tuple(hashes(prompt, size)[first // size : last])
+    return list(noted.values())
+
+
+tokens = st.integers(0, 2)
+
+
+@settings(phases=(Phase.explicit, Phase.generate), max_examples=200, deadline=None)
+@given(
+    library=st.lists(st.lists(tokens, min_size=LEAST, max_size=9), max_size=5),
+    parts=st.lists(st.one_of(st.integers(0, 4), st.lists(tokens, max_size=6)), max_size=9),
+    piece=st.integers(1, 12),
+    budget=st.integers(1, 2000),
+)
+def test_many_calls_find_and_want_what_one_call_would(library, parts, piece, budget):
+    library = [list(chunk) for chunk in dict.fromkeys(map(tuple, library))]
+    prompt = [1]
+    for part in parts:
+        prompt += part if isinstance(part, list) else library[part] if part < len(library) else []
+    prompt = prompt[: len(prompt) // 4 * 4] or [1, 1, 1, 1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blend_lookups, "CALL_WORK", budget)
+        for module in (blend_chunks, blend_index):
+            patch.setattr(module, "PIECE_TOKENS", piece)
+        lookups = Lookups(library)
+        scan, _ = lookups.ask_to_the_end(prompt)
+        learner = Lookups(library)
+        learner.learn(request(prompt), hashes(prompt))
+        for _ in range(1000):
+            learner.advance()
+    part = scan.found.part()
+    places = [] if part is None else [(place.position, place.num_tokens) for place in part.places]
+    assert places == found_at_once(library, prompt, LEAST)
+    assert lookups.noted() == learner.noted() == wanted_at_once(library, prompt, LEAST, 8, 4)
+    assert len(lookups) == len(learner) == 0
+
+
+@pytest.fixture
+def worked(monkeypatch):
+    """Tokens that were read, and those that were hashed, each counted where it happens."""
+    counts = {"read": 0, "hashed": 0, "compared": 0}
+
+    def counting(owner, name, kind, count):
+        whole = getattr(owner, name)
+
+        def counted(*args, **options):
+            before = count(*args)
+            found = whole(*args, **options)
+            counts[kind] += count(*args) - before if kind == "read" else before
+            return found
+
+        monkeypatch.setattr(owner, name, counted)
+
+    counting(blend_lookups.PromptTokens, "upto", "read", lambda tokens, _: tokens.num_read)
+    counting(blend_chunks, "chunk_key", "hashed", lambda _, ids: len(ids))
+    counting(WindowHash, "of", "hashed", lambda _, ids: len(ids))
+    counting(blend_index._Table, "longest", "compared", lambda _, first, ids: min(len(ids), 256))
+    return counts
+
+
+def calls_of(step, counts):
+    """Do something until it is done; return the tokens of each call."""
+    each, is_done = [], False
+    while not is_done:
+        before = sum(counts.values())
+        is_done = step()
+        each.append(sum(counts.values()) - before)
+    return each
+
+
+MOST = CALL_WORK + 2 * 1024
+"""A call ends with the part that uses its budget up."""
+
+
+@pytest.mark.parametrize("kept", ["nothing", "everything", "what begins alike"])
+def test_call_works_on_few_tokens_of_a_long_prompt(worked, kept):
+    prompt = np.random.default_rng(0).integers(0, 50_000, LONG)
+    library = [prompt[i : i + 256] for i in range(0, LONG - 255, 256)] if kept == "everything" else []
+    if kept == "what begins alike":
+        prompt = np.tile(prompt[:64], LONG // 64 + 1)[:LONG]
+        library = [np.concatenate([prompt[:64], prompt[:100] + i]) for i in range(1, 20)]
+    lookups = Lookups(library, least=64, longest=256)
+    asked, known = request(prompt.tolist()), hashes(prompt)
+    each = calls_of(lambda: lookups.ask(asked, known) is not None, worked)
+    assert max(each) <= MOST
+    assert worked["read"] == LONG
+    assert len(each) >= (2 * LONG) // MOST
+    assert len(lookups) == 0
+
+
+def test_call_learns_from_few_tokens_of_a_long_prompt_but_from_a_steps_worth(worked):
+    prompt = np.random.default_rng(0).integers(0, 50_000, LONG)
+    lookups = Lookups(least=64, longest=256, size=16)
+    lookups.learn(request(prompt.tolist()), hashes(prompt, 16))
+    assert 2048 <= worked["read"] <= CALL_WORK, "so many as a step computes are noted before it"
+    assert len(lookups.wanted) >= 2048 // 256 - 1
+    each = calls_of(lambda: lookups.advance() or not len(lookups), worked)
+    assert max(each) <= MOST
+    assert len(lookups.wanted) == LONG // 256 + 1
+
+
+def test_many_prompts_that_are_learnt_from_share_a_call(worked):
+    lookups = Lookups(least=64, longest=256, size=16)
+    for i in range(5):
+        prompt = np.random.default_rng(i).integers(0, 50_000, 20_000)
+        lookups.learn(request(prompt.tolist(), f"r{i}"), hashes(prompt, 16, salt=i))
+    assert len(lookups) == 5
+    assert max(calls_of(lambda: lookups.advance() or not len(lookups), worked)) <= MOST
+
+
+def test_request_that_is_given_up_leaves_nothing():
+    lookups, prompt = Lookups(least=64, longest=256), list(range(1, 30_001))
+    assert lookups.ask(request(prompt, "asks"), hashes(prompt)) is None
+    lookups.learn(request(prompt, "learns"), hashes(prompt))
+    assert len(lookups) == 2
+    lookups.forget("asks")
+    lookups.forget("learns")
+    lookups.forget("nobody")
+    assert len(lookups) == 0
+
+
+def test_other_prompt_of_the_same_name_begins_anew():
+    library = [range(500, 510)]
+    lookups = Lookups(library)
+    first, second = [*range(1000, 31_000)], [*range(500, 510), 7, 7]
+    assert lookups.ask(request(first), hashes(first)) is None
+    scan, _ = lookups.ask_to_the_end(second)
+    assert [place.position for place in scan.found.part().places] == [0]
+    assert lookups.ask(request(first), hashes(first)) is None
+    other = lookups.ask(request(first, cache_salt="other"), hashes(first))
+    assert other is None
+    assert len(lookups) == 1
+    assert lookups._asked["r"].tenant == ("other", "")
+    assert lookups._asked["r"].tokens.num_read < 30_000
+
+
+def test_scan_that_was_answered_for_nothing_answers_at_once_when_asked_again():
+    prompt = list(range(1, 30_001))
+    lookups = Lookups([range(9, 90)])
+    scan, calls = lookups.ask_to_the_end(prompt)
+    assert calls > 1
+    lookups.keep(scan)
+    assert lookups.ask(request(prompt), hashes(prompt)) is scan
+    assert len(lookups) == 0
+    lookups.keep(scan)
+    lookups.forget("r")
+    assert len(lookups) == 0
+
+
+def test_table_that_vanishes_while_it_is_searched_is_no_error():
+    prompt = list(range(1, 30_001))
+    lookups = Lookups([range(9, 90)], least=64, longest=256)
+    assert lookups.ask(request(prompt), hashes(prompt)) is None
+    lookups.index.forget(ME, chunk_key(ME, np.arange(9, 90, dtype=np.int32)))
+    scan, _ = lookups.ask_to_the_end(prompt)
+    assert scan.found.part() is None

@@ -1,0 +1,185 @@
+"""The store of the connector ``filesystem``, call by call."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from trencadis.errors import TransferError
+from trencadis_kv.connectors.filesystem.connector import FilesystemStore, default_path
+from trencadis_kv.connectors.filesystem.room import FilesystemRoom
+from trencadis_kv.store.object_directory import ObjectDirectory
+
+KEYS = [f"kv1/default/{'cd' * 16}/0.0.0-8/{number:064x}" for number in range(5)]
+
+
+class Interrupting(ObjectDirectory):
+    """Interrupts a store at its second object, as another thread would."""
+
+    num_calls = 0
+    store: FilesystemStore
+
+    def holds(self, key):
+        self._count()
+        return super().holds(key)
+
+    def read_into(self, key, target):
+        self._count()
+        return super().read_into(key, target)
+
+    def write(self, key, pieces, *, used_ns=0):
+        self._count()
+        super().write(key, pieces, used_ns=used_ns)
+
+    def remove(self, key):
+        self._count()
+        super().remove(key)
+
+    def _count(self):
+        self.num_calls += 1
+        if self.num_calls == 2:
+            self.store.interrupt()
+
+
+@pytest.fixture
+def stores():
+    """Makes stores, and closes them at the end."""
+    made = []
+
+    def make(root: Path, *, directory: type[ObjectDirectory] = ObjectDirectory, **options):
+        place = directory(root / "store")
+        made.append(FilesystemStore(place, FilesystemRoom(place, **{"max_bytes": 0, **options})))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+        store.close()
+
+
+def views(*data: bytes) -> list[list[memoryview]]:
+    return [[memoryview(one[:2]), memoryview(one[2:])] for one in data]
+
+
+def read(store: FilesystemStore, keys: list[str], num_bytes: int = 64) -> list[bytes | None]:
+    targets = [bytearray(num_bytes) for _ in keys]
+    sizes = store.get(keys, [memoryview(target) for target in targets])
+    return [None if size < 0 else bytes(target[:size]) for size, target in zip(sizes, targets, strict=True)]
+
+
+def test_objects_come_back_and_those_not_there_are_told_from_empty_ones(tmp_path, stores):
+    store = stores(tmp_path)
+    assert store.put(KEYS[:3], views(b"one", b"", b"three and more")) == 3
+    assert read(store, [KEYS[2], KEYS[4], KEYS[1], KEYS[0]]) == [b"three and more", None, b"", b"one"]
+    assert read(store, KEYS[2:3], num_bytes=5) == [None]
+
+
+def test_only_a_leading_run_of_keys_counts(tmp_path, stores):
+    store = stores(tmp_path)
+    store.put([KEYS[0], KEYS[1], KEYS[3]], views(b"a", b"b", b"d"))
+    assert store.contains(KEYS) == 2
+    assert store.contains(KEYS[3:]) == 1
+    assert store.contains(KEYS[2:]) == 0
+    assert store.contains([]) == 0
+
+
+def test_deleted_objects_are_gone_and_missing_ones_ignored(tmp_path, stores):
+    store = stores(tmp_path)
+    store.put(KEYS[:2], views(b"a", b"b"))
+    store.delete([KEYS[4], KEYS[0]])
+    assert read(store, KEYS[:2]) == [None, b"b"]
+
+
+def test_another_store_on_the_directory_sees_the_same(tmp_path, stores):
+    stores(tmp_path).put(KEYS[:1], views(b"shared"))
+    assert read(stores(tmp_path), KEYS[:1]) == [b"shared"]
+
+
+@pytest.mark.parametrize("call", ["contains", "get", "put", "delete"])
+def test_interrupted_call_ends_at_its_next_object_and_the_next_call_works(tmp_path, stores, call):
+    store = stores(tmp_path, directory=Interrupting)
+    stores(tmp_path).put(KEYS, views(*[b"old"] * 5))
+    store._directory.store = store
+    more = {
+        "get": [[memoryview(bytearray(9)) for _ in KEYS]],
+        "put": [views(*[b"new"] * 5)],
+    }.get(call, [])
+    with pytest.raises(TransferError) as caught:
+        getattr(store, call)(KEYS, *more)
+    assert caught.value.cause == "cancelled"
+    assert store._directory.num_calls == 2
+    getattr(store, call)(KEYS, *more)
+    assert store._directory.num_calls == 7
+
+
+def test_objects_put_together_are_evicted_from_the_last_to_the_first(tmp_path, stores):
+    store = stores(tmp_path, max_bytes=5 * 64, low_water_ratio=0.5, rests=False)
+    store._room._sweeper.join(60)
+    store.put(KEYS, views(*[bytes(64)] * 5))
+    store._directory.write(KEYS[0][:-1] + "f", views(bytes(64))[0])
+    store._room.sweep()
+    assert store.contains(KEYS) == 1
+    assert store.contains([KEYS[0][:-1] + "f"]) == 1
+
+
+def test_interrupt_while_no_call_runs_is_harmless(tmp_path, stores):
+    store = stores(tmp_path)
+    thread = threading.Thread(target=store.interrupt)
+    thread.start()
+    thread.join()
+    assert store.put(KEYS[:1], views(b"a")) == 1
+    assert store.contains(KEYS) == 1
+
+
+def test_store_that_may_grow_no_more_keeps_fewer(tmp_path, stores):
+    store = stores(tmp_path, max_bytes=40)
+    store._room._next_sweep_s = float("inf")
+    store._room._sweeper.join(60)
+    assert store.put(KEYS, views(*[bytes(15)] * 5)) == 2
+    assert store.contains(KEYS) == 2
+
+
+class Filling(ObjectDirectory):
+    """A disk with room for two objects."""
+
+    def write(self, key, pieces, *, used_ns=0):
+        if sum(1 for _ in self.objects()) >= 2:
+            raise TransferError("no room", cause="full")
+        super().write(key, pieces, used_ns=used_ns)
+
+
+def test_full_disk_keeps_fewer_and_is_said_once_in_a_while(tmp_path, stores, caplog):
+    store = stores(tmp_path, directory=Filling)
+    assert store.put(KEYS[:4], views(*[b"x"] * 4)) == 2
+    assert store.put(KEYS[2:], views(*[b"x"] * 3)) == 0
+    assert caplog.text.count("no room") == 1
+    store._room._next_word_s = 0.0
+    store.put(KEYS[2:], views(*[b"x"] * 3))
+    assert caplog.text.count("no room") == 2
+
+
+def test_directory_that_must_not_be_used_is_refused_in_every_call(tmp_path, stores):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o777)
+    store = stores(tmp_path)
+    calls = [
+        lambda: store.contains(KEYS),
+        lambda: store.get(KEYS[:1], [memoryview(bytearray(1))]),
+        lambda: store.put(KEYS[:1], views(b"a")),
+        lambda: store.delete(KEYS),
+    ]
+    for call in calls:
+        with pytest.raises(TransferError, match="everybody may write"):
+            call()
+
+
+def test_path_by_default_is_that_of_caches(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_path() == Path("/home/somebody/.cache/trencadis/kv")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_path() == Path("/home/somebody/.cache/trencadis/kv")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
+    assert default_path() == Path("/var/cache/trencadis/kv")

@@ -1,0 +1,261 @@
+"""Decode first, in one process: engines on fake backends and real sockets, stepped by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+from eventually import eventually
+from faultproxy import FaultProxy
+from kv_pairs import Station, prompt_of, true_text
+
+from trencadis.errors import TransferError
+from trencadis.records import FinishedSequence, Request, SamplingParams, TransferCause
+from trencadis_kv.wire.stream_messages import State
+
+NAME = "127.0.0.1:{}"
+
+
+@contextlib.contextmanager
+def decoder(*ports: int, **config: Any) -> Iterator[Station]:
+    """Have an engine that lets engines at these ports compute its prompts; it knows all of them."""
+    given = {"min_remote_tokens": 8, "heartbeat_s": 0.02, **config}
+    with Station(prefill_engines=tuple(map(NAME.format, ports)), **given) as one:
+        eventually(lambda: len(one.node.registry.ready()) == len(ports))
+        yield one
+
+
+def serve(one: Station, prompt: tuple[int, ...], *others: Station) -> FinishedSequence:
+    name = one.add(prompt, max_tokens=5)
+    eventually(lambda: name in one.ends, of=(one, *others))
+    return one.ends[name]
+
+
+def port_of(station: Station) -> int:
+    port: int = station.node.server.port
+    return port
+
+
+@pytest.fixture
+def prefiller() -> Iterator[Station]:
+    with Station() as one:
+        yield one
+
+
+def test_prompt_is_computed_elsewhere_and_the_text_is_the_same(prefiller: Station) -> None:
+    prompt = prompt_of(1, 21)
+    with decoder(port_of(prefiller)) as one:
+        end = serve(one, prompt, prefiller)
+        assert end.token_ids.tolist() == true_text(prompt, 5)
+        assert end.num_cached_tokens == 20
+        assert one.count("invites", result="served") == 1
+        assert one.count("tokens", direction="load") == 20
+        assert prefiller.ends == {}, "what a guest says is nobody's output"
+        assert prefiller.engine.totals.num_finished == 1
+        eventually(lambda: prefiller.node.holds.num_holds == 0, of=(one, prefiller))
+        eventually(lambda: prefiller.num_used_blocks == 0, of=(one, prefiller))
+        assert one.num_used_blocks == 0
+
+
+def test_short_prompts_and_those_that_are_here_already_stay(prefiller: Station) -> None:
+    with decoder(port_of(prefiller)) as one:
+        assert serve(one, prompt_of(2, 7)).num_cached_tokens == 0
+        prompt = prompt_of(3, 21)
+        serve(one, prompt, prefiller)
+        assert serve(one, prompt).num_cached_tokens == 20
+        assert prefiller.engine.totals.num_finished == 1
+
+
+def test_prompt_that_was_sent_here_is_not_sent_on(prefiller: Station) -> None:
+    """Two engines that compute prompts for each other do not play ball with them."""
+    with decoder(port_of(prefiller)) as one:
+        params = one.prefill(prompt_of(4, 21))
+        assert params["remote_num_tokens"] == 20
+        assert prefiller.engine.totals.num_finished == 0
+
+
+def test_requests_beside_guests_get_their_own_tokens_and_logprobs(prefiller: Station) -> None:
+    mine, theirs = prompt_of(5, 9), prompt_of(6, 33)
+    with decoder(port_of(prefiller)) as one:
+        name = prefiller.add(mine, max_tokens=12)
+        end = serve(one, theirs, prefiller)
+        eventually(lambda: name in prefiller.ends, of=(prefiller,))
+        assert prefiller.ends[name].token_ids.tolist() == true_text(mine, 12)
+        assert end.token_ids.tolist() == true_text(theirs, 5)
+        assert list(prefiller.ends) == [name]
+
+
+@pytest.mark.parametrize("fault", [{"cut_at": 200}, {"cut_at": 700}, {"flip_at": 700}])
+def test_engine_that_fails_costs_time_and_no_text(fault: dict[str, int]) -> None:
+    """The first bytes are the greeting, then come the offer and, over another connection, the blocks."""
+    prompt = prompt_of(7, 41)
+    with (
+        Station(lease_s=0.5) as prefiller,
+        FaultProxy(port_of(prefiller)) as proxy,
+        decoder(proxy.port, heartbeat_s=60.0) as one,
+    ):
+        proxy.to_client.set(**fault)
+        assert serve(one, prompt, prefiller).token_ids.tolist() == true_text(prompt, 5)
+        eventually(lambda: prefiller.num_used_blocks == 0, of=(one, prefiller))
+        assert one.num_used_blocks == 0
+
+
+def test_engine_that_is_not_there_any_more_is_not_waited_for() -> None:
+    prompt = prompt_of(8, 21)
+    with Station() as first, decoder(port_of(first), heartbeat_s=60.0) as one:
+        first.close()
+        assert serve(one, prompt).token_ids.tolist() == true_text(prompt, 5)
+        assert one.count("invites", result="failed") == 1
+        assert one.node.registry.ready() == [], "it is left alone until it answers"
+        assert serve(one, prompt_of(9, 21)).num_cached_tokens == 0
+        assert one.count("invites", result="failed") == 1
+
+
+def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Station) -> None:
+    with Station(max_guests=0) as full, decoder(port_of(full), port_of(prefiller)) as one:
+        for engine in one.node.registry.engines:
+            engine.affinity = lambda _, port=engine.port: float(port == port_of(full))
+        prompt = prompt_of(10, 21)
+        end = serve(one, prompt, prefiller)
+        assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(prompt, 5), 20)
+        assert one.count("invites", result="failed") == one.count("invites", result="served") == 1
+
+
+def test_third_engine_is_not_asked() -> None:
+    with (
+        Station(max_guests=0) as first,
+        Station(max_guests=0) as second,
+        Station(max_guests=0) as third,
+        decoder(*map(port_of, (first, second, third))) as one,
+    ):
+        assert serve(one, prompt_of(11, 21)).num_cached_tokens == 0
+        assert one.count("invites", result="failed") == 2
+
+
+def test_blocks_that_are_lost_before_they_are_pulled_are_computed_by_another_engine(prefiller: Station) -> None:
+    prompt = prompt_of(12, 21)
+    with Station() as first, decoder(port_of(first), port_of(prefiller), push=False) as one:
+        for engine in one.node.registry.engines:
+            engine.affinity = lambda _, port=engine.port: float(port == port_of(first))
+        name = one.add(prompt, max_tokens=5)
+        errands = one.pair.scheduler._delegation._errands  # type: ignore[attr-defined]
+
+        def is_offered() -> bool:
+            if not errands:
+                one.step()
+            return any(errand.invitation.prefix is not None for errand in errands.values())
+
+        eventually(is_offered, of=(first,))
+        (hold,) = first.node.holds._by_name
+        first.node.holds.release(hold)
+        eventually(lambda: name in one.ends, of=(one, first, prefiller))
+        assert one.ends[name].token_ids.tolist() == true_text(prompt, 5)
+        assert one.ends[name].num_cached_tokens == 20
+        assert prefiller.engine.totals.num_finished == 1
+
+
+def test_client_that_leaves_takes_its_prompt_back(prefiller: Station) -> None:
+    with decoder(port_of(prefiller)) as one:
+        name = one.add(prompt_of(13, 21), max_tokens=5)
+        one.step()
+        eventually(lambda: prefiller.node.guests.num_guests == 1)
+        one.engine.abort(name)
+        eventually(lambda: not prefiller.node.guests.num_guests and not prefiller.num_used_blocks, of=(one, prefiller))
+        assert prefiller.node.holds.num_holds == 0
+        assert one.count("invites", result="withdrawn") == 1
+
+
+def test_engine_that_is_slow_is_given_up_and_drops_the_prompt(prefiller: Station) -> None:
+    prompt = prompt_of(14, 21)
+    with decoder(port_of(prefiller), prefill_timeout_s=0.2) as one:
+        assert serve(one, prompt).token_ids.tolist() == true_text(prompt, 5)
+        assert one.count("transfer_failures", cause="deadline") == 1
+        eventually(lambda: not prefiller.engine.has_work and not prefiller.node.guests.num_guests, of=(prefiller,))
+        assert prefiller.num_used_blocks == 0
+
+
+def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
+    prompts = [prompt_of(seed, 21) for seed in range(20, 32)]
+    with Station(max_guests=2) as few, decoder(port_of(few), max_invites=4) as one:
+        names = [one.add(prompt, max_tokens=3) for prompt in prompts]
+        most = 0
+
+        def are_done() -> bool:
+            nonlocal most
+            most = max(most, few.node.guests.num_guests)
+            assert len(one.pair.scheduler._delegation._errands) <= 4  # type: ignore[attr-defined]
+            return all(name in one.ends for name in names)
+
+        eventually(are_done, of=(one, few))
+        assert [one.ends[name].token_ids.tolist() for name in names] == [true_text(prompt, 3) for prompt in prompts]
+        assert most <= 2
+        assert one.count("invites", result="declined") >= 1
+
+
+def test_own_requests_of_an_engine_count_when_others_choose(prefiller: Station) -> None:
+    """It computes nothing for others yet, and is no place to go all the same."""
+    with Station() as other, decoder(port_of(prefiller), port_of(other), heartbeat_s=0.01) as one:
+        busy, free = one.node.registry.engines
+        for number in range(4):
+            prefiller.add(prompt_of(number, 200), max_tokens=1)
+        prefiller.step()
+
+        def is_known() -> bool:
+            return busy.state is not None and free.state is not None and busy.state.num_tokens > 500
+
+        eventually(is_known)
+        assert (busy.state.num_guests, free.state.num_tokens) == (0, 0)
+        for number in range(3):  # with equal loads, prefixes would spread these
+            name = one.add(prompt_of(60 + number, 21), max_tokens=1)
+            one.step()
+            errand = one.pair.scheduler._delegation._errands[name]  # type: ignore[attr-defined]
+            assert errand.invitation.engine is free
+            one.engine.abort(name)
+        prefiller.until(lambda: not prefiller.engine.has_work)
+        eventually(lambda: busy.state is not None and busy.state.num_tokens == 0)
+
+
+def test_guest_runs_under_the_terms_that_its_request_came_with(prefiller: Station) -> None:
+    """Not under those that this engine's tenants add: the other one adds its own."""
+    tenants = {"gold": {"weight": 5.0, "priority": -10}}
+    with decoder(port_of(prefiller), engine={"tenants": tenants}) as one:
+        one.engine.add(attrs.evolve(request_of("plain"), tenant="gold/ann", priority=3))
+        one.engine.add(attrs.evolve(request_of("own"), tenant="gold/ann", priority=3, weight=0.5))
+        one.step()
+        eventually(lambda: prefiller.node.guests.num_guests == 2)
+        terms = [(r.tenant, r.priority, r.weight) for r in prefiller.node.guests.take_new()]
+        assert sorted(terms, key=str) == [("gold/ann", 3, 0.5), ("gold/ann", 3, None)]
+        for name in ("plain", "own"):
+            one.engine.abort(name)
+
+
+def request_of(name: str) -> Request:
+    return Request(request_id=name, prompt_token_ids=prompt_of(70, 21), params=SamplingParams(max_tokens=1))
+
+
+def test_load_decides_then_the_prefix(prefiller: Station) -> None:
+    with Station() as other, decoder(port_of(prefiller), port_of(other), heartbeat_s=60.0) as one:
+        engines = one.node.registry.engines
+        chosen = []
+        for num_tokens in ((0, 500), (500, 0)):
+            for engine, num in zip(engines, num_tokens, strict=True):
+                engine.heard(State(accepts=True, num_guests=1, num_tokens=num, tokens_per_s=0.0), 0.001)
+            name = one.add(prompt_of(50 + num_tokens[0], 21), max_tokens=1)
+            one.step()
+            errand = one.pair.scheduler._delegation._errands[name]  # type: ignore[attr-defined]
+            chosen.append(errand.invitation.engine)
+            one.engine.abort(name)
+        assert chosen == list(engines)
+        hashes = [bytes([i]) * 32 for i in range(200)]
+        assert 50 < sum(engines[0].affinity(one) > engines[1].affinity(one) for one in hashes) < 150
+
+
+def test_what_is_said_of_an_engine_is_said_once(prefiller: Station, caplog: pytest.LogCaptureFixture) -> None:
+    with decoder(port_of(prefiller), heartbeat_s=60.0) as one:
+        (engine,) = one.node.registry.engines
+        for _ in range(3):
+            engine.lost(TransferError("No engine answers.", cause=TransferCause.UNREACHABLE))
+    assert caplog.text.count("No prompts go to the engine") == 1

@@ -1,0 +1,269 @@
+"""Prefixes that come layer by layer: what is sent, what a step waits for, and two engines between which anything may break."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from faultproxy import FaultProxy
+from kv_pairs import Station, prompt_of, true_text, with_port
+from p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
+
+from trencadis.clock import SimulatedClock
+from trencadis.errors import TransferError
+from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis_kv.connectors.p2p.connector import make_p2p
+from trencadis_kv.connectors.p2p.layers import Arrivals, LayerSink
+from trencadis_kv.store.pool_access import PoolAccess
+from trencadis_kv.wire.stream_messages import Pull
+from trencadis_testing import KVConnectorConformance
+from trencadis_testing.fake_pool import FakeKVCache
+
+PROMPT = prompt_of(1, 41)
+NUM_PULLED = 40
+_LONG_S = 30.0
+"""For steps that are to wait however slow the machine is."""
+
+
+class TestP2PByLayer(KVConnectorConformance):
+    """The suite of its noun; what no other engine holds is computed."""
+
+    loads_again = False
+    has_threads = True
+
+    def make(self) -> ConnectorPair:
+        """Return an engine's connector that no other knows."""
+        return make_p2p(p2p_config(layerwise=True), ComponentContext(clock=SimulatedClock(), seed=0))
+
+
+# ------------------------------------------------------------------------------------------------------- arrivals
+
+
+def test_layer_that_is_there_is_not_waited_for() -> None:
+    arrivals = Arrivals((0, 1))
+    arrivals.came(1)
+    assert arrivals.wait(1, until_s=0.0)
+    assert not arrivals.are_all_there
+    arrivals.came(0)
+    assert arrivals.wait(0, until_s=0.0)
+    assert arrivals.are_all_there
+
+
+def test_layer_that_comes_while_it_is_waited_for_ends_the_wait() -> None:
+    arrivals = Arrivals((0,))
+    thread = threading.Timer(0.02, arrivals.came, [0])
+    thread.start()
+    assert arrivals.wait(0, until_s=time.monotonic() + _LONG_S)
+    thread.join()
+
+
+def test_load_that_was_missed_once_is_never_whole_again() -> None:
+    arrivals = Arrivals((0, 1))
+    assert not arrivals.wait(0, until_s=0.0)
+    arrivals.came(0)
+    arrivals.came(1)
+    assert not arrivals.are_all_there
+    assert not arrivals.wait(1, until_s=0.0)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_end_of_the_pull_ends_every_wait(is_whole: bool) -> None:
+    arrivals = Arrivals((0, 1))
+    thread = threading.Timer(0.02, lambda: arrivals.end(is_whole=is_whole))
+    thread.start()
+    assert arrivals.wait(1, until_s=time.monotonic() + _LONG_S) == is_whole
+    thread.join()
+    assert arrivals.are_all_there == is_whole
+
+
+# -------------------------------------------------------------------------------------------------- on the stream
+
+
+@pytest.fixture
+def producer() -> Iterator[Producer]:
+    """One whose blocks have three layers."""
+    with producing() as one:
+        arrays = [np.random.default_rng(i).integers(0, 2**60, NUM_BLOCKS * 4) for i in range(3)]
+        one.node.pool = PoolAccess(FakeKVCache(arrays, block_size=4))
+        yield one
+
+
+def pull(producer: Producer, hashes: list[bytes], *, num_rows: int = 2) -> list[tuple[int, int, list[list[int]]]]:
+    """Return layers as they are taken; layer -1 is whole blocks."""
+    found: list[tuple[int, int, list[list[int]]]] = []
+    assert producer.node.pool is not None
+    sink = LayerSink(
+        layout=producer.node.pool.layout, take=lambda layer, first, rows: found.append((layer, first, rows.tolist()))
+    )
+    with producer.connect() as connection:
+        connection.pull(
+            hashes,
+            lambda first, rows: found.append((-1, first, rows.tolist())),
+            num_rows=num_rows,
+            timeout_s=5.0,
+            by_layer=sink,
+        )
+    return found
+
+
+def test_every_layer_of_all_blocks_comes_before_the_next_one(producer: Producer) -> None:
+    found = pull(producer, HASHES)
+    assert [(layer, first) for layer, first, _ in found] == [
+        (layer, first) for layer in range(3) for first in (0, 2, 4)
+    ]
+    for layer in range(3):
+        rows = [row for one, _, part in found if one == layer for row in part]
+        expected = np.empty((NUM_BLOCKS, 32), np.uint8)
+        assert producer.node.pool is not None
+        producer.node.pool.read_layer(layer, range(NUM_BLOCKS), expected, timeout_s=1.0)
+        assert rows == expected.tolist()
+    assert producer.node.metrics.value("tokens_total", direction="send") == 4 * NUM_BLOCKS
+
+
+def test_producer_that_cannot_sends_whole_blocks() -> None:
+    with producing() as one:
+        assert one.node.pool is not None
+        one.node.pool.layerwise = False
+        found = pull(one, HASHES)
+    assert [(layer, first) for layer, first, _ in found] == [(-1, first) for first in (0, 2, 4)] or [
+        layer for layer, _, _ in found
+    ] == [-1] * len(found)
+    assert [row for _, _, rows in found for row in rows] == one.data.tolist()
+
+
+def test_prefix_of_which_a_part_is_gone_does_not_begin_to_come(producer: Producer) -> None:
+    with pytest.raises(TransferError, match="6 of 7 blocks are held") as caught:
+        pull(producer, [*HASHES, b"?" * 32])
+    assert caught.value.cause == "lost"
+
+
+def test_pull_of_an_older_engine_and_of_a_newer_one_are_understood() -> None:
+    class OldPull(msgspec.Struct, array_like=True):
+        ticket: str
+        hashes: list[bytes]
+        via: str = ""
+        target: bytes = b""
+
+    old = msgspec.msgpack.encode(OldPull(ticket="t", hashes=[b"h"]))
+    assert msgspec.msgpack.decode(old, type=Pull) == Pull(ticket="t", hashes=[b"h"])
+    new = msgspec.msgpack.encode(Pull(ticket="t", hashes=[b"h"], by_layer=True))
+    assert msgspec.msgpack.decode(new, type=OldPull) == OldPull(ticket="t", hashes=[b"h"])
+
+
+# --------------------------------------------------------------------------------------------------- two engines
+
+
+def consuming(*, layer_wait_s: float = _LONG_S, **config: Any) -> Station:
+    return Station(layerwise=True, engine={"layer_wait_s": layer_wait_s}, **config)
+
+
+def served(producer: Station, consumer: Station, params: dict[str, Any]) -> Any:
+    """Serve the prompt at the consumer beside a request that decodes, which must not notice."""
+    other = consumer.add((5, 6, 7), max_tokens=40)
+    consumer.step()
+    consumer.step()
+    name = consumer.add(PROMPT, max_tokens=12, params=params)
+    consumer.step()
+    assert consumer.engine.num_waiting == consumer.engine._state.transfers.layered.num_voided, "nobody is parked"
+
+    def is_done() -> bool:
+        producer.step()
+        return name in consumer.ends and other in consumer.ends
+
+    consumer.until(is_done)
+    assert consumer.ends[other].token_ids.tolist() == true_text((5, 6, 7), 40)
+    assert consumer.ends[other].num_preemptions == 0
+    assert consumer.ends[name].token_ids.tolist() == true_text(PROMPT, 12)
+    assert consumer.engine.totals.num_failed_steps == 0
+    consumer.until(lambda: consumer.num_used_blocks == 0)
+    return consumer.ends[name]
+
+
+def test_prefix_comes_while_its_sequence_runs_and_is_given_back() -> None:
+    with Station() as producer, consuming() as consumer:
+        end = served(producer, consumer, producer.prefill(PROMPT))
+        assert end.num_cached_tokens == NUM_PULLED
+        assert end.num_preemptions == 0
+        assert consumer.count("tokens", direction="load") == NUM_PULLED
+        producer.until(lambda: producer.num_used_blocks == 0)
+        assert producer.node.holds.ends == {"released": 1}
+
+
+def test_what_came_by_layer_is_found_by_the_next_request() -> None:
+    with Station() as producer, consuming() as consumer:
+        served(producer, consumer, producer.prefill(PROMPT))
+        assert consumer.serve(PROMPT, max_tokens=12).num_cached_tokens == NUM_PULLED
+
+
+def test_engine_that_sends_whole_blocks_is_waited_for_as_well() -> None:
+    with Station(any_thread=False) as producer, consuming() as consumer:
+        params = producer.prefill(PROMPT)
+        consumer.add(PROMPT, max_tokens=12, params=params)
+        done = threading.Event()
+
+        def consume() -> None:
+            consumer.until(lambda: bool(consumer.ends))
+            done.set()
+
+        thread = threading.Thread(target=consume)
+        thread.start()
+        producer.until(done.is_set)
+        thread.join()
+        (end,) = consumer.ends.values()
+        assert end.token_ids.tolist() == true_text(PROMPT, 12)
+        assert end.num_cached_tokens == NUM_PULLED
+
+
+@pytest.mark.parametrize("at", [0, 732, 2532, 4732])
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("cut_at", "unreachable"), ("flip_at", "corrupt"), ("stall_at", "deadline")]
+)
+def test_fault_in_any_layer_costs_one_attempt_and_nobody_else(fault: str, at: int, cause: str) -> None:
+    """One layer of a block is 168 bytes here, with its heads; ten of them are a layer."""
+    wait_s = 0.05 if fault == "stall_at" else _LONG_S
+    connect_timeout_s = 0.5 if (fault, at) == ("stall_at", 0) else 5.0  # nobody ever answers: all of it is waited for
+    with Station() as producer, consuming(layer_wait_s=wait_s, connect_timeout_s=connect_timeout_s) as consumer:
+        params = producer.prefill(PROMPT)
+        with FaultProxy(producer.node.server.port) as proxy:
+            proxy.to_client.set(**{fault: at})
+            end = served(producer, consumer, with_port(params, proxy.port))
+        assert end.num_cached_tokens == 0
+        assert consumer.engine._state.transfers.layered.num_voided == 1
+        assert (
+            consumer.count("transfer_failures", cause=cause) + consumer.count("transfer_failures", cause="cancelled")
+            == 1
+        )
+        producer.step_s = 10.0  # who cannot be told to let go does when the lease is over
+        producer.until(lambda: producer.num_used_blocks == 0)
+
+
+def test_slow_engine_is_given_up_by_the_step_and_not_left_alone() -> None:
+    with Station() as producer, consuming(layer_wait_s=0.05) as consumer:
+        params = producer.prefill(PROMPT)
+        with FaultProxy(producer.node.server.port) as proxy:
+            proxy.to_client.set(bytes_per_s=4000.0)
+            start_s = time.monotonic()
+            consumer.add(PROMPT, max_tokens=12, params=with_port(params, proxy.port))
+            consumer.step()
+            assert time.monotonic() - start_s < 1.0, "5 kB would have taken more"
+            consumer.until(lambda: bool(consumer.ends))
+        (end,) = consumer.ends.values()
+        assert end.token_ids.tolist() == true_text(PROMPT, 12)
+        assert consumer.serve(PROMPT, max_tokens=4, params=producer.prefill(prompt_of(2, 41))) is not None
+        assert consumer.count("lookups", result="declined") == 0
+
+
+def test_request_that_is_aborted_beside_its_pull_releases_everything() -> None:
+    with Station() as producer, consuming() as consumer:
+        params = producer.prefill(PROMPT)
+        name = consumer.add(PROMPT, max_tokens=8, params=params)
+        assert consumer.engine._submit_next()
+        consumer.engine.abort(name)
+        consumer.until(lambda: consumer.num_used_blocks == 0)
+        producer.until(lambda: producer.num_used_blocks == 0)
+        assert producer.node.holds.ends == {"released": 1}

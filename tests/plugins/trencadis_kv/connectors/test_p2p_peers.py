@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.errors import TransferError
+from trencadis_kv.connectors.p2p.params import RemotePrefix
+from trencadis_kv.connectors.p2p.peers import Peers
+
+PREFIX = RemotePrefix(engine="e", ticket="t", host="10.0.0.1", port=5, num_tokens=32, lease_s=7.5)
+
+
+def peers_of(clock: SimulatedClock | None = None) -> Peers:
+    named = ("10.0.0.0/8:5", "[fd00::/8]:5", "Node-1.example:5", "[::1]:*", "10.0.0.9:6")
+    return Peers(named, clock or SimulatedClock(), retry_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "is_allowed"),
+    [
+        ("10.1.2.3", 5, True),
+        ("10.1.2.3", 6, False),
+        ("10.0.0.9", 6, True),
+        ("11.1.2.3", 5, False),
+        ("fd00::5", 5, True),
+        ("fd00::5", 22, False),
+        ("fe00::5", 5, False),
+        ("::1", 1, True),
+        ("::1", 65535, True),
+        ("node-1.example", 5, True),
+        ("NODE-1.example", 5, True),
+        ("node-1.example", 0, False),
+        ("node-2.example", 5, False),
+        ("10.0.0.1.evil.example", 5, False),
+        ("127.0.0.1", 5, False),
+        ("", 5, False),
+    ],
+)
+def test_only_named_addresses_are_pulled_from(host: str, port: int, is_allowed: bool) -> None:
+    assert peers_of().allows(host, port) is is_allowed
+
+
+def test_stranger_is_mentioned_once_and_cannot_write_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    peers = peers_of()
+    for _ in range(3):
+        peers.allows("evil\nINFO all is well", 5)
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+
+
+def test_strangers_fill_neither_memory_nor_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    peers = peers_of()
+    for number in range(3000):
+        assert not peers.allows("127.0.0.1", 1 + number)
+    assert len(caplog.records) == 64
+    assert "No more such addresses are logged." in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize("cause", ["unreachable", "deadline"])
+def test_engine_that_cannot_be_reached_is_left_alone_for_a_while(cause: str) -> None:
+    clock = SimulatedClock()
+    peers = peers_of(clock)
+    peers.failed(PREFIX, TransferError("gone", cause=cause))
+    assert peers.is_down(PREFIX)
+    assert peers.num_down == 1
+    assert not peers.is_down(attrs.evolve(PREFIX, engine="its successor on the same port"))
+    clock.advance(5.1)
+    assert not peers.is_down(PREFIX)
+
+
+def test_engine_of_another_kind_is_left_alone_for_good_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SimulatedClock()
+    peers = peers_of(clock)
+    for _ in range(2):
+        peers.failed(PREFIX, TransferError("another model", cause="incompatible"))
+    clock.advance(1e6)
+    assert peers.is_down(PREFIX)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("cause", ["lost", "corrupt", "cancelled", "raised"])
+def test_other_failures_say_nothing_about_the_engine(cause: str) -> None:
+    peers = peers_of()
+    peers.failed(PREFIX, TransferError("?", cause=cause))
+    assert not peers.is_down(PREFIX)

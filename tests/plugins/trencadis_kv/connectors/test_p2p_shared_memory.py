@@ -1,0 +1,285 @@
+"""Memory that engines of one machine lend each other: between processes, and in pulls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+from kv_pairs import Station, prompt_of, true_text
+
+from trencadis.errors import TransferError
+from trencadis.records import TransferCause
+from trencadis_kv.connectors.p2p import connector as p2p
+from trencadis_kv.connectors.p2p import shared_memory as p2p_shared_memory
+from trencadis_kv.connectors.p2p.peer import PeerConnection
+from trencadis_kv.connectors.p2p.shared_memory import SharedMemory, shared_memory
+from trencadis_kv.store.defaults import AsTheyAre
+
+PROMPT = prompt_of(1, 41)
+NUM_BLOCKS = 10
+BLOCK_BYTES = 1_600_000  # two rows a piece
+
+pytestmark = pytest.mark.skipif(
+    shared_memory(1) is None, reason="this system has no memory that processes can lend each other"
+)
+
+_WRITES = """
+import sys
+from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+transport = shared_memory(1)
+transport.open(int(sys.argv[1]))
+with transport.flight(bytes.fromhex(sys.argv[2])) as flight:
+    for piece in range(flight.num_pieces):
+        flight.rows(piece)[:] = piece + 1
+        flight.write(piece, 2, timeout_s=1.0, is_gone=lambda: False)
+"""
+_LENDS = """
+import sys, time
+from trencadis_kv.connectors.p2p.shared_memory import shared_memory
+transport = shared_memory(1)
+transport.open(int(sys.argv[1]))
+landing = transport.landing()
+print(landing.target.hex(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def transport() -> Iterator[SharedMemory]:
+    one = shared_memory(2)
+    assert one is not None
+    one.open(BLOCK_BYTES)
+    yield one
+    one.close()
+
+
+def num_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_another_process_writes_is_there(transport: SharedMemory) -> None:
+    landing = transport.landing()
+    assert landing is not None
+    code = [sys.executable, "-c", _WRITES, str(BLOCK_BYTES), landing.target.hex()]
+    subprocess.run(code, check=True, timeout=60)
+    assert landing.num_pieces == 2
+    for piece in range(2):
+        assert landing.rows(piece).shape == (2, BLOCK_BYTES)
+        assert (landing.rows(piece) == piece + 1).all()
+    landing.close()
+
+
+def test_memory_outlives_the_process_that_lent_it(transport: SharedMemory) -> None:
+    code = [sys.executable, "-c", _LENDS, str(BLOCK_BYTES)]
+    with subprocess.Popen(code, stdout=subprocess.PIPE, text=True) as lender:
+        assert lender.stdout is not None
+        target = bytes.fromhex(lender.stdout.readline())
+        with transport.flight(target) as flight:  # type: ignore[union-attr]
+            lender.send_signal(signal.SIGKILL)
+            lender.wait(60)
+            flight.rows(1)[:] = 7
+            assert (flight.rows(1) == 7).all()
+        assert transport.flight(target) is None, "its process is gone"
+
+
+def test_landing_knows_its_pieces(transport: SharedMemory) -> None:
+    landing = transport.landing()
+    assert landing is not None
+    assert [landing.holds(index, rows) for index, rows in ((0, 2), (1, 1))] == [True, True]
+    assert [landing.holds(index, rows) for index, rows in ((0, 3), (2, 1), (-1, 1))] == [False, False, False]
+    landing.close()
+    landing.close()
+
+
+def test_quiet_memory_is_lent_again_and_other_memory_is_not(transport: SharedMemory) -> None:
+    landing = transport.landing()
+    assert landing is not None
+    target = landing.target
+    landing.is_quiet = True
+    landing.close()
+    again = transport.landing()
+    assert again is not None
+    assert again.target == target
+    late = transport.flight(target)
+    assert late is not None
+    again.close()  # somebody may still write to it
+    fresh = transport.landing()
+    assert fresh is not None
+    assert fresh.target != target
+    fresh.rows(0)[:] = 3
+    late.rows(0)[:] = 9
+    assert (fresh.rows(0) == 3).all()
+
+
+def test_no_more_is_lent_than_there_are_pulls(transport: SharedMemory) -> None:
+    lent = [transport.landing() for _ in range(3)]
+    assert [one is None for one in lent] == [False, False, True]
+    assert lent[0] is not None
+    lent[0].close()  # not quiet: there is room for other memory
+    assert transport.landing() is not None
+
+
+def test_closed_transport_keeps_nothing_open() -> None:
+    before = num_open()
+    one = shared_memory(2)
+    assert one is not None
+    one.open(BLOCK_BYTES)
+    landings = [one.landing(), one.landing()]
+    for landing in landings:
+        assert landing is not None
+        with one.flight(landing.target) as flight:  # type: ignore[union-attr]
+            flight.rows(0)[:] = 1
+        landing.is_quiet = True
+    landings[0].close()  # type: ignore[union-attr]
+    one.close()
+    assert one.landing() is None
+    landings[1].close()  # type: ignore[union-attr]
+    del landing, landings, flight
+    assert num_open() == before
+
+
+def test_lent_memory_cannot_shrink(transport: SharedMemory) -> None:
+    """Else a producer that writes to it would be killed."""
+    landing: Any = transport.landing()
+    target = msgspec.msgpack.decode(landing.target)
+    with pytest.raises(PermissionError):
+        os.ftruncate(target[2], 0)
+
+
+@pytest.mark.parametrize("other", ["machine", "process", "descriptor", "file", "key", "num_pieces", "not sealed"])
+def test_memory_that_cannot_be_had_is_done_without(transport: SharedMemory, other: str) -> None:
+    landing: Any = transport.landing()
+    target = msgspec.msgpack.decode(landing.target, type=p2p_shared_memory._Target)
+    before = num_open()
+    with tempfile.TemporaryFile() as file:
+        file.truncate(target.num_bytes)
+        loose = os.memfd_create("trencadis-kv", os.MFD_ALLOW_SEALING)
+        os.write(loose, target.key.ljust(target.num_bytes, b"\0"))
+        values = {
+            "machine": {"machine": "another"},
+            "process": {"process": 2**22 + 1},  # beyond the largest number that Linux gives
+            "descriptor": {"descriptor": 10_000},
+            "file": {"descriptor": file.fileno()},
+            "key": {"key": bytes(32)},
+            "num_pieces": {"num_pieces": 3},
+            "not sealed": {"descriptor": loose},
+        }[other]
+        wrong = msgspec.structs.replace(target, **values)
+        assert transport.flight(msgspec.msgpack.encode(wrong)) is None
+        os.close(loose)
+    assert num_open() == before
+    assert transport.flight(landing.target) is not None
+
+
+@pytest.mark.parametrize("target", [b"", b"\xc1", msgspec.msgpack.encode(["m", 1, 2, b"k", 2, 1, BLOCK_BYTES + 1])])
+def test_target_that_is_none_is_refused(transport: SharedMemory, target: bytes) -> None:
+    with pytest.raises(TransferError) as caught:
+        transport.flight(target)
+    assert caught.value.cause == TransferCause.CORRUPT
+
+
+class Marked(AsTheyAre):
+    """A codec, as far as engines can tell."""
+
+    flags = 200
+
+
+@attrs.define
+class Counted:
+    """How many blocks went which way."""
+
+    over_memory: int = 0
+    over_connection: int = 0
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    found, placed, received = Counted(), PeerConnection._take_placed, PeerConnection._receive_block
+
+    def take_placed(*arguments: Any) -> int:
+        number = placed(*arguments)
+        found.over_memory += number
+        return number
+
+    def receive_block(*arguments: Any) -> None:
+        received(*arguments)
+        found.over_connection += 1
+
+    monkeypatch.setattr(PeerConnection, "_take_placed", take_placed)
+    monkeypatch.setattr(PeerConnection, "_receive_block", receive_block)
+    return found
+
+
+def pulled(producer: Station, consumer: Station) -> Any:
+    name = consumer.add(PROMPT, max_tokens=12, params=producer.prefill(PROMPT))
+
+    def is_done() -> bool:
+        producer.step()
+        return name in consumer.ends
+
+    consumer.until(is_done)
+    assert consumer.ends[name].token_ids.tolist() == true_text(PROMPT, 12)
+    return consumer.ends[name]
+
+
+@pytest.mark.parametrize("any_thread", [True, False])
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+def test_prefix_goes_from_one_engine_to_the_other_and_all_is_given_back(
+    any_thread: bool, piece_bytes: int, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(p2p_shared_memory, "_PIECE_BYTES", piece_bytes)
+    with Station(any_thread=any_thread) as producer, Station(any_thread=any_thread) as consumer:
+        for _ in range(3):
+            assert pulled(producer, consumer).num_cached_tokens == 4 * NUM_BLOCKS
+            consumer.engine._state.blocks.reset_cache()
+        assert counted == Counted(over_memory=3 * NUM_BLOCKS)
+        num_bytes = 3 * NUM_BLOCKS * consumer.node.block_bytes
+        assert consumer.count("pulled_bytes", way="shared memory") == num_bytes
+        assert consumer.count("pulled_bytes", way="connection") == 0
+        producer.until(lambda: not producer.engine.has_work)
+        assert producer.num_used_blocks == consumer.num_used_blocks == 0
+        assert producer.node.holds.ends == {"released": 3}
+        assert len(consumer.node.transport._free) == 1, "the same memory is used again"
+
+
+@pytest.mark.parametrize("lack", ["producer", "consumer", "system", "codec", "layerwise"])
+def test_without_it_blocks_go_over_the_connection(lack: str, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lack == "system":
+        monkeypatch.delattr(os, "memfd_create")
+    if lack == "codec":
+        monkeypatch.setattr(p2p, "codec_of", lambda _: Marked())
+    with (
+        Station(shared_memory=lack != "producer") as producer,
+        Station(shared_memory=lack != "consumer", layerwise=lack == "layerwise") as consumer,
+    ):
+        assert pulled(producer, consumer).num_cached_tokens == 4 * NUM_BLOCKS
+        assert counted.over_memory == 0
+        assert counted.over_connection >= NUM_BLOCKS
+        assert consumer.count("pulled_bytes", way="connection") == NUM_BLOCKS * consumer.node.block_bytes
+
+
+def test_wrong_bytes_are_refused_and_their_memory_is_never_used_again(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(p2p_shared_memory, "_PIECE_BYTES", 1)
+    write, number = p2p_shared_memory._SharedFlight.write, iter(range(100))
+
+    def spoil(self: Any, index: int, num_rows: int, **more: Any) -> None:
+        if next(number) == 4:
+            self.rows(index)[0, 3] ^= 1
+        write(self, index, num_rows, **more)
+
+    monkeypatch.setattr(p2p_shared_memory._SharedFlight, "write", spoil)
+    with Station() as producer, Station() as consumer:
+        assert pulled(producer, consumer).num_cached_tokens == 4 * 4
+        assert consumer.count("transfer_failures", cause="corrupt") == 1
+        assert consumer.node.transport._free == []
+        assert consumer.node.transport._num_left == consumer.node.config.num_pull_threads

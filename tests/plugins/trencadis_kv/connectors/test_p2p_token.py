@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from trencadis.records import FirstToken, TokenLogprobs
+from trencadis_kv.connectors.p2p.token import heard, told
+from trencadis_kv.wire.stream_messages import Token
+
+
+def entry(**changes):
+    given = {"logprob": -1.25, "rank": 3, "top_token_ids": (7, 8), "top_logprobs": (-0.1, -math.inf)}
+    return TokenLogprobs(index=0, position=0, token_id=9, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        FirstToken(token_id=0),
+        FirstToken(token_id=9, logprobs=entry()),
+        FirstToken(token_id=9, logprobs=entry(top_token_ids=(), top_logprobs=())),
+    ],
+)
+def test_token_is_the_same_at_the_other_end(first):
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(told(first)), type=Token)
+    assert heard(travelled) == first

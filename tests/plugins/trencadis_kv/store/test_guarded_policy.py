@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.interfaces import ComponentContext, FailureView, KVPolicy, PrefillEngineView, SaveView, SourceView
+from trencadis_kv.store.defaults import policy_of
+from trencadis_kv.store.guarded_policy import GuardedPolicy
+from trencadis_testing import KVPolicyConformance
+from trencadis_testing.kv_policy import load_view, prefill_view
+
+SAVE = SaveView(num_blocks=4, num_bytes=64, staged_fraction=0.5)
+SOURCES = [SourceView(name="a", num_tokens=4), SourceView(name="b", num_tokens=8)]
+PREFILL = prefill_view(
+    PrefillEngineView(name="a:1", num_waiting_tokens=0, affinity=0.1),
+    PrefillEngineView(name="b:1", num_waiting_tokens=0, affinity=0.2),
+)
+FAILURE = FailureView(cause="lost", num_valid_tokens=0, num_lost_tokens=8, num_attempts=1)
+
+
+class Answering(KVPolicy):
+    """Gives one answer to every question, or raises it."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def _say(self, view):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    admits_save = admits_load = choose_source = prefill_at = on_failure = _say
+
+
+class TestGuardedNonsense(KVPolicyConformance):
+    def make(self):
+        return GuardedPolicy(Answering(math.nan))
+
+
+class TestGuardedRaises(KVPolicyConformance):
+    def make(self):
+        return GuardedPolicy(Answering(RuntimeError("no idea")))
+
+
+@pytest.mark.parametrize(
+    ("ask", "legal", "illegal", "default"),
+    [
+        (lambda policy: policy.admits_save(SAVE), [0, 3, 4], [-1, 5, 2.0, None, True], 4),
+        (lambda policy: policy.admits_load(load_view(timeout_s=9.0)), [0, 0.5, 9.0], [-0.1, 9.1, math.inf, "1"], 9.0),
+        (lambda policy: policy.choose_source(SOURCES), [0, 1], [2, -1, "a"], 1),
+        (lambda policy: policy.prefill_at(PREFILL), [None, 0, 1], [2, -1, 0.5, "a"], 1),
+        (lambda policy: policy.on_failure(FAILURE), ["compute", "retry"], ["fail", None], "compute"),
+    ],
+)
+def test_legal_answers_stand_and_others_are_replaced_by_the_default(ask, legal, illegal, default):
+    for answer in legal:
+        assert ask(GuardedPolicy(Answering(answer))) == answer
+    for answer in [*illegal, KeyError("x")]:
+        policy = GuardedPolicy(Answering(answer))
+        assert ask(policy) == default
+        assert policy.num_errors == 1
+
+
+def test_each_method_is_complained_about_once(caplog):
+    policy = GuardedPolicy(Answering(KeyError("x")))
+    for _ in range(5):
+        policy.admits_save(SAVE)
+        policy.on_failure(FAILURE)
+    assert policy.num_errors == 10
+    assert [record.getMessage().splitlines()[0] for record in caplog.records] == [
+        f"the KV policy Answering raised KeyError: 'x' in {name}(); the contract's default stands in, here and wherever it happens "
+        "again. Mend it, or choose another in kv_policy.name."
+        for name in ("admits_save", "on_failure")
+    ]
+    assert caplog.text.count("Traceback") == 2
+
+
+def test_a_policy_is_named_with_its_package_and_what_to_do(caplog):
+    context = ComponentContext(
+        clock=SimulatedClock(),
+        seed=0,
+        make=lambda noun, name: Answering(SystemExit(3)),
+        label_of=lambda noun, name: f'{noun} component "mine" of my-package 1.2 (plugin "mine")',
+    )
+    assert policy_of(context).admits_save(SAVE) == SAVE.num_blocks
+    assert (
+        'kv_policy component "mine" of my-package 1.2 (plugin "mine") raised SystemExit: 3 in admits_save()'
+        in caplog.text
+    )
+
+
+def test_a_slow_policy_is_asked_no_more(caplog):
+    clock, asked = SimulatedClock(), []
+
+    class Slow(KVPolicy):
+        def admits_save(self, view):
+            asked.append(view)
+            clock.advance(5.0)
+            return 0
+
+    context = ComponentContext(clock=clock, seed=0, make=lambda noun, name: Slow(), budget_s=lambda noun: 0.2)
+    policy = policy_of(context)
+    assert [policy.admits_save(SAVE) for _ in range(3)] == [0, SAVE.num_blocks, SAVE.num_blocks]
+    assert len(asked) == 1
+    assert "took 5 s in admits_save(), over its budget of 0.2 s ([budget] kv_policy_ms)" in caplog.text
+
+
+def engine(num_waiting_tokens=0, *, remote_s=math.nan, affinity=0.0):
+    return PrefillEngineView(name="a:1", num_waiting_tokens=num_waiting_tokens, remote_s=remote_s, affinity=affinity)
+
+
+@pytest.mark.parametrize(
+    ("view", "chosen"),
+    [
+        (prefill_view(), None),
+        (prefill_view(engine(), num_tokens=511), None),
+        (prefill_view(engine(), num_tokens=512), 0),
+        (prefill_view(engine(5000), engine(100)), 1),
+        (prefill_view(engine(1000, affinity=0.9), engine(0, affinity=0.1)), 0),
+        (prefill_view(engine(0, affinity=0.1), engine(0, affinity=0.9)), 1),
+        (prefill_view(engine(remote_s=3.9), compute_s=1.0), 0),
+        (prefill_view(engine(remote_s=4.1), compute_s=1.0), None),
+        (prefill_view(engine(remote_s=1.1), compute_s=1.0, max_slowdown=1.0), None),
+        (prefill_view(engine(remote_s=1e9)), 0),
+    ],
+    ids=[
+        "none",
+        "short",
+        "long enough",
+        "load",
+        "a prompt more",
+        "affinity",
+        "slower",
+        "too slow",
+        "ratio",
+        "unmeasured",
+    ],
+)
+def test_prompts_go_to_the_least_loaded_unless_that_is_slow(view, chosen):
+    assert KVPolicy().prefill_at(view) == chosen

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import pytest
+from kv_parts import GatedStore, hashes_of, make_parts, make_pool
+
+from trencadis.errors import TransferError
+from trencadis_kv.store.lookups import Lookups
+from trencadis_testing.kv_faults import DictStore
+
+HASHES = tuple(hashes_of(*range(6)))
+
+
+class House:
+    """Lookups over a store that has the first blocks of a chain."""
+
+    def __init__(self, *, num_stored=4, gated=False, **settings):
+        self.objects = {}
+        self.asked = []
+        self.store = GatedStore(self.objects) if gated else DictStore(self.objects)
+        contains = self.store.contains
+        self.store.contains = lambda keys: self.asked.append(len(keys)) or contains(keys)
+        self.parts = make_parts(lambda: self.store, **settings)
+        objects = self.parts.objects(make_pool().layout)
+        self.objects.update(dict.fromkeys(objects.keys(HASHES[:num_stored]), b""))
+        self.lookups = Lookups(self.parts, objects)
+
+    def find(self, name="r", *, first=0, hashes=HASHES):
+        return self.lookups.find(name, hashes, first=first)
+
+    def settle(self):
+        assert self.parts.activity.wait_idle(60.0)
+
+
+@pytest.fixture
+def house():
+    made = []
+
+    def make(**options):
+        made.append(House(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.lookups.close()
+
+
+def test_answer_comes_from_the_thread(house):
+    one = house(gated=True)
+    assert one.find() is None
+    assert one.find() is None
+    one.store.open()
+    one.settle()
+    assert one.find() == 4
+    assert one.asked == [6]
+
+
+def test_only_what_the_engine_has_not_got_is_asked_for(house):
+    one = house()
+    assert one.find(first=3) is None
+    one.settle()
+    assert one.asked == [3]
+    assert one.find(first=3) == 4
+
+
+def test_block_that_is_missing_behind_the_local_hit_is_no_find(house):
+    one = house(num_stored=2)
+    one.find(first=3)
+    one.settle()
+    assert one.find(first=3) == 3
+
+
+def test_chain_that_many_wait_for_is_asked_once(house):
+    one = house(gated=True)
+    assert [one.find(f"r{i}") for i in range(9)] == [None] * 9
+    one.store.open()
+    one.settle()
+    assert [one.find(f"r{i}") for i in range(9)] == [4] * 9
+    assert one.asked == [6]
+
+
+def test_later_request_asks_again_because_the_store_may_have_more(house):
+    one = house(num_stored=0)
+    one.find("early")
+    one.settle()
+    assert one.find("early") == 0
+    one.objects.update(dict.fromkeys(one.parts.objects(make_pool().layout).keys(HASHES), b""))
+    one.find("late")
+    one.settle()
+    assert one.find("late") == 6
+    assert one.find("early") == 0
+
+
+def test_answer_is_kept_for_a_request_that_found_no_room(house):
+    one = house()
+    one.find()
+    one.settle()
+    assert [one.find() for _ in range(5)] == [4] * 5
+    assert one.find(first=2) == 4
+    assert one.asked == [6]
+
+
+def test_request_whose_local_hit_shrank_asks_again(house):
+    one = house()
+    one.find(first=4)
+    one.settle()
+    assert one.find(first=4) == 4
+    assert one.find(first=1) is None
+    one.settle()
+    assert one.find(first=1) == 4
+
+
+def test_store_that_does_not_answer_is_a_miss_at_the_deadline(house):
+    one = house(gated=True, lookup_timeout_s=0.25)
+    assert one.find() is None
+    one.parts.clock.advance(0.24)
+    assert one.find() is None
+    one.parts.clock.advance(0.02)
+    with pytest.raises(TransferError, match=r"within 0\.25 s") as caught:
+        one.find()
+    assert caught.value.cause == "deadline"
+    one.settle()  # the call was interrupted, else the gate would hold it
+    assert one.find() == 0
+
+
+def test_others_that_wait_for_a_question_that_was_given_up_get_a_miss(house):
+    one = house(gated=True, lookup_timeout_s=0.25)
+    one.find("first")
+    one.parts.clock.advance(0.2)
+    one.find("second")
+    one.parts.clock.advance(0.1)
+    with pytest.raises(TransferError):
+        one.find("first")
+    assert one.find("second") == 0
+
+
+def test_changing_the_question_does_not_prolong_the_wait(house):
+    one = house(gated=True, lookup_timeout_s=0.25)
+    one.find(first=3)
+    one.parts.clock.advance(0.2)
+    assert one.find(first=2) is None
+    one.parts.clock.advance(0.1)
+    with pytest.raises(TransferError):
+        one.find(first=2)
+
+
+def test_request_that_ended_while_it_waited_leaves_nothing_behind(house):
+    one = house(gated=True, lookup_timeout_s=0.25)
+    one.find("ended")
+    one.lookups.forget("ended")
+    one.find("vanished")
+    assert one.lookups.num_remembered == 1
+    one.store.open()
+    one.settle()
+    one.parts.clock.advance(1.1)
+    one.find("other")
+    assert one.lookups.num_remembered == 1
+
+
+def test_store_that_raises_is_a_counted_miss(house):
+    one = house()
+    one.store.contains = lambda keys: 1 / 0
+    assert one.find() is None
+    one.settle()
+    assert one.find() == 0
+    assert one.parts.counters.value("transfer_failures_total", cause="raised") == 1
+
+
+@pytest.mark.parametrize("number", [-1, 7])
+def test_impossible_answer_is_a_counted_miss(house, number):
+    one = house()
+    one.store.contains = lambda keys: number
+    one.find()
+    one.settle()
+    assert one.find() == 0
+    assert one.parts.counters.value("transfer_failures_total", cause="raised") == 1
+
+
+def test_long_chain_is_asked_in_parts_up_to_the_first_gap(house):
+    hashes = hashes_of(*range(2000))
+    one = house(num_stored=0)
+    keys = one.parts.objects(make_pool().layout).keys(hashes)
+    one.objects.update(dict.fromkeys(keys[:700], b""))
+    one.find(hashes=hashes)
+    one.settle()
+    assert one.find(hashes=hashes) == 700
+    assert one.asked == [512, 512]
+
+
+def test_what_the_store_turns_out_not_to_have_is_worth_saving_again(house):
+    one = house(num_stored=4)
+    one.parts.recent.add(HASHES)
+    one.find()
+    one.settle()
+    assert one.parts.recent.unknown(HASHES) == [4, 5]
+
+
+def test_closed_lookups_answer_nothing_and_wait_for_nothing(house):
+    one = house(gated=True)
+    one.find()
+    assert one.store.is_waiting.wait(60.0)
+    one.lookups.close()
+    assert one.find("other", hashes=HASHES[:3]) == 0
+    one.settle()
+
+
+def test_questions_that_wait_when_the_store_is_left_alone_are_not_asked(house):
+    one = house(gated=True)
+    one.find()
+    assert one.store.is_waiting.wait(60.0)
+    one.find("other", hashes=HASHES[:3])
+    one.parts.breaker.open()
+    one.store.open()
+    one.settle()
+    assert one.find("other", hashes=HASHES[:3]) == 0
+    assert one.asked == [6]

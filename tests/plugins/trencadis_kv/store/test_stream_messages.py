@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from trencadis_kv.wire.stream_messages import BODIES, KINDS, Invite, Kind, Offer, State, Token
+
+
+def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_had() -> None:
+    assert set(BODIES) == set(Kind) - {Kind.BLOCK}
+    assert {KINDS[body]: body for body in KINDS} == BODIES
+    names = (
+        "HELLO WELCOME REFUSE PROOF PULL BLOCK COMMIT ABORT RENEW RELEASE ACK STATUS STATE INVITE OFFER PLACED TAKEN "
+        "LAYERS"
+    )
+    assert [kind.name for kind in sorted(Kind)] == names.split()
+    assert sorted(Kind) == list(range(1, 19))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Invite(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5),
+        Offer(ticket="x", num_tokens=16, lease_s=30.0),
+        State(accepts=True, num_guests=2, num_tokens=300, tokens_per_s=1e4),
+        Invite(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5, priority=-3, weight=0.5),
+    ],
+)
+def test_later_minor_versions_may_append_fields(message: msgspec.Struct) -> None:
+    fields = msgspec.to_builtins(message)
+    assert isinstance(fields, list), "names would cost bytes"
+    longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(msgspec.msgpack.encode(message)), "later"])
+    assert msgspec.msgpack.decode(longer, type=type(message)) == message
+
+
+def test_invitation_of_an_engine_that_knows_no_priorities_has_none_and_is_read_by_it() -> None:
+    fields = msgspec.msgpack.encode([b"\1\0\0\0", "t", "s", "a", 2.5])
+    invite = msgspec.msgpack.decode(fields, type=Invite)
+    assert (invite.adapter, invite.timeout_s, invite.priority, invite.weight) == ("a", 2.5, 0, None)
+
+    class OldInvite(msgspec.Struct, array_like=True):
+        tokens: bytes
+        tenant: str
+        cache_salt: str
+        adapter: str
+        timeout_s: float
+
+    new = msgspec.msgpack.encode(msgspec.structs.replace(invite, priority=5, weight=2.0))
+    assert msgspec.msgpack.decode(new, type=OldInvite).timeout_s == 2.5
+
+
+def test_engines_of_before_offers_brought_anything_along_are_understood_and_understand():
+    """They send no more fields, and skip those that they do not know: this is what their messages looked like."""
+
+    class OldInvite(msgspec.Struct, array_like=True):
+        tokens: bytes
+        tenant: str
+        cache_salt: str
+        adapter: str
+        timeout_s: float
+        priority: int = 0
+        weight: float | None = None
+
+    class OldOffer(msgspec.Struct, array_like=True):
+        ticket: str
+        num_tokens: int
+        lease_s: float
+
+    old_invite, old_offer = OldInvite(b"\1\0\0\0", "t", "s", "a", 5.0, 2, 1.5), OldOffer("ticket", 16, 30.0)
+    invite = msgspec.msgpack.decode(msgspec.msgpack.encode(old_invite), type=Invite)
+    assert (invite.weight, invite.terms, invite.push_bytes, invite.num_skipped) == (1.5, b"", 0, 0)
+    offer = msgspec.msgpack.decode(msgspec.msgpack.encode(old_offer), type=Offer)
+    assert (offer.ticket, offer.token, offer.num_pushed) == ("ticket", None, 0)
+    new_invite = msgspec.structs.replace(invite, terms=b"terms", push_bytes=4096, num_skipped=1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_invite), type=OldInvite) == old_invite
+    new_offer = msgspec.structs.replace(offer, token=Token(token_id=3), num_pushed=2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_offer), type=OldOffer) == old_offer

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from trencadis_server.protocol.chat import ChatMessage, ChatRequest
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def test_the_newer_name_of_the_limit_wins() -> None:
+    limits = {"max_tokens": 3, "max_completion_tokens": 5}
+    assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES}).most_tokens is None
+    assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES, "max_tokens": 3}).most_tokens == 3
+    assert ChatRequest.model_validate({"model": "m", "messages": MESSAGES, **limits}).most_tokens == 5
+
+
+def test_the_limit_knows_its_name() -> None:
+    limits = {"max_tokens": 3, "max_completion_tokens": 5}
+    assert (
+        ChatRequest.model_validate({"model": "m", "messages": MESSAGES, "max_tokens": 3}).most_tokens_field
+        == "max_tokens"
+    )
+    for given in (limits, {}):
+        assert ChatRequest(model="m", messages=MESSAGES, **given).most_tokens_field == "max_completion_tokens"
+
+
+@pytest.mark.parametrize("role", ["developer", "system", "user", "tool"])
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_only_an_assistant_may_have_said_nothing(role: str, content: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=f'the role "{role}" must have text') as caught:
+        ChatRequest.model_validate({"model": "m", "messages": [*MESSAGES, {"role": role, **content}]})
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("messages", 1, "content")
+    assert ChatMessage.model_validate({"role": role, "content": ""}).content == ""
+    assert ChatMessage.model_validate({"role": "assistant", "tool_calls": [], **content}).content is None
+
+
+def test_the_document_says_what_a_part_is() -> None:
+    (parts,) = [
+        one for one in ChatMessage.model_json_schema()["properties"]["content"]["anyOf"] if one["type"] == "array"
+    ]
+    assert [one["required"] for one in parts["items"]["anyOf"]] == [["type", "text"], ["type", "refusal"]]

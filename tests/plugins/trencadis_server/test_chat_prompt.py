@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from trencadis.errors import InvalidRequestError
+from trencadis.text import Tokenizer, encode_chat
+from trencadis_server.errors import ApiError
+from trencadis_server.generation.chat_prompt import encode_messages
+from trencadis_server.generation.encoding import Encoder
+from trencadis_server.protocol.chat import ChatMessage
+
+
+class SeesMessages(Tokenizer):
+    """The real tokenizer with a template that says what it was given."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str = "") -> None:
+        super().__init__(tokenizer._hf)
+        self._template = template
+        self.seen: list[dict[str, Any]] = []
+        self.arguments: dict[str, Any] = {}
+
+    @property
+    def chat_template(self) -> str:
+        return self._template
+
+    def apply_chat_template(
+        self, messages: Any, *, add_generation_prompt: bool = True, template_arguments: Any = None
+    ) -> tuple[int, ...]:
+        self.seen = messages
+        self.arguments = {**template_arguments, "add_generation_prompt": add_generation_prompt}
+        return (1,)
+
+
+def encode(tokenizer: Tokenizer, *messages: Any, **options: Any) -> tuple[int, ...]:
+    parsed = [ChatMessage(**message) for message in messages]
+    return asyncio.run(encode_messages(parsed, tokenizer=tokenizer, encoder=Encoder(), **options))
+
+
+def seen(tokenizer: Tokenizer, *messages: Any, template: str = "", **options: Any) -> SeesMessages:
+    seeing = SeesMessages(tokenizer, template)
+    encode(seeing, *messages, **options)
+    return seeing
+
+
+def test_text_and_parts_of_text_are_the_same_message(tokenizer: Tokenizer) -> None:
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
+    expected = encode_chat(tokenizer, [{"role": "user", "content": "Hello\nthere"}])
+    assert encode(tokenizer, {"role": "user", "content": parts}) == expected
+
+
+def test_the_developer_is_the_system_where_the_template_knows_no_other(tokenizer: Tokenizer) -> None:
+    message = {"role": "developer", "content": "Be brief."}
+    assert encode(tokenizer, message) == encode_chat(tokenizer, [{**message, "role": "system"}])
+    assert seen(tokenizer, message, template="... developer ...").seen[0]["role"] == "developer"
+
+
+def test_tool_calls_reach_the_template_with_their_arguments_parsed(tokenizer: Tokenizer) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    first, second = seen(
+        tokenizer,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "f"},
+    ).seen
+    assert first["tool_calls"] == [{**call, "function": {"name": "f", "arguments": {"x": 1}}}]
+    assert first["content"] == ""
+    assert second == {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"add_generation_prompt": True}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True}, {"add_generation_prompt": False, "continue_final_message": True}),
+        ({"template_arguments": {"think": True}}, {"add_generation_prompt": True, "think": True}),
+    ],
+)
+def test_options_reach_the_template(tokenizer: Tokenizer, options: Any, expected: Any) -> None:
+    assert seen(tokenizer, {"role": "user", "content": "x"}, **options).arguments == expected
+
+
+def test_the_final_message_is_continued_where_it_ends(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
+    tokens = encode(tokenizer, *messages, continue_final_message=True)
+    assert tokenizer.decode(tokens).endswith("Good day")
+
+
+@pytest.mark.parametrize(
+    ("message", "options", "param"),
+    [
+        ({"content": [{"type": "image_url"}]}, {}, "messages[0].content[0].type"),
+        ({"content": [{"type": "text", "text": 5}]}, {}, "messages[0].content[0].text"),
+        ({"content": "x"}, {"template_arguments": {"tokenize": False}}, "chat_template_kwargs"),
+        ({"content": "x"}, {"template_arguments": {"chat_template": "x"}}, "chat_template_kwargs"),
+        (
+            {"content": "x"},
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        (
+            {"content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            {},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_what_no_template_can_write_is_refused(tokenizer: Tokenizer, message: Any, options: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        encode(tokenizer, {"role": "user", **message}, **options)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_the_templates_own_refusal_is_passed_on(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="unknown role: tool"):
+        encode(tokenizer, {"role": "tool", "content": "x"})

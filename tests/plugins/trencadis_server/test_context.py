@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trencadis.clock import SimulatedClock
+from trencadis.config.server import ServerConfig
+from trencadis.errors import EngineEndedError
+from trencadis_server.context import Admission, EngineSource, ServerContext, context_of
+from trencadis_server.middleware.limits import AdmissionControl
+
+
+class Restarting:
+    """An engine that is replaced, and gone in between."""
+
+    def __init__(self) -> None:
+        self.current: Any = None
+
+    @property
+    def llm(self) -> Any:
+        if self.current is None:
+            raise EngineEndedError("the engine is starting again")
+        return self.current
+
+
+def make(engines: Any) -> ServerContext:
+    clock = SimulatedClock()
+    admission = AdmissionControl(max_requests=1, max_waiting_tokens=1, clock=clock)
+    return ServerContext(
+        engines, config=ServerConfig(), model_names=("m",), admission=admission, clock=clock, created=1
+    )
+
+
+def test_the_engine_is_always_the_one_of_the_moment() -> None:
+    engines = Restarting()
+    context = make(engines)
+    for access in (lambda: context.llm, lambda: context.fingerprint):
+        with pytest.raises(EngineEndedError, match="starting again"):
+            access()
+    for name in ("first", "second"):
+        engines.current = SimpleNamespace(plan_hash=name)
+        assert context.llm is engines.current
+        assert context.fingerprint == f"fp_{name}"
+
+
+def test_the_servers_own_parts_are_what_endpoints_expect() -> None:
+    context = make(Restarting())
+    assert isinstance(context.admission, Admission)
+    assert isinstance(SimpleNamespace(llm=None), EngineSource)
+
+
+def test_a_request_finds_the_context_of_its_application() -> None:
+    context = make(Restarting())
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(context=context)))
+    assert context_of(request) is context

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+from fastapi import APIRouter, HTTPException
+from pydantic import BaseModel
+from server_doubles import app_with, ask, assert_error
+
+from trencadis.errors import PromptTooLongError
+from trencadis_server.errors import TooBusyError
+from trencadis_server.middleware.failures import validation_error
+
+
+class Part(BaseModel):
+    text: str
+
+
+class Body(BaseModel):
+    number: int
+    parts: list[Part] = []
+
+
+def routes() -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/take")
+    async def take(body: Body) -> int:
+        return body.number
+
+    @router.get("/v1/fail/{what}")
+    async def fail(what: str) -> None:
+        raise {
+            "busy": TooBusyError("full.", retry_after_s=7.5),
+            "long": PromptTooLongError("too long"),
+            "http": HTTPException(418, "short and stout"),
+        }[what]
+
+    return router
+
+
+def post(**arguments):
+    (answer,) = ask(app_with(routes()), ("POST", "/v1/take", arguments))
+    return answer
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "number", "is missing"),
+        ({"number": "x"}, "number", 'number = "x": Input should be a valid integer'),
+        ({"number": "x" * 99}, "number", "number: Input should be a valid integer"),
+        ({"number": 1, "parts": [{"text": "a"}, {"text": 5}]}, "parts[1].text", "valid string"),
+        ({"number": "x", "parts": 3}, "number", "faults in 1 more place."),
+        ([], None, "The body must be a JSON object."),
+    ],
+)
+def test_an_invalid_body_is_answered_400_naming_the_field(body, param, words):
+    message = assert_error(post(json=body), 400, param=param)
+    assert words in message
+    if param:
+        assert message.startswith(param)
+
+
+@pytest.mark.parametrize("content", [b'{"number": 1', b'{"number": 1,}', b"{'number': 1}", b"nope"])
+def test_broken_json_is_answered_400_with_the_place(content):
+    message = assert_error(post(content=content, headers=JSON), 400, code="invalid_json")
+    assert "at character" in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"number": ' + b"9" * 5000 + b"}",
+        b'"\\ud800"',
+        b"\xff\xfe",
+        b"\x00",
+        b"NaN",
+    ],
+)
+def test_hostile_json_is_answered_400(content):
+    answer = post(content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_no_body_at_all_is_said_so():
+    assert "has no body" in assert_error(post(), 400)
+
+
+def test_a_body_of_another_type_is_refused_naming_the_type():
+    assert "Content-Type: application/json" in assert_error(post(data={"number": "1"}), 400)
+
+
+def test_an_unknown_path_is_404_with_the_closest_one():
+    (answer,) = ask(app_with(routes()), ("POST", "/take", {"json": {}}))
+    assert 'Did you mean "/v1/take"?' in assert_error(answer, 404, code="unknown_url")
+
+
+def test_a_trailing_slash_is_not_redirected():
+    (answer,) = ask(app_with(routes()), ("POST", "/v1/take/", {"json": {}}))
+    assert_error(answer, 404, code="unknown_url")
+
+
+def test_another_method_is_405_with_those_allowed():
+    (answer,) = ask(app_with(routes()), ("GET", "/v1/take"))
+    assert "it takes POST" in assert_error(answer, 405, code="method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+def test_errors_of_routes_keep_their_status_and_headers():
+    busy, long, http = ask(app_with(routes()), *[("GET", f"/v1/fail/{what}") for what in ("busy", "long", "http")])
+    assert_error(busy, 429, code="rate_limit_exceeded")
+    assert busy.headers["retry-after"] == "8"
+    assert_error(long, 400, code="context_length_exceeded")
+    assert assert_error(http, 418) == "short and stout."
+
+
+def test_a_fault_outside_the_body_has_its_place_too():
+    error = validation_error([{"type": "int_parsing", "loc": ("query", "n"), "msg": "Value error, must be a number"}])
+    assert (error.param, error.message) == ("n", "n: must be a number.")
+
+
+def test_a_long_path_is_not_said_back_in_full():
+    (answer,) = ask(app_with(routes()), ("GET", "/" + "a" * 5000))
+    assert len(assert_error(answer, 404, code="unknown_url")) < 300
+
+
+def test_a_body_that_is_no_json_at_all_is_said_to_be_none():
+    assert "no JSON in UTF-8" in assert_error(post(content=b'"\xff"', headers=JSON), 400, code="invalid_json")
+
+
+def test_a_key_at_fault_is_named_without_pydantics_own_marks():
+    message = "must be a token id"
+    error = validation_error([{"type": "x", "loc": ("body", "logit_bias", "a", "[key]"), "msg": message, "input": "a"}])
+    assert (error.param, error.message) == ("logit_bias.a", 'logit_bias.a = "a": must be a token id.')

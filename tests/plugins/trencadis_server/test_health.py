@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import types
+
+import pytest
+from server_doubles import OneEngine, app_with, ask, assert_error
+
+from trencadis_server.middleware.gate import Gate
+
+
+def engine(*, is_alive: bool, failure: str = "", stalled: str = ""):
+    return OneEngine(types.SimpleNamespace(is_alive=is_alive, failure=failure, stalled=stalled))
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_server_with_an_engine_is_well(path):
+    (answer,) = ask(app_with(engines=engine(is_alive=True)), ("GET", path))
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_server_that_loads_says_so_and_when_to_ask_again(path):
+    (answer,) = ask(app_with(), ("GET", path))
+    assert answer.status_code == 503
+    assert (answer.json()["status"], answer.json()["reason"]) == ("loading", "The engine is loading.")
+    assert answer.json()["error"]["code"] == "engine_loading"
+    assert answer.headers["retry-after"] == "5"
+
+
+def test_an_engine_that_has_ended_is_named_with_its_reason():
+    (answer,) = ask(app_with(engines=engine(is_alive=False, failure="killed by SIGKILL")), ("GET", "/health"))
+    assert (answer.status_code, answer.json()["status"], answer.json()["reason"]) == (503, "ended", "killed by SIGKILL")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_an_engine_without_progress_is_not_well_and_the_answer_says_where_it_is_stuck(path):
+    stalled = "stalled: step 8123 for 31 s in backend.forward"
+    (answer,) = ask(app_with(engines=engine(is_alive=True, stalled=stalled)), ("GET", path))
+    assert (answer.status_code, answer.json()["status"]) == (503, "stalled")
+    assert answer.json()["reason"] == f"The engine is {stalled}."
+    assert answer.headers["retry-after"] == "5"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_server_that_shuts_down_is_not_well_though_its_engine_is(path):
+    gate = Gate()
+    app = app_with(engines=engine(is_alive=True), more={"gate": gate})
+    gate.close()
+    (answer,) = ask(app, ("GET", path))
+    assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+
+
+def test_other_methods_are_refused_in_openais_shape():
+    (answer,) = ask(app_with(), ("POST", "/health"))
+    assert_error(answer, 405, code="method_not_allowed")

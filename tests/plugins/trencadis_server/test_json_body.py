@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trencadis.clock import SystemClock
+from trencadis.config.server import ServerConfig
+from trencadis_server.context import ServerContext
+from trencadis_server.errors import ApiError
+from trencadis_server.protocol.chat import ChatRequest
+from trencadis_server.protocol.completions import CompletionRequest
+from trencadis_server.protocol.json_body import ValueCheck, decode, read_body
+
+LIMIT = 20
+_ATOMS = st.none() | st.integers() | st.text(alphabet='[{]}"\\,x\n', max_size=60)
+_VALUES = st.recursive(_ATOMS, lambda inner: st.lists(inner) | st.dictionaries(st.text('[{"\\'), inner), max_leaves=40)
+
+
+def is_refused(body: bytes, limit: int = LIMIT) -> bool:
+    try:
+        asyncio.run(ValueCheck(max_containers=limit).check(body))
+    except ApiError as error:
+        return (error.status, error.code) == (400, "too_many_values") and str(limit) in error.message
+    return False
+
+
+def num_containers(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(num_containers, value.values()))
+    return 1 + sum(map(num_containers, value)) if isinstance(value, list) else 0
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_VALUES)
+def test_lists_and_objects_are_counted_and_brackets_in_text_are_not(value: object) -> None:
+    for ascii_only in (True, False):
+        body = json.dumps(value, ensure_ascii=ascii_only).encode() + b" " * (LIMIT + 1)
+        assert is_refused(body) == (num_containers(value) > LIMIT)
+
+
+@pytest.mark.parametrize("body", [b"[" * 21, b"{" * 11 + b"[" * 10, b'"\\"' + b'"' + b"[" * 21])
+def test_what_is_no_json_is_counted_as_well(body: bytes) -> None:
+    assert is_refused(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b'"' + b"[" * 99, b'"' + b"[" * 99 + b"\\", b'"' + b'\\"[' * 99, b"[" * 20 + b" " * 9]
+)
+def test_a_text_without_end_is_a_text(body: bytes) -> None:
+    assert not is_refused(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"z":[' + b"[]," * 5_000_000 + b"0]}", b'{"z":"' + b'\\"[' * 5_000_000, b'"",' * 500_000 + b"[" * 70_000],
+)
+def test_the_event_loop_goes_on_while_a_large_body_is_checked(body: bytes) -> None:
+    async def largest_gap_s() -> float:
+        check = asyncio.create_task(ValueCheck().check(body))
+        gap_s, last_s = 0.0, time.perf_counter()
+        while not check.done():
+            await asyncio.sleep(0)
+            now_s = time.perf_counter()
+            gap_s, last_s = max(gap_s, now_s - last_s), now_s
+        await asyncio.gather(check, return_exceptions=True)
+        return gap_s
+
+    assert asyncio.run(largest_gap_s()) < 1.5  # parsing the first takes three seconds and cannot be interrupted
+
+
+def limits_of(value: object) -> tuple[int, int, int]:
+    """Containers, keys and values of JSON."""
+    if isinstance(value, dict):
+        inner = [limits_of(one) for one in value.values()]
+        own = (1, len(value), 1 + max(0, len(value) - 1))
+    elif isinstance(value, list):
+        inner = [limits_of(one) for one in value]
+        own = (1, 0, 1 + max(0, len(value) - 1))
+    else:
+        return (0, 0, 0)
+    containers, keys, values = (sum(column) for column in zip(own, *inner, strict=True))
+    return containers, keys, values
+
+
+@given(_VALUES)
+def test_keys_and_values_are_counted_as_exactly(value: object) -> None:
+    body = json.dumps(value).encode() + b" " * 200
+    containers, keys, values = limits_of(value)
+    for exact, name in ((containers, "max_containers"), (keys, "max_keys"), (values, "max_values")):
+        limits = {"max_values": 10**6, "max_keys": 100, "max_containers": 100}
+        for limit in (exact - 1, exact):
+            if limit >= 0:
+                assert refusal(ValueCheck(**{**limits, name: limit}), body) == (limit < exact)
+
+
+def refusal(check: ValueCheck, body: bytes) -> bool:
+    try:
+        asyncio.run(check.check(body))
+    except ApiError as error:
+        return (error.status, error.code) == (400, "too_many_values")
+    return False
+
+
+def test_strings_without_anything_between_are_not_counted_for_ever() -> None:
+    assert refusal(ValueCheck(max_values=100, max_keys=10, max_containers=10), b'""' * 10_000 + b"[" * 9 + b"," * 101)
+
+
+@given(_VALUES)
+def test_what_is_sound_is_decoded_as_json_says(value: object) -> None:
+    for ascii_only in (True, False):
+        assert decode(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b'{"a": ["x", "\\ud800"]}', "a[1]", "half a surrogate pair"),
+        (b'{"a": {"\\udfff": 1}}', "a", "key that has half a surrogate pair"),
+        (b'{"\\ud800": 1}', None, "key that has half a surrogate pair"),
+        (b'{"a": NaN}', "a", "no finite number"),
+        (b'{"a": [1, -Infinity]}', "a[1]", "no finite number"),
+        (b'{"a": 1e999}', "a", "no finite number"),
+        (b'{"a": ' + b"9" * 5000 + b"}", None, "too many digits"),
+        (b'{"a": ' + b"[" * 100_000, "a", "nested more than 32 levels"),
+        (b"[" * 100_000, None, "nested more than 32 levels"),
+        (b'{"a": }', None, "at character 6"),
+        (b'{"a": "' + b"x" * 2**20 + b"}", None, "not valid JSON"),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)
+def test_what_cannot_be_is_refused_with_its_place(body: bytes, param: str | None, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as caught:
+        decode(body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("logits_processors", {"x": {"a": 10**30}}, "logits_processors.x.a"),
+        ("logits_processors", {"x": {"a": [1, 10**30]}}, "logits_processors.x.a[1]"),
+        ("kv_transfer_params", {"a": -(10**30)}, "kv_transfer_params.a"),
+        ("guided_json", {"const": 2**64}, "guided_json.const"),
+    ],
+)
+def test_a_number_beyond_64_bits_is_refused_in_values_of_any_shape(field: str, value: object, param: str) -> None:
+    body = json.dumps({"model": "m", "prompt": "x", field: value}).encode()
+    with pytest.raises(ApiError, match="beyond 64 bits") as caught:
+        read_body(body, CompletionRequest)
+    assert caught.value.param == param
+
+
+def test_in_a_field_without_an_effect_it_has_none() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "metadata": {"a": 10**30}}
+    assert read_body(json.dumps(body).encode(), ChatRequest).model == "m"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"messages": [{}] * 16384},
+        {"messages": [{"role": "user"}] * 16384},
+        {"messages": [{"role": "user", "content": [1] * 5000}]},
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [1] * 5000}]},
+        {"logit_bias": {f"x{i}": 1 for i in range(16384)}},
+        {"logit_bias": {str(i): "x" for i in range(16384)}},
+        {"allowed_token_ids": ["x"] * 16384},
+        {"bad_words": [""] * 1000},
+        {"guided_choice": [1] * 1000},
+    ],
+    ids=lambda bad: str(bad)[:30],
+)
+def test_one_fault_of_many_is_enough(bad: dict[str, object]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **bad}
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate(body)
+    assert caught.value.error_count() <= 3  # one for each type that a field may have
+
+
+def test_a_large_body_is_parsed_on_a_thread_and_a_small_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    async def to_thread(call: Callable[[], Any]) -> Any:
+        threads.append("used")
+        return call()
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    parser = ServerContext(
+        None,  # type: ignore[arg-type]
+        config=ServerConfig(), model_names=("m",), admission=None, clock=SystemClock(), created=0,  # type: ignore[arg-type]
+    ).parser  # fmt: skip
+    for num_bytes, expected in ((16_384, []), (16_385, ["used"])):
+        assert asyncio.run(parser.run(lambda: 5, num_characters=num_bytes)) == 5
+        assert threads == expected

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import attrs
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from trencadis.config import load_config
+from trencadis.config.schema import EngineConfig, ObserverConfig
+from trencadis.config.server import ServerConfig
+from trencadis.errors import ConfigError, ConfigValueError, InvalidRequestError, UnknownComponentError
+from trencadis_server.lifecycle.opening import make_context, open_server
+from trencadis_server.lifecycle.sockets import listen
+
+
+@pytest.fixture
+def house(fake_house):
+    """Makes a configuration to serve from a thread, on any free port."""
+
+    def make(**server):
+        config, registry = fake_house()
+        table = ServerConfig(**{"port": 0, "observer": "", **server})
+        engine = attrs.evolve(config.engine, placement="thread")
+        return attrs.evolve(config, server=table, engine=engine), registry
+
+    return make
+
+
+def open_(config, registry):
+    return open_server(config, registry, resolved=load_config(environ={}))
+
+
+def test_the_port_listens_before_anything_is_loaded_and_is_free_afterwards(house):
+    with open_(*house()) as server:
+        port = int(server.url.rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    with listen("127.0.0.1", port):
+        pass
+
+
+def test_a_port_in_use_is_known_at_once(house):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"server.port = {port}"):
+            open_(*house(port=port))
+        with pytest.raises(ConfigError, match=rf"server.admin_port = {port}: .*; 0: no administration pages\.$"):
+            open_(*house(admin_port=port))
+
+
+@pytest.mark.parametrize(("keys", "count"), [((), 1), (("secret",), 0)])
+def test_a_server_for_the_whole_network_without_a_key_is_warned_of_once(house, caplog, keys, count):
+    with caplog.at_level("WARNING", "trencadis.server"), open_(*house(host="0.0.0.0", api_keys=keys)):
+        said = [line for line in caplog.messages if line.startswith('[server] host = "0.0.0.0" without api_keys: ')]
+    assert len(said) == count
+
+
+def test_a_component_that_does_not_exist_is_known_at_once(house):
+    config, registry = house(observer="nobody")
+    with pytest.raises(UnknownComponentError, match="nobody"):
+        open_(config, registry)
+
+
+def test_it_serves_the_api_and_the_administration_on_ports_of_their_own(house):
+    with listen("127.0.0.1", 0) as probe:
+        admin_port = probe.getsockname()[1]
+    lines = []
+
+    async def main(server):
+        service = server.service(lines.append)
+        task = asyncio.create_task(service.run())
+        async with httpx.AsyncClient() as client, asyncio.timeout(20):
+            while not lines:
+                await asyncio.sleep(0.005)
+            ready = await client.get(f"{server.url}/ready")
+            models = await client.get(f"{server.url}/v1/models")
+            shown = await client.get(f"{server.admin_url}/admin/plugins")
+            outside = await client.get(f"{server.url}/admin/plugins")
+        service.stop()
+        await task
+        return ready, models, shown, outside
+
+    with open_(*house(admin_port=admin_port, model_name="sea,ocean")) as server:
+        greeting = server.greeting()
+        ready, models, shown, outside = asyncio.run(main(server))
+    assert greeting == [
+        f"Listening at {server.url}/v1 for sea, ocean; loading.",
+        f"Administration: http://127.0.0.1:{admin_port}/admin/plugins",
+    ]
+    assert lines == [f"Ready: Fake, float32, 256 tokens, plan {shown.json()['engine']['plan_hash']}."]
+    assert ready.status_code == 200
+    assert [model["id"] for model in models.json()["data"]] == ["sea", "ocean"]
+    assert shown.status_code == 200
+    assert outside.status_code == 404
+
+
+def test_an_impossible_key_ends_it_in_words(house):
+    async def main(server):
+        server.service()
+
+    with open_(*house(api_keys=("name:",))) as server, pytest.raises(ConfigValueError, match="api_keys"):
+        asyncio.run(main(server))
+
+
+def test_what_the_server_adds_to_the_configuration_is_in_its_plan(house):
+    config, registry = house()
+    config = attrs.evolve(config, engine=EngineConfig(), observer=ObserverConfig(names=()))
+    with open_(config, registry) as server:
+        assert server._config.engine.placement == "process"
+
+
+def test_an_observer_of_the_server_that_nobody_offers_is_blamed_on_its_own_setting(house):
+    with pytest.raises(UnknownComponentError, match=r'"promtheus" \(from server\.observer\): no such component'):
+        open_(*house(observer="promtheus"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "cap"), [((), 64), (("a:1",), 64), (("a:1", "a:2"), 64), (("a:1", "b:2"), 32), (("1", "2"), 32)]
+)
+def test_one_key_has_a_share_of_the_server_where_there_are_others(house, keys, cap):
+    config, _ = house(api_keys=keys, max_requests=64)
+    admission = make_context(config, None).admission
+    with admission.hold(1, cap, caller="a"):
+        pass
+    with pytest.raises(InvalidRequestError), admission.hold(1, cap + 1, caller="a"):
+        pass
+
+
+def test_the_openapi_document_is_made_before_anybody_asks_and_beside_the_event_loop(house, monkeypatch):
+    made = []
+    openapi = FastAPI.openapi
+
+    def noted(app):
+        made.append(threading.get_ident())
+        return openapi(app)
+
+    monkeypatch.setattr(FastAPI, "openapi", noted)
+
+    async def main(server):
+        server.service()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return threading.get_ident()
+
+    with open_(*house()) as server:
+        loop = asyncio.run(main(server))
+    assert len(made) == 1
+    assert loop not in made

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import types
+
+import pytest
+
+from trencadis_tools.doctor.installation import check_installation
+
+
+def requires(monkeypatch, *texts):
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: list(texts))
+
+
+def test_this_environment_is_sound(found, told):
+    check_installation(found)
+    assert {severity for severity, _ in told()} <= {"ok", "warn"}
+    assert any("required packages in tested versions" in message for _, message in told())
+
+
+def test_missing_package_is_wrong_and_the_remedy_installs_it(found, monkeypatch):
+    requires(monkeypatch, "attrs>=20", "nothing-of-this-name>=2")
+    check_installation(found)
+    (item,) = (item for item in found if item.severity.value == "fail")
+    assert item.message == "nothing-of-this-name is not installed; needed is >=2"
+    assert item.remedy == "Run pip install 'nothing-of-this-name>=2'."
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "words"),
+    [("attrs>=9999", "fail", "needed is >=9999"), ("attrs>=1,<2", "warn", "newer"), ("attrs>=1", "ok", "1 required")],
+)
+def test_version_below_the_bounds_is_wrong_above_them_doubtful(found, told, monkeypatch, text, severity, words):
+    requires(monkeypatch, text)
+    check_installation(found)
+    assert any(kind == severity and words in message for kind, message in told())
+
+
+def test_requirement_of_another_system_is_left_out(found, told, monkeypatch):
+    requires(monkeypatch, "attrs>=20", "no-such-thing>=1; platform_system == 'Plan 9'")
+    check_installation(found)
+    assert not [message for _, message in told() if "no-such-thing" in message]
+
+
+def test_missing_extra_is_no_fault_and_says_how_to_get_it(found, told, monkeypatch):
+    requires(monkeypatch, "attrs>=20", 'nothing-of-this-name>=2; extra == "gguf"')
+    check_installation(found)
+    (message,) = (message for _, message in told() if message.startswith("extra gguf"))
+    assert "pip install 'trencadis[gguf]'" in message
+    assert not [kind for kind, _ in told() if kind == "fail"]
+
+
+def test_package_without_a_distribution_is_wrong(found, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    check_installation(found)
+    (item,) = found
+    assert "no distribution of that name is installed" in item.message
+    assert "pip install" in item.remedy
+
+
+def torch(monkeypatch, *, devices=0, cuda=None):
+    fake = types.SimpleNamespace(
+        __version__="9.9",
+        version=types.SimpleNamespace(cuda=cuda),
+        cuda=types.SimpleNamespace(
+            is_available=lambda: devices > 0,
+            device_count=lambda: devices,
+            get_device_name=lambda index: f"H{index}",
+        ),
+    )
+    real = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda name: fake if name == "torch" else real(name))
+
+
+@pytest.mark.parametrize(
+    ("build", "seen", "severity", "words"),
+    [
+        ({"devices": 2, "cuda": "12"}, None, "ok", "CUDA devices: H0, H1"),
+        ({"cuda": "12"}, None, "warn", "built for CUDA 12, but no CUDA device"),
+        ({}, "/usr/bin/nvidia-smi", "warn", "a build for the CPU, but this machine seems to have"),
+        ({}, None, "ok", "torch 9.9, CPU only"),
+    ],
+)
+def test_build_of_torch_is_held_against_the_machine(found, told, monkeypatch, build, seen, severity, words):
+    import shutil
+
+    monkeypatch.setattr(shutil, "which", lambda name: seen)
+    torch(monkeypatch, **build)
+    check_installation(found)
+    kind, message = told()[-1]
+    assert kind == severity
+    assert words in message
+
+
+def test_torch_that_cannot_be_imported_is_wrong(found, told, monkeypatch):
+    def broken(name):
+        raise OSError("libtorch.so: cannot open")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    check_installation(found)
+    assert told()[-1] == ("fail", "torch cannot be imported: OSError: libtorch.so: cannot open")

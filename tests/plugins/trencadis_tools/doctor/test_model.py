@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trencadis.config import Config
+from trencadis.config.schema import ModelConfig
+from trencadis.text import resolve_model_path
+from trencadis_tools.doctor.model import check_model, facts_of
+
+DEMO = Path(resolve_model_path("demo"))
+
+
+def config(path) -> Config:
+    return Config(model=ModelConfig(path=str(path)))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The demo model, to be damaged."""
+    shutil.copytree(DEMO, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def wrong(found):
+    return [(item.message, item.remedy) for item in found if item.severity.value == "fail"]
+
+
+def test_demo_is_sound_and_its_facts_are_read(found, told):
+    facts = check_model(found, config("demo"))
+    assert {kind for kind, _ in told()} == {"ok"}
+    assert (facts.vocab_size, facts.max_model_len, facts.architecture) == (4096, 2048, "LlamaForCausalLM")
+    # 2 (key and value) × 5 layers × 4 heads × 32 dimensions × 2 bytes
+    assert facts.kv_bytes_per_token == 2560
+    assert any("with a chat template" in message for _, message in told())
+
+
+def test_path_that_leads_nowhere_is_wrong(found, tmp_path):
+    for path in (tmp_path / "no", "./no/such", "no.gguf", "a/b/c"):
+        assert check_model(found, config(path)) is None
+    assert len(wrong(found)) == 4
+    assert all(
+        "no such file or directory" in message and "Correct model.path" in remedy for message, remedy in wrong(found)
+    )
+
+
+def test_hub_id_that_is_not_on_this_machine_is_doubtful(found, told):
+    assert check_model(found, config("nobody/no-such-model")) is None
+    ((kind, message),) = told()
+    assert kind == "warn"
+    assert "taken for a hub id" in message
+
+
+def test_directory_without_config_json_is_wrong(found, copy):
+    (copy / "config.json").unlink()
+    check_model(found, config(copy))
+    assert "config.json is missing" in wrong(found)[0][0]
+
+
+def test_config_json_that_is_no_json_is_wrong(found, copy):
+    (copy / "config.json").write_text("{")
+    check_model(found, config(copy))
+    assert "config.json cannot be read" in wrong(found)[0][0]
+
+
+def test_weights_that_are_cut_off_are_wrong(found, copy):
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    check_model(found, config(copy))
+    assert "model.safetensors is cut off" in wrong(found)[0][0]
+
+
+def test_directory_without_a_tokenizer_is_wrong(found, copy):
+    (copy / "tokenizer.json").unlink()
+    (copy / "tokenizer_config.json").unlink()
+    check_model(found, config(copy))
+    assert "holds no tokenizer" in wrong(found)[0][0]
+
+
+def test_missing_chat_template_and_a_tokenizer_of_another_model_are_doubtful(found, told, copy):
+    (copy / "chat_template.jinja").unlink()
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    description = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**description, "vocab_size": 2000}))
+    check_model(found, config(copy))
+    doubtful = [message for kind, message in told() if kind == "warn"]
+    assert any("no chat template: chats will be refused" in message for message in doubtful)
+    assert any("knows 4096 tokens, the model 2000" in message for message in doubtful)
+
+
+def test_file_that_is_no_gguf_is_wrong(found, tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"nonsense")
+    (tmp_path / "a.bin").write_bytes(b"nonsense")
+    check_model(found, config(tmp_path / "a.gguf"))
+    check_model(found, config(tmp_path / "a.bin"))
+    messages = [message for message, _ in wrong(found)]
+    assert any("does not start as a .gguf file does" in message or "takes gguf" in message for message in messages)
+    assert any("a file, but no .gguf file" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("told_by_file", "kv_bytes"),
+    [
+        (
+            {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "torch_dtype": "float32"},
+            2 * 2 * 64 * 4,
+        ),
+        (
+            {
+                "num_hidden_layers": 2,
+                "head_dim": 8,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 1,
+                "dtype": "float16",
+            },
+            64,
+        ),
+        (
+            {"text_config": {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "dtype": "bfloat16"}},
+            32,
+        ),
+        ({}, 0),
+    ],
+)
+def test_kv_cache_follows_from_the_dimensions(told_by_file, kv_bytes):
+    assert facts_of(told_by_file, 0).kv_bytes_per_token == kv_bytes

@@ -1,0 +1,174 @@
+"""Packages are built into wheels and unpacked, which is what an installation of pure Python is; then their tests run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from trencadis.errors import ConfigValueError
+from trencadis.hookspecs import NOUNS
+from trencadis_tools.new_plugin import PluginNames, new_plugin
+from trencadis_tools.new_plugin.package import files_of
+
+SHORT, LONG = "ab", "a_name_as_long_as_can_be"
+SUPPORT = Path(__file__).parents[3] / "support"
+
+
+def run(*command: str | Path, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{SUPPORT}", "OMP_NUM_THREADS": "1"}
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+def install(home: Path, target: Path) -> None:
+    """Build the wheel of a package with its own backend, and unpack it."""
+    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target, cwd=home, path=target)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = target.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    wheel.unlink()
+
+
+def test_new_package_passes_its_tests_untouched(tmp_path: Path):
+    """As an author runs them, but for the number of random histories: pytest, in the package's folder, with its settings."""
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
+    home, _ = new_plugin(PluginNames.read("scheduling", "lottery"), tmp_path)
+    target = tmp_path / "installed"
+    target.mkdir()
+    install(home, target)
+    options = ["-p", "no:cacheprovider", "-p", "few_histories"]
+    tested = run(sys.executable, "-m", "pytest", *options, cwd=home, path=target)
+    assert tested.returncode == 0, tested.stdout[-3000:]
+    assert "configfile: pyproject.toml" in tested.stdout
+    listed = run(sys.executable, "-m", "trencadis", "plugins", "--scheduling.name", "lottery", cwd=home, path=target)
+    assert listed.returncode == 0, listed.stderr
+    assert "Short prompts before long ones" in listed.stdout
+
+
+@pytest.mark.slow
+def test_packages_of_every_noun_pass_their_tests_side_by_side(tmp_path: Path):
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
+    target = tmp_path / "installed"
+    target.mkdir()
+    folders = []
+    for noun in NOUNS:
+        home, _ = new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)
+        install(home, target)
+        folders.append(home / "tests")
+    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", tmp_path]
+    # The random histories of the same scheduling policy run in the test above.
+    options += ["-k", "not any_history"]
+    tested = run(sys.executable, "-m", "pytest", *options, *folders, cwd=tmp_path, path=target)
+    assert tested.returncode == 0, tested.stdout[-4000:]
+
+
+@pytest.mark.slow
+def test_a_samplers_rule_is_tested_although_its_defaults_switch_it_off(tmp_path: Path):
+    home, _ = new_plugin(PluginNames.read("sampling", "lottery"), tmp_path)
+    module = home / "src" / "trencadis_sampling_lottery" / "lottery.py"
+    rule = module.read_text()
+    broken = rule.replace("logits.amax(-1, keepdim=True)", "logits.amax()")
+    assert broken != rule
+    module.write_text(broken)
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_lottery.py")
+    tested = run(*command, cwd=home, path=home / "src")
+    assert tested.returncode == 1, tested.stdout[-3000:]
+    assert "TestLottery::test_a_row_depends_on_nothing_else_in_the_batch" in tested.stdout
+    assert "FAILED tests/test_lottery.py::TestLotterySampler" not in tested.stdout  # which sees the defaults only
+
+
+@pytest.mark.parametrize("name", [SHORT, "lottery", LONG])
+def test_packages_of_every_noun_please_the_linter_whatever_their_name(tmp_path: Path, name: str):
+    ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        pytest.skip("ruff is not installed: pip install -e '.[dev]'")
+    for noun in NOUNS:
+        home, _ = new_plugin(PluginNames.read(noun, name), tmp_path)
+        checked = run(ruff, "check", "--no-cache", ".", cwd=home, path=tmp_path)
+        assert checked.returncode == 0, checked.stdout
+        if name == "lottery":
+            formatted = run(ruff, "format", "--no-cache", "--check", ".", cwd=home, path=tmp_path)
+            assert formatted.returncode == 0, formatted.stdout
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_files_are_complete_and_say_what_they_are(noun: str):
+    files = files_of(PluginNames.read(noun, "lottery"))
+    package = f"trencadis_{noun}_lottery"
+    assert set(files) == {
+        "pyproject.toml",
+        "README.md",
+        ".gitignore",
+        f"src/{package}/__init__.py",
+        f"src/{package}/config.py",
+        f"src/{package}/lottery.py",
+        f"src/{package}/py.typed",
+        "tests/test_lottery.py",
+        "tests/test_plugin.py",
+    }
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    assert project["name"] == f"trencadis-{noun}-lottery".replace("_", "-")
+    assert project["entry-points"]["trencadis"] == {f"{noun}-lottery".replace("_", "-"): package}
+    assert [text for text in files.values() if "$" in text.replace("$ ", "")] == []
+
+
+def test_config_example_of_the_readme_loads(tmp_path: Path):
+    from trencadis.config import load_config
+
+    for noun in NOUNS:
+        files = files_of(PluginNames.read(noun, "lottery"))
+        example = files["README.md"].split("```toml\n")[1].split("```")[0]
+        file = tmp_path / f"{noun}.toml"
+        file.write_text(example)
+        scope: dict[str, object] = {}
+        code = files[f"src/trencadis_{noun}_lottery/config.py"].replace("from __future__ import annotations", "")
+        exec(code, scope)  # the class that the example's table must fit
+        config = load_config(components={noun: {"lottery": scope["LotteryConfig"]}}, file=file, environ={}).config
+        assert "lottery" in getattr(config, noun).components
+
+
+def test_existing_folder_is_never_written_to(tmp_path: Path):
+    names = PluginNames.read("eviction", "lottery")
+    (tmp_path / names.project).mkdir()
+    (tmp_path / names.project / "README.md").write_text("mine")
+    with pytest.raises(ConfigValueError, match="exists already; nothing was written"):
+        new_plugin(names, tmp_path)
+    assert (tmp_path / names.project / "README.md").read_text() == "mine"
+    assert len(list((tmp_path / names.project).iterdir())) == 1
+
+
+def test_missing_directory_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigValueError, match="is no directory"):
+        new_plugin(PluginNames.read("eviction", "lottery"), tmp_path / "nowhere")
+
+
+def test_directory_that_may_not_be_written_to_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigValueError, match="cannot be made"):
+        new_plugin(PluginNames.read("eviction", "lottery"), Path("/proc"))
+
+
+@pytest.mark.slow
+def test_packages_of_every_noun_pass_their_own_type_check(tmp_path: Path):
+    """All in one run: what they import is then checked once."""
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install -e '.[dev]'")
+    homes = [new_plugin(PluginNames.read(noun, f"my_{noun}"), tmp_path)[0] for noun in NOUNS]
+    path = os.pathsep.join(str(home / "src") for home in homes)
+    packages = [word for home in homes for word in ("-p", home.name.replace("-", "_"))]
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), *packages],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert checked.returncode == 0, checked.stdout

@@ -1,0 +1,85 @@
+"""A configuration and plugins that run the whole engine without a model: the tokens are a known function of the prompt."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trencadis.config import Config
+from trencadis.config.schema import CacheConfig, EngineConfig, ModelConfig, ObserverConfig
+from trencadis.hookspecs import NOUNS, hookimpl
+from trencadis.interfaces import Component, KVPolicy
+from trencadis.registry import Registry
+from trencadis.text import Tokenizer, load_tokenizer
+from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_testing.backend import ArgmaxSampler
+from trencadis_testing.doubles import AsManyAsMay, Matching
+from trencadis_testing.engines import ExactShapes, OldestFirst, ServeInOrder
+from trencadis_testing.fake_executor import FakeExecutor
+from trencadis_testing.fakes import FakeBackend
+
+__all__ = ["VOCAB_SIZE", "fake_house", "tokenizer"]
+
+VOCAB_SIZE = 4096
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The tokenizer of the model in the package: byte-level, 4096 tokens."""
+    return load_tokenizer("demo")
+
+
+@pytest.fixture
+def fake_house() -> Callable[..., tuple[Config, Registry]]:
+    """Makes a configuration and a registry whose only backend is fake, for the demo's tokenizer."""
+
+    def make(
+        *,
+        policy: Callable[[], Any] = ServeInOrder,
+        bucketing: Callable[[], Any] = ExactShapes,
+        speculator: Callable[[], Any] | None = None,
+        connector: Callable[[], Any] | None = None,
+        sampling: str = "fake",
+        **backend: Any,
+    ) -> Any:
+        options = {"vocab_size": VOCAB_SIZE, "eos": -1, "max_model_len": 256, **backend}
+        factories = {
+            "bucketing": bucketing,
+            "scheduling": policy,
+            "eviction": OldestFirst,
+            "sampling": ArgmaxSampler,
+            "backend": lambda: FakeBackend(**options),
+            "executor": FakeExecutor,
+            "draft_length": AsManyAsMay,
+            "acceptance": Matching,
+            "kv_codec": AsTheyAre,
+            "kv_policy": KVPolicy,
+        }
+        if speculator is not None:
+            factories["speculation"] = speculator
+        if connector is not None:
+            factories["kv_connector"] = connector
+        plugin = types.ModuleType("fake_house")
+        for noun, factory in factories.items():
+            hook = hookimpl(specname=NOUNS[noun])(lambda noun=noun, factory=factory: [_component(factory)])
+            setattr(plugin, NOUNS[noun], hook)
+        config = Config(
+            model=ModelConfig(path="demo"),
+            engine=EngineConfig(warmup=False),
+            cache=CacheConfig(num_blocks=512, block_size=4),
+            observer=ObserverConfig(names=()),
+            **{
+                noun: type(getattr(Config(), noun))(name=sampling if noun == "sampling" else "fake")
+                for noun in factories
+            },
+        )
+        return config, Registry.discover(entry_points=(), extra_plugins=(plugin,))
+
+    return make
+
+
+def _component(factory: Callable[[], Any]) -> Component:
+    return Component(name="fake", factory=lambda config, context: factory(), summary="Fake.", interface_version=1)
