@@ -132,7 +132,9 @@ def over_http() -> dict[str, Any]:
         text = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 24, "seed": 3, "logprobs": 2}
         answers = {
             "chat": ask("/v1/chat/completions", chat),
-            "chat stream": ask("/v1/chat/completions", {**chat, "stream": True}),
+            "chat stream": "".join(
+                re.findall(r'"content":"((?:[^"\\]|\\.)*)"', ask("/v1/chat/completions", {**chat, "stream": True}))
+            ),
             "chat grammar": ask("/v1/chat/completions", {**chat, "guided_regex": "[a-z]{5,9}"}),
             "completion": ask("/v1/completions", {**text, "temperature": 0}),
             "tokenize": ask("/tokenize", {"model": "demo", "prompt": PROMPTS[0]}),
