@@ -33,6 +33,7 @@ from trencadis.records.request import (
     transfer_table,
 )
 from trencadis.records.sampling import (
+    LEAST_FLOAT,
     MAX_INT,
     MAX_LISTED_IDS,
     MAX_LOGPROBS,
@@ -50,6 +51,7 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_INT",
     "MAX_LISTED_IDS",
+    "LEAST_FLOAT",
     "MAX_LOGPROBS",
     "MAX_STRUCTURE_CHARACTERS",
     "MAX_TRANSFER_BYTES",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-
-from trencadis.cli import main
+import subprocess
+import sys
 
 import trencadis_bucketing_fibonacci
 
@@ -21,6 +21,7 @@ def test_hook_offers_the_component_with_its_config(trencadis_registry) -> None:
     assert registered.component.summary
 
 
-def test_command_prints_the_sizes(capsys) -> None:
-    assert main(["fibonacci", "20", "--smallest", "3"]) == 0
-    assert capsys.readouterr().out == "3 5 8 13 20\n"
+def test_command_prints_the_sizes() -> None:
+    line = [sys.executable, "-m", "trencadis", "fibonacci", "20", "--smallest", "3"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 5 8 13 20\n"

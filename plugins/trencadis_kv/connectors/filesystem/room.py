@@ -33,7 +33,7 @@ _REST: Final = 4.0
 _CLOSE_S: Final = 2.0
 _SILENCE_S: Final = 60.0
 _CLAIM: Final = ".sweep"
-_LOG = logging.getLogger("trencadis_kv.store.filesystem")
+_LOG = logging.getLogger("trencadis.kv.filesystem")
 
 
 class FilesystemRoom:

@@ -23,7 +23,7 @@ from trencadis_kv.connectors.native_calls import LeftBehind, NativeCalls
 
 __all__ = ["MooncakeClient", "check_package"]
 
-logger = logging.getLogger("trencadis_kv.store.mooncake")
+logger = logging.getLogger("trencadis.kv.mooncake")
 
 _SMALLEST_BYTES: Final = 16 << 20
 """Of the library's own buffer, which nothing here goes through."""

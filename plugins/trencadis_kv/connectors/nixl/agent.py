@@ -26,7 +26,7 @@ from trencadis_kv.connectors.nixl.pump import Pump
 
 __all__ = ["NixlAgent", "check_package"]
 
-logger = logging.getLogger("trencadis_kv.store.nixl")
+logger = logging.getLogger("trencadis.kv.nixl")
 
 _DONE: Final = "DONE"
 _UNDER_WAY: Final = "PROC"

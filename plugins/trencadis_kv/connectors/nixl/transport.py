@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NixlTransport"]
 
-logger = logging.getLogger("trencadis_kv.store.nixl")
+logger = logging.getLogger("trencadis.kv.nixl")
 
 _NUM_LENT: Final = 2
 """One is written to while the other is verified."""

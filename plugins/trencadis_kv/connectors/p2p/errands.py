@@ -15,7 +15,7 @@ from trencadis_kv.wire.handshake import Identity
 
 __all__ = ["Errands"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 _MAX_WAITING: Final = 1024
 """More are forgotten: a lease ends by itself, too."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Invitation"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 
 class Invitation:

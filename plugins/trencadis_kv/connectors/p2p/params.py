@@ -16,7 +16,7 @@ import attrs
 
 __all__ = ["ANY_PORT", "KeyCheck", "RemotePrefix", "address_of", "offer", "peer_of", "wants_hold"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 ANY_PORT: Final = 0
 """Of a peer whose ports are all allowed."""

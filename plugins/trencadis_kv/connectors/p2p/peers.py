@@ -16,7 +16,7 @@ from trencadis_kv.connectors.p2p.params import ANY_PORT, RemotePrefix, peer_of
 
 __all__ = ["Peers"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 _MAX_REMEMBERED: Final = 1024
 _MAX_STRANGERS: Final = 64

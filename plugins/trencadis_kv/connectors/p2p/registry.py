@@ -17,7 +17,7 @@ from trencadis_kv.wire.stream_messages import State
 
 __all__ = ["PrefillEngine", "Registry"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 
 class PrefillEngine:

@@ -21,7 +21,7 @@ from trencadis_kv.connectors.p2p.worker import LoadOrder, Work
 
 __all__ = ["P2PScheduler"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 _MAX_REMEMBERED: Final = 4096
 """Look-ups whose requests have not come back; those that were aborted never do."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockServer"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 _BATCH_BYTES: Final = 1 << 19
 """Copied at once between pool and socket: enough that calls cost nothing, little enough that both ends work at the same time."""

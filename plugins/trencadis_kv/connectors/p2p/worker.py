@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TAKEN_BYTES", "LoadOrder", "P2PWorker", "Work"]
 
-logger = logging.getLogger("trencadis_kv.store.p2p")
+logger = logging.getLogger("trencadis.kv.p2p")
 
 TAKEN_BYTES: Final = 4 << 20
 """Copied at once to the pool of what came over the connection: whoever wakes the sender more often is interrupted by it more often."""

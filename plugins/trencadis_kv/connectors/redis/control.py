@@ -12,7 +12,7 @@ from trencadis_kv.connectors.redis.config import RedisConfig
 
 __all__ = ["RedisControl", "advice"]
 
-logger = logging.getLogger("trencadis_kv.store.redis")
+logger = logging.getLogger("trencadis.kv.redis")
 
 
 class RedisControl:

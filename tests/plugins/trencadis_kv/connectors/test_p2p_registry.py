@@ -52,7 +52,7 @@ def test_engine_that_dies_is_left_alone_and_one_that_comes_back_is_found() -> No
 
 
 def test_engine_of_another_model_gets_no_prompts_and_the_log_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
-    with producing() as producer, caplog.at_level(logging.ERROR, "trencadis_kv.store.p2p"):
+    with producing() as producer, caplog.at_level(logging.ERROR, "trencadis.kv.p2p"):
         registry = registry_of(producer)
         registry.start(attrs.evolve(producer.me, compat=b"?" * 16))
         eventually(lambda: "of another kind" in caplog.text)

@@ -44,7 +44,7 @@ def test_server_that_tells_little_is_not_accused() -> None:
 def test_real_server_is_looked_at_once(caplog: pytest.LogCaptureFixture) -> None:
     with running_redis(maxmemory_policy="noeviction", requirepass="word") as server:
         control = RedisControl(RedisConfig(url=server.url, password="word"))
-        with caplog.at_level(logging.INFO, "trencadis_kv.store.redis"):
+        with caplog.at_level(logging.INFO, "trencadis.kv.redis"):
             control.look()
             control.look()
     levels = [record.levelname for record in caplog.records]
@@ -55,13 +55,13 @@ def test_real_server_is_looked_at_once(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_unix_socket_is_looked_at_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    with running_redis() as server, caplog.at_level(logging.INFO, "trencadis_kv.store.redis"):
+    with running_redis() as server, caplog.at_level(logging.INFO, "trencadis.kv.redis"):
         RedisControl(RedisConfig(url=f"unix://{server.socket_path}")).look()
     assert "policy allkeys-lfu" in caplog.text
 
 
 def test_server_that_does_not_tell_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    with running_redis() as server, caplog.at_level(logging.INFO, "trencadis_kv.store.redis"):
+    with running_redis() as server, caplog.at_level(logging.INFO, "trencadis.kv.redis"):
         server.run("ACL", "SETUSER", "default", "-info")
         RedisControl(RedisConfig(url=server.url)).look()
     assert [record.levelname for record in caplog.records] == ["INFO"]

@@ -55,7 +55,7 @@ def test_what_was_put_is_got_through_tls(
     config = RedisConfig(url=server.url, tls_ca_path=str(certificates / "cert.pem"))
     store = redis_stores(config)()
     values = [bytes([number]) * 100_000 for number in range(40)]
-    with caplog.at_level(logging.INFO, "trencadis_kv.store.redis"):
+    with caplog.at_level(logging.INFO, "trencadis.kv.redis"):
         assert store.put(KEYS, [[memoryview(value[:128]), memoryview(value[128:])] for value in values]) == 40
     assert "policy allkeys-lfu" in caplog.text, "redis-py found no way in"
     targets = [memoryview(bytearray(100_000)) for _ in KEYS]
