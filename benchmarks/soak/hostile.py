@@ -42,7 +42,7 @@ ATTACKER_NICENESS = 15
 TOKEN_BUDGET = 2048
 MOST_WORKERS = min(32, (os.cpu_count() or 1) + 4) + 4
 """Threads of the event loop's pool, which start as they are needed and stay, and of what works beside it."""
-FLAGS = ("--server.body_timeout_s", "8", "--server.max_engine_restarts", "1000")
+FLAGS = ("--server.body_timeout_s", "4", "--server.max_engine_restarts", "1000")
 KILL_FLAGS = ("--server.restart_window_s", "1", "--engine.watchdog_s", "5")
 """Ends hardly count together, so that pauses stay short: it is the engine's start that is measured."""
 
