@@ -31,6 +31,8 @@ _LEAST_LAG_S = 0.005
 _SAME_S = 0.005
 _WITNESS_NICENESS = -10
 _MOST_BYTES = 64 * 2**20
+_MOST_OPENING_S = 3.0
+"""Until a request's head is sent on a new connection; the server waits four seconds for it."""
 
 
 @dataclass
@@ -38,8 +40,8 @@ class Answer:
     """How a request ended.
 
     Attributes:
-        outcome: The status; ``error in stream``: 200 and an error event of the server's fault; ``closed``: no answer; ``left``: the
-            client's patience ended.
+        outcome: The status; ``error in stream``: 200 and an error event of the server's fault; ``closed``: no answer; ``late``:
+            the same, and the client's own process was kept from sending in time; ``left``: the client's patience ended.
         status: 0 without an answer.
         body: Of the answer, at most a megabyte.
         seconds: From the first byte sent to the last received.
@@ -71,13 +73,16 @@ async def send(port: int, case: Case, *, patience_s: float = PATIENCE_S, opening
     begin_s = time.monotonic()
     try:
         async with opening or asyncio.Lock():
+            opened_s = time.monotonic()
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     except OSError:
         return Answer("closed")
     data = bytearray()
     try:
+        writer.write(_head(case))
+        is_late = time.monotonic() - opened_s > _MOST_OPENING_S
         async with asyncio.timeout(patience_s):
-            feeding = asyncio.ensure_future(_feed(writer, case))
+            feeding = asyncio.ensure_future(_feed(writer, case.body))
             with contextlib.suppress(OSError):
                 while part := await reader.read(2**18):
                     if len(data) < _MOST_BYTES:
@@ -85,6 +90,8 @@ async def send(port: int, case: Case, *, patience_s: float = PATIENCE_S, opening
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
         answer = _read(bytes(data))
+        if is_late and answer.outcome == "closed":
+            answer.outcome = "late"  # this process was kept from sending: the server may close such a connection
     except TimeoutError:
         answer = Answer("left")
     finally:
@@ -93,13 +100,16 @@ async def send(port: int, case: Case, *, patience_s: float = PATIENCE_S, opening
     return answer
 
 
-async def _feed(writer: asyncio.StreamWriter, case: Case) -> None:
+def _head(case: Case) -> bytes:
     headers = {"host": "127.0.0.1", "content-length": str(len(case.body)), "connection": "close", **case.headers}
     lines = [f"{case.method} {case.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode("latin1", "replace")
+
+
+async def _feed(writer: asyncio.StreamWriter, body: bytes) -> None:
     with contextlib.suppress(OSError):
-        writer.write("\r\n".join(lines).encode("latin1", "replace"))
-        for start in range(0, len(case.body), 2**18):
-            writer.write(case.body[start : start + 2**18])
+        for start in range(0, len(body), 2**18):
+            writer.write(body[start : start + 2**18])
             await writer.drain()
 
 

@@ -1,6 +1,7 @@
 """One client's connection: limits that uvicorn's protocol does not have.
 
-    a head that never ends, or comes a byte at a time   ▶ closed after ``head_timeout_s``; 431 after 64 KiB
+    a head that never ends, or comes a byte at a time   ▶ 408 after ``head_timeout_s``; 431 after 64 KiB
+    a connection on which no request begins             ▶ closed after ``head_timeout_s``
     chunk extensions or trailers without end            ▶ 413 when they exceed 64 KiB and the body together
     many requests sent ahead without taking the answers ▶ closed
     a client that takes nothing                         ▶ its connection is cut after ``send_timeout_s``; its request ends
@@ -185,7 +186,13 @@ class _GuardedConnection(HttpToolsProtocol):
             self._num_other_bytes += len(part) - (self._num_body_bytes - before)
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._end_late_head)
+
+    def _end_late_head(self) -> None:
+        if self._is_in_head:
+            self._refuse(408, f"The head of the request did not arrive within {self.head_timeout_s:g} s.")
+        else:
+            self.transport.abort()
 
     def _check_progress(self) -> None:
         """Cut the connection if the client has taken nothing since the last look."""

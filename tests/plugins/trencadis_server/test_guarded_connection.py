@@ -167,10 +167,17 @@ def everything(client):
     return data
 
 
-@pytest.mark.parametrize("start", [b"", b"G", HEAD])
-def test_a_head_that_does_not_come_to_its_end_closes_the_connection(start, loops):
+@pytest.mark.parametrize("start", [b"G", HEAD])
+def test_a_head_that_does_not_come_to_its_end_is_refused(start, loops):
     with serving(Endless(), loop_factory=loops, head_timeout_s=0.1) as port, connect(port) as client:
         client.sendall(start)
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b"did not arrive within 0.1 s" in answer
+
+
+def test_a_connection_without_a_request_is_closed(loops):
+    with serving(Endless(), loop_factory=loops, head_timeout_s=0.1) as port, connect(port) as client:
         assert everything(client) == b""
 
 
@@ -181,7 +188,7 @@ def test_a_head_on_a_used_connection_has_the_same_time():
         while not answer.endswith(b"\r\n\r\nok"):
             answer += client.recv(1000)
         client.sendall(b"GET")
-        assert everything(client) == b""
+        assert everything(client).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_request_that_came_in_time_may_take_longer_than_its_head(loops):
