@@ -30,8 +30,8 @@ from faultproxy import FaultProxy
 from kv_ttft import RANDOM, make_random_model
 from served_process import ServedProcess
 
+from trencadis.client import configure
 from trencadis.engine.build import build_engine
-from trencadis.front import configure
 from trencadis.records import Request, SamplingParams
 
 WAYS: dict[str, dict[str, bool]] = {

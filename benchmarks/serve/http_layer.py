@@ -19,7 +19,7 @@ import time
 import attrs
 
 from trencadis import AsyncLLM, SamplingParams
-from trencadis.front import configure
+from trencadis.client import configure
 from trencadis_server.app import make_app
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
 from trencadis_server.lifecycle.opening import make_context

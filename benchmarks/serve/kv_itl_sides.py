@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from trencadis.client import configure
 from trencadis.engine.build import build_engine
-from trencadis.front import configure
 from trencadis.records import Request, SamplingParams
 
 __all__ = ["Control", "Producer", "engine_of", "serve"]

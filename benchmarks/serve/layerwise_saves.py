@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kv_ttft import RANDOM, make_random_model
 
+from trencadis.client import configure
 from trencadis.engine.build import build_engine
-from trencadis.front import configure
 from trencadis.records import Request, SamplingParams
 from trencadis_kv.store.store_worker import StoreWorker
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from trencadis.async_llm import AsyncLLM
+    from trencadis.client.async_llm import AsyncLLM
+    from trencadis.client.llm import LLM
     from trencadis.errors import TrencadisError
     from trencadis.hookspecs import hookimpl
     from trencadis.interfaces import Component, ComponentContext
-    from trencadis.llm import LLM
     from trencadis.records import (
         BeamSearchParams,
         CompletionOutput,
@@ -42,8 +42,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "trencadis.llm",
-    "AsyncLLM": "trencadis.async_llm",
+    "LLM": "trencadis.client.llm",
+    "AsyncLLM": "trencadis.client.async_llm",
     "BeamSearchParams": "trencadis.records",
     "CompletionOutput": "trencadis.records",
     "Component": "trencadis.interfaces",

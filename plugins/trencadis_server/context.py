@@ -12,7 +12,7 @@ from trencadis_server.generation.encoding import Encoder
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from trencadis.async_llm import AsyncLLM
+    from trencadis.client.async_llm import AsyncLLM
 
 __all__ = ["Admission", "EngineSource", "Hold", "ServerContext", "context_of"]
 

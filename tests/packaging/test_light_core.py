@@ -21,7 +21,7 @@ def test_import_of_trencadis_loads_nothing_heavy() -> None:
 def test_contracts_engine_and_plugins_command_load_no_torch() -> None:
     code = (
         "import sys, io, contextlib\n"
-        "import trencadis.engine.build, trencadis.hookspecs, trencadis.interfaces, trencadis.llm\n"
+        "import trencadis.engine.build, trencadis.hookspecs, trencadis.interfaces, trencadis.client.llm\n"
         "from trencadis.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()): main(['plugins', '--json'])\n"
         "print(*sorted(m for m in sys.modules if '.' not in m))"

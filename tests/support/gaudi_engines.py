@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from trencadis.client import configure
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
-from trencadis.front import configure
 from trencadis.records import FinishedSequence, Request, SamplingParams
 
 MAX_MODEL_LEN = 96

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from wild_connector import WildConnector
 
+from trencadis.client import configure
 from trencadis.config import Config
-from trencadis.front import configure
 from trencadis.interfaces import ConnectorPair, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Int32Array, Request
 from trencadis.registry import Registry

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.registry import load_with_plugins
 from trencadis_testing.fakes import FakeBackend
 

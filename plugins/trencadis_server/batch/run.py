@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import Config
 from trencadis.errors import ConfigError
 from trencadis.progress import track

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.clock import SystemClock
 from trencadis.config import Config, ResolvedConfig
 from trencadis.config.messages import show

@@ -25,7 +25,7 @@ from trencadis_server.routes.admin_role import role_router
 from trencadis_server.routes.admin_scheduling import PlanInForce, scheduling_router
 
 if TYPE_CHECKING:
-    from trencadis.async_llm import AsyncLLM
+    from trencadis.client.async_llm import AsyncLLM
 
 __all__ = ["make_admin_app"]
 

@@ -16,7 +16,7 @@ from trencadis_server.errors import ApiError
 from trencadis_server.routes.admin_call import check_content_type, table_of
 
 if TYPE_CHECKING:
-    from trencadis.async_llm import AsyncLLM
+    from trencadis.client.async_llm import AsyncLLM
 
 __all__ = ["PlanInForce", "scheduling_router"]
 

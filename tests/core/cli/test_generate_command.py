@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 from trencadis.cli import generate_command
+from trencadis.client.llm import LLM
 from trencadis.config import Config
 from trencadis.errors import InvalidRequestError, PromptTooLongError, StepFailedError
-from trencadis.llm import LLM
 from trencadis.records import SamplingParams
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer

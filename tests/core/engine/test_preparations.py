@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from trencadis.client.local_engine import LocalEngineClient
 from trencadis.clock import SystemClock
 from trencadis.engine.engine import Engine
 from trencadis.errors import InvalidRequestError, RequestRefusedError
-from trencadis.front.local_engine import LocalEngineClient
 from trencadis.interfaces import Observer
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_plugins.observer.prometheus import PrometheusObserver

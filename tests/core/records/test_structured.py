@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from trencadis.client.process.conversion import add_message, request_of
+from trencadis.client.process.messages import decode_client_message, encode
 from trencadis.errors import InvalidRequestError
 from trencadis.records import Request, SamplingParams, StructuredOutput
 from trencadis.records.structured import MAX_STRUCTURE_CHARACTERS
-from trencadis.remote.conversion import add_message, request_of
-from trencadis.remote.messages import decode_client_message, encode
 
 EACH = (
     StructuredOutput.json_schema({"type": "object", "properties": {"é": {"type": "integer"}}}),

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import pytest
 
+from trencadis.client.llm import LLM
 from trencadis.config import Config
 from trencadis.errors import InvalidRequestError
-from trencadis.llm import LLM
 from trencadis.records import SamplingParams
 from trencadis.registry import Registry
 from trencadis.text import Detokenizer, load_tokenizer, vocabulary_of

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from p2p_ends import LOOPBACK_PEERS, SECRET
 
+from trencadis.client import configure
 from trencadis.engine.build import build_engine
-from trencadis.front import configure
 from trencadis.records import FinishedSequence, Request, SamplingParams, TokenLogprobs
 
 PROMPT = tuple(5 + (41 + i * 37 + i * i % 11) % 200 for i in range(100))

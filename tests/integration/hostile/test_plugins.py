@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from hostile_policies import house
 from hostile_tiles import ACTS, ANSWER_MODES, SLEEP_S
 
+from trencadis.client.llm import LLM
 from trencadis.errors import EngineEndedError
-from trencadis.llm import LLM
 from trencadis.records import FinishReason, SamplingParams
 from trencadis_testing.fakes import fake_text
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
+from trencadis.client.llm import LLM
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
-from trencadis.llm import LLM
 from trencadis.records import Request, SamplingParams
 from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.engines import make_engine

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from faultproxy import FaultProxy
 from p2p_ends import LOOPBACK_PEERS, SECRET
 
+from trencadis.client import configure
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
-from trencadis.front import configure
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_testing.invariants import broken_invariants
 

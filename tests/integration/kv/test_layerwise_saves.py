@@ -14,10 +14,10 @@ from hypothesis import Phase, example, given, settings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
+from trencadis.client import configure
 from trencadis.clock import SimulatedClock
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
-from trencadis.front import configure
 from trencadis.interfaces import ComponentContext
 from trencadis.records import Request, SamplingParams
 from trencadis_kv.store.layer_copy import LayerCopy

@@ -16,10 +16,10 @@ from typing import Any
 import attrs
 import pytest
 
+from trencadis.client.llm import LLM
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.interfaces.block_store import BlockStore
-from trencadis.llm import LLM
 from trencadis.records import Request, SamplingParams
 from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_testing.engines import make_engine

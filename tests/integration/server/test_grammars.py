@@ -12,8 +12,8 @@ import pytest
 from openai_server import Running, running
 
 from trencadis import AsyncLLM
+from trencadis.client import configure
 from trencadis.config.server import ServerConfig
-from trencadis.front import configure
 
 
 @pytest.fixture(scope="module")

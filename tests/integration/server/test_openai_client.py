@@ -14,8 +14,8 @@ import pytest
 from openai_server import Running, running
 
 from trencadis import AsyncLLM
+from trencadis.client import configure
 from trencadis.config.server import ServerConfig
-from trencadis.front import configure
 
 CHAT: list[Any] = [{"role": "user", "content": "What did the old man see?"}]
 PROMPT = "The old man looked at the sea and"

@@ -14,7 +14,7 @@ import attrs
 import httpx
 import pytest
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.clock import SystemClock
 from trencadis.config import Config
 from trencadis.config.server import ServerConfig

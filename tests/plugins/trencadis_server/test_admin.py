@@ -5,7 +5,7 @@ import asyncio
 import httpx
 from server_doubles import NoEngine, OneEngine, ask, assert_error, make_context
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import load_config
 from trencadis.registry import resolve_plan
 from trencadis_server.lifecycle.supervisor import Supervisor

@@ -11,7 +11,7 @@ import pytest
 from hostile_policies import house
 from server_doubles import NoEngine, OneEngine, ask, assert_error, make_context
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.config.load import ResolvedConfig
 from trencadis.config.settings import settings_of
 from trencadis.records import SamplingParams

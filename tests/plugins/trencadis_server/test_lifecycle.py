@@ -8,7 +8,7 @@ import httpx
 import pytest
 from live_server import LiveServer, running
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.errors import ModelLoadError
 from trencadis_server.lifecycle.lifecycle import event_loop_factory
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from server_doubles import OneEngine, app_with, assert_error, client_of
 
-from trencadis.async_llm import AsyncLLM
+from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import Config
 from trencadis.config.server import ServerConfig
 from trencadis.config.tenants import TenantConfig

@@ -1,0 +1,143 @@
+"""One continuation of a prompt while it grows: token ids, text, stop strings, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from trencadis.client.token_prefix import TokenPrefix
+from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, TokenLogprobs
+from trencadis.text import Detokenizer, StopChecker, Tokenizer
+
+__all__ = ["Completion"]
+
+
+class Completion:
+    """The client's side of one sequence.
+
+    A *watched* completion takes its tokens step by step. Any other takes them all at its end, and costs nothing before.
+
+    Args:
+        request: As the engine runs it.
+        index: Of the completion, 0 .. n - 1.
+        tokenizer: Of the model.
+        streams: Text is wanted as it comes.
+
+    Attributes:
+        request_id: The engine's.
+        slot: The engine's; -1 before the engine has the request.
+        finish_reason: None while it runs.
+        error: What went wrong, or empty.
+        num_cached_tokens: Known at the end.
+        transfer_params: Known at the end.
+        num_approximate_tokens: Known at the end.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_index",
+        "_logprobs",
+        "_params",
+        "_stop_reason",
+        "_stops",
+        "_text",
+        "_token_ids",
+        "error",
+        "finish_reason",
+        "is_watched",
+        "num_approximate_tokens",
+        "num_cached_tokens",
+        "request_id",
+        "slot",
+        "transfer_params",
+    )
+
+    def __init__(self, request: Request, *, index: int, tokenizer: Tokenizer, streams: bool) -> None:
+        params = request.params
+        self.request_id = request.request_id
+        self.slot = -1
+        self.finish_reason: FinishReason | None = None
+        self.error = ""
+        self.num_cached_tokens = self.num_approximate_tokens = 0
+        self.transfer_params: Mapping[str, Any] | None = None
+        self.is_watched = streams or bool(params.stop)
+        self._index = index
+        self._params = params
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=request.prompt_token_ids
+        )
+        self._stops = StopChecker(params.stop, include=params.include_stop_str_in_output) if params.stop else None
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._stop_reason: str | int | None = None
+        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+
+    def append(self, token_ids: Sequence[int], ends_with_stop_token: bool = False) -> bool:
+        """Take new tokens; True if a stop string is complete. The tokens after it are dropped.
+
+        Args:
+            token_ids: In order.
+            ends_with_stop_token: The last one ended the sequence: it is kept as a token, but not as text.
+        """
+        num_text = len(token_ids)
+        if ends_with_stop_token and not self._params.include_stop_str_in_output:
+            num_text -= 1
+        if self._stops is None:
+            self._token_ids += token_ids
+            self._text += self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
+            return False
+        if self._stops.matched is not None:
+            return False  # an engine elsewhere makes tokens until it learns that the text is complete
+        for position, token in enumerate(token_ids):
+            self._token_ids.append(token)
+            if position < num_text:
+                self._pass_on(self._detokenizer.add((token,)))
+            if self._stops.matched is not None:
+                return True
+        return False
+
+    def add_logprobs(self, entry: TokenLogprobs) -> None:
+        """Take the log-probabilities of the next output token."""
+        if self._logprobs is not None:
+            self._logprobs.append(msgspec.structs.replace(entry, index=self._index))
+
+    def finish(self, finished: FinishedSequence) -> None:
+        """Take the end of the sequence."""
+        stop_token = finished.stop_token_id
+        if not self.is_watched:
+            self.append(finished.token_ids.tolist(), ends_with_stop_token=stop_token is not None)
+        if self._stops is None:
+            self._text += self._detokenizer.flush()
+        elif self._stops.matched is None:
+            self._pass_on(self._detokenizer.flush())
+            self._text += self._stops.flush()
+        self.finish_reason, self._stop_reason = finished.finish_reason, stop_token
+        self.error, self.num_cached_tokens = finished.error, finished.num_cached_tokens
+        self.transfer_params, self.num_approximate_tokens = finished.transfer_params, finished.num_approximate_tokens
+        if self._stops is not None and self._stops.matched is not None:
+            self.finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
+
+    def fail(self, error: str) -> None:
+        """End a request that was refused and never ran."""
+        self.finish_reason, self.error = FinishReason.IGNORED, error
+
+    def output(self) -> CompletionOutput:
+        """Return what there is so far. Pure; O(length) at the end and with log-probabilities."""
+        tokens = self._token_ids
+        logprobs = None if self._logprobs is None else tuple(self._logprobs[: len(tokens)])
+        return CompletionOutput(
+            index=self._index,
+            text=self._text,
+            token_ids=TokenPrefix(tokens, len(tokens)) if self.finish_reason is None else tuple(tokens),
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            logprobs=logprobs,
+        )
+
+    def _pass_on(self, delta: str) -> None:
+        """Add text, unless it may be part of a stop string; none is looked for before ``min_tokens``."""
+        if self._stops is not None and len(self._token_ids) > self._params.min_tokens:
+            delta = self._stops.feed(delta)
+        self._text += delta

@@ -1,0 +1,436 @@
+"""Offline use: prompts in, texts out; the engine is in this process and thread, or in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import EllipsisType, TracebackType
+from typing import Any, Self
+
+from trencadis.client import (
+    BeamRounds,
+    ClientRequest,
+    ClientStream,
+    Frontend,
+    OnRefusal,
+    Prompt,
+    as_list,
+    at_prompt,
+    check_on_refusal,
+    configure,
+    ignored_output,
+    is_single,
+    per_prompt,
+)
+from trencadis.client.process import open_placed_frontend
+from trencadis.client.terms import terms_per_prompt
+from trencadis.config import Config
+from trencadis.errors import RequestError
+from trencadis.progress import track
+from trencadis.records import (
+    DEFAULT_TERMS,
+    BeamSearchParams,
+    Embedding,
+    FinishReason,
+    ModelFacts,
+    RequestOutput,
+    RequestTerms,
+    SamplingParams,
+)
+from trencadis.registry import Registry
+from trencadis.registry.switching import change_table
+from trencadis.text import Message, Tokenizer, encode_chat
+
+__all__ = ["LLM"]
+
+logger = logging.getLogger("trencadis")
+
+
+class LLM:
+    """A language model that continues prompts, many at a time. Not for several threads; see ``AsyncLLM`` for that.
+
+    Example::
+
+        with LLM("demo", engine={"max_num_seqs": 8}) as llm:
+            print(llm.generate("The old man looked at the sea and")[0].outputs[0].text)
+
+    Args:
+        model: A directory, a ``.gguf`` file, a hub id or ``"demo"``; or the whole table ``[model]`` as a mapping.
+        config_file: A TOML file.
+        tables: Tables of the configuration: ``scheduling={"name": "fcfs"}``. They win over file and environment.
+
+    Attributes:
+        tokenizer: Of the model.
+        model: What was loaded.
+        max_model_len: Longest sequence, prompt and output, tokens.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
+        PluginError: A component cannot be chosen, built or combined with the others.
+        BackendError: The model cannot be loaded, or the device has no room for it.
+    """
+
+    def __init__(
+        self, model: str | Mapping[str, Any] | None = None, *, config_file: str | Path | None = None, **tables: Any
+    ) -> None:
+        config, registry = configure(model, config_file=config_file, tables=tables)
+        self._open(open_placed_frontend(config, registry))
+
+    @classmethod
+    def from_config(cls, config: Config, registry: Registry) -> LLM:
+        """Return an ``LLM`` of a resolved configuration and its plugins.
+
+        Raises:
+            TrencadisError: As the constructor.
+        """
+        llm = cls.__new__(cls)
+        llm._open(open_placed_frontend(config, registry))  # noqa: SLF001 - its own class
+        return llm
+
+    def _open(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._num_requests = 0
+        self._num_embeddings = 0
+        self._beams = BeamRounds(frontend)
+        self._abandoned: deque[ClientRequest] = deque()
+        self.tokenizer: Tokenizer = frontend.tokenizer
+        self.model: ModelFacts = frontend.engine.model
+        self.max_model_len: int = frontend.engine.max_model_len
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the resolved plugins, versions and options; changes with the scheduling policy."""
+        return self._frontend.engine.plan_hash
+
+    # ------------------------------------------------------------------------------------------------- generate
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priorities: int | Sequence[int] | None = None,
+        tenants: str | Sequence[str] | None = None,
+        cache_salts: str | Sequence[str] | None = None,
+        weights: float | Sequence[float] | None = None,
+        ttft_targets_s: float | Sequence[float] | None = None,
+        tpot_targets_s: float | Sequence[float] | None = None,
+        adapters: str | Sequence[str] | None = None,
+        transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        on_refusal: OnRefusal = "ignore",
+        use_progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts and return when all are done.
+
+        A request that fails while it runs ends with ``FinishReason.ERROR`` and says why in ``error``; the others go on. So does, in a
+        list, one that cannot be served, such as a prompt that is too long: it ends with ``FinishReason.IGNORED``.
+
+        Args:
+            prompts: Text or token ids, or a list of these.
+            sampling_params: For all, or one for each prompt; the defaults of ``SamplingParams`` if None.
+            priorities: For all, or one for each; smaller is more urgent, for policies that look at it.
+            tenants: For all, or one for each; policies may share fairly between them.
+            cache_salts: For all, or one for each: prefix-cache blocks are shared only where they are equal; None: the tenant.
+            weights: For all, or one for each, above 0: shares for policies that share fairly; None: as configured.
+            ttft_targets_s: For all, or one for each: seconds within which the first token is wanted; None: no target.
+            tpot_targets_s: For all, or one for each: seconds from token to token that are wanted at most; None: no target.
+            adapters: For all, or one for each: names of LoRA adapters; empty for the model itself.
+            transfer_params: For all, or one for each: what the KV connector is to know; None: nothing.
+            on_refusal: What becomes of a list of which a prompt is refused: ``"ignore"`` that one, or ``"raise"`` and run none.
+                A single prompt raises in any case.
+            use_progress: Draw a progress bar; None: on a terminal.
+
+        Returns:
+            One output for each prompt, in order.
+
+        Raises:
+            InvalidRequestError: An argument is impossible, or has another length than ``prompts``.
+            RequestError: A single prompt cannot be served; or one of a list, with ``on_refusal="raise"``: the message names its
+                index, and none is left running.
+            EngineEndedError: The engine was closed, died or hung.
+        """
+        check_on_refusal(on_refusal)
+        listed = as_list(prompts)
+        params = per_prompt(sampling_params, len(listed), name="sampling_params", default=SamplingParams())
+        terms = terms_per_prompt(
+            len(listed),
+            priority=priorities,
+            tenant=tenants,
+            cache_salt=cache_salts,
+            weight=weights,
+            ttft_target_s=ttft_targets_s,
+            tpot_target_s=tpot_targets_s,
+            adapter=adapters,
+            transfer_params=transfer_params,
+        )
+        single = is_single(prompts)
+        ignores = on_refusal == "ignore" and not single
+        requests: list[ClientRequest | RequestOutput] = []
+        for index, (prompt, one_params, one_terms) in enumerate(zip(listed, params, terms, strict=True)):
+            try:
+                requests.append(self._submit(prompt, one_params, one_terms))
+            except RequestError as error:
+                if not ignores:
+                    self._abort(_running(requests))
+                    raise error if single else at_prompt(error, index) from None
+                requests.append(ignored_output(str(self._num_requests), prompt, error))
+                self._num_requests += 1
+        self._run(_running(requests), stops_at_refusal=not ignores, use_progress=use_progress)
+        if not ignores:
+            for index, client in enumerate(_running(requests)):
+                if client.refusal is not None:
+                    raise client.refusal if single else at_prompt(client.refusal, index)
+        outputs = [one.output() if isinstance(one, ClientRequest) else one for one in requests]
+        _warn_of_ignored(outputs)
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+        on_refusal: OnRefusal = "ignore",
+        use_progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them.
+
+        Args:
+            messages: ``[{"role": "user", "content": "..."}, ...]``, or a list of such lists.
+            sampling_params: As of :meth:`generate`.
+            template_arguments: More names for the model's chat template.
+            on_refusal: See :meth:`generate`; messages that the template refuses raise in any case.
+            use_progress: As of :meth:`generate`.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or it refuses the messages.
+            RequestError: As of :meth:`generate`.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        chats: Sequence[Any] = messages if several else [messages]
+        prompts: Any = [encode_chat(self.tokenizer, chat, template_arguments=template_arguments) for chat in chats]
+        prompts = prompts if several else prompts[0]
+        return self.generate(prompts, sampling_params, on_refusal=on_refusal, use_progress=use_progress)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str | None = None,
+        weight: float | None = None,
+        ttft_target_s: float = math.inf,
+        tpot_target_s: float = math.inf,
+        adapter: str = "",
+        transfer_params: Mapping[str, Any] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt and yield its output each time it has grown; the last one is ``finished``.
+
+        The request is queued at once, so several streams run together, whichever is read. Closing the iterator ends it.
+
+        Args:
+            prompt: Text or token ids.
+            sampling_params: The defaults of ``SamplingParams`` if None.
+            priority: Smaller is more urgent, for policies that look at it.
+            tenant: Who asks.
+            cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
+            weight: Share of the tenant, above 0, for policies that share fairly; None: as configured.
+            ttft_target_s: Seconds within which the first token is wanted; infinity: no target.
+            tpot_target_s: Seconds from token to token that are wanted at most; infinity: no target.
+            adapter: Name of a LoRA adapter; empty for the model itself.
+            transfer_params: What the KV connector is to know; None: nothing.
+
+        Raises:
+            RequestError: The prompt cannot be served.
+        """
+        terms = RequestTerms(
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            weight=weight,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            adapter=adapter,
+            transfer_params=transfer_params,
+        )
+        client = self._submit(prompt, sampling_params or SamplingParams(), terms, streams=True)
+        return ClientStream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer one conversation and yield as :meth:`stream` does.
+
+        Args:
+            messages: ``[{"role": "user", "content": "..."}, ...]``.
+            sampling_params: As of :meth:`stream`.
+            template_arguments: More names for the model's chat template.
+
+        Raises:
+            InvalidRequestError: The model has no chat template, or it refuses the messages.
+        """
+        return self.stream(
+            encode_chat(self.tokenizer, messages, template_arguments=template_arguments), sampling_params
+        )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
+        *,
+        terms: RequestTerms | None = None,
+    ) -> list[RequestOutput]:
+        """Search the likeliest continuations of prompts: best first, each with its ``score``. Nothing is drawn.
+
+        Every step asks for one token of each beam, with requests that share their beginnings through the prefix cache; what that
+        costs is in [Choose among texts](do/choosing.md). A search that fails ends with one output that has ``FinishReason.ERROR``.
+
+        Args:
+            prompts: Text or token ids, or a list of these; all are searched side by side.
+            params: For all, or one for each prompt; the defaults of ``BeamSearchParams`` if None.
+            terms: Under which all of them run; the defaults of ``RequestTerms`` if None.
+
+        Returns:
+            One output for each prompt, in order; fewer than ``n`` continuations only if there are no more.
+
+        Raises:
+            RequestError: As of :meth:`generate`.
+            EngineEndedError: The engine was closed, died or hung.
+        """
+        listed = as_list(prompts)
+        given = per_prompt(params, len(listed), name="params", default=BeamSearchParams())
+        return self._beams.search(listed, given, terms=terms or DEFAULT_TERMS, run=self._run)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[Embedding]:
+        """Return one vector for each text, in order.
+
+        Args:
+            prompts: Text or token ids, or a list of these.
+
+        Raises:
+            RequestError: A text is at fault, or the model does not embed.
+            BackendError: A text could not be embedded.
+        """
+        future: Future[list[Embedding]] = Future()
+        # Numbers of their own: what is generated must not depend on what was embedded.
+        request_id = f"embedding-{self._num_embeddings}"
+        self._num_embeddings += 1
+        self._frontend.embed(as_list(prompts), request_id=request_id, future=future)
+        try:
+            while not future.done():
+                self._step()
+        finally:
+            self._frontend.drop_embeddings(request_id)
+        return future.result()
+
+    # ----------------------------------------------------------------------------------------------- scheduling
+
+    def set_scheduling(
+        self,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        shadow: str | EllipsisType | None = ...,
+    ) -> dict[str, Any]:
+        """Put another scheduling policy in force, also between two outputs of :meth:`stream`; see ``AsyncLLM.set_scheduling``.
+
+        Raises:
+            ConfigError: No such policy, or an option that its table does not have.
+            PluginError: It cannot be built. In both cases nothing has changed.
+        """
+        return self._frontend.ask("set_scheduling", table=change_table(name, options, shadow), source="set_scheduling")
+
+    def scheduling(self) -> dict[str, Any]:
+        """Return which policy schedules; see ``AsyncLLM.scheduling``."""
+        return self._frontend.ask("scheduling")
+
+    def totals(self) -> dict[str, Any]:
+        """Return what the engine has counted since it was opened; see ``AsyncLLM.totals``."""
+        return self._frontend.ask("totals")
+
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """Return why a request was or was not scheduled in each of the last steps; see ``AsyncLLM.explain``.
+
+        Args:
+            request_id: ``"0"`` for the first prompt that this object was given, and so on.
+
+        Raises:
+            InvalidRequestError: It was never seen, or the record does not reach back to it.
+        """
+        return self._frontend.ask("explain", request_id=request_id)
+
+    # -------------------------------------------------------------------------------------------------- closing
+
+    def close(self) -> None:
+        """End every request and free the device; may be called twice."""
+        self._frontend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, terms: RequestTerms, *, streams: bool = False
+    ) -> ClientRequest:
+        # Numbers in order, so that unseeded requests draw the same in every run of the same program.
+        request_id = str(self._num_requests)
+        client = self._frontend.submit(prompt, params, request_id=request_id, terms=terms, streams=streams)
+        self._num_requests += 1
+        return client
+
+    def _run(
+        self, clients: list[ClientRequest], *, stops_at_refusal: bool = True, use_progress: bool | None = False
+    ) -> None:
+        waiting = {client for client in clients if not client.is_finished}
+        try:
+            with track("Generating", total=len(clients), unit="prompts", show=use_progress) as advance:
+                while waiting:
+                    ended = [client for client in self._step() if client in waiting and client.is_finished]
+                    if ended:
+                        waiting.difference_update(ended)
+                        advance(len(clients) - len(waiting))
+                    if stops_at_refusal and any(client.refusal is not None for client in ended):
+                        return
+        finally:
+            self._abort(list(waiting))
+
+    def _step(self) -> list[ClientRequest]:
+        while self._abandoned:
+            self._frontend.abort(self._abandoned.popleft())
+        return self._frontend.step()
+
+    def _abort(self, clients: list[ClientRequest]) -> None:
+        for client in clients:
+            self._frontend.abort(client)
+
+
+def _warn_of_ignored(outputs: Sequence[RequestOutput]) -> None:
+    ignored = [
+        i for i, one in enumerate(outputs) if one.outputs and one.outputs[0].finish_reason is FinishReason.IGNORED
+    ]
+    if ignored:
+        first = ignored[0]
+        logger.warning(
+            "%d of %d prompts were ignored; prompts[%d]: %s", len(ignored), len(outputs), first, outputs[first].error
+        )
+
+
+def _running(requests: list[ClientRequest | RequestOutput]) -> list[ClientRequest]:
+    """Return those that the engine has."""
+    return [request for request in requests if isinstance(request, ClientRequest)]

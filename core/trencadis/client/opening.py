@@ -1,0 +1,72 @@
+"""From what a user writes to an engine with its tokenizer: tables, plugins, model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trencadis.client.frontend import Frontend
+from trencadis.client.local_engine import LocalEngineClient
+from trencadis.config import Config
+from trencadis.progress import track
+from trencadis.registry import Registry, load_with_plugins
+from trencadis.startup import rare_collections
+from trencadis.text import Tokenizer, load_tokenizer
+
+__all__ = ["configure", "load_frontend_tokenizer", "open_frontend"]
+
+
+def configure(
+    model: str | Mapping[str, Any] | None, *, config_file: str | Path | None, tables: Mapping[str, Any]
+) -> tuple[Config, Registry]:
+    """Return the configuration and the plugins that arguments from Python ask for.
+
+    Args:
+        model: ``model.path``, or the whole table ``[model]``; None leaves it to the file, the environment or the default.
+        config_file: A TOML file, or None.
+        tables: Tables of the configuration, such as ``{"engine": {"max_num_seqs": 8}}``; win over all other sources.
+
+    Raises:
+        ConfigError: A table, key or value that cannot be, with a suggestion.
+        PluginError: A plugin cannot be used.
+    """
+    overrides = dict(tables)
+    if model is not None:
+        overrides["model"] = model if isinstance(model, Mapping) else {"path": str(model)}
+    file = None if config_file is None else Path(config_file)
+    resolved, registry = load_with_plugins(file=file, overrides=overrides)
+    return resolved.config, registry
+
+
+def load_frontend_tokenizer(config: Config) -> Tokenizer:
+    """Return the tokenizer that a configuration names.
+
+    Raises:
+        ModelLoadError: There is none at that place.
+    """
+    model = config.model
+    return load_tokenizer(
+        model.tokenizer or model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+
+
+def open_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
+    """Load tokenizer and model, warm up, and return what serves clients. Takes seconds to minutes.
+
+    Args:
+        config: The configuration.
+        registry: The plugins.
+        show_progress: Draw bars; None: on a terminal only.
+
+    Raises:
+        TrencadisError: Anything :func:`trencadis.engine.build.build_engine` and
+            :func:`trencadis.text.load_tokenizer` raise.
+    """
+    from trencadis.engine.build import build_engine
+
+    with rare_collections(), track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
+        # The tokenizer first: it is cheap, and a wrong path is known before any weights are read.
+        tokenizer = load_frontend_tokenizer(config)
+        engine = build_engine(config, registry=registry, progress=advance)
+        return Frontend(LocalEngineClient(engine), tokenizer)

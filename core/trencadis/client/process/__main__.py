@@ -1,0 +1,129 @@
+"""``python -m trencadis.client.process``: the child. Not for people; :class:`trencadis.client.process.process.EngineProcess` starts it."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.client.process.heaps import share_heaps
+from trencadis.client.process.messages import FailedMessage, StartMessage, decode_start, encode
+from trencadis.client.process.process import LENGTH
+from trencadis.client.process.stall_watch import DUMP_SIGNAL, beat_s
+
+if TYPE_CHECKING:
+    from trencadis.client.process.channel import Channel
+
+_LINGER_S = 2.0
+
+logger = logging.getLogger("trencadis")
+
+
+def main() -> int:
+    """Build the engine that standard input describes and serve its one client; returns the exit code."""
+    share_heaps()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source = _take_standard_streams()
+    faulthandler.enable()
+    if DUMP_SIGNAL is not None:
+        faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    start = decode_start(_read(source, LENGTH.unpack(_read(source, LENGTH.size))[0]))
+    if start.activity_file >= 0:
+        ACTIVITY.share(start.activity_file)
+        os.close(start.activity_file)
+    ACTIVITY.begin(EnginePhase.LOADING)
+    threading.Thread(target=_end_with_parent, args=(source, start.address), daemon=True).start()
+    if start.python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = start.python_path
+
+    from trencadis.client.process.channel import Channel
+    from trencadis.client.process.conversion import fault_of
+    from trencadis.log import configure_logging
+
+    configure_logging(start.log_level)
+    channel = Channel(start.address, binds=False)
+    try:
+        _serve(start, channel)
+    except Exception as error:
+        logger.debug("The engine's process ends.", exc_info=error)
+        channel.send(encode(FailedMessage(fault=fault_of(error))))
+        return 1
+    finally:
+        channel.close(linger_s=_LINGER_S)
+    return 0
+
+
+def _serve(start: StartMessage, channel: Channel) -> None:
+    from trencadis.client.process.conversion import ready_message
+    from trencadis.client.process.host import EngineHost
+    from trencadis.engine.build import build_engine
+    from trencadis.progress import track
+    from trencadis.registry import load_with_plugins
+    from trencadis.startup import rare_collections
+
+    with rare_collections():
+        # The parent has resolved everything: neither its file nor the environment is read again.
+        resolved, registry = load_with_plugins(environ={}, overrides=start.tables)
+        registry.note_sources(start.sources)
+        config = resolved.config
+        with track(f"Loading {config.model.path}", unit="buckets", show=False) as advance:
+
+            def note(done: int, total: int) -> None:
+                advance(done, total)
+                ACTIVITY.advance(done, total)  # for the parent, which may have a terminal
+
+            engine = build_engine(config, registry=registry, progress=note)
+    try:
+        ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash=engine.plan_hash)
+        channel.send(encode(ready))
+        gc.freeze()  # what loading left behind lives as long as the process: collections need not look at it
+        EngineHost(engine, channel, beat_s=beat_s(config.engine.watchdog_s)).run()
+    finally:
+        ACTIVITY.begin(EnginePhase.CLOSING)
+        engine.close()
+
+
+def _take_standard_streams() -> int:
+    """Return a file for the parent's words, and keep both pipes from everything that runs here.
+
+    What is printed goes to standard error. The copy of standard output is closed by this process's end, and so tells the parent.
+    """
+    source = os.dup(0)
+    os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return source
+
+
+def _read(source: int, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        part = os.read(source, num_bytes - len(data))
+        if not part:
+            os._exit(1)  # the parent died while it spoke
+        data += part
+    return data
+
+
+def _end_with_parent(source: int, address: str) -> None:
+    """Wait for the parent's end, whatever the engine does meanwhile, and follow it."""
+    while os.read(source, 1):
+        pass
+    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""The engine's side: takes what the client sends between steps, and sends what each step brought.
+
+    receive ▶ add, end, embed ▶ engine.step ▶ send
+
+Without work it is asleep in the socket.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from trencadis.activity import ACTIVITY, EnginePhase
+from trencadis.client.process.channel import Channel
+from trencadis.client.process.conversion import fault_of, int32_ids, prompt_messages, readable, request_of, step_message
+from trencadis.client.process.messages import (
+    AddMessage,
+    AnswerMessage,
+    AskMessage,
+    AskMetricsMessage,
+    ClientMessage,
+    CloseMessage,
+    DropMessage,
+    EmbedMessage,
+    EndMessage,
+    HostMessage,
+    MetricsMessage,
+    RefusedMessage,
+    decode_client_message,
+    encode,
+)
+from trencadis.client.process.waker import Waker
+from trencadis.errors import InternalError, InvalidRequestError, RequestError, TrencadisError
+from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
+
+if TYPE_CHECKING:
+    from trencadis.engine.embedding_engine import EmbeddingEngine
+    from trencadis.engine.engine import Engine
+
+__all__ = ["EngineHost"]
+
+_TRANSFER_POLL_S = 0.001
+_HOLD_POLL_S = 0.02
+"""Nobody waits: blocks are only held for others, and what comes meanwhile ends the rest."""
+_EMPTY = np.empty(0, np.int32)
+_NO_NEWS = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
+
+
+class EngineHost:
+    """Serves one client. Used by one thread.
+
+    Args:
+        engine: Ready for requests; whoever made it closes it.
+        channel: To the client.
+        beat_s: The longest time without a sign of progress while there is nothing to do, seconds.
+    """
+
+    def __init__(self, engine: Engine | EmbeddingEngine, channel: Channel, *, beat_s: float = 1.0) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._beat_s = beat_s
+        self._ticket_of: dict[str, int] = {}
+        self._id_of: dict[int, str] = {}
+        self._ticket_of_slot: Int32Array = np.full(256, -1, np.int32)
+        self._ended: list[FinishedSequence] = []
+        self._is_open = True
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have neither ended nor been refused."""
+        return len(self._ticket_of)
+
+    def run(self) -> None:
+        """Serve until the client says that it closes.
+
+        Raises:
+            InternalError: An invariant of the engine does not hold.
+        """
+        waker = Waker()
+        self._channel.watch(waker.fileno())
+        self._engine.wake_by(waker.wake)
+        try:
+            while self.turn():
+                if not self._engine.has_work:
+                    ahead_s = self._engine.work_ahead()
+                    ACTIVITY.begin(EnginePhase.IDLE)
+                    self._channel.wait(self._beat_s if ahead_s is None else min(ahead_s, self._beat_s))
+                    waker.clear()
+                elif self._engine.is_stalled:
+                    self._channel.wait(_TRANSFER_POLL_S if self._engine.num_waiting else _HOLD_POLL_S)
+                    waker.clear()
+        finally:
+            waker.close()
+
+    def turn(self) -> bool:
+        """Carry out what was sent and take one step; does not sleep. False: the client closes."""
+        ACTIVITY.begin(EnginePhase.REQUESTS)
+        for data in self._channel.receive():
+            self._obey(decode_client_message(data))
+        if self._is_open and (self._ended or self._engine.has_work):
+            self._step()
+        return self._is_open
+
+    def _obey(self, message: ClientMessage) -> None:
+        match message:
+            case AddMessage():
+                self._add(message)
+            case EndMessage():
+                self._end(message)
+            case EmbedMessage():
+                self._embed(message)
+            case DropMessage():
+                self._engine.abort(message.request_id)
+            case AskMetricsMessage():
+                self._send(MetricsMessage(text=readable(self._engine.metrics())))
+            case AskMessage():
+                self._send_answer(self._answer(message))
+            case CloseMessage():
+                self._is_open = False
+
+    def _add(self, message: AddMessage) -> None:
+        try:
+            slot = self._engine.add(request_of(message))
+        except RequestError as error:
+            self._send(RefusedMessage(request_id=message.request_id, fault=fault_of(error)))
+            return
+        while slot >= len(self._ticket_of_slot):
+            self._ticket_of_slot = np.concatenate([self._ticket_of_slot, np.full_like(self._ticket_of_slot, -1)])
+        self._ticket_of_slot[slot] = message.ticket
+        self._ticket_of[message.request_id] = message.ticket
+        self._id_of[message.ticket] = message.request_id
+
+    def _answer(self, message: AskMessage) -> AnswerMessage:
+        try:
+            return AnswerMessage(table=self._engine.answer(message.question, message.arguments))
+        except TrencadisError as error:
+            return AnswerMessage(table={}, fault=fault_of(error))
+
+    def _send_answer(self, answer: AnswerMessage) -> None:
+        """Send an answer; one that holds what cannot be encoded becomes an error, since a question must not end the engine."""
+        try:
+            self._send(answer)
+        except InvalidRequestError as error:
+            self._send(AnswerMessage(table={}, fault=fault_of(InternalError(f"the answer cannot be sent: {error}"))))
+
+    def _end(self, message: EndMessage) -> None:
+        request_id = self._id_of.get(message.ticket)
+        if request_id is None:
+            return  # it ended while this was under way; the client will hear of that
+        finished = self._engine.stop(request_id) if message.is_complete else self._engine.abort(request_id)
+        if finished is not None:
+            self._ended.append(finished)
+
+    def _embed(self, message: EmbedMessage) -> None:
+        try:
+            self._engine.embed(EmbeddingRequest(request_id=message.request_id, token_ids=int32_ids(message.token_ids)))
+        except RequestError as error:
+            self._send(RefusedMessage(request_id=message.request_id, fault=fault_of(error)))
+
+    def _step(self) -> None:
+        deltas = self._engine.step() if self._engine.has_work else _NO_NEWS
+        if self._ended:
+            deltas = attrs.evolve(deltas, finished=(*self._ended, *deltas.finished))
+            self._ended = []
+        if deltas.finished:
+            deltas = self._without_refused(deltas)
+        if len(deltas.slots) or deltas.finished or deltas.prompt_logprobs or deltas.embeddings:
+            for message in prompt_messages(deltas, self._ticket_of_slot):
+                self._send(message)
+            tickets = [self._ticket_of.pop(finished.request_id) for finished in deltas.finished]
+            self._send(step_message(deltas, self._ticket_of_slot, tickets))
+            for ticket in tickets:
+                del self._id_of[ticket]
+
+    def _without_refused(self, deltas: TokenDeltas) -> TokenDeltas:
+        """Send the refusals of requests that were taken at first, and return what is left."""
+        refused = [(finished, refusal) for finished in deltas.finished if (refusal := finished.refusal) is not None]
+        for finished, refusal in refused:
+            del self._id_of[self._ticket_of.pop(finished.request_id)]
+            self._send(RefusedMessage(request_id=finished.request_id, fault=fault_of(refusal)))
+        if not refused:
+            return deltas
+        return attrs.evolve(deltas, finished=tuple(one for one in deltas.finished if one.refusal is None))
+
+    def _send(self, message: HostMessage) -> None:
+        self._channel.send(encode(message), while_waiting=self._wait_for_room)
+
+    def _wait_for_room(self, _: list[int]) -> float:
+        """Show that it is the client that takes nothing, not the engine that makes no progress."""
+        ACTIVITY.begin(EnginePhase.SENDING)
+        return self._beat_s

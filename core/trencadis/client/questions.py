@@ -1,0 +1,161 @@
+"""Questions to an engine on a thread or in a process of its own, and what may be changed while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import EllipsisType
+from typing import Any, Protocol
+
+from trencadis.client.commands import Ask
+from trencadis.errors import BackendError
+from trencadis.registry.switching import change_table
+
+__all__ = ["EngineQuestions", "silent"]
+
+
+class _Asked(Protocol):
+    """Who takes questions."""
+
+    def send(self, command: Ask) -> None:
+        """Pass a question on."""
+        ...
+
+
+class EngineQuestions:
+    """What is asked of the engine beside requests; the answer comes between two steps.
+
+    Args:
+        asked: Takes the questions.
+    """
+
+    def __init__(self, asked: _Asked) -> None:
+        self._asked = asked
+
+    async def totals(self) -> dict[str, Any]:
+        """Return what the engine has counted since it was opened, such as ``num_steps`` and ``num_emitted_tokens``.
+
+        Raises:
+            TrencadisError: As of :meth:`scheduling`, or the model does not generate.
+        """
+        return await self._ask("totals")
+
+    async def role(self) -> dict[str, Any]:
+        """Return the engine's role, as ``role``, and the number of live requests, as ``num_live``.
+
+        Raises:
+            TrencadisError: As of :meth:`scheduling`.
+        """
+        return await self._ask("role")
+
+    async def set_role(self, role: str) -> dict[str, Any]:
+        """Take another role between two steps. Requests that are live run to their end; newcomers are judged by the new role.
+
+        Args:
+            role: ``prefill``, ``decode`` or ``both``.
+
+        Returns:
+            What :meth:`role` returns, and ``previous``, the role before.
+
+        Raises:
+            InvalidRequestError: No such role, or nothing that hands KV over; nothing has changed.
+            TrencadisError: As of :meth:`scheduling`.
+        """
+        return await self._ask("set_role", role=role)
+
+    async def set_scheduling(
+        self,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        shadow: str | EllipsisType | None = ...,
+    ) -> dict[str, Any]:
+        """Put another scheduling policy in force, or another shadow beside it, between two steps; no request is lost.
+
+        The new policy is told of every live request. Its fallback stays the configured one, and an engine that is opened again has
+        the configured policy.
+
+        Args:
+            name: The policy; None: the present one.
+            options: Keys of its table that differ from the configuration; None: none, or the present ones if ``name`` is None, too.
+            shadow: A policy to ask beside it; None: none; left out: the present one stays.
+
+        Returns:
+            What :meth:`scheduling` returns, and ``previous``: ``policy``, ``component`` and ``plan_hash`` as they were.
+
+        Raises:
+            ConfigError: No such policy, or an option that its table does not have; in the words of a wrong config file.
+            PluginError: It cannot be built. In both cases nothing has changed.
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        return await self.change_scheduling(change_table(name, options, shadow))
+
+    async def change_scheduling(self, table: Mapping[str, Any], *, source: str = "set_scheduling") -> dict[str, Any]:
+        """Change scheduling as :meth:`set_scheduling` does, by a table of its arguments.
+
+        Args:
+            table: ``name``, ``options`` and ``shadow``, each optional.
+            source: Who asks, for messages.
+
+        Raises:
+            TrencadisError: As of :meth:`set_scheduling`.
+        """
+        return await self._ask("set_scheduling", table=dict(table), source=source)
+
+    async def scheduling(self) -> dict[str, Any]:
+        """Return which policy schedules.
+
+        Returns:
+            ``policy``, ``component`` (its fallback, once it failed), ``options``, ``configured``, ``fallback``, ``quarantined``,
+            ``shadow`` and ``plan_hash``.
+
+        Raises:
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        return await self._ask("scheduling")
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """Return why a request was or was not scheduled in each of the last ``engine.explain_steps`` steps.
+
+        Args:
+            request_id: As given to :meth:`generate`; it may have ended.
+
+        Returns:
+            ``oldest_step`` and ``newest_step`` of the record, and ``requests``: the fields of
+            :class:`trencadis.records.Explanation` for each of its completions.
+
+        Raises:
+            InvalidRequestError: It was never seen, or the record does not reach back to it.
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        return await self._ask("explain", request_id=request_id)
+
+    async def reject_transfer(self, transfer_params: Mapping[str, Any]) -> None:
+        """Tell the KV connector that a request is not served here, so that who holds its KV for us need not.
+
+        Args:
+            transfer_params: Those of the request.
+
+        Raises:
+            EngineEndedError: The engine was closed, died or hung.
+            BackendError: It did not answer in time.
+        """
+        await self._ask("reject_transfer", transfer_params=dict(transfer_params))
+
+    async def _ask(self, question: str, *, timeout_s: float = 10.0, **arguments: Any) -> dict[str, Any]:
+        command = Ask(question=question, arguments=arguments)
+        self._asked.send(command)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
+        except TimeoutError:
+            raise silent(timeout_s) from None
+
+
+def silent(timeout_s: float) -> BackendError:
+    """Return the error for an engine that does not answer. Pure."""
+    return BackendError(
+        f"the engine did not answer within {timeout_s:g} s.", hint="It may be in a long step; ask again."
+    )

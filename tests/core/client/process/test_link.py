@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trencadis.client.process.link import Link
+from trencadis.client.process.messages import (
+    AskMetricsMessage,
+    CloseMessage,
+    MetricsMessage,
+    decode_client_message,
+    encode,
+)
+from trencadis.errors import EngineEndedError
+
+
+def send_for_ever(link: Link) -> None:
+    while True:
+        link.send(AskMetricsMessage())
+
+
+def test_an_interrupt_ends_the_present_wait_and_the_next_one(open_line: Callable[..., Any]) -> None:
+    link = open_line().link
+    link.interrupt()
+    assert link.receive() == []
+    threading.Timer(0.05, link.interrupt).start()
+    assert link.receive() == []
+    assert link.receive(0.001) == []
+
+
+def test_the_end_of_the_peer_is_heard_at_once_also_without_work(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    threading.Timer(0.05, line.peer.end).start()
+    start_s = time.monotonic()
+    with pytest.raises(EngineEndedError, match="process ended in a test"):
+        line.link.receive()
+    assert time.monotonic() - start_s < 30
+    assert "ended in a test" in line.link.failure
+    with pytest.raises(EngineEndedError, match="ended in a test"):
+        line.link.check()
+
+
+def test_last_words_are_read_before_the_end(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    line.far.send(encode(MetricsMessage(text="last")))
+    line.peer.end()
+    assert line.link.receive() == [MetricsMessage(text="last")]
+    with pytest.raises(EngineEndedError, match="ended in a test"):
+        line.link.receive()
+
+
+def test_the_end_is_heard_while_sending(open_line: Callable[..., Any]) -> None:
+    line = open_line(high_water_mark=1)
+    line.link.interrupt()
+    threading.Timer(0.1, line.peer.end).start()
+    with pytest.raises(EngineEndedError, match="ended in a test"):
+        send_for_ever(line.link)
+
+
+def test_closing_asks_first_and_then_waits_for_the_end(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    asked: list[Any] = []
+
+    def peer() -> None:
+        line.far.wait(60)
+        asked.extend(decode_client_message(data) for data in line.far.receive())
+        line.peer.end()
+
+    thread = threading.Thread(target=peer)
+    thread.start()
+    line.link.close()
+    thread.join()
+    assert asked == [CloseMessage()]
+    assert line.peer.was_closed
+    line.link.close()
+
+
+def test_what_came_is_decoded_in_portions_and_in_order(open_line: Callable[..., Any]) -> None:
+    line = open_line()
+    texts = [str(number) * 60_000 for number in range(9)]
+    for text in texts:
+        line.far.send(encode(MetricsMessage(text=text)))
+    got: list[str] = []
+    portions = []
+    while len(got) < len(texts):
+        portion = [message.text for message in line.link.receive(10)]
+        portions.append(len(portion))
+        got += portion
+    assert got == texts
+    assert max(portions) <= 3
+    assert not line.link.has_rest

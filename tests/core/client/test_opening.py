@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from trencadis.client.opening import configure, open_frontend
+from trencadis.config import Config
+from trencadis.errors import ModelLoadError, UnknownKeyError
+from trencadis.records import SamplingParams
+from trencadis.registry import Registry
+
+
+def test_arguments_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('[model]\npath = "from-file"\ndtype = "float32"\n[engine]\nmax_num_seqs = 3\nseed = 4\n')
+    config, _ = configure("from-argument", config_file=file, tables={"engine": {"max_num_seqs": 8}})
+    assert (config.model.path, config.model.dtype) == ("from-argument", "float32")
+    assert (config.engine.max_num_seqs, config.engine.seed) == (8, 4)
+
+
+def test_the_model_may_be_given_as_its_whole_table() -> None:
+    config, _ = configure({"path": "demo", "max_model_len": 64}, config_file=None, tables={})
+    assert (config.model.path, config.model.max_model_len) == ("demo", 64)
+
+
+def test_nothing_given_leaves_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRENCADIS_CONFIG", raising=False)
+    monkeypatch.delenv("TRENCADIS_MODEL__PATH", raising=False)
+    config, _ = configure(None, config_file=None, tables={})
+    assert config.model == Config().model
+
+
+@pytest.mark.parametrize("tables", [{"engin": {"max_num_seqs": 8}}, {"engine": {"max_num_seq": 8}}])
+def test_a_misspelt_table_or_key_is_named_with_a_suggestion(tables: dict[str, dict[str, int]]) -> None:
+    with pytest.raises(UnknownKeyError, match="Did you mean"):
+        configure("demo", config_file=None, tables=tables)
+
+
+def test_a_frontend_is_ready_for_requests(fake_house: Callable[..., tuple[Config, Registry]]) -> None:
+    frontend = open_frontend(*fake_house())
+    client = frontend.submit("Hello", SamplingParams(max_tokens=2), request_id="a")
+    while frontend.has_work:
+        frontend.step()
+    frontend.close()
+    assert len(client.output().outputs[0].token_ids) == 2
+
+
+def test_a_wrong_tokenizer_path_is_known_before_any_weights_are_read(
+    fake_house: Callable[..., tuple[Config, Registry]],
+) -> None:
+    def refuse() -> None:
+        raise AssertionError("the engine was built first")
+
+    config, registry = fake_house(policy=refuse)
+    config = attrs.evolve(config, model=attrs.evolve(config.model, tokenizer="/no/such/place"))
+    with pytest.raises(ModelLoadError, match="/no/such/place"):
+        open_frontend(config, registry)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trencadis.client.commands import Ask
+from trencadis.client.questions import EngineQuestions, silent
+from trencadis.errors import BackendError, InvalidRequestError
+
+
+class Engine:
+    """Answers, or does not."""
+
+    def __init__(self, answer: Callable[[Ask], None]) -> None:
+        self.asked: list[Ask] = []
+        self._answer = answer
+
+    def send(self, command: Ask) -> None:
+        self.asked.append(command)
+        self._answer(command)
+
+
+def ask(call: Callable[[EngineQuestions], Any], answer: Callable[[Ask], None] | None = None) -> tuple[Any, Ask]:
+    engine = Engine(answer or (lambda command: command.future.set_result({"a": 1})))
+    result = asyncio.run(call(EngineQuestions(engine)))
+    return result, engine.asked[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "question", "arguments"),
+    [
+        (lambda q: q.totals(), "totals", {}),
+        (lambda q: q.scheduling(), "scheduling", {}),
+        (lambda q: q.explain("r"), "explain", {"request_id": "r"}),
+        (lambda q: q.change_scheduling({"name": "x"}), "set_scheduling", {"table": {"name": "x"}, "source": "set_scheduling"}),
+        (lambda q: q.reject_transfer({"b": 2}), "reject_transfer", {"transfer_params": {"b": 2}}),
+    ],
+)  # fmt: skip
+def test_question_reaches_the_engine_with_its_arguments(
+    call: Callable[[EngineQuestions], Any], question: str, arguments: dict[str, Any]
+) -> None:
+    result, asked = ask(call)
+    assert (asked.question, asked.arguments) == (question, arguments)
+    assert result == (None if question == "reject_transfer" else {"a": 1})
+
+
+def test_only_what_was_given_is_changed() -> None:
+    _, asked = ask(lambda q: q.set_scheduling("fcfs", shadow=None))
+    assert asked.arguments["table"] == {"name": "fcfs", "shadow": None}
+
+
+def test_error_of_the_engine_is_raised() -> None:
+    with pytest.raises(InvalidRequestError, match="no such request"):
+        ask(
+            lambda q: q.explain("r"),
+            lambda command: command.future.set_exception(InvalidRequestError("no such request")),
+        )
+
+
+def test_engine_that_does_not_answer_is_an_error_in_words() -> None:
+    with pytest.raises(BackendError, match=r"did not answer within 0\.01 s"):
+        ask(lambda q: q._ask("totals", timeout_s=0.01), lambda _: None)
+    assert "ask again" in silent(1).hint
