@@ -17,9 +17,9 @@ from trencadis.interfaces import BlockCopies
 from trencadis.records import Int32Array
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import Habana
+from trencadis_torch.cache.host_blocks import HostBlocks
+from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
-from trencadis_torch.host_blocks import HostBlocks
-from trencadis_torch.kv_cache import PagedKVCache
 
 __all__ = ["THRESHOLDS", "BlockSwaps", "padded_length"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 __all__ = ["FlatKVCache"]
 

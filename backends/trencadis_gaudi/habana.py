@@ -20,11 +20,11 @@ import torch
 
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
+from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, emulated_fused_sdpa, vendor_fused_sdpa
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
 from trencadis_gaudi.emulated.compiler import counting_backend
 from trencadis_gaudi.environment import set_environment
-from trencadis_gaudi.fused_sdpa import FusedSDPA, emulated_fused_sdpa, vendor_fused_sdpa
 
 __all__ = ["DISTRIBUTION", "NEEDED", "VERSIONS", "Habana", "load_habana"]
 

@@ -14,13 +14,13 @@ import torch
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelFacts, ModelSource
 from trencadis_gaudi.habana import Habana
-from trencadis_torch import bridge
-from trencadis_torch.encoder import is_encoder
-from trencadis_torch.fingerprint import fingerprint
-from trencadis_torch.inspection import attention_layers, model_facts
-from trencadis_torch.kv_cache import AttentionLayer
-from trencadis_torch.loader import find_model, load_decoder
-from trencadis_torch.self_check import check_model
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.loading.encoder import is_encoder
+from trencadis_torch.loading.fingerprint import fingerprint
+from trencadis_torch.loading.inspection import attention_layers, model_facts
+from trencadis_torch.loading.loader import find_model, load_decoder
+from trencadis_torch.loading.self_check import check_model
 
 __all__ = ["LoadedModel", "load_model"]
 

@@ -12,10 +12,10 @@ import torch
 
 from trencadis.interfaces import AcceptanceRule, Sampler
 from trencadis.records import Bucket, Drafts, Int32Array, Pass, Phase, UnifiedBucket
-from trencadis_gaudi.adapter import Forward
 from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.graphs.model import Forward
 from trencadis_gaudi.habana import Habana
-from trencadis_gaudi.passes import GaudiPasses, PassInputs
+from trencadis_gaudi.passes.tensors import GaudiPasses, PassInputs
 from trencadis_gaudi.prompt_scores import NO_PROMPTS, padded_plan, score_padded
 from trencadis_torch.device import to_device
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan

@@ -43,29 +43,32 @@ from trencadis.records import (
     WarmUpReport,
 )
 from trencadis.startup import Phases
-from trencadis_torch import bridge, native_attention, native_decoder, native_linear
-from trencadis_torch.blend import make_blender
-from trencadis_torch.bucket_mode import choose_mode
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import native as native_attention
+from trencadis_torch.attention.choice import cache_dtypes, choose_kernel
+from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.blend.blender import make_blender
+from trencadis_torch.cache.host_blocks import HostBlocks
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache, stored_layers
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import choose_device, to_device
 from trencadis_torch.embedder import DecoderEmbedder, Embedder
-from trencadis_torch.encoder import is_encoder, load_encoder
-from trencadis_torch.fingerprint import fingerprint, quantised_fingerprint
-from trencadis_torch.host_blocks import HostBlocks
-from trencadis_torch.inspection import attention_layers, model_facts
-from trencadis_torch.kernel_choice import cache_dtypes, choose_kernel
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache, stored_layers
-from trencadis_torch.loader import ModelFiles, find_model, load_decoder
+from trencadis_torch.graphs.mode import choose_mode
+from trencadis_torch.linear import native as native_linear
+from trencadis_torch.linear import native_decoder
+from trencadis_torch.linear.native import check_int8
+from trencadis_torch.linear.replacement import Operation, fuse_decoder, operate
+from trencadis_torch.loading.encoder import is_encoder, load_encoder
+from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
+from trencadis_torch.loading.inspection import attention_layers, model_facts
+from trencadis_torch.loading.loader import ModelFiles, find_model, load_decoder
+from trencadis_torch.loading.pooling_config import read_recipe
+from trencadis_torch.loading.profile_run import measure_memory
+from trencadis_torch.loading.self_check import ModelCheck, check_graph
 from trencadis_torch.native_build import Source, begin
-from trencadis_torch.native_linear import check_int8
-from trencadis_torch.paged_kernel import PagedKernel
 from trencadis_torch.pending import StepTimer, TorchStep
-from trencadis_torch.recipe import read_recipe
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
-from trencadis_torch.self_check import ModelCheck, check_graph
-from trencadis_torch.surgery import Operation, fuse_decoder, operate
-from trencadis_torch.trial import measure_memory
 from trencadis_torch.walk import MatchingPrefix
 
 __all__ = ["TorchBackend"]

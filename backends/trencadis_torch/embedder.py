@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 
 from trencadis.records import Float32Array, Int32Array
-from trencadis_torch.bridge import PASS_ARGUMENT
+from trencadis_torch.attention.adapter import PASS_ARGUMENT
+from trencadis_torch.attention.whole_texts import WholeTexts
+from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.device import to_device
-from trencadis_torch.kv_cache import AttentionLayer
-from trencadis_torch.recipe import Recipe
-from trencadis_torch.whole_texts import WholeTexts
+from trencadis_torch.loading.pooling_config import Recipe
 
 __all__ = ["DecoderEmbedder", "Embedder", "EncoderEmbedder"]
 

@@ -13,15 +13,15 @@ import numpy.typing as npt
 import torch
 
 from trencadis.records import Bucket, Pass, Phase
+from trencadis_torch.attention.kernel import StaticKernel
+from trencadis_torch.attention.padded import PaddedDecode, PaddedPrefill
+from trencadis_torch.attention.padded_kernel import PaddedKernelPass
+from trencadis_torch.attention.ragged import RaggedPass, Workspace
+from trencadis_torch.attention.static import StaticKernelPass
+from trencadis_torch.attention.trees import DraftTrees
+from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
-from trencadis_torch.kv_cache import PagedKVCache
-from trencadis_torch.padded import PaddedDecode, PaddedPrefill
-from trencadis_torch.padded_kernel import PaddedKernelPass
-from trencadis_torch.paged_kernel import StaticKernel
-from trencadis_torch.ragged import RaggedPass, Workspace
 from trencadis_torch.rows import Rows
-from trencadis_torch.static_decode import StaticKernelPass
-from trencadis_torch.trees import DraftTrees
 
 __all__ = [
     "AttentionPass",

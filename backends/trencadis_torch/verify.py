@@ -20,9 +20,9 @@ from trencadis.interfaces import (
     Verification,
 )
 from trencadis.records import DraftLaws, Drafts, Int32Array, Pass, Phase, RowError
+from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows
-from trencadis_torch.trees import DraftTrees
 from trencadis_torch.walk import Walked, walk
 
 __all__ = ["Emitted", "SamplePlan", "emit"]

@@ -30,11 +30,11 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.kv_storage import STORED_DTYPES
-from trencadis_torch.native_attention import NativeAttention, compiled_kernel
+from trencadis_torch.attention.native import NativeAttention, compiled_kernel
+from trencadis_torch.attention.ragged import RaggedPass, Workspace
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.storage import STORED_DTYPES
 from trencadis_torch.native_build import find_compiler
-from trencadis_torch.ragged import RaggedPass, Workspace
 
 BLOCK_SIZE = 16
 NUM_HEADS, HEAD_DIM = 12, 64

@@ -28,12 +28,12 @@ from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Batch, Bucket, ModelSource, Pass, Phase, TableWrites
 from trencadis_testing.backend import ArgmaxSampler
+from trencadis_torch.attention.choice import choose_kernel
+from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.backend import TorchBackend
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.kernel_choice import choose_kernel
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.paged_kernel import PagedKernel
-from trencadis_torch.ragged import RaggedPass, Workspace
 
 BLOCK_SIZE = 16
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128

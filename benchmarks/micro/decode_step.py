@@ -30,7 +30,7 @@ from trencadis.records import Bucket, ModelSource, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.decoder_pass import DecoderPasses
+from trencadis_torch.linear.decoder_pass import DecoderPasses
 from trencadis_torch.walk import MatchingPrefix
 
 BLOCK_SIZE = 16
@@ -140,7 +140,7 @@ class Scene:
 
     def watch(self) -> None:
         """Time the parts from now on."""
-        from trencadis_torch import ragged
+        from trencadis_torch.attention import ragged
 
         for name, module in self.backend._model.named_modules():
             module.forward = self.stopwatch.around(part_of(name, module), module.forward)

@@ -21,8 +21,8 @@ import torch
 from random_models import LLAMA_110M, QWEN3_05B
 from torch import nn
 
-from trencadis_torch.linear import BlockedLinear, FusedLinear, Int8Linear, PackedLinear
-from trencadis_torch.native_linear import Native, native
+from trencadis_torch.linear.native import Native, native
+from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear
 
 MODELS = {"llama_110m": LLAMA_110M, "qwen3_05b": QWEN3_05B}
 COLD_BYTES = 100_000_000

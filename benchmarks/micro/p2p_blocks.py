@@ -34,7 +34,7 @@ from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.shared_memory import shared_memory
 from trencadis_kv.connectors.p2p.worker import TAKEN_BYTES
 from trencadis_kv.store.pool_access import PoolAccess
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 BLOCK_BYTES = 65536
 BLOCK_SIZE = 16

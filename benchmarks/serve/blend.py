@@ -34,12 +34,12 @@ from kv_ttft import RANDOM, make_random_model
 from trencadis.interfaces import AllocationPlan, BlendChunk, BlendOrder
 from trencadis.records import Bucket, ModelSource, Pass
 from trencadis.text import load_tokenizer, resolve_model_path
-from trencadis_torch import bridge
-from trencadis_torch.blend import make_blender
-from trencadis_torch.inspection import attention_layers
-from trencadis_torch.kv_cache import PagedKVCache
-from trencadis_torch.loader import find_model, load_decoder
-from trencadis_torch.ragged import Workspace
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.blend.blender import make_blender
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.loading.inspection import attention_layers
+from trencadis_torch.loading.loader import find_model, load_decoder
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 

@@ -28,10 +28,10 @@ from trencadis.clock import SystemClock
 from trencadis.records import ModelSource
 from trencadis.text import resolve_model_path
 from trencadis_testing.backend import ArgmaxSampler
+from trencadis_torch.attention.adapter import PASS_ARGUMENT
+from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.backend import TorchBackend
-from trencadis_torch.bridge import PASS_ARGUMENT
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.whole_texts import WholeTexts
 
 VARIANTS: dict[str, dict[str, Any]] = {"off": {"pack": "off"}, "packed": {}, "int8": {"quantization": "int8"}}
 

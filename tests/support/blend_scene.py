@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import BlendChunk, BlendOrder
-from trencadis_torch import bridge
-from trencadis_torch.blend import Blender, make_blender
-from trencadis_torch.bridge import PASS_ARGUMENT
-from trencadis_torch.inspection import attention_layers
-from trencadis_torch.kv_cache import PagedKVCache, stored_layers
-from trencadis_torch.whole_texts import WholeTexts
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.adapter import PASS_ARGUMENT
+from trencadis_torch.attention.whole_texts import WholeTexts
+from trencadis_torch.blend.blender import Blender, make_blender
+from trencadis_torch.cache.kv_cache import PagedKVCache, stored_layers
+from trencadis_torch.loading.inspection import attention_layers
 
 BLOCK_SIZE = 4
 

@@ -9,7 +9,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from trencadis_torch import triton_attention, triton_kernels
+from trencadis_torch.attention import triton as triton_attention
+from trencadis_torch.attention import triton_kernels
 
 KINDS = {
     "half": (torch.float16, torch.float16, 8, 4, 128, 0),

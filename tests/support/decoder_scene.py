@@ -12,16 +12,16 @@ import torch
 
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass
-from trencadis_torch import bridge
-from trencadis_torch.decoder import attach, decoder_of
-from trencadis_torch.inspection import attention_layers
-from trencadis_torch.kernel_choice import choose_kernel
-from trencadis_torch.kv_cache import PagedKVCache
-from trencadis_torch.native_linear import native
-from trencadis_torch.ragged import Workspace
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.choice import choose_kernel
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.linear.decoder import attach, decoder_of
+from trencadis_torch.linear.native import native
+from trencadis_torch.linear.replacement import fuse_decoder, operate
+from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
-from trencadis_torch.surgery import fuse_decoder, operate
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, MAX_LEN = 4, 320

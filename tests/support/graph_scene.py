@@ -9,12 +9,12 @@ import torch
 
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
-from trencadis_torch import bridge
-from trencadis_torch.capture_watch import CaptureWatch
-from trencadis_torch.graph_runner import GraphRunner, make_recorder
-from trencadis_torch.inspection import attention_layers
-from trencadis_torch.kv_cache import PagedKVCache
-from trencadis_torch.ragged import Workspace
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.graphs.cuda_graph_counts import CaptureWatch
+from trencadis_torch.graphs.cuda_graph_runner import GraphRunner, make_recorder
+from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 

@@ -6,10 +6,10 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.native_attention import compiled_kernel
-from trencadis_torch.ragged import RaggedPass, Workspace
-from trencadis_torch.trees import DraftTrees
+from trencadis_torch.attention.native import compiled_kernel
+from trencadis_torch.attention.ragged import RaggedPass, Workspace
+from trencadis_torch.attention.trees import DraftTrees
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 CPU = torch.device("cpu")
 

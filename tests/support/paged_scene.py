@@ -7,7 +7,7 @@ import torch
 from dense_attention import dense_attention
 
 from trencadis.records import Bucket, Pass
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 NUM_HEADS, NUM_KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 OPTIONS = ({}, {"softcap": 1.5}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"scale": 0.7})

@@ -13,15 +13,15 @@ from trencadis.engine.guarded_connector import GuardedConnector
 from trencadis.engine.transfers import Transfers
 from trencadis.records import Bucket, FinishReason, Phase
 from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.graphs.counts import Watch
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.runner import empty_pass
-from trencadis_gaudi.watch import Watch
 from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
-from trencadis_torch.capture_watch import CaptureWatch
-from trencadis_torch.graph_watch import GraphWatch
+from trencadis_torch.graphs.compiled_counts import GraphWatch
+from trencadis_torch.graphs.cuda_graph_counts import CaptureWatch
 
 __all__ = ["metrics_page"]
 

@@ -10,7 +10,7 @@ from trencadis_gaudi.block_swaps import THRESHOLDS, BlockSwaps, padded_length
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.habana import load_habana
-from trencadis_torch.kv_cache import AttentionLayer
+from trencadis_torch.cache.kv_cache import AttentionLayer
 
 
 def make(num_blocks=6, num_host_blocks=0, **options):

@@ -12,7 +12,7 @@ from trencadis_gaudi.dummy_batches import (
     dummy_prefill,
     dummy_unified,
 )
-from trencadis_gaudi.unified_batch import unified_batch
+from trencadis_gaudi.passes.unified_blocks import unified_batch
 
 
 @pytest.mark.parametrize(

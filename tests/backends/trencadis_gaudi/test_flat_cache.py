@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trencadis_gaudi.flat_cache import FlatKVCache
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 LAYERS = tuple(
     AttentionLayer(index=index, num_kv_heads=2, key_dim=3, value_dim=value_dim, window=0, dtype=torch.float32)

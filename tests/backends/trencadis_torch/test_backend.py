@@ -16,7 +16,7 @@ from trencadis_testing.backend import ArgmaxSampler, BackendConformance
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.native_linear import native
+from trencadis_torch.linear.native import native
 
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=4, max_model_len=120, max_num_batched_tokens=64)
 needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
@@ -162,7 +162,7 @@ def test_int8_is_refused_with_activations_of_sixteen_bits(model_path):
 
 
 def test_int8_is_refused_without_a_compiler_and_packing_goes_on(model_path, monkeypatch):
-    monkeypatch.setattr("trencadis_torch.native_linear.native", lambda: None)
+    monkeypatch.setattr("trencadis_torch.linear.native.native", lambda: None)
     source = ModelSource(path=str(model_path("llama")))
     with pytest.raises(BackendError, match="no working C"):
         make(quantization="int8").load(source, sampler=ArgmaxSampler())

@@ -7,11 +7,12 @@ import tiny_models
 import torch
 
 from trencadis.records import ModelSource
-from trencadis_torch import bridge, embedder
+from trencadis_torch import embedder
+from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.embedder import DecoderEmbedder, EncoderEmbedder
-from trencadis_torch.inspection import attention_layers
-from trencadis_torch.loader import find_model, load_decoder, load_weights
-from trencadis_torch.recipe import Recipe
+from trencadis_torch.loading.inspection import attention_layers
+from trencadis_torch.loading.loader import find_model, load_decoder, load_weights
+from trencadis_torch.loading.pooling_config import Recipe
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 5, 30, 5, 2, 30, 17, 48)

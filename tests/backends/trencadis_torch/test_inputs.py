@@ -6,9 +6,9 @@ import torch
 
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.inputs import padded_inputs, ragged_inputs
-from trencadis_torch.kv_cache import AttentionLayer, PagedKVCache
-from trencadis_torch.ragged import Workspace
 from trencadis_torch.rows import Rows
 
 PLAN = AllocationPlan(num_blocks=9, block_size=2, num_rows=3, max_model_len=12, max_num_batched_tokens=8)

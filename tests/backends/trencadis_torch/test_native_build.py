@@ -12,9 +12,10 @@ import torch
 from paged_attention_scene import Sequence, Shape, attend
 
 from trencadis.errors import BackendError, InternalError
-from trencadis_torch import native_attention, native_build
-from trencadis_torch.kernel_choice import choose_kernel
-from trencadis_torch.native_attention import NativeAttention
+from trencadis_torch import native_build
+from trencadis_torch.attention import native as native_attention
+from trencadis_torch.attention.choice import choose_kernel
+from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.native_build import Source, begin, cache_directory, find_compiler, load_library, openmp_runtime
 
 TEXT = '#include <cstdint>\nextern "C" int64_t answer() { return 42; }\n'

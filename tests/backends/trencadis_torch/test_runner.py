@@ -9,10 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
-from trencadis_torch import bridge
-from trencadis_torch.inspection import attention_layers
-from trencadis_torch.kv_cache import PagedKVCache
-from trencadis_torch.ragged import Workspace
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 from trencadis_torch.walk import MatchingPrefix

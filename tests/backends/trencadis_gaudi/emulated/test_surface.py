@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from trencadis.clock import SimulatedClock
+from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa
 from trencadis_gaudi.emulated import EmulatedDevice, EmulatedDeviceError, emulated_habana
 from trencadis_gaudi.emulated.compiler import counting_backend
-from trencadis_gaudi.fused_sdpa import emulated_fused_sdpa
 
 API = json.loads((Path(__file__).parents[1] / "habana_api.json").read_text())["modules"]
 ROOT = "habana_frameworks.torch"

@@ -1,0 +1,1 @@
+"""Attention with static shapes: flat paged decodes, prefills, unified batches, and the vendor's fused kernel."""

@@ -1,0 +1,132 @@
+"""Attention of prefills: gathered context in front of the new keys, one mask for who sees what.
+
+Shapes: B sequences, Q queries, C context blocks, S tokens per block, L = C × S + Q keys, H query heads, KV key-value heads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, fused_attention
+from trencadis_torch.attention.sdpa import attend
+
+__all__ = ["attend_prefill", "batch_mask", "causal_mask", "merged_mask", "with_context"]
+
+
+def with_context(cached: torch.Tensor, blocks: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Return cached and new keys, or values, of each sequence: ``[B, L, KV, D]``. Pure.
+
+    Args:
+        cached: ``[num_blocks + 1, S, KV, D]``.
+        blocks: int64 ``[B, C]``.
+        new: ``[B, Q, KV, D]``.
+    """
+    if not blocks.numel():
+        return new
+    context = cached.index_select(0, blocks.flatten()).view(len(blocks), -1, *cached.shape[2:])
+    return torch.cat([context, new], dim=1)
+
+
+def causal_mask(queries: torch.Tensor, keys: torch.Tensor, real: torch.Tensor, window: int) -> torch.Tensor:
+    """Return bool ``[B, 1, Q, L]``, True where a query sees a key. Pure.
+
+    A query sees itself even if it is padding, so that no softmax is empty.
+
+    Args:
+        queries: Positions, ``[B, Q]``; the last Q keys are those of the queries.
+        keys: Positions, ``[B, L]``.
+        real: Keys that may be seen at all, bool ``[B, L]`` or ``[B, Q, L]``.
+        window: A query sees this many tokens, itself included; 0 sees all.
+    """
+    query_len, num_context = queries.shape[1], keys.shape[1] - queries.shape[1]
+    if real.dim() == 2:
+        real = real[:, None]
+    seen = real & (keys[:, None] <= queries[:, :, None])
+    if window:
+        seen = seen & (keys[:, None] > queries[:, :, None] - window)
+    itself = torch.eye(query_len, dtype=torch.bool, device=queries.device)
+    return (seen | torch.nn.functional.pad(itself, (num_context, 0)))[:, None]
+
+
+def batch_mask(
+    context_lens: torch.Tensor, query_lens: torch.Tensor, *, num_context: int, query_len: int, window: int
+) -> torch.Tensor:
+    """Return the mask of a batch of sequences, bool ``[B, 1, Q, num_context + Q]``. Pure.
+
+    Args:
+        context_lens: int64 ``[B]``, 0 .. num_context.
+        query_lens: int64 ``[B]``, 0 .. Q; queries behind are padding.
+        num_context: C × S.
+        query_len: Q.
+        window: As in :func:`causal_mask`.
+    """
+    context = torch.arange(num_context, device=context_lens.device)
+    steps = torch.arange(query_len, device=context_lens.device)
+    queries = context_lens[:, None] + steps
+    keys = torch.cat([context.expand(len(context_lens), -1), queries], dim=1)
+    real = torch.cat([context < context_lens[:, None], steps < query_lens[:, None]], dim=1)
+    return causal_mask(queries, keys, real, window)
+
+
+def merged_mask(
+    groups: torch.Tensor,
+    positions: torch.Tensor,
+    context_groups: torch.Tensor,
+    context_columns: torch.Tensor,
+    context_usage: torch.Tensor,
+    *,
+    block_size: int,
+    window: int,
+) -> torch.Tensor:
+    """Return the block-diagonal mask of prompts that follow each other in one row, bool ``[1, 1, Q, C × S + Q]``. Pure.
+
+    Args:
+        groups: Sequence of each query, int64 ``[Q]``; -1 in padding.
+        positions: int64 ``[Q]``.
+        context_groups: Sequence of each context block, int64 ``[C]``; -1 in padding.
+        context_columns: Index of each within its sequence, int64 ``[C]``.
+        context_usage: Filled slots of each, int64 ``[C]``.
+        block_size: S.
+        window: As in :func:`causal_mask`.
+    """
+    offsets = torch.arange(block_size, device=groups.device)
+    context = (context_columns[:, None] * block_size + offsets).flatten()
+    filled = (offsets < context_usage[:, None]).flatten()
+    owners = context_groups[:, None].expand(-1, block_size).flatten()
+    keys = torch.cat([context, positions])
+    real = torch.cat([filled & (owners >= 0), groups >= 0])
+    same = groups[:, None] == torch.cat([owners, groups])
+    return causal_mask(positions[None], keys[None], (same & real)[None], window)
+
+
+def attend_prefill(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    query_lens: torch.Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    kernel: FusedSDPA | None,
+) -> torch.Tensor:
+    """Return attention outputs ``[B, Q, H, Dv]``; of padding they are finite and of no meaning. Pure.
+
+    Args:
+        query: ``[B, Q, H, D]``.
+        keys: ``[B, L, KV, D]``.
+        values: ``[B, L, KV, Dv]``.
+        mask: bool ``[B, 1, Q, L]``; None for causal attention with L = Q.
+        query_lens: Real queries of each sequence, for a kernel without a mask.
+        scale: Of the scores.
+        softcap: Of the scores; not with the kernel.
+        sinks: ``[H]``; not with the kernel.
+        kernel: Fused attention where it can do this; None computes with plain operations.
+    """
+    query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
+    if kernel is not None and softcap is None and sinks is None and keys.shape[-1] == values.shape[-1]:
+        output = fused_attention(kernel, query, keys, values, mask=mask, query_lens=query_lens, scale=scale)
+    else:
+        output = attend(query, keys, values, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+    return output.transpose(1, 2)

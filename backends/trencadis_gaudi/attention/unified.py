@@ -1,0 +1,170 @@
+"""Unified attention: every token's softmax in up to four parts, put together by log-sum-exp.
+
+    shared blocks ┐
+    unique blocks ├─▶ (Σ exp(s − m) · v, m, Σ exp(s − m)) each ─▶ weighed by exp(m − max m) ─▶ output
+    new tokens    │
+    sinks         ┘
+
+Shapes: T tokens, L keys, U blocks, S tokens per block, H query heads, KV key-value heads, G = H / KV, D head dimension.
+Source: vllm-gaudi v0.11.2, extension/unified.py; merging partial softmaxes, arXiv:1805.02867, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from trencadis_gaudi.attention.flat import FLOOR, block_softmax, one_hot, peaks_of_owners, slot_bias
+
+__all__ = ["QUERY_SLICE", "Part", "block_part", "causal_part", "dense_part", "merge_parts", "sink_part"]
+
+QUERY_SLICE = 512
+"""Queries whose scores are held at once: bounds the largest temporary."""
+
+
+class Part(NamedTuple):
+    """A softmax over some of a token's keys, not yet divided; float32.
+
+    Attributes:
+        values: Σ exp(s − peak) · v, ``[T, KV, G, Dv]``.
+        peak: Largest score, ``[T, KV, G]``; ``FLOOR`` where none is seen.
+        total: Σ exp(s − peak), ``[T, KV, G]``.
+    """
+
+    values: torch.Tensor
+    peak: torch.Tensor
+    total: torch.Tensor
+
+
+def dense_part(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    seen: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> Part:
+    """Return the part of keys that stand before every token, some of them hidden. Pure.
+
+    Args:
+        query: ``[T, H, D]``.
+        keys: ``[L, KV, D]``.
+        values: ``[L, KV, Dv]``.
+        seen: bool ``[T, L]``.
+        scale: Of the scores.
+        softcap: Of the scores.
+    """
+    num_kv_heads = keys.shape[1]
+    grouped = torch.unflatten(query, 1, (num_kv_heads, -1))
+    scores = torch.einsum("tkgd,lkd->tkgl", grouped, keys).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~seen[:, None, None, :], float("-inf"))
+    peak = scores.amax(-1).clamp_min(FLOOR)
+    weights = torch.exp(scores - peak[..., None])
+    return Part(torch.einsum("tkgl,lkd->tkgd", weights.to(values.dtype), values).float(), peak, weights.sum(-1))
+
+
+def causal_part(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    owners: torch.Tensor,
+    positions: torch.Tensor,
+    window: int,
+    scale: float,
+    softcap: float | None,
+) -> Part:
+    """Return the part of the pass's own tokens: each sees its sequence's up to itself. Pure.
+
+    Computed in slices of queries, each against the keys up to its end: a sequence's tokens stand in the order of their positions.
+
+    Args:
+        query: ``[T, H, D]``.
+        keys: ``[T, KV, D]``.
+        values: ``[T, KV, Dv]``.
+        owners: Sequence of each token, int64 ``[T]``; -1 for tokens that see and are seen by none here.
+        positions: int64 ``[T]``.
+        window: A query sees this many tokens, itself included; 0 sees all.
+        scale: Of the scores.
+        softcap: Of the scores.
+    """
+    parts = []
+    for first in range(0, len(query), QUERY_SLICE):
+        here, end = slice(first, first + QUERY_SLICE), min(first + QUERY_SLICE, len(query))
+        seen = (owners[here, None] == owners[:end]) & (owners[:end] >= 0) & (positions[:end] <= positions[here, None])
+        if window:
+            seen = seen & (positions[:end] > positions[here, None] - window)
+        parts.append(dense_part(query[here], keys[:end], values[:end], seen=seen, scale=scale, softcap=softcap))
+    return Part(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+
+def block_part(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    owners: torch.Tensor,
+    usage: torch.Tensor,
+    skipped: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> Part:
+    """Return the part of blocks that one token each sees. Pure.
+
+    Args:
+        query: ``[T, H, D]``.
+        keys: ``[U, S, KV, D]``.
+        values: ``[U, S, KV, Dv]``.
+        owners: Token of each block, int64 ``[U]``; -1 for none.
+        usage: Filled slots of each, int64 ``[U]``; 0 where there is no owner, or more.
+        skipped: Slots of each before the window, int64 ``[U]``.
+        scale: Of the scores.
+        softcap: Of the scores.
+    """
+    num_tokens = len(query)
+    mapping = one_hot(owners, num_tokens)
+    bias = slot_bias(usage, skipped, keys.shape[1])[:, None]
+    soft = block_softmax(query[:, None], keys, mapping=mapping, bias=bias, scale=scale, softcap=softcap)
+    weights, peak, total = (part.squeeze(1) for part in soft)
+    places = torch.where(owners < 0, num_tokens, owners)
+    peaks = peaks_of_owners(peak, places, num_tokens)
+    adjusted = torch.exp(peak - peaks.index_select(0, places))
+    by_block = torch.einsum("nkgs,nskd->nkgd", weights.to(values.dtype), values).float() * adjusted[..., None]
+    sums = [torch.matmul(mapping.T, part.flatten(1)) for part in (by_block, total * adjusted)]
+    return Part(
+        sums[0].view(num_tokens, *by_block.shape[1:]), peaks[:num_tokens], sums[1].view(num_tokens, *total.shape[1:])
+    )
+
+
+def sink_part(sinks: torch.Tensor, like: Part) -> Part:
+    """Return the part of one more score for each head, which yields nothing. Pure.
+
+    Args:
+        sinks: ``[H]``.
+        like: Any other part of the same tokens.
+    """
+    peak = sinks.float().view(1, *like.peak.shape[1:]).expand_as(like.peak)
+    return Part(torch.zeros_like(like.values), peak, torch.ones_like(like.total))
+
+
+def merge_parts(parts: Sequence[Part]) -> torch.Tensor:
+    """Return attention outputs ``[T, H, Dv]``, float32; zero for a token that sees nothing. Pure.
+
+    Args:
+        parts: At least one, of the same tokens over different keys.
+    """
+    peak = parts[0].peak
+    for part in parts[1:]:
+        peak = torch.maximum(peak, part.peak)
+    weights = [torch.exp(part.peak - peak) for part in parts]
+    total = sum((part.total * weight for part, weight in zip(parts, weights, strict=True)), torch.zeros_like(peak))
+    values = sum(
+        (part.values * weight[..., None] for part, weight in zip(parts, weights, strict=True)),
+        torch.zeros_like(parts[0].values),
+    )
+    return (values / total.clamp_min(torch.finfo(torch.float32).tiny)[..., None]).flatten(1, 2)

@@ -1,0 +1,1 @@
+"""Graph capture and warm-up of buckets."""

@@ -1,0 +1,238 @@
+"""Which buckets become graphs, and what happens when the memory for graphs is short.
+
+    capture_all   every bucket, largest first ── too little memory? ─▶ all over again, smallest first, as many as fit
+    budgeted      every bucket once without a graph, then graphs as the budget allows (``graph_budget.py``)
+
+A bucket without a graph runs as it is; nothing is compiled for it later either.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trencadis.errors import OutOfMemoryError
+from trencadis.records import Bucket, Phase, UnifiedBucket
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.emulated.device import EmulatedMemoryError
+from trencadis_gaudi.graphs.budget import CaptureReport, GraphBudget, capture_order
+from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.memory import format_bytes
+
+__all__ = ["Capture", "describe", "log_bucket"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+_NAMES = {Phase.PREFILL: "Prompt", Phase.DECODE: "Decode"}
+
+
+class Capture:
+    """Captures the graphs of one backend, and knows which there are.
+
+    Args:
+        config: The policy.
+        habana: Its free memory is read.
+        run: Runs a bucket on padding, as a graph or not.
+        margin_bytes: What must stay free.
+        clear: Drops every graph.
+
+    Attributes:
+        graphs: Memory of each graph, bytes, by bucket.
+    """
+
+    def __init__(
+        self,
+        config: GaudiConfig,
+        habana: Habana,
+        *,
+        run: Callable[[Bucket, bool], None],
+        margin_bytes: float,
+        clear: Callable[[], None],
+    ) -> None:
+        self.graphs: dict[Bucket, int] = {}
+        self._config = config
+        self._habana = habana
+        self._run = run
+        self._margin = margin_bytes
+        self._clear = clear
+        self._bounded = config.capture == "budgeted"
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory of all graphs."""
+        return sum(self.graphs.values())
+
+    def as_graph(self, bucket: Bucket) -> bool:
+        """Return whether a bucket runs as a graph; one that no warm-up saw does if nothing bounds the number of graphs. Pure."""
+        return bucket in self.graphs or (self._config.captures and not self._bounded)
+
+    def bucket(self, bucket: Bucket) -> int:
+        """Capture one bucket; returns the memory it took, bytes.
+
+        Raises:
+            OutOfMemoryError: It does not fit.
+        """
+        before = self._habana.free_bytes()
+        try:
+            self._run(bucket, True)
+        except (EmulatedMemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemoryError(f"No room for the graph of {bucket}: {error}") from error
+        used = max(0, before - self._habana.free_bytes())
+        self.graphs[bucket] = used
+        return used
+
+    def within_margin(self, bucket: Bucket) -> None:
+        """Capture one bucket.
+
+        Raises:
+            OutOfMemoryError: It does not fit, or it is there and leaves less free than the margin. No new shape becomes a graph from
+                then on.
+        """
+        try:
+            self.bucket(bucket)
+            free = self._habana.free_bytes()
+            if free < self._margin:
+                raise OutOfMemoryError(
+                    f"{format_bytes(free)} are free, less than the margin of {format_bytes(self._margin)}."
+                )
+        except OutOfMemoryError:
+            self._bounded = True
+            raise
+
+    def every(self, buckets: Sequence[Bucket], *, done: Callable[[Bucket], None]) -> None:
+        """Capture every bucket, in the order given; if memory is short, as many as fit, smallest first.
+
+        Raises:
+            OutOfMemoryError: Memory is short, and that is to be an error.
+        """
+        for bucket in buckets:
+            if bucket in self.graphs:
+                continue
+            try:
+                self.within_margin(bucket)
+            except OutOfMemoryError as error:
+                self._fail_if_asked(error)
+                logger.warning("%s Memory for graphs is short: capturing again, the smallest buckets first.", error)
+                self._as_many_as_fit(buckets, done=done)
+                return
+            done(bucket)
+
+    def _fail_if_asked(self, error: OutOfMemoryError) -> None:
+        if self._config.on_memory_shortage == "fail":
+            raise OutOfMemoryError(
+                f"{error} {len(self.graphs)} graphs take {format_bytes(self.graph_bytes)}.",
+                hint="Raise backend.gaudi.graph_reserve, prepare fewer buckets, or set backend.gaudi.on_memory_shortage to skip.",
+            ) from error
+
+    def _as_many_as_fit(self, buckets: Sequence[Bucket], *, done: Callable[[Bucket], None]) -> None:
+        """Start over, smallest first; what is left out is run once without a graph, so that it is compiled."""
+        self._clear()
+        self.graphs.clear()
+        self._bounded = True
+        skipped = []
+        # What a token costs, by phase: the last graph's bytes for each.
+        rates = dict.fromkeys(Phase, 0.0)
+        for bucket in sorted(buckets, key=_weight):
+            room = self._habana.free_bytes() - self._margin
+            fits = rates[bucket.phase] * _weight(bucket)[0] < room
+            try:
+                if fits:
+                    rates[bucket.phase] = self.bucket(bucket) / _weight(bucket)[0]
+            except OutOfMemoryError:
+                fits = False
+            if not fits:
+                skipped.append(bucket)
+                self._run(bucket, False)
+            done(bucket)
+        if skipped:
+            logger.warning(
+                "%d of %d buckets run without a graph for lack of memory: %s",
+                len(skipped),
+                len(buckets),
+                describe(skipped),
+            )
+
+    def budgeted(self, prefills: Sequence[Bucket], decodes: Sequence[Bucket]) -> tuple[CaptureReport, CaptureReport]:
+        """Capture what the memory that is free beyond the margin pays for; both phases have been run before.
+
+        Raises:
+            OutOfMemoryError: Not one graph fits.
+        """
+        free = self._habana.free_bytes()
+        budget = int(free - self._margin)
+        ratio = self._config.prompt_ratio
+        logger.info(
+            "Using %s/%s of free device memory for HPUGraphs, %s for prompt and %s for decode (VLLM_GRAPH_PROMPT_RATIO=%g)",
+            format_bytes(budget),
+            format_bytes(free),
+            format_bytes(ratio * budget),
+            format_bytes((1 - ratio) * budget),
+            ratio,
+        )
+        orders = (
+            capture_order(prefills, self._config.prompt_order),
+            capture_order(decodes, self._config.decode_order),
+        )
+
+        def capture(bucket: Bucket, index: int) -> int:
+            used = self.bucket(bucket)
+            of = len(orders[bucket.phase is Phase.DECODE])
+            log_bucket(f"Graph/{_NAMES[bucket.phase]}", bucket, index + 1, of, self._habana.free_bytes())
+            return used
+
+        reports = GraphBudget(budget, prompt_ratio=ratio, capture=capture).run(*orders) if budget > 0 else ()
+        if not reports or not self.graphs:
+            raise OutOfMemoryError(
+                f"{format_bytes(budget)} for graphs ({format_bytes(free)} are free, {format_bytes(self._margin)} of them the "
+                "margin) do not pay for one.",
+                hint="Raise backend.gaudi.graph_reserve, or set backend.gaudi.capture to capture_all.",
+            )
+        for name, report in zip(("Prompt", "Decode"), reports, strict=True):
+            logger.info(
+                "Graph/%s captured:%d (%.1f%%) used_mem:%s buckets:%s",
+                name,
+                len(report.captured),
+                100 * report.captured_ratio,
+                format_bytes(report.used_bytes),
+                describe(report.captured),
+            )
+        return reports[0], reports[1]
+
+
+def log_bucket(what: str, bucket: Bucket, number: int, total: int, free_bytes: int) -> None:
+    """Log one line of a warm-up, in the vendor's words."""
+    if isinstance(bucket, UnifiedBucket):
+        logger.info(
+            "[Warmup][Unified CFG][%d/%d] query_len:%d shared_blocks:%d unique_blocks:%d (%s) free_mem:%s",
+            number,
+            total,
+            bucket.query_len,
+            bucket.num_blocks,
+            bucket.num_unique_blocks,
+            "causal" if bucket.is_causal else "non causal",
+            format_bytes(free_bytes),
+        )
+        return
+    logger.info(
+        "[Warmup][%s][%d/%d] batch_size:%d query_len:%d num_blocks:%d free_mem:%s",
+        what,
+        number,
+        total,
+        bucket.batch_size,
+        bucket.query_len,
+        bucket.num_blocks,
+        format_bytes(free_bytes),
+    )
+
+
+def describe(buckets: Sequence[Bucket]) -> list[tuple[int, int, int]]:
+    """Return the sizes of buckets, ascending. Pure."""
+    return sorted((bucket.batch_size, bucket.query_len, bucket.num_blocks) for bucket in buckets)
+
+
+def _weight(bucket: Bucket) -> tuple[int, int]:
+    """Return what a graph's memory grows with: tokens and what they read."""
+    unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
+    return bucket.num_tokens + bucket.num_blocks + unique, bucket.num_tokens

@@ -1,0 +1,147 @@
+"""The model as the device runs it: tensors in, logits out, captured, compiled or as it is.
+
+    token ids, positions, which logits, attention tensors ──▶ attention pass ──▶ the model's own forward ──▶ logits [L, V]
+
+Shapes: T token positions of the bucket, L logits rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.passes.tensors import GaudiPasses, PassTensors
+from trencadis_torch.attention.adapter import PASS_ARGUMENT
+
+__all__ = ["Forward", "ForwardAdapter", "dynamo_limits", "make_forward", "mark_layers"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+Forward = Callable[..., torch.Tensor]
+"""``(token_ids, positions, keep, tensors, *, graph: bool)`` to logits."""
+
+_LAYER_SUFFIXES = ("DecoderLayer", "EncoderLayer", "BertLayer", "BigCodeBlock", "Block", "Layer")
+
+
+class ForwardAdapter(torch.nn.Module):
+    """Takes nothing but tensors, so that the vendor's graphs are told apart by shapes alone.
+
+    Args:
+        model: Of transformers, with the paged attention switched on.
+        passes: Makes the attention of a pass from its tensors.
+    """
+
+    def __init__(self, model: Any, passes: GaudiPasses) -> None:
+        super().__init__()
+        self.model = model
+        self._passes = passes
+        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, tensors: PassTensors
+    ) -> torch.Tensor:
+        """Return logits ``[L, V]``, and write keys and values.
+
+        Args:
+            token_ids: int64 ``[1, T]``.
+            positions: int64 ``[1, T]``.
+            keep: Which tokens' logits, int64 ``[L]``.
+            tensors: Of the pass.
+        """
+        options: dict[str, Any] = {PASS_ARGUMENT: self._passes.attention(tensors)}
+        if self._selects:
+            options["logits_to_keep"] = keep
+        result = self.model(input_ids=token_ids, position_ids=positions, use_cache=False, **options)
+        logits: torch.Tensor = result.logits[0]
+        return logits if self._selects else logits.index_select(0, keep)
+
+
+def make_forward(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> Forward:
+    """Return the adapter's forward in the config's mode; changes the adapter."""
+    if config.mode == "lazy":
+        mark_layers(adapter.model, habana.mark_step, every=config.mark_layers)
+        graphed = habana.hpu.wrap_in_hpu_graph(adapter, disable_tensor_cache=True)
+
+        def replay(*args: Any, graph: bool) -> torch.Tensor:
+            logits: torch.Tensor = graphed(*args, bypass_hpu_graphs=not graph)
+            return logits
+
+        return replay
+    if config.mode == "compile":
+        return _compiled(adapter, config, habana)
+
+    def plain(*args: Any, graph: bool) -> torch.Tensor:
+        logits: torch.Tensor = adapter(*args)
+        return logits
+
+    return plain
+
+
+def _compiled(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> Forward:
+    """Return the adapter compiled as a whole, or with each decoder layer compiled for itself.
+
+    Source: vllm-gaudi, v1/worker/hpu_model_runner.py, HPUCompileConfig and _compile_region.
+    """
+    options: dict[str, Any] = {"backend": habana.compiler, "fullgraph": config.fullgraph}
+    if config.dynamic_shapes:
+        if isinstance(habana.compiler, str):
+            options["options"] = {"force_static_compile": True}
+    else:
+        options["dynamic"] = False
+    run: Any = adapter
+    if config.regional:
+        for layer in decoder_layers(adapter.model):
+            layer.compile(**options)
+    else:
+        run = torch.compile(adapter, **options)
+
+    def compiled(*args: Any, graph: bool) -> torch.Tensor:
+        with habana.outside():
+            logits: torch.Tensor = run(*args)
+        return logits
+
+    return compiled
+
+
+def mark_layers(model: Any, mark_step: Callable[[], None], *, every: int) -> int:
+    """Call ``mark_step`` behind every n-th decoder layer of a model; returns behind how many.
+
+    Args:
+        model: Its modules get hooks.
+        mark_step: Ends a run of operations.
+        every: n; 0 marks none.
+
+    Source: vllm-gaudi, v1/worker/hpu_model_runner.py, modify_model_layers.
+    """
+    if not every:
+        return 0
+    marked = decoder_layers(model)[every - 1 :: every]
+    for layer in marked:
+        layer.register_forward_hook(lambda *_: mark_step())
+    return len(marked)
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """Return a model's decoder layers in order: the modules of its longest list that look like layers. Pure."""
+    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+    layers = [[one for one in part if type(one).__name__.endswith(_LAYER_SUFFIXES)] for part in lists]
+    return max(layers, key=len, default=[])
+
+
+def dynamo_limits(num_buckets: int, *, regional: bool) -> tuple[int, int]:
+    """Return how many graphs torch.compile may keep for one piece of code, and for all. Pure.
+
+    Args:
+        num_buckets: Prefill and decode buckets together.
+        regional: Pieces are small, and made more often.
+
+    Source: vllm-gaudi, v1/worker/hpu_model_runner.py, warmup_model.
+    """
+    limit = 1 + (5 if regional else 1) * num_buckets
+    return limit, 8 * limit

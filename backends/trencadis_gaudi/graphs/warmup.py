@@ -1,0 +1,232 @@
+"""The warm-up: everything that would be compiled while a request waits is compiled before the first one.
+
+    estimate ─▶ sampler ─▶ defragmenter ─▶ prefills ─▶ decodes ─▶ hot replay   ┄▶ the rest, while there is nothing to serve
+
+Orders, skips and log lines are the vendor plugin's. Buckets are compiled without being run where the bridge can do that; sampler and
+block swaps always run, as the host looks at their results.
+
+Source: vllm-gaudi, v1/worker/hpu_model_runner.py, warmup_model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from trencadis.clock import Clock
+from trencadis.errors import OutOfMemoryError
+from trencadis.records import Bucket, Phase, WarmUpReport
+from trencadis_gaudi.config import GaudiConfig
+from trencadis_gaudi.graphs.bucket_order import representatives, required_first
+from trencadis_gaudi.graphs.capture import Capture, log_bucket
+from trencadis_gaudi.graphs.counts import Watch
+from trencadis_gaudi.graphs.model import dynamo_limits
+from trencadis_gaudi.graphs.pace import Pace
+from trencadis_gaudi.habana import Habana
+from trencadis_gaudi.memory import format_bytes
+
+__all__ = ["Steps", "WarmUp", "compile_only"]
+
+logger = logging.getLogger("trencadis.gaudi")
+
+_NAMES = {Phase.PREFILL: "Prompt", Phase.DECODE: "Decode"}
+
+
+class Steps(Protocol):
+    """What a backend does for its warm-up."""
+
+    def run_bucket(self, bucket: Bucket, graph: bool) -> None:
+        """Run a bucket on padding."""
+        ...
+
+    def warm_sampler(self, buckets: Sequence[Bucket]) -> None:
+        """Sample in every way that passes in these buckets do."""
+        ...
+
+    def warm_swaps(self) -> None:
+        """Swap blocks in every size, if blocks are ever swapped."""
+        ...
+
+
+class WarmUp:
+    """One warm-up.
+
+    Args:
+        config: How.
+        habana: The device.
+        capture: Makes graphs.
+        watch: Is told what is prepared.
+        clock: For the duration.
+        steps: Does the work.
+
+    Attributes:
+        pace: Of what is put off; is to be told of steps.
+    """
+
+    def __init__(
+        self, config: GaudiConfig, habana: Habana, *, capture: Capture, watch: Watch, clock: Clock, steps: Steps
+    ) -> None:
+        self._config = config
+        self._habana = habana
+        self._capture = capture
+        self._watch = watch
+        self._clock = clock
+        self._steps = steps
+        self._prepared: list[Bucket] = []
+        self._rest: deque[Bucket] = deque()
+        self.pace = Pace(
+            clock, quiet_s=config.warmup_quiet_s, step_s=config.warmup_step_s, expected_s=config.expected_graph_s
+        )
+
+    def run(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
+        """Warm up; see ``Backend.warm_up``.
+
+        Raises:
+            OutOfMemoryError: Graphs do not fit, and that is to be an error.
+        """
+        start_s, free = self._clock.now_s(), self._habana.free_bytes()
+        with self._watch.compilations(warns=False) as compiled:
+            if self._config.mode == "eager":
+                # Each operation is compiled by itself when it is first run: there is nothing that a bucket would prepare.
+                self._all_done(buckets, progress)
+            else:
+                self._announce(buckets)
+                self._prepare(buckets, progress)
+        allocated = free - self._habana.free_bytes()
+        took_s = self._clock.now_s() - start_s
+        logger.info("Warmup finished in %.0f secs, allocated %s of device memory", took_s, format_bytes(allocated))
+        self._watch.graphs(len(self._capture.graphs), self._capture.graph_bytes)
+        self._watch.warm_up(took_s, num_prepared=len(self._prepared), num_deferred=len(self._rest))
+        return WarmUpReport(
+            prepared=tuple(self._prepared),
+            num_graphs=len(self._capture.graphs),
+            graph_bytes=self._capture.graph_bytes,
+            num_compilations=compiled.number,
+            num_deferred=len(self._rest),
+        )
+
+    def rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
+        """Prepare one bucket of what was put off, if the pace allows it; returns it.
+
+        Args:
+            is_idle: Nothing is being served.
+        """
+        if not self._rest or not self.pace.allows(is_idle=is_idle):
+            return ()
+        bucket, start_s = self._rest.popleft(), self._clock.now_s()
+        with self._watch.compilations(warns=False):
+            self._prepare_late(bucket)
+        took_s = self._clock.now_s() - start_s
+        self.pace.took(took_s, is_idle=is_idle)
+        self._prepared.append(bucket)
+        self._watch.warmed_up(bucket)
+        self._watch.graphs(len(self._capture.graphs), self._capture.graph_bytes)
+        self._watch.warm_up(took_s, num_prepared=len(self._prepared), num_deferred=len(self._rest))
+        num_all = len(self._prepared) + len(self._rest)
+        log_bucket(_NAMES[bucket.phase], bucket, len(self._prepared), num_all, self._habana.free_bytes())
+        return (bucket,)
+
+    def _prepare_late(self, bucket: Bucket) -> None:
+        if not self._capture.as_graph(bucket):
+            self._steps.run_bucket(bucket, False)
+            return
+        try:
+            self._capture.within_margin(bucket)
+        except OutOfMemoryError as error:
+            # An engine that serves goes on: its larger graphs are there already.
+            logger.warning("%s It runs without a graph.", error)
+            self._steps.run_bucket(bucket, False)
+
+    def _announce(self, buckets: Sequence[Bucket]) -> None:
+        each_s = self._config.expected_graph_s
+        logger.info(
+            "Warm-up of %d buckets: about %.0f s, at %g s each (backend.gaudi.expected_graph_s).",
+            len(buckets),
+            len(buckets) * each_s,
+            each_s,
+        )
+        if self._config.mode == "compile":
+            _set_dynamo_limits(len(buckets), regional=self._config.regional)
+
+    def _prepare(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> None:
+        self._steps.warm_sampler(buckets)
+        self._steps.warm_swaps()
+        required = self._split(buckets)
+        phases = {
+            phase: sorted((bucket for bucket in required if bucket.phase is phase), reverse=True) for phase in Phase
+        }
+        only = self._config.compile_only
+        with compile_only(self._habana) if only else contextlib.nullcontext():
+            self._compile(phases, progress)
+        if self._config.capture == "budgeted":
+            self._capture.budgeted(phases[Phase.PREFILL], phases[Phase.DECODE])
+        if self._config.hot_replay:
+            for of_phase in phases.values():
+                for bucket in representatives(of_phase):
+                    self._steps.run_bucket(bucket, self._capture.as_graph(bucket))
+
+    def _split(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Return what is prepared now, and keep the rest for later."""
+        count = self._config.warmup_required
+        order, num_covering = required_first(buckets)
+        count = max(count, num_covering) if count else len(order)
+        self._rest.extend(order[count:])
+        if self._rest:
+            logger.info("%d buckets are prepared now, %d while there is nothing to serve.", count, len(self._rest))
+        return order[:count]
+
+    def _compile(self, phases: dict[Phase, list[Bucket]], progress: Callable[[int, int], None] | None) -> None:
+        total = sum(map(len, phases.values()))
+        places = {bucket: place for of_phase in phases.values() for place, bucket in enumerate(of_phase, start=1)}
+
+        def done(bucket: Bucket) -> None:
+            of = len(phases[bucket.phase])
+            log_bucket(_NAMES[bucket.phase], bucket, places[bucket], of, self._habana.free_bytes())
+            self._note(bucket, total, progress)
+
+        if self._config.captures and self._config.capture == "capture_all":
+            self._capture.every(list(places), done=done)
+            for phase, name in _NAMES.items():
+                of_phase = [num_bytes for bucket, num_bytes in self._capture.graphs.items() if bucket.phase is phase]
+                logger.info("Graph/%s captured:%d used_mem:%s", name, len(of_phase), format_bytes(sum(of_phase)))
+            return
+        for bucket in places:
+            self._steps.run_bucket(bucket, False)
+            done(bucket)
+
+    def _note(self, bucket: Bucket, total: int, progress: Callable[[int, int], None] | None) -> None:
+        if bucket in self._prepared:
+            return  # captured again, for memory was short
+        self._prepared.append(bucket)
+        self._watch.warmed_up(bucket)
+        if progress is not None:
+            progress(len(self._prepared), total)
+
+    def _all_done(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> None:
+        for bucket in buckets:
+            self._note(bucket, len(buckets), progress)
+
+
+@contextlib.contextmanager
+def compile_only(habana: Habana) -> Iterator[None]:
+    """Compile, and run nothing, where the bridge can do that."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(habana.internal.bridge_config.env_setting("PT_COMPILE_ONLY_MODE", True))
+        except KeyError:
+            logger.warning(
+                "Cannot use PT_COMPILE_ONLY_MODE. Warmup time will be negatively impacted. "
+                "Please update Gaudi Software Suite."
+            )
+        yield
+
+
+def _set_dynamo_limits(num_buckets: int, *, regional: bool) -> None:
+    import torch._dynamo.config as dynamo
+
+    limit, total = dynamo_limits(num_buckets, regional=regional)
+    dynamo.cache_size_limit = max(limit, dynamo.cache_size_limit)
+    dynamo.accumulated_cache_size_limit = max(total, dynamo.accumulated_cache_size_limit)

@@ -1,0 +1,180 @@
+"""A decode pass as tensors: made on the host before the graph, and read by every layer inside it.
+
+Shapes: B sequences, Q queries of each, N blocks (from the bucket), S tokens per block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trencadis.errors import StepFailedError
+from trencadis.records import Int32Array, Pass
+from trencadis_gaudi.attention.flat import flat_attention, slot_bias
+from trencadis_gaudi.passes.block_lists import (
+    BlockLists,
+    OwnedBlocks,
+    gathered_lists,
+    owned_blocks,
+    query_positions,
+    ranged_lists,
+    seen_slots,
+    token_slots,
+    window_entries,
+)
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.device import to_device
+
+__all__ = ["BlockTensors", "DecodeTensors", "GaudiDecode", "decode_tensors"]
+
+
+class BlockTensors(NamedTuple):
+    """The blocks that the layers of one window read; on the device.
+
+    Attributes:
+        blocks: Block ids, int64 ``[N]``.
+        groups: Sequence of each, -1 in padding, int64 ``[N]``.
+        usage: Slots of each that a query sees end here, int32 ``[N, Q]``.
+        skipped: And begin here, int32 ``[N, Q]``.
+    """
+
+    blocks: torch.Tensor
+    groups: torch.Tensor
+    usage: torch.Tensor
+    skipped: torch.Tensor
+
+
+class DecodeTensors(NamedTuple):
+    """All a captured decode graph is given about its pass.
+
+    Attributes:
+        slots: Where new keys go, int64 ``[B, Q]``.
+        lists: For each window that a layer of the model has, in ascending order; 0 sees all.
+    """
+
+    slots: torch.Tensor
+    lists: tuple[BlockTensors, ...]
+
+
+def decode_tensors(one: Pass, tables: Int32Array, cache: PagedKVCache, *, contiguous: bool) -> DecodeTensors:
+    """Return the tensors of a decode pass; every shape follows from its bucket and the cache.
+
+    A list of all blocks is as long as the bucket says, with ``contiguous`` at most as long as the cache, padding block included.
+    Layers with a window get a list of their own, which is gathered by id in both cases.
+
+    Args:
+        one: The pass; without sequences it is padding alone.
+        tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
+        cache: Read for sizes only.
+        contiguous: Read the cache by range.
+
+    Raises:
+        StepFailedError: The bucket is too small for the pass, or a block that is read by range has two owners.
+    """
+    bucket, size = one.bucket, cache.block_size
+    positions = query_positions(one.starts, one.query_lens, query_len=bucket.query_len)
+    ends = -(-(one.starts + one.query_lens) // size)
+    num_entries = min(bucket.num_blocks, cache.num_blocks + 1) if contiguous else bucket.num_blocks
+    lists = []
+    for window in _windows(cache):
+        firsts, entries = np.zeros_like(ends), num_entries
+        if window:
+            firsts = (np.maximum(one.starts - window + 1, 0) // size).astype(np.int32)
+            entries = window_entries(
+                num_entries,
+                batch_size=bucket.batch_size,
+                query_len=bucket.query_len,
+                window=window,
+                block_size=size,
+            )
+        owned = owned_blocks(tables, one.rows, firsts, ends)
+        part = _lists(owned, entries, cache.padding_block, one, by_range=contiguous and not window)
+        arrays = (part.blocks, part.groups, *seen_slots(part, positions, block_size=size, window=window))
+        lists.append(BlockTensors(*(to_device(array, cache.device) for array in arrays)))
+    slots = token_slots(
+        tables,
+        one.rows,
+        one.starts,
+        one.query_lens,
+        batch_size=bucket.batch_size,
+        query_len=bucket.query_len,
+        block_size=size,
+        padding_block=cache.padding_block,
+    )
+    return DecodeTensors(to_device(slots, cache.device), tuple(lists))
+
+
+def _windows(cache: PagedKVCache) -> list[int]:
+    return sorted({layer.window for layer in cache.layers})
+
+
+def _lists(owned: OwnedBlocks, num_entries: int, padding_block: int, one: Pass, *, by_range: bool) -> BlockLists:
+    needed = len(owned.blocks) if not by_range else int(owned.blocks.max(initial=-1)) + 1
+    if needed > num_entries:
+        raise StepFailedError(
+            f"{one.bucket} has room for {num_entries} blocks; its sequences need {needed}.",
+            hint="A bucketing strategy must return a bucket that covers the pass.",
+        )
+    if not by_range:
+        return gathered_lists(owned, num_entries=num_entries, padding_block=padding_block)
+    if len(np.unique(owned.blocks)) < len(owned.blocks):
+        raise StepFailedError(
+            "two sequences share a block, and the KV cache is read by range, where a block has one owner.",
+            hint="Turn prefix caching or contiguous blocks off.",
+        )
+    return ranged_lists(owned, num_entries=num_entries, padding_block=padding_block)
+
+
+class GaudiDecode:
+    """Attention of a decode pass; made inside the graph from tensors alone, read by every layer.
+
+    Args:
+        cache: Written to.
+        tensors: Of the pass.
+        contiguous: As the tensors were made.
+    """
+
+    def __init__(self, cache: PagedKVCache, tensors: DecodeTensors, *, contiguous: bool) -> None:
+        self._cache = cache
+        self._slots = tensors.slots
+        self._contiguous = contiguous
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        self._lists = dict(zip(_windows(cache), tensors.lists, strict=True))
+        self._biases = {
+            window: slot_bias(part.usage, part.skipped, cache.block_size) for window, part in self._lists.items()
+        }
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
+        self._cache.write(layer_index, self._slots.flatten(), keys, values)
+        window = self._windows[layer_index]
+        part = self._lists[window]
+        cached_keys, cached_values = (self._read(cached, window, part) for cached in self._cache.layer(layer_index))
+        output = flat_attention(
+            torch.unflatten(query, 0, self._slots.shape),
+            cached_keys,
+            cached_values,
+            groups=part.groups,
+            bias=self._biases[window],
+            scale=query.shape[-1] ** -0.5 if scale is None else scale,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        return output.flatten(0, 1)
+
+    def _read(self, cached: torch.Tensor, window: int, part: BlockTensors) -> torch.Tensor:
+        if self._contiguous and not window:
+            return cached.narrow(0, 0, len(part.blocks))
+        return cached.index_select(0, part.blocks)

@@ -1,0 +1,143 @@
+"""A prefill pass as tensors: a rectangle of sequences, each with its context blocks.
+
+Shapes: B sequences, Q queries of each, C context blocks of each (from the bucket), S tokens per block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trencadis.errors import StepFailedError
+from trencadis.records import Int32Array, Int64Array, Pass
+from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
+from trencadis_gaudi.attention.prefill import attend_prefill, batch_mask, with_context
+from trencadis_gaudi.passes.block_lists import token_slots
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.device import to_device
+
+__all__ = ["GaudiPrefill", "PrefillTensors", "prefill_tensors"]
+
+
+class PrefillTensors(NamedTuple):
+    """All a captured prefill graph is given about its pass.
+
+    Attributes:
+        slots: Where new keys go, int64 ``[B, Q]``.
+        blocks: Context blocks, the padding block behind them, int64 ``[B, C]``.
+        context_lens: Tokens computed before, int64 ``[B]``.
+        query_lens: New tokens, int64 ``[B]``; 0 for padding.
+    """
+
+    slots: torch.Tensor
+    blocks: torch.Tensor
+    context_lens: torch.Tensor
+    query_lens: torch.Tensor
+
+
+def prefill_tensors(one: Pass, tables: Int32Array, cache: PagedKVCache) -> PrefillTensors:
+    """Return the tensors of a prefill pass; every shape follows from its bucket.
+
+    Args:
+        one: The pass; without sequences it is padding alone.
+        tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
+        cache: Read for sizes only.
+
+    Raises:
+        StepFailedError: The bucket is too small for the pass.
+    """
+    bucket, size = one.bucket, cache.block_size
+    needed = -(-int(one.starts.max(initial=0)) // size)
+    if needed > bucket.num_blocks:
+        raise StepFailedError(
+            f"{bucket} has room for {bucket.num_blocks} context blocks a sequence; one needs {needed}.",
+            hint="A bucketing strategy must return a bucket that covers the pass.",
+        )
+    lengths = np.zeros((2, bucket.batch_size), np.int64)
+    lengths[:, : len(one.rows)] = one.starts, one.query_lens
+    slots = token_slots(
+        tables,
+        one.rows,
+        one.starts,
+        one.query_lens,
+        batch_size=bucket.batch_size,
+        query_len=bucket.query_len,
+        block_size=size,
+        padding_block=cache.padding_block,
+    )
+    blocks = _context_blocks(one, tables, cache)
+    return PrefillTensors(*(to_device(array, cache.device) for array in (slots, blocks, *lengths)))
+
+
+def _context_blocks(one: Pass, tables: Int32Array, cache: PagedKVCache) -> Int64Array:
+    bucket = one.bucket
+    blocks = np.full((bucket.batch_size, bucket.num_blocks), cache.padding_block, np.int64)
+    # A bucket may have more blocks than a table has columns.
+    width = min(bucket.num_blocks, tables.shape[1])
+    held = np.arange(width) * cache.block_size < one.starts[:, None]
+    blocks[: len(one.rows), :width] = np.where(held, tables[one.rows, :width], cache.padding_block)
+    return blocks
+
+
+class GaudiPrefill:
+    """Attention of a prefill pass; made inside the graph from tensors alone, read by every layer.
+
+    Args:
+        cache: Written to.
+        tensors: Of the pass.
+        kernel: Fused attention; None computes with plain operations.
+    """
+
+    def __init__(self, cache: PagedKVCache, tensors: PrefillTensors, *, kernel: FusedSDPA | None) -> None:
+        self._cache = cache
+        self._tensors = tensors
+        self._kernel = kernel
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        self._masks: dict[int, torch.Tensor] = {}
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
+        slots, blocks, _, query_lens = self._tensors
+        self._cache.write(layer_index, slots.flatten(), keys, values)
+        seen = [
+            with_context(cached, blocks, torch.unflatten(new, 0, slots.shape))
+            for cached, new in zip(self._cache.layer(layer_index), (keys, values), strict=True)
+        ]
+        output = attend_prefill(
+            torch.unflatten(query, 0, slots.shape),
+            *seen,
+            mask=self._mask(self._windows[layer_index]),
+            query_lens=query_lens,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            kernel=self._kernel,
+        )
+        return output.flatten(0, 1)
+
+    def _mask(self, window: int) -> torch.Tensor | None:
+        """Return the mask of the layers of a window; None where plain causality says it all. Made once a pass."""
+        slots, blocks, context_lens, query_lens = self._tensors
+        if not blocks.numel() and not window:
+            return None
+        if window not in self._masks:
+            self._masks[window] = batch_mask(
+                context_lens,
+                query_lens,
+                num_context=blocks.shape[1] * self._cache.block_size,
+                query_len=slots.shape[1],
+                window=window,
+            )
+        return self._masks[window]

@@ -1,0 +1,200 @@
+"""A unified pass as tensors: prefills and decodes in one row of tokens.
+
+Shapes: T tokens, M shared blocks, U unique blocks (from the bucket), R sequences at most, S tokens per block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trencadis.errors import StepFailedError
+from trencadis.records import Int32Array, Int64Array, Pass, UnifiedBucket
+from trencadis_gaudi.attention.unified import Part, block_part, causal_part, dense_part, merge_parts, sink_part
+from trencadis_gaudi.passes.flat_tokens import FlatTokens, flat_tokens
+from trencadis_gaudi.passes.unified_blocks import UnifiedBatch
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.device import to_device
+
+__all__ = ["GaudiUnified", "UnifiedTensors", "unified_tensors"]
+
+
+class UnifiedTensors(NamedTuple):
+    """All a captured unified graph is given about its pass; int64.
+
+    A bias for every token and slot of the shared blocks would be T × M × S numbers to send; columns of the blocks are R × M.
+
+    Attributes:
+        causal: Nothing, or one array ``[T]``: sequence of each token that attends to new ones directly, else -1.
+        slots: Where new keys go, ``[T]``.
+        positions: ``[T]``; 0 in padding.
+        groups: Sequence of each token, ``[T]``; R in padding.
+        cached: Tokens that each sequence reads from the cache, ``[R + 1]``; 0 for the last, which is that of padding.
+        shared: Shared blocks, ``[M]``; the padding block behind them.
+        shared_columns: Index of each within each sequence, -1 where it is none of its blocks, ``[R + 1, M]``.
+        unique_tokens: Token that block ``i`` of the cache belongs to, ``[U]``; -1 for none.
+        unique_columns: Index of each within its sequence, ``[U]``.
+    """
+
+    causal: tuple[torch.Tensor, ...]
+    slots: torch.Tensor
+    positions: torch.Tensor
+    groups: torch.Tensor
+    cached: torch.Tensor
+    shared: torch.Tensor
+    shared_columns: torch.Tensor
+    unique_tokens: torch.Tensor
+    unique_columns: torch.Tensor
+
+
+def unified_tensors(
+    one: Pass, batch: UnifiedBatch, tables: Int32Array, cache: PagedKVCache, *, bucket: UnifiedBucket
+) -> UnifiedTensors:
+    """Return the tensors of a unified pass; every shape follows from its bucket, the cache and the number of rows.
+
+    Args:
+        one: The pass; its own bucket is not read.
+        batch: Its blocks by kind.
+        tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
+        cache: Read for sizes only.
+        bucket: The shape to run in.
+
+    Raises:
+        StepFailedError: The bucket is too small for the pass.
+    """
+    if not bucket.covers(batch.shape):
+        raise StepFailedError(
+            f"a unified pass needs {batch.shape}; its bucket is {bucket}.",
+            hint="A bucketing strategy must return a bucket that covers the pass.",
+        )
+    num_groups = min(len(tables), bucket.query_len)
+    tokens = flat_tokens(one, tables, cache, num_tokens=bucket.query_len)
+    cached = np.zeros(num_groups + 1, np.int64)
+    cached[: len(one.rows)] = batch.cached
+    shared = np.full(bucket.num_blocks, cache.padding_block, np.int64)
+    shared[: len(batch.shared)] = batch.shared
+    columns = np.full((num_groups + 1, bucket.num_blocks), -1, np.int64)
+    columns[: len(one.rows), : len(batch.shared)] = batch.shared_columns
+    groups = np.where(tokens.groups < 0, num_groups, tokens.groups)
+    arrays = (
+        tokens.slots,
+        tokens.positions,
+        groups,
+        cached,
+        shared,
+        columns,
+        *_unique(batch, tokens, num_entries=min(bucket.num_unique_blocks, cache.num_blocks + 1)),
+    )
+    causal = (_causal_owners(batch, tokens),) if bucket.is_causal else ()
+    return UnifiedTensors(
+        tuple(to_device(array, cache.device) for array in causal), *(to_device(array, cache.device) for array in arrays)
+    )
+
+
+def _unique(batch: UnifiedBatch, tokens: FlatTokens, *, num_entries: int) -> tuple[Int64Array, Int64Array]:
+    """Return the token and the column of each block of the range."""
+    owners = np.full(num_entries, -1, np.int64)
+    columns = np.zeros(num_entries, np.int64)
+    # A unique block's sequence has one new token, its first.
+    owners[batch.unique] = tokens.firsts[batch.unique_groups]
+    columns[batch.unique] = batch.unique_columns
+    return owners, columns
+
+
+def _causal_owners(batch: UnifiedBatch, tokens: FlatTokens) -> Int64Array:
+    # Entry -1 is that of padding.
+    return np.append(np.where(batch.is_causal, np.arange(len(batch.is_causal)), -1), -1)[tokens.groups]
+
+
+class GaudiUnified:
+    """Attention of a unified pass; made inside the graph from tensors alone, read by every layer.
+
+    Args:
+        cache: Written to.
+        tensors: Of the pass.
+    """
+
+    def __init__(self, cache: PagedKVCache, tensors: UnifiedTensors) -> None:
+        self._cache = cache
+        self._tensors = tensors
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        windows = sorted(set(self._windows.values()))
+        self._seen = {window: self._seen_of_shared(window) for window in windows}
+        self._spans = {window: self._span_of_unique(window) for window in windows}
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``; as in ``RaggedPass``."""
+        self._cache.write(layer_index, self._tensors.slots, keys, values)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        window = self._windows[layer_index]
+        parts = self._cached_parts(layer_index, query, window, scale=scale, softcap=softcap)
+        for owners in self._tensors.causal:
+            parts.append(
+                causal_part(
+                    query,
+                    keys,
+                    values,
+                    owners=owners,
+                    positions=self._tensors.positions,
+                    window=window,
+                    scale=scale,
+                    softcap=softcap,
+                )
+            )
+        if sinks is not None and parts:
+            parts.append(sink_part(sinks, parts[0]))
+        if not parts:
+            # A bucket without any part holds no real token: whatever padding yields is never read.
+            return query.new_zeros(*query.shape[:2], values.shape[-1])
+        return merge_parts(parts).to(values.dtype)
+
+    def _cached_parts(
+        self, layer_index: int, query: torch.Tensor, window: int, *, scale: float, softcap: float | None
+    ) -> list[Part]:
+        parts = []
+        shared, owners = self._tensors.shared, self._tensors.unique_tokens
+        cached = self._cache.layer(layer_index)
+        if shared.numel():
+            keys, values = (part.index_select(0, shared).flatten(0, 1) for part in cached)
+            parts.append(dense_part(query, keys, values, seen=self._seen[window], scale=scale, softcap=softcap))
+        if owners.numel():
+            keys, values = (part.narrow(0, 0, len(owners)) for part in cached)
+            usage, skipped = self._spans[window]
+            parts.append(
+                block_part(
+                    query, keys, values, owners=owners, usage=usage, skipped=skipped, scale=scale, softcap=softcap
+                )
+            )
+        return parts
+
+    def _seen_of_shared(self, window: int) -> torch.Tensor:
+        """Return which slots of the shared blocks each token sees, bool ``[T, M × S]``."""
+        tensors, size = self._tensors, self._cache.block_size
+        own = tensors.shared_columns.index_select(0, tensors.groups)[:, :, None]
+        keys = own * size + torch.arange(size, device=own.device)
+        seen = (own >= 0) & (keys < tensors.cached.index_select(0, tensors.groups)[:, None, None])
+        if window:
+            seen = seen & (keys > tensors.positions[:, None, None] - window)
+        return seen.flatten(1)
+
+    def _span_of_unique(self, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return how many slots of each unique block are filled, and how many lie before its token's window, ``[U]``."""
+        tensors, size = self._tensors, self._cache.block_size
+        owners = tensors.unique_tokens.clamp(min=0)
+        begins = tensors.unique_columns * size
+        filled = tensors.cached.index_select(0, tensors.groups.index_select(0, owners)) - begins
+        if not window:
+            return filled, torch.zeros_like(filled)
+        return filled, tensors.positions.index_select(0, owners) - window + 1 - begins

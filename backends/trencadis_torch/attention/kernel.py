@@ -1,0 +1,109 @@
+"""The contract of a kernel that attends over the paged cache where it lies, whatever device it is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from trencadis.records import Int32Array
+
+if TYPE_CHECKING:
+    from trencadis_torch.cache.kv_cache import PagedKVCache
+
+__all__ = ["KernelPass", "PagedKernel", "StaticKernel"]
+
+
+class KernelPass(Protocol):
+    """The calls of one pass, one for each layer."""
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        output: torch.Tensor,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """Store new keys and values of all tokens, and write attention outputs of the sequences that attend.
+
+        Args:
+            layer_index: The module's ``layer_idx``.
+            query: ``[T, H, D]``.
+            keys: ``[T, KV, D]``.
+            values: ``[T, KV, Dv]``.
+            output: Written to, ``[T, H, Dv]``, contiguous, the dtype of ``query``.
+            scale: As in :func:`~trencadis_torch.attention.sdpa.attend`.
+            softcap: The same.
+            sinks: The same.
+        """
+        ...
+
+
+class PagedKernel(Protocol):
+    """A kernel.
+
+    Attributes:
+        name: Whose low bits the cache's content has.
+    """
+
+    @property
+    def name(self) -> str:  # noqa: D102 - above
+        ...
+
+    def begin(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: Int32Array,
+        starts: Int32Array,
+        query_lens: Int32Array,
+        firsts: Int32Array,
+    ) -> KernelPass:
+        """Return the calls of one pass.
+
+        Args:
+            cache: Read and written.
+            tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+            slots: Where new keys go, of all tokens of the pass, int64 ``[T]``.
+            rows: Row of each sequence that attends.
+            starts: First query position of each.
+            query_lens: Queries of each.
+            firsts: Token of the pass with each one's first query.
+        """
+        ...
+
+
+@runtime_checkable
+class StaticKernel(PagedKernel, Protocol):
+    """A kernel whose passes can be made from tensors on the device alone."""
+
+    def begin_static(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        query_lens: torch.Tensor,
+        query_len: int,
+    ) -> KernelPass:
+        """Return the calls of a padded pass; every shape follows from the arguments'.
+
+        Args:
+            cache: Read and written.
+            tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+            slots: Where new keys go, of all tokens of the bucket, int64 ``[B × query_len]``.
+            rows: int64 ``[B]``; of padding any.
+            starts: int64 ``[B]``.
+            query_lens: int64 ``[B]``; 0 of padding, which attends to nothing.
+            query_len: The bucket's; each sequence has as many tokens.
+        """
+        ...

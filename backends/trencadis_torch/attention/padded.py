@@ -1,0 +1,308 @@
+"""Attention of padded passes: every tensor's shape follows from the bucket alone, as static-shape devices need.
+
+    prefill   [B, Q] tokens, C context blocks each:   gather context ▶ put new keys behind ▶ masked attention
+    decode    [B, Q] tokens, N blocks of all sequences: flat paged attention, block by block
+
+Padding tokens have id 0 and position 0 and write to the padding block. They see themselves, so that no softmax is empty.
+
+Shapes: B sequences, Q queries, C or N blocks (from the bucket), S block size, H query heads, KV key-value heads, D head
+dimension. Source: flat paged attention of the vLLM plugin for Gaudi, vllm_gaudi/extension/ops.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from trencadis.records import Bucket, Int32Array
+from trencadis_torch.attention.sdpa import attend
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.cache.storage import decode
+from trencadis_torch.device import to_device
+
+__all__ = ["FlatDecode", "PaddedDecode", "PaddedPrefill", "flat_block_lists", "flat_paged_attention"]
+
+FLOOR = -1e30
+"""Stands for the maximum of an empty block: finite, so that differences of it are no NaN."""
+
+
+class PaddedPrefill:
+    """A prefill pass in a bucket. Made per pass, read by every layer.
+
+    Args:
+        cache: Written to.
+        tables: Block tables of all rows, int32 ``[num_rows, max_blocks]`` on the device.
+        slots: Where new keys go, int64 ``[B × Q]``.
+        rows: int64 ``[B]`` on the device; padding repeats some row.
+        starts: Context length of each sequence, int64 ``[B]``; 0 for padding.
+        query_lens: Queries of each, int64 ``[B]``; 0 for padding.
+        bucket: The shape.
+
+    Attributes:
+        signature: What the shapes follow from.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: torch.Tensor,
+        starts: torch.Tensor,
+        query_lens: torch.Tensor,
+        bucket: Bucket,
+    ) -> None:
+        self._cache = cache
+        self._slots = slots
+        self.signature = (bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks)
+        self._shape = (bucket.batch_size, bucket.query_len)
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        columns = torch.arange(bucket.num_blocks, device=tables.device)
+        held = columns * cache.block_size < starts[:, None]
+        # A bucket may have more blocks than a table has columns.
+        blocks = tables[rows[:, None], columns.clamp(max=tables.shape[1] - 1)].long()
+        self._blocks = torch.where(held, blocks, cache.padding_block).flatten()
+        self._masks = {
+            window: _prefill_mask(starts, query_lens, bucket, cache.block_size, window)
+            for window in set(self._windows.values())
+        }
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
+        self._cache.write(layer_index, self._slots, keys, values)
+        batch_size = self._shape[0]
+        seen = []
+        for cached, new in zip(self._cache.layer(layer_index), (keys, values), strict=True):
+            context = decode(cached.index_select(0, self._blocks), new.dtype).view(batch_size, -1, *new.shape[1:])
+            seen.append(torch.cat([context, torch.unflatten(new, 0, self._shape)], dim=1).transpose(1, 2))
+        output = attend(
+            torch.unflatten(query, 0, self._shape).transpose(1, 2),
+            seen[0],
+            seen[1],
+            mask=self._masks[self._windows[layer_index]],
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        return output.transpose(1, 2).flatten(0, 1)
+
+
+def _prefill_mask(
+    starts: torch.Tensor, query_lens: torch.Tensor, bucket: Bucket, block_size: int, window: int
+) -> torch.Tensor:
+    """Return bool ``[B, 1, Q, C × S + Q]``: context below the start, then new tokens up to the query itself."""
+    num_context, device = bucket.num_blocks * block_size, starts.device
+    queries = torch.arange(bucket.query_len, device=device)
+    context = torch.arange(num_context, device=device)
+    starts = starts[:, None, None]
+    see_context = (context < starts).expand(-1, bucket.query_len, -1)
+    see_new = (queries[None, :] <= queries[:, None]) & (queries < query_lens[:, None, None])
+    if window:
+        see_context = see_context & (context > starts + queries[:, None] - window)
+        see_new = see_new & (queries[None, :] > queries[:, None] - window)
+    see_new = see_new | torch.eye(bucket.query_len, dtype=torch.bool, device=device)
+    return torch.cat([see_context, see_new], dim=-1)[:, None]
+
+
+class FlatDecode:
+    """A decode pass over gathered blocks of all sequences, whoever found out which these are. Read by every layer.
+
+    Args:
+        cache: Written to.
+        slots: Where new keys go, int64 ``[B × Q]``.
+        bucket: The shape.
+        blocks: Ids, int64 ``[N]``.
+        mapping: bool ``[N, B]``, True where a block belongs to a sequence.
+        keys: Positions of each block's keys, int64 ``[N, S]``.
+        queries: Positions of the queries of each block's sequence, int64 ``[N, Q]``.
+        padding: bool ``[N]``, blocks of no sequence.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        *,
+        slots: torch.Tensor,
+        bucket: Bucket,
+        blocks: torch.Tensor,
+        mapping: torch.Tensor,
+        keys: torch.Tensor,
+        queries: torch.Tensor,
+        padding: torch.Tensor,
+    ) -> None:
+        self._cache = cache
+        self._slots = slots
+        self._shape = (bucket.batch_size, bucket.query_len)
+        self._blocks = blocks
+        self._mapping = mapping
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        self._masks = {window: _decode_mask(keys, queries, padding, window) for window in set(self._windows.values())}
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
+        self._cache.write(layer_index, self._slots, keys, values)
+        cached_keys, cached_values = self._cache.layer(layer_index)
+        output = flat_paged_attention(
+            torch.unflatten(query, 0, self._shape),
+            decode(cached_keys.index_select(0, self._blocks), keys.dtype),
+            decode(cached_values.index_select(0, self._blocks), values.dtype),
+            mapping=self._mapping,
+            mask=self._masks[self._windows[layer_index]],
+            scale=query.shape[-1] ** -0.5 if scale is None else scale,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        return output.flatten(0, 1)
+
+
+class PaddedDecode(FlatDecode):
+    """A decode pass in a bucket, with drafts if the bucket's query length is above 1; its blocks are listed by the host.
+
+    Args:
+        cache: Written to.
+        tables: Block tables of all rows, int32 ``[num_rows, max_blocks]`` on the device.
+        slots: Where new keys go, int64 ``[B × Q]``.
+        rows: Row of each real sequence, on the host.
+        starts: First query position of each, on the host.
+        query_lens: Queries of each, on the host.
+        bucket: The shape.
+
+    Attributes:
+        signature: What the shapes follow from.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        rows: Int32Array,
+        starts: Int32Array,
+        query_lens: Int32Array,
+        bucket: Bucket,
+    ) -> None:
+        self.signature = (bucket.phase.value, bucket.batch_size, bucket.query_len, bucket.num_blocks)
+        size = cache.block_size
+        counts = -(-(starts + query_lens) // size)
+        owners, columns = flat_block_lists(counts, num_entries=bucket.num_blocks)
+        real = owners >= 0
+        # The last real query of a sequence lends its position to the padding behind it.
+        steps = np.minimum(np.arange(bucket.query_len), query_lens[:, None] - 1)
+        # Entry -1 of the extended arrays is that of padding.
+        positions = np.append(starts[:, None] + steps, np.zeros((1, bucket.query_len), np.int32), axis=0)[owners]
+        facts = np.stack([np.append(rows, 0)[owners], np.where(real, columns, 0), owners]).astype(np.int64)
+        device_rows, device_columns, groups = to_device(facts, tables.device)
+        padding = groups < 0
+        super().__init__(
+            cache,
+            slots=slots,
+            bucket=bucket,
+            blocks=torch.where(padding, cache.padding_block, tables[device_rows, device_columns].long()),
+            mapping=groups[:, None] == torch.arange(bucket.batch_size, device=tables.device),
+            keys=device_columns[:, None] * size + torch.arange(size, device=tables.device),
+            queries=to_device(positions.astype(np.int64), tables.device),
+            padding=padding,
+        )
+
+
+def flat_block_lists(counts: Int32Array, *, num_entries: int) -> tuple[Int32Array, Int32Array]:
+    """Return the owner and the column of every block, sequence after sequence, padded with -1 to a bucket. Pure.
+
+    Args:
+        counts: Blocks of each sequence.
+        num_entries: The bucket's blocks.
+
+    Returns:
+        ``owners``: the sequence of each entry, int32 ``[num_entries]``. ``columns``: index of the block within it.
+    """
+    owners, columns = np.full((2, num_entries), -1, np.int32)
+    total = int(counts.sum())
+    owners[:total] = np.repeat(np.arange(len(counts)), counts)
+    columns[:total] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return owners, columns
+
+
+def _decode_mask(keys: torch.Tensor, queries: torch.Tensor, padding: torch.Tensor, window: int) -> torch.Tensor:
+    """Return what the queries of a block's sequence see of it, bool ``[N, Q, S]``, from positions ``[N, S]``, ``[N, Q]``."""
+    mask = keys[:, None, :] <= queries[:, :, None]
+    if window:
+        mask = mask & (keys[:, None, :] > queries[:, :, None] - window)
+    return mask | padding[:, None, None]
+
+
+def flat_paged_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    mapping: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return attention outputs ``[B, Q, H, Dv]``: a softmax per block, then blocks of a sequence weighed together. Pure.
+
+    Args:
+        query: ``[B, Q, H, D]``.
+        keys: Gathered blocks, ``[N, S, KV, D]``.
+        values: ``[N, S, KV, Dv]``.
+        mapping: bool ``[N, B]``, True where a block belongs to a sequence; a padding block's row is all False.
+        mask: bool ``[N, Q, S]``, True where a query sees a key.
+        scale: Of the scores.
+        softcap: As in :func:`~trencadis_torch.attention.sdpa.attend`.
+        sinks: The same, ``[H]``.
+
+    Source: online softmax over blocks, arXiv:1805.02867, section 3; grouping by one-hot products as in vllm_gaudi.
+    """
+    num_kv_heads = keys.shape[2]
+    batch_size, query_len, num_heads, _ = query.shape
+    groups = num_heads // num_kv_heads
+    one_hot = mapping.to(query.dtype)
+    by_block = (one_hot @ query.flatten(1)).view(-1, query_len, num_kv_heads, groups, query.shape[-1])
+    scores = torch.einsum("nqkgd,nskd->nqkgs", by_block, keys).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask[:, :, None, None, :], float("-inf"))
+
+    block_max = scores.amax(-1).clamp_min(FLOOR)  # [N, Q, KV, G]
+    weights = torch.exp(scores - block_max[..., None])
+    block_sum = weights.sum(-1)
+    group_max = torch.where(mapping[:, :, None, None, None], block_max[:, None], FLOOR).amax(0)  # [B, Q, KV, G]
+    if sinks is not None:
+        heads = sinks.float().view(1, 1, num_kv_heads, groups)
+        group_max = torch.maximum(group_max, heads)
+    exact = mapping.float()
+    shape = block_max.shape
+    adjust = torch.exp(block_max - (exact @ group_max.flatten(1)).view(shape))
+    total = (exact.T @ (block_sum * adjust).flatten(1)).view(batch_size, *shape[1:])
+    if sinks is not None:
+        total = total + torch.exp(heads - group_max)
+    # Padding belongs to no sequence; its own sum keeps the division finite.
+    total_by_block = torch.maximum((exact @ total.flatten(1)).view(shape), block_sum * adjust)
+    share = (weights * (adjust / total_by_block)[..., None]).to(values.dtype)
+    parts = torch.einsum("nqkgs,nskd->nqkgd", share, values)
+    output = one_hot.T @ parts.flatten(1)
+    return output.view(batch_size, query_len, num_heads, values.shape[-1])

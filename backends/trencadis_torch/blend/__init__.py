@@ -1,0 +1,1 @@
+"""KV blending: KV of independently computed chunks is combined into the KV of one prompt."""

@@ -1,0 +1,1 @@
+"""Graphs of buckets: compiled by torch.compile, or captured as CUDA graphs."""

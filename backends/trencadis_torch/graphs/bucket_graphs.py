@@ -1,0 +1,233 @@
+"""A graph for every decode bucket, captured before the first request and at no other time.
+
+    facts [3, B], which logits [B × Q] ─ one copy ─▶ static input │ tokens, slots, blocks ▶ model ▶ logits │ static output ─▶ sampler
+                                                                   └────────────── the graph ──────────────┘
+
+Rows, block tables and KV cache keep their places, so a graph reads them itself; from the host it needs three numbers for each sequence.
+Where a kernel reads the block tables, a graph does not depend on how many blocks there are, and serves all buckets of its batch size
+and query length. Prefills run as they are: their kernels are long enough to hide how they are launched.
+
+Shapes: B sequences, Q queries of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trencadis.errors import BackendError
+from trencadis.records import Bucket, Pass, Phase, WarmUpReport
+from trencadis_torch.attention.kernel import StaticKernel
+from trencadis_torch.attention.static import static_decode
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.device import fill
+from trencadis_torch.graphs.capture import Graph, Recorder
+from trencadis_torch.graphs.cuda_graph_counts import CaptureWatch
+from trencadis_torch.inputs import ModelInputs, padded_facts, padded_firsts, padded_tokens
+from trencadis_torch.rows import Rows
+
+__all__ = ["BucketGraph", "BucketGraphs", "GraphInputs"]
+
+logger = logging.getLogger("trencadis.torch")
+
+Forward = Callable[[ModelInputs, torch.Tensor], torch.Tensor]
+"""Inputs of a pass, and which tokens' logits, int64 ``[L]``, to logits ``[L, V]``."""
+
+MARGIN_BYTES = 256 * 2**20
+"""What a capture must leave free: eager passes, too, have temporaries."""
+
+_FACTS = 3
+
+
+@attrs.frozen(kw_only=True)
+class GraphInputs(ModelInputs):
+    """A pass that is replayed.
+
+    Attributes:
+        graph: Of its bucket.
+        facts: Of its sequences, int64 ``[3, B]`` on the host.
+    """
+
+    graph: BucketGraph
+    facts: npt.NDArray[np.int64]
+
+
+class BucketGraph:
+    """What was captured for one shape.
+
+    Args:
+        graph: The kernels.
+        shape: The pass that was captured.
+        inputs: Where it reads, int64 ``[3 B + B Q]``.
+        logits: Where it writes, ``[B Q, V]``.
+    """
+
+    def __init__(self, graph: Graph, shape: ModelInputs, inputs: torch.Tensor, logits: torch.Tensor) -> None:
+        self.shape = shape
+        self._graph = graph
+        self._inputs = inputs
+        self._logits = logits
+
+    def of(self, one: Pass) -> GraphInputs:
+        """Return the inputs of a pass in this bucket."""
+        return GraphInputs(
+            token_ids=self.shape.token_ids,
+            positions=self.shape.positions,
+            attention=self.shape.attention,
+            firsts=self.shape.firsts,
+            graph=self,
+            facts=padded_facts(one),
+        )
+
+    def replay(self, facts: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the logits ``[B × Q, V]`` at some tokens; valid until the next graph is replayed.
+
+        Args:
+            facts: Of the sequences, ``[3, B]``.
+            tokens: Indices into the pass, ``[B × Q]``.
+        """
+        fill(self._inputs, np.concatenate([facts.ravel(), tokens]))
+        self._graph.replay()
+        return self._logits
+
+
+class BucketGraphs:
+    """All graphs of one backend.
+
+    Args:
+        recorder: Captures.
+        rows: Tokens and block tables, which keep their places.
+        cache: The same.
+        forward: The model.
+        watch: Counts.
+    """
+
+    def __init__(
+        self, recorder: Recorder, *, rows: Rows, cache: PagedKVCache, forward: Forward, watch: CaptureWatch
+    ) -> None:
+        self._recorder = recorder
+        self._rows = rows
+        self._cache = cache
+        self._forward = forward
+        self._watch = watch
+        self._graphs: dict[tuple[int, ...], BucketGraph] = {}
+        self._inputs: torch.Tensor | None = None
+        self._logits: torch.Tensor | None = None
+
+    def find(self, bucket: Bucket) -> BucketGraph | None:
+        """Return the graph that serves a bucket, and count whether there is one; None: it runs as it is."""
+        if bucket.phase is not Phase.DECODE:
+            return None
+        found = self._graphs.get(self._key(bucket))
+        self._watch.note(bucket, replayed=found is not None)
+        return found
+
+    def warm_up(
+        self,
+        buckets: Sequence[Bucket],
+        *,
+        run: Callable[[Bucket], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> WarmUpReport:
+        """Run every bucket on padding once, and capture decodes: the largest first, whose temporaries serve the smaller ones.
+
+        Args:
+            buckets: All that will be used.
+            run: Runs one as it is.
+            progress: As in ``Backend.warm_up``.
+
+        Raises:
+            BackendError: The model does something that no graph can hold.
+        """
+        free = self._recorder.free_bytes()
+        for done, bucket in enumerate(sorted(buckets, key=_size, reverse=True), start=1):
+            run(bucket)
+            if bucket.phase is Phase.DECODE and self._key(bucket) not in self._graphs:
+                self._prepare(bucket)
+            if progress is not None:
+                progress(done, len(buckets))
+        used = max(0, free - self._recorder.free_bytes())
+        self._watch.graphs(len(self._graphs), used)
+        logger.info("%d graphs for %d buckets take %.0f MiB.", len(self._graphs), len(buckets), used / 2**20)
+        return WarmUpReport(prepared=tuple(buckets), num_graphs=len(self._graphs), graph_bytes=used)
+
+    def close(self) -> None:
+        """Let go of all graphs, the last of which may still run when this is called."""
+        self._recorder.close()
+        self._graphs.clear()
+
+    def _key(self, bucket: Bucket) -> tuple[int, ...]:
+        shape = (bucket.batch_size, bucket.query_len)
+        return shape if isinstance(self._cache.kernel, StaticKernel) else (*shape, bucket.num_blocks)
+
+    def _prepare(self, bucket: Bucket) -> None:
+        """Capture a bucket, if its temporaries have room."""
+        what = f"a decode of {bucket.batch_size} × {bucket.query_len} tokens"
+        inputs, logits = self._buffers(bucket)
+        inputs.zero_()
+        seen: list[ModelInputs] = []
+
+        def run() -> None:
+            shape, found = self._pass(bucket, inputs)
+            seen[:] = [shape]
+            logits.copy_(found)
+
+        needed = self._recorder.rehearse(run, what=what)
+        expected = logits.clone()
+        room = self._recorder.free_bytes() - MARGIN_BYTES
+        if needed > room:
+            logger.warning(
+                "%s runs without a graph: it takes up to %.0f MiB, and %.0f MiB are left.",
+                what,
+                needed / 2**20,
+                max(0, room) / 2**20,
+            )
+            return
+        graph = self._recorder.capture(run, what=what)
+        _check(graph, logits, expected, what)
+        self._graphs[self._key(bucket)] = BucketGraph(graph, seen[0], inputs, logits)
+
+    def _pass(self, bucket: Bucket, inputs: torch.Tensor) -> tuple[ModelInputs, torch.Tensor]:
+        """Run a decode pass from what is in its static input alone."""
+        count = _FACTS * bucket.batch_size
+        facts = inputs[:count].view(_FACTS, bucket.batch_size)
+        token_ids, positions, slots = padded_tokens(facts, bucket, self._rows, self._cache)
+        attention = static_decode(facts, bucket, slots=slots, tables=self._rows.tables, cache=self._cache)
+        shape = ModelInputs(token_ids=token_ids, positions=positions, attention=attention, firsts=padded_firsts(bucket))
+        return shape, self._forward(shape, inputs[count:])
+
+    def _buffers(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a bucket's part of the static input and output, which all graphs share: only one runs at a time."""
+        size = bucket.batch_size * (_FACTS + bucket.query_len)
+        if self._inputs is None or len(self._inputs) < size:
+            self._inputs = torch.zeros(size, dtype=torch.int64, device=self._cache.device)
+        if self._logits is None or len(self._logits) < bucket.num_tokens:
+            _, found = self._pass(bucket, torch.zeros_like(self._inputs[:size]))
+            self._logits = torch.zeros_like(found)
+        self._recorder.lasts(self._inputs, self._logits)
+        return self._inputs[:size], self._logits[: bucket.num_tokens]
+
+
+def _size(bucket: Bucket) -> tuple[int, Bucket]:
+    return bucket.num_tokens, bucket
+
+
+def _check(graph: Graph, logits: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Replay a graph once on padding.
+
+    Raises:
+        BackendError: It computes something else than what was captured.
+    """
+    logits.fill_(float("nan"))
+    graph.replay()
+    largest = float((logits.float() - expected.float()).abs().max())
+    if not largest <= 1e-2 * max(1.0, float(expected.float().abs().max())):
+        raise BackendError(
+            f"[backend.torch] graphs: the graph of {what} computes other logits than it was captured with (by {largest:.2g}).",
+            hint='Set [backend.torch] graphs = "off".',
+        )

@@ -1,0 +1,141 @@
+"""What a backend makes of its buckets: it runs them as they are, or has a graph for each.
+
+no graphs               ``BucketMode``
+compile = "buckets"     ``GraphMode``      the forward, compiled by torch.compile, on the CPU
+graphs = "buckets"      ``CaptureMode``    decodes, captured by CUDA and replayed
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from trencadis.clock import Clock
+from trencadis.records import Bucket, MemoryReport, WarmUpReport
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.config import TorchConfig
+from trencadis_torch.linear import native as native_linear
+from trencadis_torch.linear.native import Native
+from trencadis_torch.rows import Rows
+from trencadis_torch.runner import PassRunner
+
+__all__ = ["BucketMode", "LogitsCheck", "StepCounts", "choose_mode"]
+
+LogitsCheck = Callable[[torch.Tensor, torch.Tensor], None]
+"""Raises if logits of a graph, second, are not those of the plain forward, first."""
+
+
+@attrs.define
+class StepCounts:
+    """What happened in one step."""
+
+    num_compilations: int = 0
+
+
+class BucketMode:
+    """No graphs: every pass runs as it is. Modes with graphs override what they do otherwise.
+
+    Args:
+        config: Of the backend.
+
+    Attributes:
+        packs: Linear layers may be packed.
+        compiles: Graphs are of torch.compile, which may call the CPU's kernels.
+        layerwise_kv: A pass can wait between its layers.
+    """
+
+    packs: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
+    layerwise_kv: ClassVar[bool] = True
+
+    def __init__(self, config: TorchConfig) -> None:
+        self._config = config
+
+    def native(self) -> Native | None:
+        """Return the library of linear layers; None: it cannot be had."""
+        return native_linear.native()
+
+    def reserve(
+        self, report: MemoryReport, *, max_num_batched_tokens: int, max_num_seqs: int, logits_bytes: int
+    ) -> MemoryReport:
+        """Return a report of what steps take with what graphs may take beside it. Pure.
+
+        Args:
+            report: Without graphs.
+            max_num_batched_tokens: Tokens of the largest step.
+            max_num_seqs: Sequences of the largest decode.
+            logits_bytes: Of such a decode.
+        """
+        return report
+
+    def make_runner(self, model: Any, *, rows: Rows, cache: PagedKVCache, check: LogitsCheck | None) -> PassRunner:
+        """Return what runs passes; called once, before any other of the methods below.
+
+        Args:
+            model: With the paged attention switched on.
+            rows: Tokens and block tables.
+            cache: Keys and values; its numerics are named here.
+            check: For new graphs; None: they are not compared.
+        """
+        return PassRunner(model, rows=rows, cache=cache, layout=self._config.layout, workspace=Workspace())
+
+    def warm_up(
+        self,
+        buckets: Sequence[Bucket],
+        *,
+        run: Callable[[Bucket], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> WarmUpReport:
+        """Prepare buckets, the largest first: then the memory of the smaller ones is there.
+
+        Args:
+            buckets: All that will be used.
+            run: Runs one on padding.
+            progress: As in ``Backend.warm_up``.
+
+        Raises:
+            BackendError: The model cannot become graphs, or one of them computes something else.
+        """
+        for done, bucket in enumerate(sorted(buckets, reverse=True), start=1):
+            run(bucket)
+            if progress is not None:
+                progress(done, len(buckets))
+        return WarmUpReport(prepared=tuple(buckets))
+
+    def step(self) -> contextlib.AbstractContextManager[StepCounts]:
+        """Return what a step runs in, and what is counted meanwhile."""
+        return contextlib.nullcontext(StepCounts())
+
+    def metrics(self) -> str:
+        """Return what is counted about graphs, in Prometheus' text format. May be called on any thread."""
+        return ""
+
+    def close(self) -> None:
+        """Let go of the graphs; what was counted stays. May be called twice."""
+
+
+def choose_mode(config: TorchConfig, *, device: torch.device, clock: Clock) -> BucketMode:
+    """Return the mode that a configuration asks for; of the others nothing is imported.
+
+    Args:
+        config: Its keys go together.
+        device: Of the model.
+        clock: For the duration of a warm-up.
+
+    Raises:
+        BackendError: Nothing can be compiled here, or the device does not capture in this way.
+    """
+    if config.compile != "off":
+        from trencadis_torch.graphs.compiled_mode import GraphMode
+
+        return GraphMode(config, device=device, clock=clock)
+    if config.graphs != "off":
+        from trencadis_torch.graphs.cuda_graph_mode import CaptureMode
+
+        return CaptureMode(config, device=device)
+    return BucketMode(config)

@@ -1,0 +1,206 @@
+"""Passes of a decoder that runs in one call: buffers that are used again, one attention call for each layer, and the rows that are kept.
+
+    pass ─▶ which tokens' logits are asked for ─▶ all layers in one call ─▶ logits
+
+Behind the last layer's attention only those tokens go on; keys and values of all are written before.
+
+Shapes: T tokens of the pass, L of them asked for, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trencadis.errors import OutOfMemoryError
+from trencadis.records import Int32Array
+from trencadis_torch.attention.native import CALL, DTYPES, NativeAttention
+from trencadis_torch.attention.ragged import RaggedPass
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.linear.decoder import FusedDecoder
+from trencadis_torch.linear.native import threads_for
+from trencadis_torch.linear.native_decoder import PARTS, Pass
+
+__all__ = ["DecoderPasses"]
+
+TOGETHER = 64
+"""Queries of a sequence, counted from its first of the pass, that the last layer attends for if one of them is asked for. A query's
+low bits depend on those that the attention kernel takes with it: whatever is asked for, it takes the same ones."""
+
+
+class DecoderPasses:
+    """A decoder over a cache, one pass at a time.
+
+    Args:
+        decoder: Its weights.
+        cache: Read and written; it has a kernel that attends over it.
+    """
+
+    def __init__(self, decoder: FusedDecoder, cache: PagedKVCache) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._capacity = 0
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._scratch = torch.empty(0)
+        self._widest, self._scratch_floats = decoder.native.sizes(decoder.structure)
+        self._calls = _calls(decoder, cache)
+        assert isinstance(cache.kernel, NativeAttention), "asked for by whoever makes it"
+        self._pass = Pass(
+            attend=cache.kernel.in_team,
+            calls=self._calls.ctypes.data,
+            call_bytes=self._calls.itemsize,
+            scratch_floats=self._scratch_floats,
+        )
+        self._at = (ctypes.addressof(decoder.structure), ctypes.addressof(self._pass))
+
+    def watch(self) -> None:
+        """Measure from now on where time goes; costs about a microsecond for each operation of a layer."""
+        self._seconds = np.zeros(len(PARTS))
+        self._pass.seconds = self._seconds.ctypes.data
+
+    def spent(self) -> dict[str, float]:
+        """Return CPU seconds of the first thread since :meth:`watch`, by part."""
+        return dict(zip(PARTS, self._seconds.tolist(), strict=True))
+
+    def logits(
+        self,
+        attention: RaggedPass,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: npt.NDArray[np.int64],
+    ) -> torch.Tensor:
+        """Return logits ``[L, V]``, and write keys and values of all tokens.
+
+        Args:
+            attention: Whose tokens they are, without drafts that branch.
+            token_ids: int64 ``[1, T]``.
+            positions: int64 ``[1, T]``.
+            tokens: Those that logits are asked for, indices into the pass, ``[L]``.
+
+        Raises:
+            IndexError: A token id has no embedding.
+            OutOfMemoryError: No room for the attention kernel's buffers.
+        """
+        decoder, one = self._decoder, self._pass
+        num_tokens = token_ids.numel()
+        kept, order = _kept(tokens, num_tokens)
+        num_threads = threads_for(num_tokens * decoder.num_products)
+        self._reserve(num_tokens, num_threads)
+        decoder.angles.reach(int((attention.starts + attention.query_lens).max()))
+        held = self._aim(attention, kept, num_tokens, num_threads)
+        logits = torch.empty(len(kept), decoder.vocab_size)
+        one.token_ids, one.positions, one.kept = token_ids.data_ptr(), positions.data_ptr(), kept.ctypes.data
+        one.cosines, one.sines = decoder.angles.cosines.data_ptr(), decoder.angles.sines.data_ptr()
+        one.num_turned = decoder.angles.cosines.shape[1]
+        one.num_tokens, one.num_kept, one.num_threads = num_tokens, len(kept), num_threads
+        one.logits = logits.data_ptr()
+        _check(decoder.native.decode(*self._at))
+        del held
+        if decoder.softcap is not None:
+            logits.div_(decoder.softcap).tanh_().mul_(decoder.softcap)
+        return logits if order is None else logits.index_select(0, torch.from_numpy(order))
+
+    def _reserve(self, num_tokens: int, num_threads: int) -> None:
+        """Have buffers for so many tokens; memory that was never written costs nothing, so they grow in powers of two."""
+        if self._scratch.numel() < num_threads * self._scratch_floats:
+            self._scratch = torch.empty(num_threads * self._scratch_floats)
+            self._pass.scratch = self._scratch.data_ptr()
+        if num_tokens <= self._capacity:
+            return
+        self._capacity = capacity = 1 << (num_tokens - 1).bit_length()
+        layers, decoder = self._decoder.structure.layers, self._decoder
+        count = range(decoder.structure.num_layers)
+        widths = {
+            "hidden": decoder.structure.hidden_size,
+            "normed": decoder.structure.hidden_size,
+            "qkv": max(layers[i].qkv.num_outputs for i in count),
+            "attended": max(layers[i].out.num_inputs for i in count),
+            "gated": decoder.intermediate_size,
+            "wide": decoder.wide,
+            "scales": 1,
+        }
+        quantised = bool(decoder.structure.head.scales)
+        self._buffers = {name: torch.empty(capacity * width) for name, width in widths.items()}
+        self._buffers["bytes"] = torch.empty(capacity * self._widest if quantised else 0, dtype=torch.uint8)
+        for name, buffer in self._buffers.items():
+            setattr(self._pass, name, buffer.data_ptr())
+        self._place_calls()
+
+    def _place_calls(self) -> None:
+        """Tell every layer's attention where queries, keys and values are, and where its output goes."""
+        at, calls = self._buffers["qkv"].data_ptr(), self._calls
+        kv_bytes = calls["num_kv_heads"] * calls["key_dim"] * 4
+        calls["query"] = at
+        calls["new_keys"] = at + calls["num_heads"] * calls["key_dim"] * 4
+        calls["new_values"] = calls["new_keys"] + kv_bytes.astype(np.uint64)
+        calls["output"] = self._buffers["attended"].data_ptr()
+
+    def _aim(self, attention: RaggedPass, kept: npt.NDArray[np.int64], num_tokens: int, num_threads: int) -> Any:
+        """Tell every layer's attention what this pass is; returns what must live as long as the pass."""
+        calls, tables, slots = self._calls, attention.tables, attention.slots
+        sequences = (attention.rows, attention.starts, attention.query_lens)
+        firsts = np.cumsum(attention.query_lens) - attention.query_lens
+        held = [np.ascontiguousarray(array, np.int32) for array in (*sequences, firsts)]
+        calls["tables"], calls["table_stride"] = tables.data_ptr(), tables.stride(0)
+        calls["slots"], calls["num_tokens"], calls["num_threads"] = slots.data_ptr(), num_tokens, num_threads
+        _set_sequences(calls, held)
+        if len(kept) == num_tokens:
+            return held
+        parts = _parts(kept, *held)
+        _set_sequences(calls[-1:], parts)
+        return held, parts
+
+
+def _calls(decoder: FusedDecoder, cache: PagedKVCache) -> npt.NDArray[Any]:
+    """Return a call for each layer, with what stays the same from pass to pass."""
+    calls = np.zeros(len(decoder.attention), CALL)
+    windows = {layer.index: layer.window for layer in cache.layers}
+    for call, options in zip(calls, decoder.attention, strict=True):
+        keys, values = cache.layer(options.index)
+        call["keys"], call["values"] = keys.data_ptr(), values.data_ptr()
+        call["num_heads"], call["num_kv_heads"] = options.num_heads, options.num_kv_heads
+        for name in ("key_dim", "value_dim", "query_head", "key_head", "value_head"):
+            call[name] = options.head_dim
+        for name in ("query_token", "key_token", "value_token"):
+            call[name] = (options.num_heads + 2 * options.num_kv_heads) * options.head_dim
+        call["window"], call["scale"], call["softcap"] = windows[options.index], options.scale, options.softcap
+        call["dtype"], call["cache_dtype"] = DTYPES[torch.float32], DTYPES[keys.dtype]
+    calls["block_size"] = cache.block_size
+    return calls
+
+
+def _kept(tokens: npt.NDArray[np.int64], num_tokens: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp] | None]:
+    """Return the tokens asked for, ascending and once each, and where each one asked for is among them; None: as they are."""
+    if len(tokens) == 1 or bool((tokens[1:] > tokens[:-1]).all()):
+        return np.ascontiguousarray(tokens), None
+    kept, order = np.unique(tokens, return_inverse=True)
+    return kept, order
+
+
+def _parts(
+    kept: npt.NDArray[np.int64], rows: Int32Array, starts: Int32Array, query_lens: Int32Array, firsts: Int32Array
+) -> list[Int32Array]:
+    """Return sequences whose queries are those around the kept tokens, as the kernel takes them together. Pure."""
+    of = np.searchsorted(firsts + query_lens, kept, side="right")
+    places = np.unique(np.stack([of, (kept - firsts[of]) // TOGETHER * TOGETHER]), axis=1)
+    sequence, first = places
+    lengths = np.minimum(query_lens[sequence] - first, TOGETHER)
+    found = (rows[sequence], starts[sequence] + first, lengths, firsts[sequence] + first)
+    return [np.ascontiguousarray(array, np.int32) for array in found]
+
+
+def _set_sequences(calls: npt.NDArray[Any], arrays: list[Int32Array]) -> None:
+    calls["num_sequences"] = len(arrays[0])
+    for name, array in zip(("rows", "starts", "query_lens", "firsts"), arrays, strict=True):
+        calls[name] = array.ctypes.data
+
+
+def _check(result: int) -> None:
+    if result == 1:
+        raise OutOfMemoryError("The attention kernel has no room for its buffers.", hint="Lower engine.max_num_seqs.")
+    if result:
+        raise IndexError("index out of range: a token id has no embedding")

@@ -1,0 +1,356 @@
+"""Replaces modules of a loaded decoder, in one place: packed or int8 linear layers, and what can be fused with them.
+
+    one forward of a few tokens ─▶ what every norm, MLP and attention of a known family got and gave
+    a replacement, on the original weights, gets the same: it must give the same, else the module stays
+    then its weights are packed, module by module, and the original's are let go
+
+A linear layer alone is replaced wherever it is. Anything else that is unknown is left as it is.
+
+Of a plain decoder whose modules have all been replaced, passes run in one call, after such a call has given what they give.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import attrs
+import torch
+from torch import nn
+
+from trencadis_torch.attention.adapter import PAGED, switch
+from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.attention.native import NativeAttention
+from trencadis_torch.cache.kv_cache import AttentionLayer
+from trencadis_torch.linear.decoder import attach, read_decoder
+from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
+from trencadis_torch.linear.native import ACTIVATIONS, Native
+from trencadis_torch.linear.native_decoder import native_decoder
+from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
+from trencadis_torch.loading.self_check import paged_logits
+
+__all__ = ["Operation", "fuse_decoder", "operate"]
+
+logger = logging.getLogger("trencadis.torch")
+
+SEEN: Final = "trencadis_seen"
+POSITIONS: Final = (0, 3, 4, 9, 17)
+"""Of the tokens that go through the model once: unlike their indices."""
+
+TOLERANCE: Final = 1e-4
+"""Largest difference between a module and its replacement, over the largest value; float32 sums in another order give 1e-6."""
+
+_FAMILIES: Final = r"(Llama|Mistral|Mixtral|Ministral|Qwen2|Qwen2Moe|Qwen3|Qwen3Moe|Gemma|Gemma2|Gemma3)"
+_NORM: Final = re.compile(f"({_FAMILIES}|Phi3)RMSNorm")
+_MLP: Final = re.compile(_FAMILIES + "MLP")
+_ATTENTION: Final = re.compile(_FAMILIES + "Attention")
+_QKV: Final = ("q_proj", "k_proj", "v_proj")
+_TENSORS: Final = ("query", "key", "value")
+
+Pack = Callable[[list[nn.Linear]], FusedLinear]
+
+
+@attrs.frozen(kw_only=True)
+class Operation:
+    """What was done to a model.
+
+    Attributes:
+        kernels: Whose low bits its activations have now; empty: the model's own.
+        weights_bytes: Memory of all its weights now.
+        num_linears: Linear layers replaced, fused ones counted one by one.
+        num_fused: Norms, MLPs and attentions replaced.
+    """
+
+    kernels: str
+    weights_bytes: int
+    num_linears: int
+    num_fused: int
+
+
+@attrs.define
+class _Seen:
+    """What went into a module and came out of it; of an attention also what it handed on."""
+
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    output: Any
+    handed: dict[str, Any] = attrs.field(factory=dict)
+
+
+@torch.no_grad()
+def operate(model: Any, *, quantised: bool, native: Native | None) -> Operation:
+    """Replace modules of a decoder in place; float32, on the CPU.
+
+    Args:
+        model: Of transformers. Its attention is switched to one that is of no use: another one must be switched on afterwards.
+        quantised: Weights in int8; needs ``native``.
+        native: The compiled library; None: linear layers go to oneDNN one by one, and nothing is fused.
+    """
+    pack = _packer(quantised, native)
+    num_linears = sum(type(part) is nn.Linear for part in model.modules())
+    num_fused = 0
+    if native is not None:
+        seen = _watch(model)
+        for name in [name for name, _ in _candidates(model)]:
+            num_fused += _replace(model, name, seen.pop(name, None), pack, native)
+    _replace_linears(model, pack)
+    operation = Operation(
+        kernels="onednn" if native is None else f"{'int8' if quantised else 'packed'}{native.panel}",
+        weights_bytes=_weights_bytes(model),
+        num_linears=num_linears,
+        num_fused=num_fused,
+    )
+    logger.info("%s: %d linear layers packed, %d modules fused.", operation.kernels, num_linears, num_fused)
+    return operation
+
+
+@torch.inference_mode()
+def fuse_decoder(
+    model: Any, *, layers: tuple[AttentionLayer, ...], kernel: PagedKernel | None, native: Native | None
+) -> bool:
+    """Let passes of a plain decoder run in one call, if it gives the logits that its modules give; returns whether it does.
+
+    Args:
+        model: It has been operated on. The paged attention is switched on afterwards.
+        layers: Its attention layers, as the model computes them.
+        kernel: That attends over the cache; if it is not the compiled one, nothing is fused.
+        native: The library of its linear layers; None: the same.
+    """
+    library = native_decoder() if isinstance(kernel, NativeAttention) and native is not None else None
+    if native is None or library is None or not switch(model, PAGED):
+        return False
+    decoder = read_decoder(model, library, panel=native.panel)
+    if decoder is None:
+        return False
+    tokens = [torch.arange(n) * 7 % 131 % decoder.vocab_size for n in (12, 6)]
+    expected = paged_logits(model, layers, tokens, "ragged", kernel)
+    attach(model, decoder)
+    found = paged_logits(model, layers, tokens, "ragged", kernel)
+    if not all(_agree(one, other) for one, other in zip(found, expected, strict=True)):
+        logger.warning("%s runs layer by layer: in one call it computes something else.", type(model).__name__)
+        attach(model, None)
+        return False
+    logger.info("%s runs in one call.", type(model).__name__)
+    return True
+
+
+def _packer(quantised: bool, native: Native | None) -> Pack:
+    if native is None:
+        return BlockedLinear
+    return lambda layers: Int8Linear(layers, native) if quantised else PackedLinear(layers, native)
+
+
+def _candidates(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules of known families, those that hold others before what they hold."""
+    found = [(name, type(part).__name__, part) for name, part in model.named_modules()]
+    for pattern in (_ATTENTION, _MLP, _NORM):
+        yield from ((name, part) for name, kind, part in found if pattern.fullmatch(kind))
+
+
+def _watch(model: Any) -> dict[str, _Seen]:
+    """Run a few tokens through the model and return what its known modules got and gave."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(SEEN, _attention)
+    AttentionMaskInterface.register(SEEN, lambda **_: None)
+    seen: dict[str, _Seen] = {}
+    handles = []
+    for name, module in _candidates(model):
+
+        def note(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any, name: str = name) -> None:
+            # A module that is called twice is known by its last call alone, which proves as much.
+            seen[name] = _Seen(args, dict(options), output, dict(options.get("trencadis_seen") or {}))
+
+        handles.append(module.register_forward_hook(note, with_kwargs=True))
+    positions = torch.tensor([POSITIONS])
+    try:
+        if switch(model, SEEN):
+            model(input_ids=positions % 7 + 1, position_ids=positions, use_cache=False, trencadis_seen={})
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    trencadis_seen: dict[str, Any],
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Note what an attention hands on; gives it values back, so that later layers get something of the right size."""
+    trencadis_seen.clear()
+    trencadis_seen.update(options, query=query.clone(), key=key.clone(), value=value.clone())
+    return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
+
+
+def _replace(model: Any, name: str, seen: _Seen | None, pack: Pack, native: Native) -> bool:
+    """Replace a module if something may stand for it; nothing holds the old one afterwards."""
+    parent, _, child = name.rpartition(".")
+    old = getattr(model.get_submodule(parent), child, None) if _has(model, parent) else None
+    if seen is None or old is None:
+        return False  # a part of what was replaced before
+    new = _replacement(old, seen, pack, native)
+    if new is not None:
+        _put(model, name, new)
+    return new is not None
+
+
+def _has(model: Any, name: str) -> bool:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _replacement(module: Any, seen: _Seen, pack: Pack, native: Native) -> nn.Module | None:
+    """Return what may stand for a module, its weights packed; None: nothing does."""
+    kind = type(module).__name__
+    try:
+        if _NORM.fullmatch(kind):
+            return _norm(module, seen, native)
+        if _MLP.fullmatch(kind):
+            return _mlp(module, seen, pack, native)
+        return _rotary_attention(module, seen, pack, native)
+    except (AttributeError, TypeError, KeyError, RuntimeError) as error:
+        # Of a known name, but not made as its family is.
+        logger.info("%s is left as it is: %s: %s", kind, type(error).__name__, error)
+        return None
+
+
+def _norm(module: Any, seen: _Seen, native: Native) -> FusedNorm | None:
+    """Return a norm by the module's weight or, as Gemma has it, by one more than that; None: it is neither."""
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    for weight in (module.weight, 1.0 + module.weight):
+        new = FusedNorm(weight.detach().clone(), float(eps), native)
+        if _agree(new(*seen.args), seen.output):
+            return new
+    return None
+
+
+def _mlp(module: Any, seen: _Seen, pack: Pack, native: Native) -> GatedMLP | None:
+    layers, down = [module.gate_proj, module.up_proj], module.down_proj
+    names = {name for name, part in module.named_children() if list(part.parameters())}
+    activation = ACTIVATIONS.get(_activation_name(module))
+    if activation is None or names != {"gate_proj", "up_proj", "down_proj"} or not _are_linear(*layers, down):
+        return None
+    if not _agree(GatedMLP(_Beside(layers), down, activation, native)(*seen.args), seen.output):
+        return None
+    return GatedMLP(pack(layers), pack([down]), activation, native)
+
+
+def _activation_name(module: Any) -> str:
+    config = module.config
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _rotary_attention(module: Any, seen: _Seen, pack: Pack, native: Native) -> RotaryAttention | None:
+    layers = [getattr(module, name) for name in _QKV]
+    names = {name for name, part in module.named_children() if list(part.parameters())}
+    if names - {"q_norm", "k_norm"} != {*_QKV, "o_proj"} or not _are_linear(*layers, module.o_proj):
+        return None
+    handed = {name: value for name, value in seen.handed.items() if name not in _TENSORS}
+    passed = set(seen.options) | {"trencadis_seen"}
+    common: dict[str, Any] = {
+        "original": module,
+        "options": {name: value for name, value in handed.items() if name not in passed},
+        "eps": float(_eps_of(getattr(module, "q_norm", None))),
+        "native": native,
+    }
+    if any(isinstance(value, torch.Tensor) for value in common["options"].values()):
+        return None
+    for norms in _norms_of(module):
+        trial = RotaryAttention(_Beside(layers), module.o_proj, norms=norms, **common)
+        if _attends_alike(trial, seen, handed):
+            return RotaryAttention(pack(layers), pack([module.o_proj]), norms=norms, **common)
+    return None
+
+
+def _eps_of(norm: Any) -> float:
+    if norm is None:
+        return 0.0
+    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
+
+
+def _norms_of(module: Any) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
+    """Return what the norms of queries and keys may multiply by."""
+    found = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
+    if found == [None, None]:
+        return [(None, None)]
+    first, second = (norm.weight.detach() for norm in found if norm is not None)
+    return [(first.clone(), second.clone()), (1.0 + first, 1.0 + second)]
+
+
+def _attends_alike(trial: RotaryAttention, seen: _Seen, handed: dict[str, Any]) -> bool:
+    again: dict[str, Any] = {}
+    output = trial(*seen.args, **{**seen.options, "trencadis_seen": again})
+    return (
+        all(_agree(again[name], seen.handed[name]) for name in _TENSORS)
+        and again.keys() - set(_TENSORS) == handed.keys()
+        and all(again[name] is value or again[name] == value for name, value in handed.items())
+        and _agree(output[0], seen.output[0])
+    )
+
+
+class _Beside:
+    """Linear layers as they are, their outputs put side by side."""
+
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        self._layers = layers
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(x) for layer in self._layers], dim=-1)
+
+
+def _are_linear(*layers: Any) -> bool:
+    return all(type(layer) is nn.Linear for layer in layers)
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    if not isinstance(found, torch.Tensor) or found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    largest = float(expected.abs().max())
+    return bool(torch.isfinite(found).all()) and float((found - expected).abs().max()) <= TOLERANCE * largest
+
+
+def _replace_linears(model: Any, pack: Pack) -> None:
+    """Pack what linear layers are left, the output projection among them, with which embeddings may share their weights."""
+    embedding = model.get_input_embeddings()
+    names = {id(part): name for name, part in model.named_modules()}
+    tied = getattr(embedding, "weight", None)
+    scale = _scale_of(embedding)
+    for name in [name for name, part in model.named_modules() if type(part) is nn.Linear]:
+        layer = model.get_submodule(name)
+        shares = tied is not None and layer.weight.data_ptr() == tied.data_ptr()
+        new = pack([layer])
+        _put(model, name, new)
+        if shares and scale is not None and isinstance(new, PackedLinear | Int8Linear):
+            _put(model, names[id(embedding)], RowsEmbedding(new, scale))
+            del embedding.weight
+
+
+def _scale_of(embedding: Any) -> float | None:
+    """Return what an embedding multiplies its rows by; None: it does something else."""
+    if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
+        return None
+    scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+    ids = torch.tensor([0, embedding.num_embeddings - 1])
+    return scale if _agree(embedding(ids), embedding.weight[ids] * scale) else None
+
+
+def _put(model: Any, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def _weights_bytes(model: Any) -> int:
+    plain: dict[int, int] = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
+    packed = sum(part.weights_bytes for part in model.modules() if isinstance(part, FusedLinear))
+    return sum(plain.values()) + packed

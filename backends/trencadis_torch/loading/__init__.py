@@ -1,0 +1,1 @@
+"""Model loading: files, inspection, the check of the paged forward, and the memory profile run."""

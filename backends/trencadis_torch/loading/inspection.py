@@ -1,0 +1,188 @@
+"""What a loaded model is made of, found by watching one small forward instead of believing its config.
+
+A probe stands in for attention. The mask functions that the model builds are asked what they allow, far beyond the probe's few
+tokens: so a sliding window, a chunk or a two-way mask is known exactly. Whatever the paged forward would not compute is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from trencadis.errors import ModelLoadError
+from trencadis.records import ModelFacts
+from trencadis_torch.attention.adapter import switch
+from trencadis_torch.cache.kv_cache import AttentionLayer
+
+__all__ = ["attention_layers", "encoder_facts", "model_facts", "window_of"]
+
+PROBE = "trencadis_probe"
+FULL, REFUSED = 0, -1
+FAR = 1 << 20
+DEFAULT_MAX_MODEL_LEN = 2048
+
+
+def attention_layers(model: Any) -> tuple[AttentionLayer, ...]:
+    """Return the attention layers of a model in layer order; runs one forward of four tokens.
+
+    Raises:
+        ModelLoadError: The model cannot be computed with a paged KV cache; the message says why.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        raise ModelLoadError(f"{name} keeps recurrent state, which cannot be paged.")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ModelLoadError(f"{name} takes no positions (position_ids); its position encoding cannot be paged.")
+    AttentionInterface.register(PROBE, _probe_attention)
+    AttentionMaskInterface.register(PROBE, _probe_mask)
+    if not switch(model, PROBE):
+        raise ModelLoadError(f"{name} does not take its attention from transformers' AttentionInterface.")
+    found: dict[int, AttentionLayer] = {}
+    tokens = torch.arange(4, device=model.device)[None]
+    try:
+        with torch.inference_mode():
+            model(input_ids=tokens, use_cache=False, trencadis_probe=found)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"{name}: a forward of four tokens failed: {type(error).__name__}: {error}") from error
+    _check_complete(model, found)
+    return tuple(found[index] for index in sorted(found))
+
+
+def _check_complete(model: Any, found: dict[int, AttentionLayer]) -> None:
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    if not found:
+        raise ModelLoadError(f"{name} does not take its attention from transformers' AttentionInterface.")
+    silent = sorted(set(range(config.num_hidden_layers)) - set(found))
+    if silent:
+        raise ModelLoadError(
+            f"{name}: layers {silent} compute no attention that can be paged; recurrent layers are not served."
+        )
+
+
+def _probe_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    trencadis_probe: dict[int, AttentionLayer] | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Note what an attention module asks for; returns outputs of the right shape."""
+    name, index = type(module).__name__, getattr(module, "layer_idx", None)
+    if trencadis_probe is None or index is None:
+        raise ModelLoadError(f"{name} passes no arguments of forward on to attention, or has no layer_idx.")
+    if index in trencadis_probe:
+        raise ModelLoadError(f"{name}: layer {index} computes attention twice; that cannot be paged.")
+    if options.get("position_bias") is not None or getattr(module, "is_causal", True) is False:
+        raise ModelLoadError(f"{name}: layer {index} has relative position biases or sees the future.")
+    if attention_mask is None:
+        raise ModelLoadError(f"{name}: layer {index} got no mask from the model; what it may see is unknown.")
+    window = int(attention_mask.flatten()[0])
+    if window == REFUSED:
+        raise ModelLoadError(f"{name}: the mask of layer {index} is neither causal nor a sliding window.")
+    trencadis_probe[index] = AttentionLayer(
+        index=index,
+        num_kv_heads=key.shape[1],
+        key_dim=key.shape[-1],
+        value_dim=value.shape[-1],
+        window=window,
+        dtype=key.dtype,
+    )
+    batch_size, num_heads, query_len, _ = query.shape
+    return query.new_zeros(batch_size, query_len, num_heads, value.shape[-1]), None
+
+
+def _probe_mask(*, mask_function: Any, device: torch.device, local_size: int | None = None, **_: Any) -> torch.Tensor:
+    """Return a "mask" that carries the window a mask function amounts to."""
+    return torch.full((1, 1, 1, 1), float(window_of(mask_function, local_size or 0)), device=device)
+
+
+def window_of(mask_function: Any, hint: int) -> int:
+    """Return the window of a mask function of transformers, 0 for a causal one, -1 for anything else. Pure.
+
+    Args:
+        mask_function: ``(batch, head, query, key) -> bool``, on tensors of indices.
+        hint: The window it claims to have; 0 for none.
+    """
+    size = hint or FAR
+    steps = torch.tensor([0, 1, 2, size // 2, size - 1, size, size + 1, 2 * size, 3 * size])
+    distances = torch.cat([-steps, steps])
+    # Queries next to each other and far apart: a chunked mask betrays itself at some of them.
+    queries = 4 * size + torch.arange(0, 4 * size, max(1, size // 3))[:, None]
+    keys = queries - distances
+    zero = torch.zeros((), dtype=torch.long)
+    allowed = mask_function(zero, zero, queries, keys).expand(keys.shape)
+    expected = distances >= 0
+    if hint:
+        expected = expected & (distances < hint)
+    return hint if bool((allowed == expected).all()) else REFUSED
+
+
+def model_facts(model: Any, layers: tuple[AttentionLayer, ...]) -> ModelFacts:
+    """Return the facts the engine needs about a model. Pure."""
+    config = model.config.get_text_config(decoder=True)
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos = getattr(config, "eos_token_id", None) if eos is None else eos
+    ids = eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)
+    return ModelFacts(
+        **_common_facts(model),
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_model_len=_max_model_len(config),
+        eos_token_ids=tuple(map(int, ids)),
+        kv_bytes_per_token=sum(layer.bytes_per_token for layer in layers),
+    )
+
+
+def encoder_facts(model: Any, max_seq_length: int) -> ModelFacts:
+    """Return the facts the engine needs about a model that only embeds. Pure.
+
+    Args:
+        model: Of transformers.
+        max_seq_length: Longest text its files allow, tokens; 0: they name none.
+    """
+    longest = min(_max_model_len(model.config.get_text_config()), _num_positions(model))
+    return ModelFacts(
+        **_common_facts(model),
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+        max_model_len=min(longest, max_seq_length or longest),
+        eos_token_ids=(),
+        kv_bytes_per_token=0,
+        generates=False,
+    )
+
+
+def _common_facts(model: Any) -> dict[str, Any]:
+    weights = {p.data_ptr(): p for p in model.parameters()}.values()
+    return {
+        "architecture": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "num_parameters": sum(p.numel() for p in weights),
+        "weights_bytes": sum(p.numel() * p.element_size() for p in weights),
+    }
+
+
+def _num_positions(model: Any) -> int:
+    """Return how many positions a table of position embeddings has; RoBERTa's kin count from behind the padding's row."""
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
+            return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+    return FAR
+
+
+def _max_model_len(config: Any) -> int:
+    longest = int(getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_MODEL_LEN)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if entry.get("rope_type") == "longrope":
+            # Beyond this length every position is encoded differently, also those already in the cache.
+            name = "original_max_position_embeddings"
+            longest = min(longest, int(entry.get(name) or getattr(config, name, None) or longest))
+    return longest

@@ -1,0 +1,170 @@
+"""The largest step, tried once before the KV cache is sized: what do temporaries cost?
+
+With the CPU's own attention kernel every temporary is a row per token, so a few tokens say it all: what their tensors hold is counted
+and scaled up. Elsewhere temporaries may grow with the square of the tokens, and a step as large as can be afforded is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import Bucket, MemoryReport, ModelFacts, Pass
+from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.device import host_memory
+from trencadis_torch.loading.allocation_tracker import LiveBytes
+from trencadis_torch.rows import Rows
+from trencadis_torch.runner import PassRunner
+
+__all__ = ["measure_memory"]
+
+logger = logging.getLogger("trencadis.torch")
+
+MAX_CPU_TOKENS = 2048
+MAX_CPU_OPERATIONS = 2e11
+"""A trial on the CPU takes a second or so; fewer tokens are tried with a larger model, and the result is scaled up."""
+
+COUNTED_TOKENS = 64
+"""Tokens of a trial whose tensors are counted."""
+
+UNSEEN = 1.25
+"""Memory over what tensors hold: buffers inside kernels (rounded inputs of int8 layers) and what the allocator rounds up."""
+
+SAMPLING_COPIES = 4
+"""Float32 copies of the logits that a sampler may hold at once: raw, processed, sorted and noise."""
+
+
+@torch.inference_mode()
+def measure_memory(
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    facts: ModelFacts,
+    *,
+    layout: str,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    kernel: PagedKernel | None = None,
+) -> MemoryReport:
+    """Run the largest step, or one that stands for it, with a cache just large enough, and report memory.
+
+    Args:
+        model: With the paged attention switched on.
+        layers: Its attention layers.
+        facts: About it.
+        layout: ``ragged`` or ``padded``.
+        max_num_batched_tokens: Tokens of the step.
+        max_num_seqs: Logits rows of the step.
+        kernel: That attends over the cache, if not PyTorch's.
+    """
+    device: torch.device = model.device
+    run = functools.partial(_run, model, layers, layout, facts=facts, kernel=kernel)
+    if kernel is not None and device.type == "cpu":
+        live = LiveBytes()
+        # One row of logits: what is counted is scaled up with the tokens, and logits are added below.
+        tried = run(num_tokens=min(max_num_batched_tokens, COUNTED_TOKENS), num_logits=1, watch=live)
+        num_bytes = UNSEEN * live.peak
+    else:
+        peak = _CudaPeak(device) if device.type == "cuda" else _HostPeak()
+        tried = run(num_tokens=_affordable_tokens(device, facts, max_num_batched_tokens), num_logits=max_num_seqs)
+        num_bytes = peak.bytes_since_start()
+    activation = int(num_bytes * max_num_batched_tokens / tried)
+    activation += SAMPLING_COPIES * 4 * max_num_seqs * facts.vocab_size
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+    else:
+        total, free = host_memory()
+    logger.info("Temporaries of the largest step: %.0f MiB (%d tokens tried).", activation / 2**20, tried)
+    return MemoryReport(total_bytes=total, free_bytes=free, activation_bytes=activation)
+
+
+def _affordable_tokens(device: torch.device, facts: ModelFacts, num_tokens: int) -> int:
+    if device.type != "cpu":
+        return num_tokens
+    affordable = int(MAX_CPU_OPERATIONS / (2 * max(1, facts.num_parameters)))
+    return min(num_tokens, MAX_CPU_TOKENS, max(16, affordable))
+
+
+def _run(
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    layout: str,
+    *,
+    num_tokens: int,
+    facts: ModelFacts,
+    num_logits: int,
+    kernel: PagedKernel | None,
+    watch: contextlib.AbstractContextManager[Any] | None = None,
+) -> int:
+    """Run one prefill pass of whole prompts, its forward under ``watch``; return its tokens."""
+    length = min(num_tokens, facts.max_model_len)
+    # A padded pass takes one prompt at a time.
+    count = max(1, num_tokens // length) if layout == "ragged" else 1
+    block_size = 16
+    per_row = -(-length // block_size)
+    plan = AllocationPlan(
+        num_blocks=count * per_row,
+        block_size=block_size,
+        num_rows=count,
+        max_model_len=length,
+        max_num_batched_tokens=num_tokens,
+    )
+    rows = Rows(plan, model.device)
+    blocks = torch.arange(count * per_row, dtype=torch.int32, device=model.device)
+    rows.tables[:, :per_row] = blocks.view(count, per_row)
+    cache = PagedKVCache(layers, num_blocks=plan.num_blocks, block_size=block_size, device=model.device, kernel=kernel)
+    runner = PassRunner(model, rows=rows, cache=cache, layout=layout, workspace=Workspace())
+    order, zeros = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
+    one = Pass(
+        bucket=Bucket(count, length, 0),
+        indices=order,
+        rows=order,
+        starts=zeros,
+        query_lens=np.full(count, length, np.int32),
+        num_logits=zeros,
+        num_prompt_logits=zeros,
+    )
+    with watch or contextlib.nullcontext():
+        runner.forward(runner.inputs(one), np.arange(min(num_logits, count * length)))
+    return count * length
+
+
+class _CudaPeak:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.reset_peak_memory_stats(device)
+        self._before = torch.cuda.memory_allocated(device)
+
+    def bytes_since_start(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return int(torch.cuda.max_memory_allocated(self._device) - self._before)
+
+
+class _HostPeak:
+    """The process's peak of resident memory; Linux forgets it on request."""
+
+    def __init__(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError as error:  # a container may forbid it: then an earlier, higher peak counts, the safe side
+            logger.info("The peak of resident memory cannot be reset: %s.", error)
+        self._before = _status("VmRSS")
+
+    def bytes_since_start(self) -> int:
+        return max(0, _status("VmHWM") - self._before)
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,221 @@
+"""Does the paged forward compute what the model computes? Asked of every model once, right after loading.
+
+Two made-up sequences run through the cache in chunks, together and then one token at a time; the model's own eager attention runs
+each of them whole. Whatever paging breaks in an architecture we never saw (state between tokens, positions taken from the batch,
+a mask of its own) shows as other logits; and so does whatever surgery breaks, for the model's own logits are from before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from trencadis.errors import BackendError, ModelLoadError
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import Bucket, Pass, Phase
+from trencadis_torch.attention.adapter import PAGED, switch
+from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
+from trencadis_torch.rows import Rows
+from trencadis_torch.runner import PassRunner
+
+__all__ = ["ModelCheck", "check_graph", "check_model", "paged_logits"]
+
+BLOCK_SIZE = 4
+LENGTHS, LENGTHS_LARGE = (26, 13), (12, 6)
+LARGE_MODEL = 1_000_000_000
+
+EXACT, ROUNDED = 5e-3, 0.15
+"""Largest difference of the logits at a position, over their spread: in float32 the worst, in 16 bits the median position."""
+
+QUANTISED = 0.5
+"""The same for int8 weights, of the median position: random weights, which forgive least, are measured at 0.02 to 0.2."""
+
+
+class ModelCheck:
+    """What a model computes by itself, kept for comparison. Costs a forward of about 40 tokens, of about 20 beyond 1e9 parameters.
+
+    Args:
+        model: Not yet operated on.
+        layers: Its attention layers.
+        layout: ``ragged`` or ``padded``.
+        kernel: That attends over the cache, if not PyTorch's.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: PagedKernel | None = None
+    ) -> None:
+        lengths = LENGTHS if model.num_parameters() < LARGE_MODEL else LENGTHS_LARGE
+        vocab_size = model.get_output_embeddings().weight.shape[0]
+        self._sequences = [(torch.arange(n) * 7919 + 31 * n) % vocab_size for n in lengths]
+        self._layers = layers
+        self._layout = layout
+        self._kernel = kernel
+        switch(model, "eager")
+        self._expected = [_whole(model, tokens) for tokens in self._sequences]
+
+    @torch.inference_mode()
+    def compare(self, model: Any, *, quantised: bool = False, operated: bool = False) -> None:
+        """Compare the paged forward with what was kept; the paged attention is switched on afterwards. Costs as much again.
+
+        Args:
+            model: The model, as it is now.
+            quantised: Its weights have been rounded to int8.
+            operated: Modules have been replaced; another remedy is named.
+
+        Raises:
+            ModelLoadError: They differ.
+        """
+        name = type(model).__name__
+        remedy = "check_model = false serves it unchecked"
+        if operated:
+            remedy = 'quantization = "none" and pack = "off" serve it as transformers made it'
+        if not switch(model, PAGED):
+            raise ModelLoadError(f"{name} does not take another attention implementation.")
+        try:
+            found = paged_logits(model, self._layers, self._sequences, self._layout, self._kernel)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            if not operated:
+                raise
+            raise ModelLoadError(
+                f"{name}: a forward with packed layers failed: {type(error).__name__}: {error}.",
+                hint=f"[backend.torch] {remedy}.",
+            ) from error
+        difference = _disagreement(
+            torch.cat(self._expected), torch.cat(found), is_exact=model.dtype == torch.float32, quantised=quantised
+        )
+        if difference:
+            raise ModelLoadError(
+                f"{name}: logits with the paged KV cache{' and packed layers' if operated else ''} differ from the model's own "
+                f"{difference}.",
+                hint=f"This architecture cannot be served here; [backend.torch] {remedy}.",
+            )
+
+
+def check_model(
+    model: Any, layers: tuple[AttentionLayer, ...], *, layout: str, kernel: PagedKernel | None = None
+) -> None:
+    """Compare the paged forward with the model's own; the paged attention is switched on afterwards.
+
+    Costs two forwards of about 40 tokens, of about 20 for more than 1e9 parameters.
+
+    Args:
+        model: Of transformers.
+        layers: Its attention layers.
+        layout: ``ragged`` or ``padded``.
+        kernel: That attends over the cache, if not PyTorch's.
+
+    Raises:
+        ModelLoadError: They differ.
+    """
+    ModelCheck(model, layers, layout=layout, kernel=kernel).compare(model)
+
+
+def check_graph(expected: torch.Tensor, found: torch.Tensor, *, quantised: bool) -> None:
+    """Compare the logits of a graph with those of the forward that it was made of.
+
+    Args:
+        expected: ``[L, V]``.
+        found: The same, of the graph.
+        quantised: Weights are int8.
+
+    Raises:
+        BackendError: They differ.
+    """
+    difference = _disagreement(
+        expected.float(), found.float(), is_exact=expected.dtype == torch.float32, quantised=quantised
+    )
+    if difference:
+        raise BackendError(
+            f"A graph of torch.compile computes other logits than the model: they differ {difference}.",
+            hint='Set [backend.torch] compile = "off"; compile_cache names the directory of the graphs, which can be removed.',
+        )
+
+
+def _errors(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square difference at each position over the spread of the expected logits there."""
+    return (expected - found).square().mean(-1).sqrt() / expected.std(-1).clamp_min(1e-6)
+
+
+def _disagreement(expected: torch.Tensor, found: torch.Tensor, *, is_exact: bool, quantised: bool) -> str:
+    """Return by how much float32 logits differ, in words, if that is more than rounding does; else nothing."""
+    errors = _errors(expected, found)
+    is_exact = is_exact and not quantised
+    allowed = EXACT if is_exact else QUANTISED if quantised else ROUNDED
+    largest = float(errors.max() if is_exact else errors.median())
+    return "" if largest <= allowed else f"by {largest:.2g} of their spread (allowed: {allowed:g})"
+
+
+def _whole(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=tokens[None].to(model.device), use_cache=False).logits[0]
+    return logits.float()
+
+
+def paged_logits(
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    sequences: list[torch.Tensor],
+    layout: str,
+    kernel: PagedKernel | None = None,
+) -> list[torch.Tensor]:
+    """Return the logits of every position: a chunk, the rest but one token together with the other sequence, one token.
+
+    Args:
+        model: With the paged attention switched on.
+        layers: Its attention layers.
+        sequences: Token ids of two, int64; the first is the longer one.
+        layout: ``ragged`` or ``padded``.
+        kernel: That attends over the cache, if not PyTorch's.
+    """
+    longest = len(sequences[0])
+    num_blocks = -(-longest // BLOCK_SIZE)
+    plan = AllocationPlan(
+        num_blocks=2 * num_blocks,
+        block_size=BLOCK_SIZE,
+        num_rows=2,
+        max_model_len=longest,
+        max_num_batched_tokens=2 * longest,
+    )
+    rows = Rows(plan, model.device)
+    for row, tokens in enumerate(sequences):
+        rows.tokens[row, : len(tokens)] = tokens.int()
+        # Backwards, so that nothing works by lying in order.
+        rows.tables[row, :num_blocks] = torch.arange(num_blocks).flip(0).int() * 2 + row
+    cache = PagedKVCache(layers, num_blocks=2 * num_blocks, block_size=BLOCK_SIZE, device=model.device, kernel=kernel)
+    runner = PassRunner(model, rows=rows, cache=cache, layout=layout, workspace=Workspace())
+    chunk = longest // 2 - 1
+    first, second = (len(tokens) - 1 for tokens in sequences)
+    steps = (
+        (Phase.PREFILL, (0,), (0,), (chunk,)),
+        (Phase.PREFILL, (0, 1), (chunk, 0), (first - chunk, second)),
+        (Phase.DECODE, (0, 1), (first, second), (1, 1)),
+    )
+    found: list[list[torch.Tensor]] = [[], []]
+    for phase, of, starts, lengths in steps:
+        one = _pass(phase, of, starts, lengths)
+        inputs = runner.inputs(one)
+        places = [np.arange(first, first + length) for first, length in zip(inputs.firsts, lengths, strict=False)]
+        logits = runner.forward(inputs, np.concatenate(places)).float()
+        for row, part in zip(of, torch.split(logits, list(lengths)), strict=True):
+            found[row].append(part)
+    return [torch.cat(parts) for parts in found]
+
+
+def _pass(phase: Phase, rows: tuple[int, ...], starts: tuple[int, ...], lengths: tuple[int, ...]) -> Pass:
+    ends = np.array(starts) + np.array(lengths)
+    held = -(-ends // BLOCK_SIZE)
+    num_blocks = int(held.sum()) if phase is Phase.DECODE else -(-max(starts) // BLOCK_SIZE)
+    zeros = np.zeros(len(rows), np.int32)
+    return Pass(
+        bucket=Bucket(len(rows), max(lengths), num_blocks, phase),
+        indices=np.arange(len(rows), dtype=np.int32),
+        rows=np.array(rows, np.int32),
+        starts=np.array(starts, np.int32),
+        query_lens=np.array(lengths, np.int32),
+        num_logits=zeros,
+        num_prompt_logits=zeros,
+    )

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+import attrs
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from hypothesis import Phase as Stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trencadis.errors import BackendError, StepFailedError
+from trencadis.interfaces import AllocationPlan
+from trencadis.records import Bucket, Drafts, Pass, Phase
+from trencadis_testing.backend import ArgmaxSampler
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.attention.trees import DraftTrees
+from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.loading.inspection import attention_layers
+from trencadis_torch.rows import Rows
+from trencadis_torch.runner import PassRunner
+from trencadis_torch.walk import MatchingPrefix
+
+NUM_ROWS = 3
+PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=NUM_ROWS, max_model_len=64, max_num_batched_tokens=64)
+#            9 ─ 20 ─ 21 ─ 22
+#                  └ 23
+#              └ 24
+TREE = ([20, 21, 24, 22, 23], [-1, 0, -1, 1, 0])
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+def decode(starts, trees, *, rows=None):
+    """A pass that verifies a tree behind each start, and its drafts."""
+    counts = ints(*(len(tokens) for tokens, _ in trees))
+    one = Pass(
+        bucket=Bucket(len(starts), int(counts.max()) + 1, 60, Phase.DECODE),
+        indices=np.arange(len(starts), dtype=np.int32),
+        rows=ints(*(rows or range(len(starts)))),
+        starts=ints(*starts),
+        query_lens=1 + counts,
+        num_logits=1 + counts,
+        num_prompt_logits=0 * counts,
+    )
+    drafts = Drafts(
+        num_drafts=counts,
+        token_ids=ints(*(token for tokens, _ in trees for token in tokens)),
+        parents=ints(*(parent for _, parents in trees for parent in parents)),
+    )
+    return one, drafts
+
+
+class World:
+    """A tiny model with rows whose contexts are computed."""
+
+    models: ClassVar = {}
+
+    def __init__(self, kind, contexts):
+        if kind not in self.models:
+            bridge.register()
+            model = tiny_models.make_model(kind)
+            layers = attention_layers(model)
+            bridge.switch(model, bridge.PAGED)
+            self.models[kind] = model, layers
+        model, layers = self.models[kind]
+        device = torch.device("cpu")
+        self.contexts = contexts
+        self.rows = Rows(PLAN, device)
+        for row, context in enumerate(contexts):
+            tokens = tiny_models.prompt(context + 1, seed=row)
+            self.rows.tokens[row, : context + 1] = torch.tensor(tokens).int()
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+        self.rows.tables[:, :16] = order[:48].view(3, 16).int()
+        self.cache = PagedKVCache(layers, num_blocks=60, block_size=4, device=device)
+        self.runner = PassRunner(model, rows=self.rows, cache=self.cache, layout="ragged", workspace=Workspace())
+        for row, context in enumerate(contexts):
+            self.linear(row, 0, self.rows.tokens[row, :context].tolist())
+
+    def slots(self, row, count):
+        positions = torch.arange(count)
+        return self.rows.tables[row, positions // 4].long() * 4 + positions % 4
+
+    def kv(self, row, count):
+        """Keys and values of the first positions of a row, all layers."""
+        return torch.cat([part.flatten(0, 1)[self.slots(row, count)].flatten(1) for part in self.cache.parts], 1)
+
+    @torch.inference_mode()
+    def linear(self, row, start, tokens):
+        """Run tokens behind each other; returns the logits of all."""
+        count = len(tokens)
+        self.rows.tokens[row, start : start + count] = torch.tensor(tokens).int()
+        one = Pass(
+            bucket=Bucket(1, count, 60),
+            indices=ints(0),
+            rows=ints(row),
+            starts=ints(start),
+            query_lens=ints(count),
+            num_logits=ints(0),
+            num_prompt_logits=ints(0),
+        )
+        return self.runner.forward(self.runner.inputs(one), np.arange(count)).clone()
+
+    @torch.inference_mode()
+    def tree(self, trees):
+        """Run trees behind all rows' newest tokens; returns the logits of all nodes, row after row."""
+        one, drafts = decode(self.contexts, trees)
+        for row, (tokens, _) in enumerate(trees):
+            start = self.contexts[row] + 1
+            self.rows.tokens[row, start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        found = DraftTrees.of(one, drafts)
+        inputs = self.runner.inputs(one, found)
+        return self.runner.forward(inputs, np.arange(int(one.query_lens.sum()))).split(one.query_lens.tolist())
+
+
+def paths(parents):
+    """The nodes on the way to each node, itself included; -1 first, for the newest token."""
+    found = {-1: [-1]}
+    for node, parent in enumerate(parents):
+        found[node] = [*found[parent], node]
+    return found
+
+
+@st.composite
+def trees(draw):
+    size = draw(st.integers(0, 11))
+    return draw(st.lists(st.integers(3, 120), min_size=size, max_size=size)), [
+        draw(st.integers(-1, node - 1)) for node in range(size)
+    ]
+
+
+@settings(max_examples=8, deadline=None, phases=(Stage.explicit, Stage.generate))
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3", "gpt_oss", "gpt2"])
+@given(data=st.data())
+def test_every_node_gets_the_logits_of_its_path_run_alone(kind, data):
+    """Grouped heads, windows, softcaps, sinks, learnt positions; trees of all sizes beside each other."""
+    contexts = data.draw(st.tuples(*[st.sampled_from([1, 5, 8, 14, 30])] * NUM_ROWS))
+    drawn = data.draw(st.tuples(*[trees()] * NUM_ROWS).filter(lambda all_: any(_branches(one) for one in all_)))
+    world = World(kind, contexts)
+    found = world.tree(drawn)
+    for row, (tokens, parents) in enumerate(drawn):
+        newest = int(world.rows.tokens[row, contexts[row]])
+        for node, path in paths(parents).items():
+            run = [newest, *(tokens[before] for before in path[1:])]
+            expected = world.linear(row, contexts[row], run)[-1]
+            torch.testing.assert_close(found[row][node + 1], expected, atol=5e-5 * float(expected.abs().max()), rtol=0)
+
+
+def _branches(tree):
+    return tree[1] != list(range(-1, len(tree[1]) - 1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_accepted_path_leaves_the_cache_that_no_speculation_leaves(kind, seed):
+    """The right text is hidden among wrong branches; keys, values and tokens of it lie behind each other afterwards."""
+    rng = random.Random(seed)
+    contexts = (14, 5, 9)
+    plain, world = World(kind, contexts), World(kind, contexts)
+    texts = [greedy(plain, row, 5) for row in range(NUM_ROWS)]
+    right = [rng.randrange(5) for _ in texts]
+    drawn = [hidden(rng, text, depth) for text, depth in zip(texts, right, strict=True)]
+    one, drafts = decode(contexts, drawn)
+    for row, (tokens, _) in enumerate(drawn):
+        world.rows.tokens[row, contexts[row] + 1 : contexts[row] + 1 + len(tokens)] = torch.tensor(tokens).int()
+    with torch.inference_mode():
+        result = world.runner.run(one, drafts=drafts, sampler=ArgmaxSampler(), acceptance=MatchingPrefix())
+    assert result.emitted.num_emitted.tolist() == [depth + 1 for depth in right]
+    for row, (text, depth) in enumerate(zip(texts, right, strict=True)):
+        assert result.emitted.token_ids[row, : depth + 1].tolist() == text[: depth + 1]
+        first, end = contexts[row] + 1, contexts[row] + 1 + depth
+        assert world.rows.tokens[row, first : end + 1].tolist() == text[: depth + 1]
+        torch.testing.assert_close(world.kv(row, end), plain.kv(row, end), atol=1e-5, rtol=1e-5)
+
+
+def greedy(world, row, count):
+    """Tokens behind a row's newest one, a step each."""
+    text = []
+    token = int(world.rows.tokens[row, world.contexts[row]])
+    for position in range(world.contexts[row], world.contexts[row] + count):
+        token = int(world.linear(row, position, [token])[-1].argmax())
+        text.append(token)
+    return text
+
+
+def hidden(rng, text, depth):
+    """A tree with the first ``depth`` tokens of a text in it, and wrong ones in random places."""
+    tokens, parents, right = [], [], [-1]
+    while len(right) <= depth or len(tokens) < 6:
+        if len(right) <= depth and rng.random() < 0.4:
+            tokens.append(text[len(right) - 1])
+            parents.append(right[-1])
+            right.append(len(tokens) - 1)
+        else:
+            parent = rng.choice([-1, *range(len(tokens))])
+            wrong = 3 + (text[min(len(text) - 1, right.index(parent) if parent in right else 0)] + 7) % 100
+            tokens.append(wrong)
+            parents.append(parent)
+    return tokens, parents
+
+
+# ----------------------------------------------------------------------------------------------------- host side
+
+
+def test_linear_drafts_are_no_tree():
+    linear = ([5, 6, 7], [-1, 0, 1])
+    assert DraftTrees.of(*decode((4,), (linear,))) is None
+    one, drafts = decode((4,), (linear,))
+    assert DraftTrees.of(one, None) is None
+    assert DraftTrees.of(one, Drafts(num_drafts=drafts.num_drafts, token_ids=drafts.token_ids)) is None
+
+
+def test_nodes_know_their_ancestors_depths_and_roots():
+    found = DraftTrees.of(*decode((9, 4, 7), (TREE, ([5, 6], [-1, 0]), ([], []))))
+    assert found.branches.tolist() == [True, False, False]
+    assert found.roots.tolist() == [9, 4, 7]
+    assert found.parents.tolist() == [[0, 0, 1, 0, 2, 1], [0, 0, 1, 0, 0, 0], [0] * 6]
+    assert found.depths.tolist() == [[0, 1, 2, 1, 3, 2], [0, 1, 2, 0, 0, 0], [0] * 6]
+    assert found.max_depth == 3
+    seen = [np.flatnonzero(row).tolist() for row in found.ancestors[0]]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 1, 2, 4], [0, 1, 5]]
+
+
+def test_positions_of_a_tree_follow_its_depths_and_of_others_their_place():
+    found = DraftTrees.of(*decode((9, 4), (TREE, ([5, 6], [-1, 0]))))
+    linear = np.array([9, 10, 11, 12, 13, 14, 4, 5, 6])
+    assert found.positions(linear, np.array([0, 6])).tolist() == [9, 10, 11, 10, 12, 11, 4, 5, 6]
+
+
+def test_histories_hold_the_path_to_each_node():
+    found = DraftTrees.of(*decode((9, 4), (TREE, ([5, 6], [-1, 0])), rows=(2, 0)))
+    tokens = torch.zeros(3, 40, dtype=torch.int32)
+    tokens[2, :10], tokens[0, :5] = torch.arange(100, 110), torch.arange(50, 55)
+    tokens[2, 10:15], tokens[0, 5:7] = torch.tensor(TREE[0]).int(), torch.tensor([5, 6]).int()
+    before = tokens.clone()
+    histories = found.histories(tokens)
+    assert torch.equal(tokens, before)
+    assert histories.tokens.shape == (4, 13)
+
+    def history(sequence, node):
+        length = int(found.roots[sequence] + found.depths[sequence, node]) + 1
+        return histories.tokens[histories.rows[sequence, node], :length].tolist()
+
+    context = list(range(100, 110))
+    behind = [history(0, node)[10:] for node in range(6)]
+    assert behind == [[], [20], [20, 21], [24], [20, 21, 22], [20, 23]]
+    assert all(history(0, node)[:10] == context for node in range(6))
+    assert [history(1, node) for node in range(3)] == [
+        [*range(50, 55)],
+        [50, 51, 52, 53, 54, 5],
+        [50, 51, 52, 53, 54, 5, 6],
+    ]
+
+
+def test_accepted_nodes_move_behind_each_other_and_nothing_else_does():
+    found = DraftTrees.of(*decode((9, 4, 7), (TREE, ([5, 6], [-1, 0]), ([8, 9], [-1, -1])), rows=(2, 0, 1)))
+    moves = found.moves(torch.tensor([[3, 3, 3], [1, 2, 2], [2, 0, 0]]), torch.tensor([1, 2, 1]), np.arange(3))
+    assert moves.tolist() == [[2, 2, 2, 1], [12, 11, 12, 9], [10, 11, 12, 8]]
+
+
+def test_tree_behind_more_than_one_token_is_refused():
+    one, drafts = decode((4,), (TREE,))
+    longer = attrs.evolve(one, query_lens=one.query_lens + 1)
+    with pytest.raises(StepFailedError, match="it must be 1"):
+        DraftTrees.of(longer, drafts)
+
+
+@pytest.mark.parametrize("parents", [[-1, 1, -1], [-1, 0, 2], [-2, 0, 0]])
+def test_draft_before_its_parent_is_refused(parents):
+    with pytest.raises(StepFailedError, match="comes before its parent"):
+        DraftTrees.of(*decode((4,), (([5, 6, 7], parents),)))
+
+
+def test_padded_pass_refuses_a_tree():
+    world = World("llama", (4, 4, 4))
+    model, _ = World.models["llama"]
+    runner = PassRunner(model, rows=world.rows, cache=world.cache, layout="padded", workspace=Workspace())
+    one, drafts = decode((4,), (TREE,))
+    with pytest.raises(BackendError, match=r"backend\.tree_attention"):
+        runner.run(one, drafts=drafts, sampler=ArgmaxSampler(), acceptance=MatchingPrefix())

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from trencadis.clock import SimulatedClock
+from trencadis.records import Bucket, MemoryReport, Phase
+from trencadis_torch.config import TorchConfig
+from trencadis_torch.graphs.compiled_mode import GraphMode
+from trencadis_torch.graphs.cuda_graph_mode import CaptureMode
+from trencadis_torch.graphs.mode import BucketMode, choose_mode
+from trencadis_torch.native_build import find_compiler
+
+CPU = torch.device("cpu")
+
+
+def chosen(**options) -> BucketMode:
+    return choose_mode(TorchConfig(layout="padded", **options), device=CPU, clock=SimulatedClock())
+
+
+def test_each_key_has_its_mode(tmp_path, monkeypatch):
+    assert type(chosen()) is BucketMode
+    assert type(chosen(graphs="checked")) is CaptureMode
+    if find_compiler() is None:
+        pytest.skip("there is no C++ compiler on this machine")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert type(chosen(compile="buckets")) is GraphMode
+
+
+def test_only_without_graphs_a_pass_can_wait_between_its_layers():
+    assert [mode.layerwise_kv for mode in (BucketMode, GraphMode, CaptureMode)] == [True, False, False]
+
+
+def test_without_graphs_every_bucket_runs_once_the_largest_first():
+    buckets = [Bucket(1, 1, 4, Phase.DECODE), Bucket(4, 1, 16, Phase.DECODE), Bucket(2, 1, 8, Phase.DECODE)]
+    ran, progress = [], []
+    report = chosen().warm_up(buckets, run=ran.append, progress=lambda *done: progress.append(done))
+    assert ran == sorted(buckets, reverse=True)
+    assert progress == [(1, 3), (2, 3), (3, 3)]
+    assert (report.prepared, report.num_graphs) == (tuple(buckets), 0)
+
+
+def test_without_graphs_nothing_is_counted_and_no_memory_kept():
+    mode = chosen()
+    report = MemoryReport(total_bytes=10, free_bytes=5, activation_bytes=1)
+    assert mode.reserve(report, max_num_batched_tokens=1, max_num_seqs=1, logits_bytes=1) == report
+    with mode.step() as counts:
+        pass
+    assert counts.num_compilations == 0
+    assert mode.metrics() == ""
+
+
+def test_modes_that_are_not_chosen_are_not_imported():
+    code = """
+import sys, torch
+from trencadis.clock import SystemClock
+from trencadis_torch.backend import TorchBackend
+from trencadis_torch.config import TorchConfig
+TorchBackend(TorchConfig(device="cpu"), clock=SystemClock())
+names = ("prometheus_client", "trencadis_torch.graphs.compiled_mode", "trencadis_torch.graphs.cuda_graph_mode", "trencadis_torch.attention.triton")
+print([name for name in names if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

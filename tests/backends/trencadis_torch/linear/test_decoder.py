@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from decoder_scene import CPU, Scene, fused_model
+from torch import nn
+
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.choice import choose_kernel
+from trencadis_torch.linear.decoder import Angles, attach, decoder_of, read_decoder
+from trencadis_torch.linear.native import native
+from trencadis_torch.linear.native_decoder import native_decoder
+from trencadis_torch.linear.replacement import operate
+from trencadis_torch.loading.inspection import attention_layers
+
+pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+
+
+def operated(kind, **settings):
+    bridge.register()
+    model = tiny_models.make_model(kind)
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    operate(model, quantised=False, native=native())
+    return model
+
+
+def read(model):
+    return read_decoder(model, native_decoder(), panel=native().panel)
+
+
+def test_sizes_are_the_models():
+    model = operated("qwen3")
+    found, config = read(model), model.config
+    assert (found.vocab_size, found.intermediate_size) == (config.vocab_size, config.intermediate_size)
+    assert found.structure.num_layers == config.num_hidden_layers == len(found.attention)
+    assert [one.index for one in found.attention] == list(range(config.num_hidden_layers))
+    one = found.attention[0]
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    assert (one.num_heads, one.num_kv_heads, one.head_dim) == heads
+    assert one.scale == pytest.approx(config.head_dim**-0.5)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "phi3", "mixtral", "gpt2"])
+def test_what_is_no_plain_decoder_is_left_with_a_line_in_the_log(kind, caplog):
+    model = operated(kind)
+    with caplog.at_level("INFO", logger="trencadis.torch"):
+        assert read(model) is None
+    assert "runs layer by layer: its family is not known" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: setattr(model.model, "more", nn.Identity()), "it is made of"),
+        (lambda model: setattr(model.model.layers[1], "gate", nn.Identity()), "its layers have"),
+        (lambda model: setattr(model.model.layers[1], "mlp", nn.Identity()), "its attention or its MLP is its own"),
+        (lambda model: setattr(model.model.layers[2], "input_layernorm", nn.Identity()), "its norms are their own"),
+        (lambda model: setattr(model.model.rotary_emb, "rope_type", "dynamic"), "its angles are dynamic"),
+        (lambda model: setattr(model, "lm_head", nn.Linear(48, 131)), "its output projection is not packed"),
+        (lambda model: model.model.layers[0].self_attn.options.update(s_aux=1), "its attention takes"),
+    ],
+)
+def test_a_model_of_a_known_family_that_differs_is_left(change, reason, caplog):
+    model = operated("llama")
+    assert read(model) is not None
+    change(model)
+    with caplog.at_level("INFO", logger="trencadis.torch"):
+        assert read(model) is None
+    assert reason in caplog.text
+
+
+def test_weights_are_held_once():
+    model, _ = fused_model("llama", False)
+    decoder = decoder_of(model)
+    first = model.model.layers[0]
+    assert decoder.structure.layers[0].qkv.weights == first.self_attn.qkv.tensors[0].data_ptr()
+    assert decoder.structure.layers[0].attention_norm == first.input_layernorm.weight.data_ptr()
+
+
+def test_shared_embeddings_are_read_out_of_the_output_projection():
+    bridge.register()
+    model = tiny_models.make_model("llama")
+    model.config.tie_word_embeddings = True
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    operate(model, quantised=False, native=native())
+    found = read(model)
+    assert found.structure.embeddings is None
+    assert found.structure.num_embeddings == 131
+
+
+def test_angles_are_those_of_the_models_own_module_however_far_they_were_computed_at_once():
+    rotary = tiny_models.make_model("llama").model.rotary_emb
+    angles = Angles(rotary)
+    for reach in (3, 256, 257, 700):
+        angles.reach(reach)
+        assert len(angles.cosines) >= reach
+        expected = rotary(torch.empty(1, 1, 1), torch.arange(reach)[None])
+        assert torch.equal(angles.cosines[:reach], expected[0][0])
+        assert torch.equal(angles.sines[:reach], expected[1][0])
+
+
+def test_a_model_goes_layer_by_layer_again_when_nothing_is_attached():
+    model, layers = fused_model("llama", False)
+    decoder = decoder_of(model)
+    try:
+        attach(model, None)
+        assert decoder_of(model) is None
+        assert Scene("llama").runner._decoder is None
+    finally:
+        attach(model, decoder)
+    assert Scene("llama").runner._decoder is not None
+    assert choose_kernel("native", device=CPU, layout="ragged", layers=layers) is not None
+
+
+def test_what_nothing_was_attached_to_has_no_decoder():
+    model = tiny_models.make_model("gpt2")
+    assert decoder_of(model) is None
+    assert len(attention_layers(model)) == 3

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from decoder_scene import Scene, make_pass
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from trencadis.interfaces import LayerGate
+from trencadis_torch.attention.layerwise import GatedPass
+from trencadis_torch.attention.native import NativeAttention
+from trencadis_torch.linear import decoder_pass
+from trencadis_torch.linear.decoder_pass import DecoderPasses
+from trencadis_torch.linear.native import native
+from trencadis_torch.linear.native_decoder import PARTS
+
+pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+
+KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+LENGTHS = (23, 11, 120)
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    """Tiny products would run in one thread alone."""
+    return lambda count: monkeypatch.setattr(decoder_pass, "threads_for", lambda _: count)
+
+
+@pytest.fixture(autouse=True)
+def two_threads(in_threads):
+    in_threads(2)
+
+
+@pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_of_logits_keys_and_values_are_those_of_the_modules(kind, quantised):
+    found, expected = (Scene(kind, quantised=quantised, in_one_call=one) for one in (True, False))
+    passes = (
+        ([0], [0], [23], range(23)),
+        ([1, 2], [0, 0], [2, 1], [1, 2]),
+        ([2, 0, 1], [1, 23, 2], [250, 1, 5], [249, 250, 255]),
+        ([0, 1, 2], [24, 7, 251], [1, 1, 1], [0, 1, 2]),
+    )
+    for rows, starts, lengths, tokens in passes:
+        one, other = (scene.logits(rows, starts, lengths, list(tokens)) for scene in (found, expected))
+        assert torch.equal(one, other)
+    assert all(torch.equal(one, other) for one, other in zip(found.content(), expected.content(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_logits_are_those_of_transformers(kind, tmp_path):
+    path = tiny_models.save_model(kind, tmp_path)
+    scene = Scene(kind)
+    tokens = scene.rows.tokens[0, :30].tolist()
+    expected = tiny_models.reference_logits(path, tokens)
+    found = scene.logits([0], [0], [30], list(range(30)))
+    torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+def alone(schedule, quantised):
+    """Return logits of all tokens, computed module by module in one thread: the same chunks, one row at a time; and the cache then."""
+    scene, found = Scene("qwen3", quantised=quantised, in_one_call=False), {}
+    for rows, starts, lengths in schedule:
+        for row, start, length in zip(rows, starts, lengths, strict=True):
+            logits = scene.logits([row], [start], [length], list(range(length)))
+            found.update({(row, start + i): one for i, one in enumerate(logits)})
+    return found, scene.content()
+
+
+@st.composite
+def schedules(draw):
+    """Passes that compute all rows in chunks, several rows at a time."""
+    done, passes = [0, 0, 0], []
+    while any(have < n for have, n in zip(done, LENGTHS, strict=True)):
+        left = [row for row, n in enumerate(LENGTHS) if done[row] < n]
+        rows = draw(st.lists(st.sampled_from(left), min_size=1, unique=True))
+        lengths = [min(draw(st.sampled_from([1, 2, 3, 9, 40, 90])), LENGTHS[row] - done[row]) for row in rows]
+        passes.append((rows, [done[row] for row in rows], lengths))
+        for row, length in zip(rows, lengths, strict=True):
+            done[row] += length
+    return passes
+
+
+@pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
+@settings(
+    max_examples=10,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(schedule=schedules(), threads=st.sampled_from([1, 2]), data=st.data())
+def test_a_rows_bits_depend_neither_on_its_batch_nor_on_threads_nor_on_what_is_asked_for(
+    quantised, in_threads, schedule, threads, data
+):
+    expected, content = alone(schedule, quantised)
+    in_threads(threads)
+    scene = Scene("qwen3", quantised=quantised)
+    for rows, starts, lengths in schedule:
+        places = [(row, start + i) for row, start, n in zip(rows, starts, lengths, strict=True) for i in range(n)]
+        asked = data.draw(st.lists(st.integers(0, len(places) - 1), min_size=1, max_size=6))
+        found = scene.logits(rows, starts, lengths, asked)
+        assert torch.equal(found, torch.stack([expected[places[i]] for i in asked]))
+    assert all(torch.equal(one, other) for one, other in zip(scene.content(), content, strict=True))
+
+
+def test_no_logits_can_be_asked_for_and_keys_and_values_are_written():
+    found, expected = Scene("llama"), Scene("llama", in_one_call=False)
+    assert found.logits([0], [0], [9], []).shape == (0, 131)
+    expected.logits([0], [0], [9], [0])
+    assert all(torch.equal(one, other) for one, other in zip(found.content(), expected.content(), strict=True))
+
+
+def test_buffers_are_used_again(monkeypatch):
+    scene = Scene("llama")
+    scene.logits([0], [0], [40], [39])
+    made = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: made.append(size) or empty(*size, **options))
+    for start in (40, 41, 42):
+        scene.logits([0], [start], [1], [0])
+    scene.logits([1], [0], [33], [32])
+    assert made == [(1, 131)] * 4  # the logits alone
+
+
+def test_a_pass_that_waits_at_layers_goes_module_by_module(monkeypatch):
+    scene = Scene("llama")
+    expected = scene.logits([0], [0], [7], [6])
+    waited = []
+
+    class Gate(LayerGate):
+        def __init__(self):
+            pass
+
+        def wait(self, layer):
+            waited.append(layer)
+
+    inputs = scene.runner.inputs(make_pass([0], [0], [7]))
+    inputs = type(inputs)(
+        token_ids=inputs.token_ids,
+        positions=inputs.positions,
+        attention=GatedPass(inputs.attention, Gate()),
+        firsts=inputs.firsts,
+    )
+    with torch.inference_mode():
+        found = scene.runner.forward(inputs, np.array([6]))
+    assert waited == [0, 1, 2]
+    assert torch.equal(found, expected)
+
+
+def test_a_token_without_an_embedding_is_refused():
+    scene = Scene("llama")
+    scene.rows.tokens[0, 2] = 131
+    with pytest.raises(IndexError, match="a token id has no embedding"):
+        scene.logits([0], [0], [4], [3])
+
+
+def test_where_time_goes_can_be_measured():
+    scene = Scene("llama")
+    passes = scene.runner._decoder
+    assert isinstance(passes, DecoderPasses)
+    assert isinstance(scene.cache.kernel, NativeAttention)
+    passes.watch()
+    before = passes.spent()
+    scene.logits([0], [0], [200], [199])
+    spent = passes.spent()
+    assert set(spent) == set(PARTS)
+    assert not any(before.values())
+    assert all(spent.values())

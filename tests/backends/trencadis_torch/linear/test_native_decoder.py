@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import nn
+
+from trencadis.errors import BackendError
+from trencadis_torch.linear.native import native
+from trencadis_torch.linear.native_decoder import (
+    PARTS,
+    Decoder,
+    Layer,
+    NativeDecoder,
+    layer_array,
+    native_decoder,
+    product,
+)
+from trencadis_torch.linear.packed import Int8Linear, PackedLinear
+
+needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+
+
+class Library:
+    """Functions that return numbers."""
+
+    def __init__(self, **numbers):
+        for name in ("bytes", "parts", "widest", "scratch"):
+            setattr(self, f"trencadis_decoder_{name}", self.function(numbers.get(name, 0)))
+        self.trencadis_decode = self.function(0)
+
+    @staticmethod
+    def function(number):
+        return ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: number)
+
+
+def test_a_library_of_other_structures_is_refused():
+    with pytest.raises(BackendError, match="other structures"):
+        NativeDecoder(Library(bytes=8, parts=len(PARTS)))
+
+
+@needs_native
+@pytest.mark.parametrize("kind", [PackedLinear, Int8Linear])
+def test_a_product_names_the_memory_of_its_layer(kind):
+    layer = kind([nn.Linear(20, 7), nn.Linear(20, 5, bias=False)], native())
+    found = product(layer)
+    weights, scales, _, bias = layer.tensors
+    assert (found.num_outputs, found.num_inputs) == (12, 20)
+    assert found.weights == weights.data_ptr()
+    assert found.bias == bias.data_ptr()
+    assert (found.scales is None) == (kind is PackedLinear)
+    assert scales is None or found.scales == scales.data_ptr()
+
+
+@needs_native
+def test_sizes_follow_from_the_widest_input():
+    layers = [Layer(), Layer()]
+    layers[1].down.num_inputs = 90
+    decoder = Decoder(layers=layer_array(layers), num_layers=2, hidden_size=48)
+    widest, scratch = native_decoder().sizes(decoder)
+    assert widest == 92
+    assert scratch >= 4 * 92 + 92
+
+
+def test_without_a_compiler_there_is_a_line_in_the_log_and_no_library(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with caplog.at_level("INFO", logger="trencadis.torch"):
+        assert native_decoder.__wrapped__() is None
+    assert "layers run one by one: decoder.cpp: no C++ compiler" in caplog.text
+    assert torch.get_num_threads() > 0

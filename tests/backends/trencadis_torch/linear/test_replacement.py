@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import tiny_models
+import torch
+from torch import nn
+
+from trencadis.errors import ModelLoadError
+from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.choice import choose_kernel
+from trencadis_torch.linear.decoder import decoder_of
+from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
+from trencadis_torch.linear.native import native
+from trencadis_torch.linear.packed import FusedLinear, PackedLinear, RowsEmbedding
+from trencadis_torch.linear.replacement import fuse_decoder, operate
+from trencadis_torch.loading import self_check
+from trencadis_torch.loading.inspection import attention_layers
+from trencadis_torch.loading.self_check import ModelCheck
+
+needs_native = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
+LIBRARIES = [pytest.param(True, id="native", marks=needs_native), pytest.param(False, id="torch")]
+FUSED = {
+    "llama": (3, 3, 7),
+    "qwen3": (3, 3, 7),
+    "gemma3": (3, 3, 13),
+    "phi3": (0, 0, 7),
+    "mixtral": (3, 0, 7),
+    "gpt2": (0, 0, 0),
+}
+"""How many attentions, MLPs and norms of a tiny model there are to fuse."""
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    bridge.register()
+
+
+def errors_after(model, *, quantised, library):
+    """Return how far logits are from the model's own, at each position, over their spread."""
+    layers = attention_layers(model)
+    check = ModelCheck(model, layers, layout="ragged")
+    operate(model, quantised=quantised, native=native() if library else None)
+    check.compare(model, quantised=quantised, operated=True)
+    with torch.inference_mode():
+        found = self_check.paged_logits(model, layers, check._sequences, "ragged")
+    pairs = zip(check._expected, found, strict=True)
+    return torch.cat([self_check._errors(expected, logits) for expected, logits in pairs])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
+def test_logits_stay_those_of_transformers(kind, library):
+    assert float(errors_after(tiny_models.make_model(kind), quantised=False, library=library).max()) < 1e-5
+
+
+@needs_native
+@pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
+def test_int8_logits_are_near_those_of_transformers_but_not_equal(kind):
+    errors = errors_after(tiny_models.make_model(kind), quantised=True, library=True)
+    # Weights are drawn ten times as wide as usual: nothing is more sensitive to rounding.
+    assert 1e-4 < float(errors.median()) < 0.15
+
+
+def count(model, kind):
+    return sum(isinstance(part, kind) for part in model.modules())
+
+
+@needs_native
+@pytest.mark.parametrize("kind", FUSED)
+def test_known_families_are_fused_and_others_packed_layer_by_layer(kind):
+    model = tiny_models.make_model(kind)
+    num_linears = sum(type(part) is nn.Linear for part in model.modules())
+    done = operate(model, quantised=False, native=native())
+    assert (count(model, RotaryAttention), count(model, GatedMLP), count(model, FusedNorm)) == FUSED[kind]
+    assert (done.num_linears, done.num_fused) == (num_linears, sum(FUSED[kind]))
+    assert not any(type(part) is nn.Linear for part in model.modules())
+
+
+@needs_native
+def test_a_module_that_computes_something_else_under_a_known_name_stays():
+    model = tiny_models.make_model("llama")
+    odd = model.model.layers[1]
+    plain = odd.mlp.forward
+    odd.mlp.forward = lambda x: 1.01 * plain(x)
+    norm = odd.input_layernorm.forward
+    odd.input_layernorm.forward = lambda x: norm(x) + 0.01
+    attend = odd.self_attn.forward
+    odd.self_attn.forward = lambda **options: attend(**{**options, "hidden_states": options["hidden_states"] * 2})
+    assert errors_after(model, quantised=False, library=True).max() < 1e-5
+    assert type(odd.mlp).__name__ == "LlamaMLP"
+    assert type(odd.input_layernorm).__name__ == "LlamaRMSNorm"
+    assert type(odd.self_attn).__name__ == "LlamaAttention"
+    assert isinstance(odd.mlp.gate_proj, PackedLinear)
+    assert isinstance(model.model.layers[0].mlp, GatedMLP)
+
+
+@needs_native
+def test_linear_layers_of_another_class_are_left_alone():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = tiny_models.make_model("llama")
+    odd = model.model.layers[0].mlp
+    scaled = Scaled(48, 80, bias=False)
+    scaled.weight = odd.up_proj.weight
+    odd.up_proj = scaled
+    assert errors_after(model, quantised=False, library=True).max() < 1e-5
+    assert odd.up_proj is scaled
+
+
+def test_surgery_that_goes_wrong_is_refused():
+    model = tiny_models.make_model("llama")
+    check = ModelCheck(model, attention_layers(model), layout="ragged")
+    operate(model, quantised=False, native=None)
+    with torch.no_grad():
+        model.model.layers[2].self_attn.o_proj._bias = torch.ones(48)
+    with pytest.raises(ModelLoadError, match="packed layers differ from the model's own") as caught:
+        check.compare(model, operated=True)
+    assert 'pack = "off"' in caught.value.hint
+
+
+def test_a_model_that_reads_its_layers_weights_is_refused_in_words():
+    model = tiny_models.make_model("llama")
+    check = ModelCheck(model, attention_layers(model), layout="ragged")
+    mlp = model.model.layers[0].mlp
+    plain = mlp.forward
+    mlp.forward = lambda x: plain(x) + 0 * mlp.up_proj.weight.sum()
+    operate(model, quantised=False, native=None)
+    with pytest.raises(ModelLoadError, match="a forward with packed layers failed: AttributeError"):
+        check.compare(model, operated=True)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["gpt2", "gemma3"])
+def test_shared_embeddings_stay_shared_and_bit_equal(kind):
+    model = tiny_models.make_model(kind)
+    model.config.tie_word_embeddings = True
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    ids = torch.tensor([[0, 3, 130]])
+    expected = model.get_input_embeddings()(ids)
+    before = sum(parameter.nbytes for parameter in model.parameters())
+    done = operate(model, quantised=False, native=native())
+    assert isinstance(model.get_input_embeddings(), RowsEmbedding)
+    assert torch.equal(model.get_input_embeddings()(ids), expected)
+    padding = sum(
+        (-part.out_features % native().panel) * part.in_features * 4
+        for part in model.modules()
+        if isinstance(part, FusedLinear)
+    )
+    assert done.weights_bytes == before + padding
+
+
+@pytest.fixture
+def quick_collections():
+    """Collections look at what the test makes, not at what all tests before it have left."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("quick_collections")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_original_weights_are_let_go_layer_by_layer(library, monkeypatch):
+    model = tiny_models.make_model("llama")
+    alive, most = [weakref.ref(part.weight) for part in model.modules() if type(part) is nn.Linear], []
+    total = len(alive)
+    for kind in ("PackedLinear", "BlockedLinear"):
+        made = getattr(__import__("trencadis_torch.linear.packed", fromlist=[kind]), kind)
+        plain = made.__init__
+
+        def noted(self, *args, plain=plain):
+            plain(self, *args)
+            done.append(self)
+            gc.collect()
+            most.append(sum(ref() is not None for ref in alive))
+
+        monkeypatch.setattr(made, "__init__", noted)
+    done = []
+    operate(model, quantised=False, native=native() if library else None)
+    gc.collect()
+    assert sum(ref() is not None for ref in alive) == 0
+    # An attention of four layers is packed before its own are let go; never much more.
+    assert all(left <= total - 4 * (index // 4) + 4 for index, left in enumerate(most))
+    assert most[-1] <= 4
+
+
+def test_nothing_of_a_copy_of_the_model_is_touched():
+    model = tiny_models.make_model("qwen3")
+    other = copy.deepcopy(model)
+    operate(model, quantised=False, native=None)
+    assert type(other.lm_head) is nn.Linear
+
+
+def fused(model, **changes):
+    """Operate on a model and let it run in one call, if it does; return whether it does."""
+    layers = attention_layers(model)
+    operate(model, quantised=False, native=native())
+    kernel = choose_kernel("native", device=torch.device("cpu"), layout="ragged", layers=layers)
+    return fuse_decoder(model, **{"layers": layers, "kernel": kernel, "native": native(), **changes})
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "expected"), [("llama", True), ("gemma2", True), ("gemma3", False), ("gpt2", False)])
+def test_plain_decoders_run_in_one_call(kind, expected):
+    model = tiny_models.make_model(kind)
+    assert fused(model) is expected
+    assert (decoder_of(model) is not None) is expected
+
+
+@needs_native
+def test_a_decoder_that_computes_something_else_in_one_call_runs_layer_by_layer(caplog):
+    model = tiny_models.make_model("llama")
+    plain = model.model.layers[1].forward
+    model.model.layers[1].forward = lambda *args, **options: 1.01 * plain(*args, **options)
+    assert not fused(model)
+    assert decoder_of(model) is None
+    assert "in one call it computes something else" in caplog.text
+
+
+@needs_native
+@pytest.mark.parametrize("missing", ["kernel", "native"])
+def test_without_its_libraries_nothing_runs_in_one_call(missing):
+    model = tiny_models.make_model("llama")
+    assert not fused(model, **{missing: None})
+    assert decoder_of(model) is None
