@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from trencadis.clock import SystemClock
-from trencadis.engine.scheduler import Scheduler
+from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend

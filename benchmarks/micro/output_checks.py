@@ -14,10 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from trencadis.engine.accounting import SubmittedStep
+from trencadis.engine.batching.passes import PassCounts
+from trencadis.engine.commit.output_check import OutputCheck
 from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
-from trencadis.engine.output_check import OutputCheck
-from trencadis.engine.passes import PassCounts
+from trencadis.engine.inspect.accounting import SubmittedStep
 from trencadis.interfaces import SamplingContext, Verification
 from trencadis.records import Plan, RowStart, SamplingParams, StepOutput
 from trencadis_plugins.acceptance.match import Match

@@ -149,7 +149,7 @@ def make_engine(
         TenantConfig,
     )
     from trencadis.engine.compose import Parts, compose_engine
-    from trencadis.engine.drafting import Speculation
+    from trencadis.engine.speculation.drafting import Speculation
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)
     executor = executor or FakeExecutor()

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trencadis.engine.transfer_metrics import transfer_metrics
-from trencadis.engine.transfers import Transfers
+from trencadis.engine.transfer.transfer_metrics import transfer_metrics
+from trencadis.engine.transfer.transfers import Transfers
 from trencadis.interfaces import Observer
 from trencadis.records import EngineGauges, FinishedSequence, FinishReason, StepStats
 from trencadis_testing.resources import ends_its_threads, growth_bytes

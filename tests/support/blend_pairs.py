@@ -9,7 +9,7 @@ import numpy as np
 from fake_blender import BlendingCache
 
 from trencadis.clock import SimulatedClock
-from trencadis.engine.hashing import BlockHasher
+from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import ConnectorReport, Request
 from trencadis_kv.connectors.blend.config import BlendConfig

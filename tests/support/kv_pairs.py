@@ -11,7 +11,7 @@ from p2p_ends import p2p_config
 
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
-from trencadis.engine.first_token_terms import SamplingTerms
+from trencadis.engine.transfer.first_token_terms import SamplingTerms
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_kv.connectors.p2p.connector import make_p2p

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from trencadis.engine.committer import Committer
+from trencadis.engine.commit.committer import Committer
 from trencadis.errors import InternalError
 from trencadis.interfaces import Observer, PendingStep, SchedulingPolicy
 from trencadis.records import Batch, Pass, Request, StepStats

@@ -6,19 +6,19 @@ import attrs
 import numpy as np
 import pytest
 
-from trencadis.engine.adapters import AdapterPlaces
-from trencadis.engine.admission import Admission
-from trencadis.engine.block_manager import BlockManager
-from trencadis.engine.committer import Committer
+from trencadis.engine.cache.block_manager import BlockManager
+from trencadis.engine.cache.hashing import BlockHasher
+from trencadis.engine.cache.swapping import Swapping
+from trencadis.engine.commit.committer import Committer
 from trencadis.engine.engine import Engine
-from trencadis.engine.giving_way import GivingWay
-from trencadis.engine.hashing import BlockHasher
-from trencadis.engine.intake import Intake
-from trencadis.engine.parked_load import ParkedLoad
-from trencadis.engine.scheduler import Scheduler
+from trencadis.engine.request_validation import Intake
+from trencadis.engine.scheduling.adapters import AdapterPlaces
+from trencadis.engine.scheduling.admission import Admission
+from trencadis.engine.scheduling.preemption import GivingWay
+from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.state import EngineState
-from trencadis.engine.swapping import Swapping
-from trencadis.engine.transfers import Transfers
+from trencadis.engine.transfer.parked_load import ParkedLoad
+from trencadis.engine.transfer.transfers import Transfers
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis_testing.engines import ServeInOrder
 from trencadis_testing.scheduling_machine import World, run_histories

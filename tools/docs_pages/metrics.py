@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from docs_pages.markdown import heading_note, table
 from trencadis.clock import SimulatedClock
-from trencadis.engine.guarded_connector import GuardedConnector
-from trencadis.engine.transfers import Transfers
+from trencadis.engine.transfer.guarded_connector import GuardedConnector
+from trencadis.engine.transfer.transfers import Transfers
 from trencadis.records import Bucket, FinishReason, Phase
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.counts import Watch

@@ -64,7 +64,7 @@ class AskMetrics:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Ask:
-    """A question of an operator, or a change that one asks for; see :class:`trencadis.engine.administration.Administration`.
+    """A question of an operator, or a change that one asks for; see :class:`trencadis.engine.inspect.administration.Administration`.
 
     Attributes:
         question: Which.

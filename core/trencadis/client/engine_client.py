@@ -110,7 +110,7 @@ class EngineClient(ABC):
         """Ask an operator's question, or for a change; ``plan_hash`` follows the answer.
 
         Args:
-            question: As of :meth:`trencadis.engine.administration.Administration.answer`.
+            question: As of :meth:`trencadis.engine.inspect.administration.Administration.answer`.
             arguments: The same.
             callback: Called with the answer, or with why there is none: at once, or within a later :meth:`step` or :meth:`rest`.
 

@@ -182,7 +182,7 @@ class Frontend:
         """Ask an operator's question, or for a change, and wait for the answer.
 
         Args:
-            question: As of :meth:`trencadis.engine.administration.Administration.answer`.
+            question: As of :meth:`trencadis.engine.inspect.administration.Administration.answer`.
             arguments: The same.
 
         Raises:

@@ -1,4 +1,4 @@
 """The engine: private to core, and the only place where state changes.
 
-Reading order: ``engine``, ``scheduler``, ``admission``, ``state``, ``passes``, ``committer``, ``recovery``; ``build`` puts it together.
+Reading order: ``engine``, ``state``, ``scheduling``, ``batching``, ``commit``; ``build`` and ``compose`` put it together.
 """

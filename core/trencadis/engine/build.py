@@ -18,14 +18,14 @@ import attrs
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.compose import EmbeddingParts, Parts, budget_of, compose_embedding_engine, compose_engine
-from trencadis.engine.drafting import Speculation
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
-from trencadis.engine.first_token_terms import SamplingTerms
 from trencadis.engine.guarded_sampling import GuardedAcceptance, GuardedSampler
 from trencadis.engine.guards import Fallback
 from trencadis.engine.request_check import check_honoured
-from trencadis.engine.switch import SchedulingSwitch
+from trencadis.engine.scheduling.switch import SchedulingSwitch
+from trencadis.engine.speculation.drafting import Speculation
+from trencadis.engine.transfer.first_token_terms import SamplingTerms
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, PluginLoadError, TrencadisError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import (

@@ -13,8 +13,16 @@ import attrs
 from trencadis.activity import ACTIVITY, Lane
 from trencadis.clock import Clock, SystemClock
 from trencadis.config.schema import Config
-from trencadis.engine.administration import Administration
-from trencadis.engine.agreement import (
+from trencadis.engine.batching.batch_builder import BatchBuilder
+from trencadis.engine.batching.covering_buckets import closing_buckets
+from trencadis.engine.batching.passes import PassPlanner
+from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, warm_up
+from trencadis.engine.cache.block_manager import BlockManager
+from trencadis.engine.cache.cache_size import longest_sequence, size_cache
+from trencadis.engine.cache.defragmenter import Defragmenter
+from trencadis.engine.cache.hashing import BlockHasher
+from trencadis.engine.cache.swapping import Swapping, num_host_blocks
+from trencadis.engine.composition_checks import (
     check_adapters,
     check_drafter,
     check_misses,
@@ -22,30 +30,22 @@ from trencadis.engine.agreement import (
     with_drafter,
     without_sharing,
 )
-from trencadis.engine.batch_builder import BatchBuilder
-from trencadis.engine.block_manager import BlockManager
-from trencadis.engine.cache_size import longest_sequence, size_cache
-from trencadis.engine.closing_buckets import closing_buckets
-from trencadis.engine.decisions import Decisions
-from trencadis.engine.defragmenter import Defragmenter
-from trencadis.engine.drafting import Drafting, Speculation
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.embedding_engine import EmbeddingEngine
 from trencadis.engine.engine import Engine
-from trencadis.engine.first_tokens import FirstTokens
-from trencadis.engine.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis.engine.guards import GuardedBucketing, GuardedEviction, GuardedScheduling
-from trencadis.engine.hashing import BlockHasher
-from trencadis.engine.observers import Observers
-from trencadis.engine.passes import PassPlanner
-from trencadis.engine.role import EngineRole
-from trencadis.engine.scheduler import Scheduler
-from trencadis.engine.shadow import Shadow
+from trencadis.engine.inspect.administration import Administration
+from trencadis.engine.inspect.decisions import Decisions
+from trencadis.engine.inspect.observers import Observers
+from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.scheduling.shadow import Shadow
+from trencadis.engine.scheduling.switch import SchedulingSwitch
+from trencadis.engine.speculation.drafting import Drafting, Speculation
 from trencadis.engine.state import EngineState
-from trencadis.engine.swapping import Swapping, num_host_blocks
-from trencadis.engine.switch import SchedulingSwitch
-from trencadis.engine.transfers import Transfers
-from trencadis.engine.warmup import BackgroundWarmUp, WarmUp, warm_up
+from trencadis.engine.transfer.first_tokens import FirstTokens
+from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
+from trencadis.engine.transfer.role import EngineRole
+from trencadis.engine.transfer.transfers import Transfers
 from trencadis.errors import ConfigValueError, ContractError
 from trencadis.faults import CallMeter
 from trencadis.interfaces import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.engine.accounting import EngineTotals
 from trencadis.engine.embedding import EmbeddingQueue
-from trencadis.engine.observers import Observers
+from trencadis.engine.inspect.accounting import EngineTotals
+from trencadis.engine.inspect.observers import Observers
 from trencadis.errors import InvalidRequestError
 from trencadis.interfaces import Executor
 from trencadis.records import EmbeddingRequest, FinishedSequence, ModelFacts, Request, TokenDeltas

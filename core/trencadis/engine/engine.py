@@ -22,29 +22,29 @@ import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock, SimulatedClock
-from trencadis.engine.accounting import Accounting, SubmittedStep
-from trencadis.engine.administration import Administration
-from trencadis.engine.batch_builder import BatchBuilder
-from trencadis.engine.committer import Committer
-from trencadis.engine.decisions import Decisions
-from trencadis.engine.defragmenter import Defragmenter
-from trencadis.engine.departures import Departures
-from trencadis.engine.drafting import Drafting
+from trencadis.engine.batching.batch_builder import BatchBuilder
+from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp
+from trencadis.engine.cache.defragmenter import Defragmenter
+from trencadis.engine.commit.committer import Committer
+from trencadis.engine.commit.output_check import FailedStep, OutputCheck
+from trencadis.engine.commit.recovery import Recovery
 from trencadis.engine.embedding import EmbeddingQueue
 from trencadis.engine.failures import Failures
+from trencadis.engine.finish import Departures
 from trencadis.engine.guards import GuardedScheduling
-from trencadis.engine.guests import Guests
-from trencadis.engine.intake import Intake
-from trencadis.engine.metrics_page import MetricsPage
-from trencadis.engine.observers import Observers
-from trencadis.engine.output_check import FailedStep, OutputCheck
+from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
+from trencadis.engine.inspect.administration import Administration
+from trencadis.engine.inspect.decisions import Decisions
+from trencadis.engine.inspect.metrics_page import MetricsPage
+from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.preparations import Preparations
-from trencadis.engine.progress_watch import ProgressWatch
-from trencadis.engine.recovery import Recovery
-from trencadis.engine.scheduler import Scheduler
-from trencadis.engine.shadow import NO_SHADOW
+from trencadis.engine.request_validation import Intake
+from trencadis.engine.scheduling.progress_watch import ProgressWatch
+from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.scheduling.shadow import NO_SHADOW
+from trencadis.engine.speculation.drafting import Drafting
 from trencadis.engine.state import EngineState
-from trencadis.engine.warmup import BackgroundWarmUp, WarmUp
+from trencadis.engine.transfer.guests import Guests
 from trencadis.errors import InvalidRequestError, RequestRefusedError, StepFailedError, UnpreparedShapeError
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import Executor, PendingStep
@@ -295,7 +295,7 @@ class Engine:
     def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to an operator's question, or make a change; see :class:`Administration`.
 
-        The engine's own: ``totals``, the fields of :class:`~trencadis.engine.accounting.EngineTotals` and ``drafter``, the name of the
+        The engine's own: ``totals``, the fields of :class:`~trencadis.engine.inspect.accounting.EngineTotals` and ``drafter``, the name of the
         speculator that drafts now; and ``reject_transfer``.
 
         Raises:

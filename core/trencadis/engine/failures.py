@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from trencadis.engine.accounting import EngineTotals, SubmittedStep
-from trencadis.engine.decisions import Decisions
-from trencadis.engine.output_check import OutputCheck
-from trencadis.engine.recovery import Recovery
+from trencadis.engine.commit.output_check import OutputCheck
+from trencadis.engine.commit.recovery import Recovery
+from trencadis.engine.inspect.accounting import EngineTotals, SubmittedStep
+from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.state import EngineState
 from trencadis.errors import StepFailedError
 from trencadis.faults import FaultLog

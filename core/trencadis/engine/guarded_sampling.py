@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from trencadis.engine.commit.output_check import wrong_logprobs
 from trencadis.engine.guards import Guarded
-from trencadis.engine.output_check import wrong_logprobs
 from trencadis.engine.request_check import check_honoured
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import as_words, reraise_interrupt

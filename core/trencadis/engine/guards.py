@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import attrs
 import numpy as np
 
-from trencadis.engine.shadow import NO_SHADOW, Shadow, ShadowStep
+from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit

@@ -16,15 +16,15 @@ import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.config.tenants import TenantConfig
-from trencadis.engine.adapters import AdapterPlaces
-from trencadis.engine.block_manager import BlockManager
-from trencadis.engine.hashing import BlockHasher
-from trencadis.engine.queues import SlotQueue
+from trencadis.engine.cache.block_manager import BlockManager
+from trencadis.engine.cache.hashing import BlockHasher
+from trencadis.engine.cache.swapping import Swapping
+from trencadis.engine.scheduling.adapters import AdapterPlaces
+from trencadis.engine.scheduling.queues import SlotQueue
+from trencadis.engine.scheduling.tenants import Tenants
 from trencadis.engine.sequence import Sequence, SequenceState
-from trencadis.engine.swapping import Swapping
 from trencadis.engine.table import Rows, SequenceTable
-from trencadis.engine.tenants import Tenants
-from trencadis.engine.transfers import Transfers
+from trencadis.engine.transfer.transfers import Transfers
 from trencadis.errors import InternalError, RequestError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart, read_only
 

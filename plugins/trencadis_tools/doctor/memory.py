@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trencadis.config import Config
-from trencadis.engine.cache_size import most_blocks
+from trencadis.engine.cache.cache_size import most_blocks
 from trencadis.records import ModelFacts
 from trencadis_tools.doctor.findings import Findings
 

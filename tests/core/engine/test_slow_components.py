@@ -11,7 +11,7 @@ from wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config
 from trencadis.engine.compose import Meters
-from trencadis.engine.drafting import Drafting, Speculation
+from trencadis.engine.speculation.drafting import Drafting, Speculation
 from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
@@ -155,7 +155,7 @@ def test_a_slow_drafter_without_a_fallback_ends_speculation_and_no_request(
 
 
 def test_a_slow_shadow_is_asked_no_more() -> None:
-    from trencadis.engine.shadow import Shadow
+    from trencadis.engine.scheduling.shadow import Shadow
 
     clock = SimulatedClock()
     parts = slow(clock, 5.0)["split"]

@@ -18,7 +18,7 @@ from push_scene import (
     serve,
 )
 
-from trencadis.engine.first_token_terms import SamplingTerms
+from trencadis.engine.transfer.first_token_terms import SamplingTerms
 
 
 @pytest.fixture(params=[True, False], ids=["any thread", "one thread"])

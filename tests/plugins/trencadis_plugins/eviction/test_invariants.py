@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis.clock import SimulatedClock
-from trencadis.engine.block_manager import BlockManager
+from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.guards import GuardedEviction
 from trencadis.interfaces import ComponentContext, EvictionPolicy
 from trencadis.records import Request, SamplingParams

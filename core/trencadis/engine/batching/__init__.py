@@ -1,0 +1,1 @@
+"""From a plan to batches: passes, buckets and their warm-up."""

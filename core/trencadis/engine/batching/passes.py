@@ -1,0 +1,264 @@
+"""From a plan to passes: which sequences run together, and in which bucket."""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+import numpy as np
+
+from trencadis.engine.batching.unified_shape import unified_shape
+from trencadis.engine.guards import GuardedBucketing
+from trencadis.engine.table import SequenceTable
+from trencadis.errors import UnpreparedShapeError
+from trencadis.interfaces import BackendCapabilities
+from trencadis.records import Bucket, Int32Array, Pass, Phase, Plan, Shape, UnifiedBucket
+
+__all__ = ["PassCounts", "PassPlanner"]
+
+logger = logging.getLogger("trencadis.engine")
+
+_sum = np.add.reduce
+
+
+@attrs.define(kw_only=True)
+class PassCounts:
+    """How the passes of one plan found their buckets; see ``StepStats``.
+
+    Attributes:
+        compiles: A bucket is used for the first time and was not prepared: the device may compile it, which may take minutes.
+    """
+
+    num_hits: int = 0
+    num_fallbacks: int = 0
+    num_substituted: int = 0
+    num_unprepared: int = 0
+    compiles: bool = False
+
+
+class PassPlanner:
+    """Splits plans for one backend.
+
+    A ragged or unified backend gets one pass. A padded one gets prefill passes of at most ``max_prefill_batch_size`` sequences,
+    side by side or merged into a row, then one decode pass. A prefill pass of several sequences stays within the token budget
+    with its padding: that is what memory was measured for.
+    Source: the vLLM Gaudi plugin, prefills first, then one decode batch; in its unified form one batch of both.
+
+    Args:
+        bucketing: The guarded strategy.
+        capabilities: The backend's.
+        table: The engine's sequences, read for sizes only.
+        block_size: Tokens per block.
+        max_num_batched_tokens: A prefill pass of several sequences has at most this many token positions, padding included.
+        refuse_unprepared: Refuse a pass whose bucket is not prepared, once any is.
+
+    Attributes:
+        counts: Of the plan that was split last.
+    """
+
+    def __init__(
+        self,
+        bucketing: GuardedBucketing,
+        *,
+        capabilities: BackendCapabilities,
+        table: SequenceTable,
+        block_size: int,
+        max_num_batched_tokens: int,
+        refuse_unprepared: bool = False,
+    ) -> None:
+        self._bucketing = bucketing
+        self._ragged = capabilities.layout == "ragged"
+        self._unified = capabilities.layout == "unified"
+        self._contiguous = capabilities.contiguous
+        self._max_prefills = capabilities.max_prefill_batch_size or 1 << 30
+        self._merges = capabilities.merges_prefills
+        self._table = table
+        self._block_size = block_size
+        self._max_positions = max_num_batched_tokens
+        self._refuse_unprepared = refuse_unprepared
+        self._prepared: set[Bucket] = set()
+        self._used: set[Bucket] = set()
+        self._listed: frozenset[Bucket] = frozenset()
+        self._closing: tuple[Bucket, ...] = ()
+        self._deferred: frozenset[Bucket] = frozenset()
+        self._stand_ins: dict[Shape, Bucket] = {}
+        self.counts = PassCounts()
+
+    def prepared(self, buckets: tuple[Bucket, ...]) -> None:
+        """Note which buckets the device has prepared; any other is counted and warned about once."""
+        self._prepared.update(buckets)
+        self._used.update(buckets)
+        self._deferred -= self._prepared
+        self._stand_ins.clear()
+
+    def defer(self, buckets: tuple[Bucket, ...]) -> None:
+        """Note buckets that are prepared later: until then the smallest prepared one that covers a shape stands in for its own."""
+        self._deferred = frozenset(buckets) - self._prepared
+
+    def close(self, table: tuple[Bucket, ...], closing: tuple[Bucket, ...]) -> None:
+        """Let shapes for which the strategy leaves its table run in one of ``closing`` that covers them."""
+        self._listed, self._closing = frozenset(table), closing
+
+    def passes(self, plan: Plan, block_tables: Int32Array) -> tuple[Pass, ...]:
+        """Return the passes of a plan, in order.
+
+        Args:
+            plan: The plan.
+            block_tables: Host block tables by row, for layouts that address blocks by range.
+
+        Raises:
+            StepFailedError: The bucketing strategy failed and there is no fallback.
+            UnpreparedShapeError: A pass fits no prepared bucket, and such passes are refused.
+        """
+        self.counts = PassCounts()
+        num_sequences = len(plan.slots)
+        if not num_sequences:
+            return ()
+        num_drafts = 0 if plan.drafts is None else plan.drafts.num_drafts
+        is_single = plan.num_tokens == num_sequences  # one token each
+        if self._ragged or self._unified or is_single:
+            everything = np.arange(num_sequences, dtype=np.int32)
+            is_decode = is_single or bool((plan.num_scheduled == 1 + num_drafts).all())
+            return (self._pass(plan, everything, Phase.DECODE if is_decode else Phase.PREFILL, block_tables),)
+        is_prefill = plan.num_scheduled > 1 + num_drafts
+        passes = [
+            self._pass(plan, group, Phase.PREFILL, block_tables)
+            for group in self._group(plan, np.flatnonzero(is_prefill).astype(np.int32))
+        ]
+        decodes = np.flatnonzero(~is_prefill).astype(np.int32)
+        if decodes.size:
+            passes.append(self._pass(plan, decodes, Phase.DECODE, block_tables))
+        return tuple(passes)
+
+    def padded_tokens(self, num_sequences: int, query_len: int) -> int:
+        """Return the token positions of a decode pass over so many sequences with so many tokens each."""
+        if self._ragged or self._unified:
+            return num_sequences * query_len
+        return self._bucketing.bucket_for(Shape(num_sequences, query_len, num_sequences, Phase.DECODE)).num_tokens
+
+    def _group(self, plan: Plan, prefills: Int32Array) -> list[Int32Array]:
+        """Cut prefills, longest first, into groups whose bucket stays within the token budget."""
+        order = prefills[np.argsort(-plan.num_scheduled[prefills], kind="stable")]
+        groups: list[list[int]] = []
+        for index in order.tolist():
+            if groups and len(groups[-1]) < self._max_prefills and self._fits(plan, [*groups[-1], index]):
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+        return [np.array(sorted(group), np.int32) for group in groups]
+
+    def _fits(self, plan: Plan, group: list[int]) -> bool:
+        """Whether sequences can be one prefill pass: as they are, and padded to their bucket."""
+        indices = np.array(group)
+        shape = self._prefill_shape(plan.starts[indices], plan.num_scheduled[indices])
+        if shape.num_tokens > self._max_positions:
+            return False
+        bucket = self._bucketing.bucket_for(shape)
+        # Two passes that are prepared are faster than one that has to be compiled.
+        return bucket.num_tokens <= self._max_positions and (not self._prepared or bucket in self._prepared)
+
+    def _pass(self, plan: Plan, indices: Int32Array, phase: Phase, block_tables: Int32Array) -> Pass:
+        whole = len(indices) == len(plan.slots)
+        # Copies either way: the plan is committed by its own numbers, whatever a backend writes to its batch.
+        lengths = plan.num_scheduled.copy() if whole else plan.num_scheduled[indices]
+        starts = plan.starts.copy() if whole else plan.starts[indices]
+        rows = plan.rows.copy() if whole else plan.rows[indices]
+        is_single = plan.num_tokens == len(plan.slots)
+        if is_single and not (self._unified or self._contiguous):
+            num_blocks = int(_sum(starts // self._block_size)) + len(starts)
+            shape = Shape(len(starts), 1, num_blocks, Phase.DECODE)
+        else:
+            shape = self._shape(starts, lengths, rows, phase, block_tables)
+        is_listed = self._listed or self._deferred
+        bucket = self._bucket_for(shape) if is_listed else self._bucketing.bucket_for(shape)
+        if not self._ragged:
+            self._note(shape, bucket)
+            self._bucketing.observe(shape, bucket)
+        samples = plan.samples if whole else plan.samples[indices]
+        num_logits = samples.astype(np.int32)
+        if plan.drafts is not None:
+            num_logits *= 1 + plan.drafts.num_drafts[indices]
+        asks = self._table.num_prompt_logprobs
+        return Pass(
+            bucket=bucket,
+            indices=indices,
+            rows=rows,
+            starts=starts,
+            query_lens=lengths,
+            num_logits=num_logits,
+            num_prompt_logits=self._prompt_logits(plan, indices, starts, lengths)
+            if asks
+            else np.zeros(len(indices), np.int32),
+        )
+
+    def _bucket_for(self, shape: Shape) -> Bucket:
+        bucket = self._bucketing.bucket_for(shape)
+        if bucket in self._listed:
+            self.counts.num_hits += 1
+        elif self._listed:
+            self.counts.num_fallbacks += 1
+            bucket = next((closing for closing in self._closing if closing.covers(shape)), bucket)
+        return self._stand_in(shape) if bucket in self._deferred else bucket
+
+    def _stand_in(self, shape: Shape) -> Bucket:
+        """Return the smallest prepared bucket that covers a shape; its own if there is none."""
+        found = self._stand_ins.get(shape)
+        if found is None:
+            covering = (bucket for bucket in self._prepared if bucket.covers(shape))
+            own = self._bucketing.bucket_for(shape)
+            found = self._stand_ins[shape] = min(covering, key=_cost, default=own)
+        if found in self._prepared:
+            self.counts.num_substituted += 1
+        return found
+
+    def _shape(
+        self, starts: Int32Array, lengths: Int32Array, rows: Int32Array, phase: Phase, block_tables: Int32Array
+    ) -> Shape:
+        if self._unified:
+            return unified_shape(starts, lengths, block_tables[rows], block_size=self._block_size)
+        if phase is Phase.PREFILL:
+            return self._prefill_shape(starts, lengths)
+        per_sequence = -(-(starts + lengths) // self._block_size)
+        num_blocks = int(per_sequence.sum())
+        if self._contiguous:
+            num_blocks = 1 + max(
+                int(block_tables[row, :count].max())
+                for row, count in zip(rows.tolist(), per_sequence.tolist(), strict=True)
+            )
+        return Shape(len(lengths), int(lengths.max()), num_blocks, phase)
+
+    def _prefill_shape(self, starts: Int32Array, lengths: Int32Array) -> Shape:
+        num_blocks = -(-starts // self._block_size)
+        if self._merges:
+            return Shape(1, int(lengths.sum()), int(num_blocks.sum()))
+        return Shape(len(lengths), int(lengths.max()), int(num_blocks.max()))
+
+    def _prompt_logits(self, plan: Plan, indices: Int32Array, starts: Int32Array, lengths: Int32Array) -> Int32Array:
+        """How many query tokens of each sequence are followed by a prompt token whose logprob was asked for."""
+        counts = np.zeros(len(indices), np.int32)
+        for i, slot in enumerate(plan.slots[indices].tolist()):
+            sequence = self._table.sequences[slot]
+            if sequence is not None and sequence.request.params.prompt_logprobs is not None:
+                left = len(sequence.request.prompt_token_ids) - 1 - int(starts[i])
+                counts[i] = max(0, min(int(lengths[i]), left))
+        return counts
+
+    def _note(self, shape: Shape, bucket: Bucket) -> None:
+        if bucket not in self._used:
+            self._used.add(bucket)
+            self.counts.compiles = True
+        if self._prepared and bucket not in self._prepared:
+            self.counts.num_unprepared += 1
+            if self._refuse_unprepared:
+                raise UnpreparedShapeError(
+                    f'{shape} fits no prepared bucket, and [bucketing] on_miss = "refuse".',
+                    hint="Prepare larger buckets, or set bucketing.on_miss to fallback.",
+                )
+            self._prepared.add(bucket)
+            logger.warning("%s runs in %s, which was not prepared: it is compiled now.", shape, bucket)
+
+
+def _cost(bucket: Bucket) -> tuple[int, int, int, int]:
+    """Return what a pass in a bucket computes, and then reads."""
+    unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
+    return bucket.num_tokens, bucket.num_blocks + unique, bucket.batch_size, bucket.query_len

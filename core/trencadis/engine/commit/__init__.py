@@ -1,0 +1,1 @@
+"""Applies the output of a step: checks, stop conditions and recovery from failures."""

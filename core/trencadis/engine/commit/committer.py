@@ -1,0 +1,264 @@
+"""What a finished step changes: tokens become known, sequences end, full blocks become findable."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trencadis.engine.commit.stop_check import Endings
+from trencadis.engine.sequence import Sequence, SequenceState
+from trencadis.engine.state import EngineState
+from trencadis.records import (
+    BoolArray,
+    FinishedSequence,
+    FinishReason,
+    Int32Array,
+    Int64Array,
+    Plan,
+    StepOutput,
+    TokenDeltas,
+    TokenLogprobs,
+)
+
+__all__ = ["Committer"]
+
+_EMPTY = np.empty(0, np.int32)
+# Of short arrays ``1 in mask.tobytes()`` takes a tenth of ``mask.any()``, and ``0 not in`` that of ``all()``.
+
+
+class Committer:
+    """Applies step outputs to the state of one engine.
+
+    Args:
+        state: The engine's state; changed by :meth:`commit`.
+
+    Attributes:
+        num_accepted: Drafts that the newest commit emitted, of each sequence of its plan; those behind an end are not.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._endings = Endings(state)
+        self._is_connected = state.transfers.has_connector
+        self._registers = state.prefix_caching or self._is_connected
+        self.num_accepted = _EMPTY
+
+    def commit(self, plan: Plan, output: StepOutput) -> TokenDeltas:
+        """Apply the output of ``plan``; what no longer applies (aborted, finished one step ago) is dropped."""
+        table = self._state.table
+        self.num_accepted = _EMPTY
+        if self._is_connected:
+            self._apply_transfers(plan, output)
+        failed = self._end_failed(plan, output) if output.row_errors else []
+        places = plan.slots.astype(np.intp)  # numpy indexes with its own type at a third of the price
+        resident = table.epoch[places] == plan.epochs
+        are_resident = 0 not in resident.tobytes()
+        emits = resident & (output.num_emitted > 0)
+        if plan.drafts is None and 0 not in emits.tobytes():
+            slots, token_ids = plan.slots, output.token_ids
+            counts, emitting = output.num_emitted, places
+        elif plan.drafts is None:
+            emitting = places[emits]
+            slots, counts = plan.slots[emits], output.num_emitted[emits]
+            token_ids = output.token_ids[np.repeat(emits, output.num_emitted)]
+        else:
+            emitting = places[emits]
+            slots, counts, token_ids = self._accept_drafts(plan, output, emits)
+        self._append(emitting, counts, token_ids)
+        if self._registers:
+            self._register_blocks(plan, output, places, resident)
+        finished = failed + self._finish_ended(emitting, counts, token_ids)
+        if not are_resident:
+            orphans = self._adopt_orphans(plan, output, resident)
+            finished += [end for _, _, end in orphans if end is not None]
+            slots = np.concatenate([slots, np.array([slot for slot, _, _ in orphans], np.int32)])
+            counts = np.concatenate([counts, np.array([len(run) for _, run, _ in orphans], np.int32)])
+            token_ids = np.concatenate([token_ids, *(run for _, run, _ in orphans)])
+        return TokenDeltas(
+            slots=slots,
+            num_tokens=counts,
+            token_ids=token_ids,
+            finished=tuple(finished),
+            logprobs=self._logprobs(plan, output, slots, counts) if output.logprobs else (),
+            prompt_logprobs=self._prompt_logprobs(plan, output, resident) if output.prompt_logprobs else (),
+        )
+
+    def _apply_transfers(self, plan: Plan, output: StepOutput) -> None:
+        """Take what the KV connector's worker sides reported, and void those whose layers did not come."""
+        state, transfers = self._state, self._state.transfers
+        has_waited = bool(transfers.layered)  # it took longer than computing takes
+        transfers.apply(output.connector_reports, state, missed_layers=output.missed_layers)
+        if not has_waited:
+            transfers.step_done(num_tokens=plan.num_tokens, device_s=output.device_s)
+        if transfers.layered:
+            transfers.confirm(plan.slots[state.table.epoch[plan.slots] == plan.epochs], state)
+
+    def _end_failed(self, plan: Plan, output: StepOutput) -> list[FinishedSequence]:
+        """End the sequences that got an error instead of a token; nothing of them is kept for others."""
+        table, ended = self._state.table, []
+        for one in output.row_errors:
+            slot, epoch = int(plan.slots[one.index]), plan.epochs[one.index]
+            sequence = table.sequences[slot]
+            if sequence is not None and epoch in (table.epoch[slot], sequence.orphan_epoch):
+                reason = FinishReason.INVALID if one.is_invalid else FinishReason.ERROR
+                ended.append(self._state.finish(sequence, reason, error=one.message))
+        return ended
+
+    # ------------------------------------------------------------------------------------------------ tokens
+
+    def _append(self, slots: Int64Array, counts: Int32Array, token_ids: Int32Array) -> None:
+        """Write new tokens behind the known ones."""
+        state, table = self._state, self._state.table
+        if not slots.size:
+            return
+        known = table.num_known_tokens[slots]
+        rows = table.row[slots]
+        if len(token_ids) == len(slots):
+            state.rows.tokens[rows, known] = token_ids
+        else:
+            offsets = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+            state.rows.tokens[np.repeat(rows, counts), np.repeat(known, counts) + offsets] = token_ids
+        table.num_known_tokens[slots] = known + counts
+        first = known == table.num_prompt_tokens[slots]
+        if 1 in first.tobytes():
+            now_s = state.clock.now_s()
+            table.first_token_s[slots[first]] = now_s
+            for slot in slots[first].tolist():
+                table.sequence(slot).first_token_s = now_s
+
+    def _finish_ended(self, slots: Int64Array, counts: Int32Array, token_ids: Int32Array) -> list[FinishedSequence]:
+        """Finish every sequence whose newest token is its last."""
+        if not slots.size:
+            return []
+        table = self._state.table
+        last = token_ids if len(token_ids) == len(slots) else token_ids[np.cumsum(counts) - 1]
+        ended = self._endings.ended(slots, last)
+        if 1 not in ended.tobytes():
+            return []
+        return [
+            self._endings.finish(table.sequence(slot), int(token))
+            for slot, token in zip(slots[ended].tolist(), last[ended].tolist(), strict=True)
+        ]
+
+    # ------------------------------------------------------------------------------------------------ drafts
+
+    def _accept_drafts(
+        self, plan: Plan, output: StepOutput, emits: BoolArray
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Cut accepted runs at the first end, and take back the tokens that were computed in vain."""
+        table = self._state.table
+        assert plan.drafts is not None, "only called with drafts"
+        num_accepted = self.num_accepted = np.zeros(plan.num_sequences, np.int32)
+        firsts = np.cumsum(output.num_emitted) - output.num_emitted
+        slots, counts, parts = plan.slots[emits], [], []
+        for i in np.flatnonzero(emits).tolist():
+            slot = int(plan.slots[i])
+            run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
+            run = run[: self._first_end(table.sequence(slot), run)]
+            counts.append(len(run))
+            parts.append(run)
+            if plan.drafts.num_drafts[i]:
+                # Behind the accepted drafts comes the token that the model chose, unless the run ends before it.
+                num_accepted[i] = min(len(run), int(output.num_emitted[i]) - 1)
+                # The first scheduled token and the accepted drafts have valid KV; rejected ones are computed again.
+                table.num_computed_tokens[slot] = int(plan.starts[i]) + len(run)
+            table.num_tokens[slot] = table.num_known_tokens[slot] + len(run)
+        tokens = np.concatenate(parts) if parts else _EMPTY
+        return slots, np.array(counts, np.int32), tokens
+
+    def _first_end(self, sequence: Sequence, run: Int32Array) -> int:
+        """Return how many tokens of ``run`` count: up to and with the first that ends the sequence."""
+        table, slot = self._state.table, sequence.slot
+        known = int(table.num_known_tokens[slot])
+        for i, token in enumerate(run.tolist()):
+            total = known + i + 1
+            stops = token in sequence.stop_token_ids and total >= table.min_total_tokens[slot]
+            if stops or total >= table.max_total_tokens[slot]:
+                return i + 1
+        return len(run)
+
+    # ----------------------------------------------------------------------------------------------- orphans
+
+    def _adopt_orphans(
+        self, plan: Plan, output: StepOutput, resident: BoolArray
+    ) -> list[tuple[int, Int32Array, FinishedSequence | None]]:
+        """Give a token that was in flight when its sequence was preempted to the sequence, which waits."""
+        table = self._state.table
+        firsts = np.cumsum(output.num_emitted) - output.num_emitted
+        adopted: list[tuple[int, Int32Array, FinishedSequence | None]] = []
+        for i in np.flatnonzero(~resident & (output.num_emitted > 0)).tolist():
+            slot = int(plan.slots[i])
+            sequence = table.sequences[slot]
+            if sequence is None or sequence.orphan_epoch != plan.epochs[i]:
+                continue
+            sequence.orphan_epoch = -1
+            run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
+            adopted.append((slot, run, self._endings.adopt(sequence, run)))
+        return adopted
+
+    # ------------------------------------------------------------------------------------------------ blocks
+
+    def _register_blocks(self, plan: Plan, output: StepOutput, places: Int64Array, resident: BoolArray) -> None:
+        """Make blocks findable that the step filled with committed tokens."""
+        state, table = self._state, self._state.table
+        ends = plan.starts + plan.num_scheduled
+        if plan.drafts is not None:
+            drafts = plan.drafts.num_drafts
+            ends = np.where(drafts > 0, plan.starts + output.num_emitted, ends)
+        full = ends // state.block_size
+        grown = resident & (full > table.num_hashed_blocks[places])
+        if 1 in grown.tobytes():
+            self._register(plan.slots[grown], full[grown])
+
+    def _register(self, slots: Int32Array, full: Int32Array | Int64Array) -> None:
+        state, table = self._state, self._state.table
+        for slot, num_blocks in zip(slots.tolist(), full.tolist(), strict=True):
+            sequence = table.sequence(slot)
+            if sequence.state is not SequenceState.RUNNING or sequence.ticket >= 0:
+                continue
+            if sequence.is_approximate:
+                table.num_hashed_blocks[slot] = num_blocks  # looked at, and kept from everybody
+                continue
+            tokens = state.rows.tokens[table.row[slot]]
+            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
+            state.hasher.extend(sequence.block_hashes, tokens, num_blocks=num_blocks, salt=salt, adapter=adapter)
+            first = int(table.num_hashed_blocks[slot])
+            blocks = state.blocks_of(sequence)[first:num_blocks].tolist()
+            hashes = sequence.block_hashes[first:num_blocks]
+            if state.prefix_caching:
+                now_s = state.clock.now_s()
+                state.blocks.register_chain(blocks, sequence.block_hashes, start=first, salt=salt, now_s=now_s)
+            state.transfers.computed(blocks, hashes)
+            table.num_hashed_blocks[slot] = num_blocks
+
+    # ---------------------------------------------------------------------------------------------- logprobs
+
+    def _logprobs(
+        self, plan: Plan, output: StepOutput, slots: Int32Array, counts: Int32Array
+    ) -> tuple[TokenLogprobs, ...]:
+        """Re-index log-probabilities from the plan to the deltas; those of dropped tokens go."""
+        place = {slot: i for i, slot in enumerate(slots.tolist())}
+        kept: list[TokenLogprobs] = []
+        taken = dict.fromkeys(place.values(), 0)
+        for entry in output.logprobs:
+            index = place.get(int(plan.slots[entry.index]), -1)
+            if index >= 0 and taken[index] < counts[index]:
+                taken[index] += 1
+                kept.append(_moved(entry, index))
+        return tuple(kept)
+
+    def _prompt_logprobs(self, plan: Plan, output: StepOutput, resident: BoolArray) -> tuple[TokenLogprobs, ...]:
+        return tuple(
+            _moved(entry, int(plan.slots[entry.index])) for entry in output.prompt_logprobs if resident[entry.index]
+        )
+
+
+def _moved(entry: TokenLogprobs, index: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        index=index,
+        position=entry.position,
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )

@@ -1,0 +1,121 @@
+"""After a step that failed: find the sequence at fault, and lose nobody else.
+
+No token of a failed step counts, and steps in flight behind it used its tokens; so all of them are dropped and their
+sequences are recomputed, those that were swapped out meanwhile too. Each sequence of the failed step then runs alone once: the one that fails alone ends with the error,
+the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.sequence import SequenceState
+from trencadis.engine.state import EngineState
+from trencadis.errors import UnpreparedShapeError
+from trencadis.faults import FaultLog
+from trencadis.records import FinishedSequence, FinishReason, Plan
+
+__all__ = ["Recovery"]
+
+RERUN_COST_S = 0.1
+"""What one sequence that runs alone once costs the others, about; counts against the tenant at fault."""
+
+logger = logging.getLogger("trencadis.engine")
+
+
+class Recovery:
+    """Takes failed steps apart.
+
+    Args:
+        state: The engine's state.
+        scheduler: Runs suspects alone: ``scheduler.solo`` is theirs.
+    """
+
+    def __init__(self, state: EngineState, scheduler: Scheduler) -> None:
+        self._state = state
+        self._scheduler = scheduler
+        self._faults = FaultLog(logger)
+        self._num_others: dict[int, int] = {}  # by suspect: sequences that were computed anew with it
+
+    def step_failed(self, plan: Plan, dropped: list[Plan], error: Exception) -> list[FinishedSequence]:
+        """Undo a failed step and all steps in flight behind it; returns sequences that are at fault.
+
+        Args:
+            plan: The plan that failed.
+            dropped: Plans submitted after it, whose outputs are ignored.
+            error: What it raised.
+        """
+        suspects = self._live(plan)
+        alone = (
+            plan.num_sequences == 1 and not plan.preempted.size
+        )  # else it may be the copies of whom it took the place of
+        refused = isinstance(error, UnpreparedShapeError)
+        self._faults.say(
+            f"step {type(error.__cause__).__name__}",
+            f"Step {plan.step} failed: {error}",
+            error=None if refused else error,
+            level=logging.ERROR,
+        )
+        at_fault: list[FinishedSequence] = []
+        if alone and suspects:
+            slot = suspects[0]
+            sequence = self._state.table.sequence(slot)
+            cost_s = self._num_others.get(slot, 0) * RERUN_COST_S
+            self._state.tenants.failed_steps.charge(sequence.request.tenant, cost_s)
+            self._forget_in_flight(slot)
+            at_fault.append(self._state.finish(sequence, FinishReason.ERROR, error=str(error)))
+            self._cleared(slot)
+            suspects = []
+        touched = {slot: None for p in dropped for slot in self._live(p)} | dict.fromkeys(suspects)
+        for slot in reversed(touched):
+            self._undo(slot)
+        for slot in suspects:
+            self._num_others[slot] = self._num_others.get(slot, 0) + len(suspects) - 1
+        for made in (plan, *dropped):
+            self._distrust(made)
+        self._scheduler.solo.extend(slot for slot in suspects if slot not in self._scheduler.solo)
+        return at_fault
+
+    def step_done(self, plan: Plan) -> None:
+        """Clear the suspect that ran alone, once it has yielded a token."""
+        if self._scheduler.solo and plan.num_sequences == 1 and plan.samples[0]:
+            self._cleared(int(plan.slots[0]))
+
+    def left(self, slot: int) -> None:
+        """Forget a suspect that left the engine."""
+        self._cleared(slot)
+
+    def _live(self, plan: Plan) -> list[int]:
+        table = self._state.table
+        return [
+            slot
+            for slot, epoch in zip(plan.slots.tolist(), plan.epochs.tolist(), strict=True)
+            if table.sequences[slot] is not None
+            and (table.epoch[slot] == epoch or table.sequence(slot).orphan_epoch == epoch)
+        ]
+
+    def _undo(self, slot: int) -> None:
+        self._forget_in_flight(slot)
+        sequence = self._state.table.sequence(slot)
+        if sequence.state is SequenceState.RUNNING:
+            self._state.preempt(sequence, is_sound=False)
+
+    def _distrust(self, plan: Plan) -> None:
+        """Recompute whom a plan swapped out.
+
+        The step before may not have written what was copied, and the copies may be what failed.
+        """
+        for slot in plan.preempted.tolist():
+            sequence = self._state.table.sequences[slot]
+            if sequence is not None and sequence.state is not SequenceState.RUNNING:
+                self._state.drop_swapped(sequence)
+
+    def _forget_in_flight(self, slot: int) -> None:
+        table = self._state.table
+        table.num_tokens[slot] = table.num_known_tokens[slot]
+
+    def _cleared(self, slot: int) -> None:
+        self._num_others.pop(slot, None)
+        if slot in self._scheduler.solo:
+            self._scheduler.solo.remove(slot)

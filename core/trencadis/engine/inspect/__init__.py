@@ -1,0 +1,1 @@
+"""Reads the engine's state for operators: metrics, step record and explanations."""

@@ -1,0 +1,140 @@
+"""Questions that an operator asks an engine, and what may be changed while it serves: scheduling, and its role.
+
+Questions and answers are tables of plain values, the same whether the engine is in this process or in another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.inspect.decisions import Decisions
+from trencadis.engine.inspect.explain import explain_request
+from trencadis.engine.scheduling.shadow import Shadow
+from trencadis.engine.scheduling.switch import PreparedScheduling, SchedulingSwitch
+from trencadis.engine.state import EngineState
+from trencadis.engine.transfer.role import EngineRole
+from trencadis.errors import ConfigError, InternalError, InvalidRequestError, TrencadisError
+from trencadis.registry.switching import SchedulingChange
+
+__all__ = ["Administration"]
+
+logger = logging.getLogger("trencadis.engine")
+
+
+class Administration:
+    """Answers for one engine. Called on its thread, between two steps.
+
+    Args:
+        state: The engine's state, read only.
+        policy: The guarded scheduling policy.
+        decisions: The step record.
+        switch: Builds other policies; None: scheduling cannot be changed.
+        plan_hash: Of the plan the engine was built by.
+        role: Of the engine; ``both`` if None.
+
+    Attributes:
+        decisions: As given.
+        role: As given.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        policy: GuardedScheduling,
+        decisions: Decisions,
+        *,
+        switch: SchedulingSwitch | None = None,
+        plan_hash: str = "",
+        role: EngineRole | None = None,
+    ) -> None:
+        self.role = role or EngineRole("both", state.transfers)
+        self.decisions = decisions
+        self._state = state
+        self._policy = policy
+        self._switch = switch
+        self._plan_hash = plan_hash
+
+    @property
+    def plan_hash(self) -> str:
+        """Hash of the plan in force."""
+        return self._switch.in_force.plan.plan_hash if self._switch is not None else self._plan_hash
+
+    def answer(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a question.
+
+        Args:
+            question: ``scheduling``, ``set_scheduling``, ``role``, ``set_role`` or ``explain``.
+            arguments: None; ``table``, the change, and ``source``, who asks; none; ``role``; or ``request_id``.
+
+        Raises:
+            ConfigError: The change cannot be; nothing has changed.
+            PluginError: The same.
+            InvalidRequestError: No such question, or the request is not known.
+            InternalError: Anything else went wrong.
+        """
+        try:
+            match question:
+                case "scheduling":
+                    return self._scheduling()
+                case "set_scheduling":
+                    return self._set_scheduling(arguments)
+                case "role":
+                    return self._role()
+                case "set_role":
+                    previous = self.role.name
+                    self.role.change(str(arguments["role"]))
+                    return {**self._role(), "previous": previous}
+                case "explain":
+                    return explain_request(str(arguments["request_id"]), self.decisions, self._state)
+        except TrencadisError:
+            raise
+        except Exception as error:  # a question must not end the engine
+            logger.exception("The question %r could not be answered.", question)
+            raise InternalError(f"{question} could not be answered: {type(error).__name__}: {error}.") from error
+        raise InvalidRequestError(f"there is no question {question!r}.")
+
+    def _role(self) -> dict[str, Any]:
+        return {"role": self.role.name, "num_live": len(self._state.slot_of)}
+
+    def _scheduling(self) -> dict[str, Any]:
+        policy, shadow = self._policy, self._policy.shadow
+        report: dict[str, Any] = (
+            dict(self._switch.report()) if self._switch is not None else {"shadow": None, "plan_hash": self.plan_hash}
+        )
+        report["component"] = policy.label
+        report["quarantined"] = [{"component": label, "cause": cause} for label, cause in policy.quarantines]
+        if shadow is not None:
+            report["shadow"] = {**(report["shadow"] or {}), **shadow.report()}
+        return report
+
+    def _set_scheduling(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        change = SchedulingChange.of(arguments["table"], source=str(arguments["source"]))
+        if self._switch is None:
+            raise ConfigError("this engine was composed without plugins: its scheduling cannot be changed.")
+        before = self._scheduling()
+        prepared = self._switch.prepare(change)
+        if prepared.policy is not None:
+            name = prepared.in_force.plan.choices["scheduling"].component.name
+            self._policy.replace(*prepared.policy, name=name)
+        self._put_shadow(prepared)
+        self._switch.accept(prepared)
+        after = self._scheduling()
+        logger.info(
+            "Scheduling was changed: %s, shadow %s; plan %s.",
+            after["component"],
+            after["shadow"]["component"] if after["shadow"] else "none",
+            after["plan_hash"],
+        )
+        return {**after, "previous": {key: before[key] for key in ("policy", "component", "plan_hash")}}
+
+    def _put_shadow(self, prepared: PreparedScheduling) -> None:
+        if not prepared.replaces_shadow:
+            return
+        shadow = None
+        if prepared.shadow is not None:
+            shadow = Shadow(*prepared.shadow, clock=self._state.clock)
+            shadow.introduce(self._policy.live())
+        self._policy.shadow = shadow

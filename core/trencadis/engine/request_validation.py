@@ -1,0 +1,134 @@
+"""The door of the engine: who may come in, and who is turned away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from trencadis.engine.embedding import EmbeddingQueue
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.preparations import Preparations
+from trencadis.engine.request_check import check_request
+from trencadis.engine.state import EngineState
+from trencadis.engine.transfer.role import EngineRole
+from trencadis.errors import InvalidRequestError, RequestError, RequestRefusedError, StepFailedError
+from trencadis.records import ModelFacts, Request, SamplingParams
+
+__all__ = ["Intake"]
+
+logger = logging.getLogger("trencadis.engine")
+
+_HANDOVERS = ("do_remote_decode", "do_remote_prefill")
+"""Transfer parameters by which a request asks for what only a KV connector can do."""
+
+
+class Intake:
+    """Checks requests before they wait.
+
+    Args:
+        state: The engine's state, read only.
+        policy: The guarded scheduling policy, whose admission control is asked.
+        embeddings: Texts that wait; their ids are taken.
+        model: The loaded model.
+        check_params: Raises for sampling parameters that the sampler cannot serve.
+        role: Of the engine.
+        preparations: Begins what the sampler has to do first.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        policy: GuardedScheduling,
+        embeddings: EmbeddingQueue,
+        model: ModelFacts,
+        check_params: Callable[[SamplingParams], None],
+        role: EngineRole,
+        preparations: Preparations,
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._embeddings = embeddings
+        self._model = model
+        self._check_params = check_params
+        self._role = role
+        self._preparations = preparations
+        self._warned: set[str] = set()
+
+    def admit(self, request: Request) -> tuple[Request, tuple[Future[Any], ...]]:
+        """Return a request as it will run, and what it waits for first.
+
+        The KV connector is told of a refusal, so that KV held for the request is freed.
+
+        Raises:
+            RequestError: As of :meth:`check` and :meth:`ask`.
+            StepFailedError: As of :meth:`ask`.
+        """
+        try:
+            self._role.check(request)
+            self.check(request)
+            request = self._state.tenants.complete(request)
+            self.ask(request)
+            preparation = self._preparations.begin(request)
+        except (RequestError, StepFailedError):
+            self._state.transfers.not_served(request.transfer_params)
+            raise
+        if request.transfer_params and not self._state.transfers.has_connector:
+            self._warn_of_handovers(request.transfer_params)
+        return request, preparation
+
+    def _warn_of_handovers(self, params: Mapping[str, Any]) -> None:
+        """Say, once for each name, that nothing here hands KV over; the request is served all the same."""
+        for name in _HANDOVERS:
+            if params.get(name) is True and name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "Requests come with kv_transfer_params %s, which has no effect: this engine has no KV connector. "
+                    'Start it with kv_connector.name, such as "p2p". Said once.',
+                    name,
+                )
+
+    def check(self, request: Request) -> None:
+        """Raise unless the engine can serve the request.
+
+        Raises:
+            PromptTooLongError: The prompt leaves no room for one output token.
+            InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
+        """
+        if request.request_id in self._state.slot_of or request.request_id in self._embeddings:
+            raise InvalidRequestError(
+                f"request {request.request_id!r} is live already.", hint="Choose another request id."
+            )
+        check_request(
+            request,
+            vocab_size=self._model.vocab_size,
+            max_model_len=self._state.max_model_len,
+            eos_token_ids=self._model.eos_token_ids,
+        )
+        self._check_params(request.params)
+
+    def ask(self, request: Request) -> None:
+        """Raise unless everybody lets the request in; the tenant's caps come first.
+
+        Raises:
+            RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
+            StepFailedError: The policy failed, and there is no fallback.
+        """
+        state = self._state
+        retry_after_s = state.tenants.failed_steps.retry_after_s(request.tenant)
+        if retry_after_s:
+            raise RequestRefusedError(
+                f"request {request.request_id!r} was refused: steps failed again and again because of requests of tenant "
+                f"{state.tenants.key(request.tenant)!r}, and others' were computed anew.",
+                hint=f"Send it again after {retry_after_s:.0f} s, and leave out what fails.",
+                retry_after_s=retry_after_s,
+            )
+        num_waiting, num_tokens = state.tenants.waiting(request.tenant)
+        refusal = (
+            state.tenants.refusal(request)
+            or self._policy.admit(request, num_waiting=state.num_queued, num_waiting_tokens=state.num_waiting_tokens)
+            or self._policy.admit_tenant(request, num_waiting=num_waiting, num_waiting_tokens=num_tokens)
+        )
+        if refusal:
+            raise RequestRefusedError(f"request {request.request_id!r} was refused: {refusal}.")

@@ -1,0 +1,304 @@
+"""From waiting to running: prefix hits, loads, blocks and a row.
+
+A sequence is admitted only if all its known tokens get a block, so that a prefill once begun never lacks one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator
+from contextlib import closing
+
+import numpy as np
+
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.inspect.decisions import StepNotes, Stop
+from trencadis.engine.scheduling.ageing import came_before
+from trencadis.engine.scheduling.cached_order import KeptOrder
+from trencadis.engine.sequence import Sequence
+from trencadis.engine.state import EngineState
+from trencadis.interfaces import Lookup, SchedulerView
+from trencadis.records import Int32Array
+
+__all__ = ["Admission"]
+
+
+class _Outcome(enum.Enum):
+    ADMITTED = "admitted"
+    SKIPPED = "skipped"  # this one cannot run now; try the next
+    FULL = "full"  # no blocks: nobody behind may overtake
+
+
+class Admission:
+    """Admits waiting sequences in the policy's order.
+
+    Args:
+        state: The engine's state.
+        policy: The guarded scheduling policy.
+        max_wait_s: Sequences that waited longer come first, oldest first.
+        watermark_ratio: Share of all blocks kept free for decodes while others run. Source: vLLM's first scheduler.
+
+    Attributes:
+        lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
+    """
+
+    lacks_blocks: bool = False
+
+    def __init__(
+        self, state: EngineState, policy: GuardedScheduling, *, max_wait_s: float, watermark_ratio: float = 0.01
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._order = KeptOrder(state.waiting, policy, is_waiting=state.is_waiting)
+        self._max_wait_s = max_wait_s
+        self._watermark = int(state.blocks.num_blocks * watermark_ratio)
+        self._watermark_used = 0
+        self.admitted: list[int] = []
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_pending = 0
+        self.notes = StepNotes()
+        self._chunk = 0
+        self._short = (0, 0)
+
+    def begin(self, notes: StepNotes | None = None) -> None:
+        """Forget the last plan's admissions, and see whose adapter is next; reasons go to ``notes``."""
+        self.notes = notes or StepNotes()
+        if self._state.adapters.num_places:
+            self._state.adapters.reserve(self._state.waiting.slots)
+        self.admitted = []
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_pending = 0
+
+    def order(self, view: SchedulerView) -> Int32Array:
+        """Return the waiting slots in the order in which to admit; a copy, since admissions shift the queue."""
+        order = self._aged(view, self._order.order(view)).copy()
+        self.notes.rank(order)
+        return order
+
+    def lacks(self, slot: int) -> tuple[int, int]:
+        """Return how many rows and blocks a waiting sequence lacks to be admitted now; 0, 0 if it could be. Pure."""
+        state = self._state
+        sequence = state.table.sequence(slot)
+        rows = max(0, 1 - state.rows.num_free)
+        if sequence.loaded_blocks is not None:
+            return rows, 0  # it holds its blocks already
+        hit = state.local_hit(sequence)
+        num_new = -(-len(sequence.tokens) // state.block_size) - len(hit)
+        reserve = self._watermark if state.running.size else 0
+        return rows, max(0, num_new + state.blocks.num_unreferenced(hit) + reserve - state.blocks.num_available)
+
+    def admit(
+        self, view: SchedulerView, *, token_budget: int, order: Int32Array | None = None
+    ) -> tuple[Int32Array, Int32Array]:
+        """Admit while tokens, rows and blocks last; returns slots and their first chunks.
+
+        Args:
+            view: The state.
+            token_budget: Tokens left in this step.
+            order: Who may be admitted, in order; None: all that wait, as the policy says.
+        """
+        state = self._state
+        chunks: list[int] = []
+        if not state.rows.num_free:
+            self.notes.stop = Stop("rows")
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        with closing(self._candidates(self.order(view) if order is None else order)) as candidates:
+            for slot in candidates:
+                if token_budget <= 0 or not state.rows.num_free:
+                    self.notes.stop = Stop("tokens" if token_budget <= 0 else "rows", slot)
+                    break
+                outcome = self._try(state.table.sequence(slot), view, token_budget)
+                while outcome is _Outcome.FULL and not state.running.size and self.reclaim():
+                    # Nothing runs that could free blocks: those that wait or load must not keep them all.
+                    outcome = self._try(state.table.sequence(slot), view, token_budget)
+                if outcome is _Outcome.FULL:
+                    self.notes.stop = Stop("blocks", slot, *self._short)
+                    break
+                if outcome is _Outcome.ADMITTED:
+                    token_budget -= self._chunk
+                    chunks.append(self._chunk)
+        return np.array(self.admitted, np.int32), np.array(chunks, np.int32)
+
+    def admit_alone(self, slot: int, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
+        """Admit one sequence without asking the policy or the KV connector, if it can be admitted; else :attr:`lacks_blocks` says why not."""
+        self.lacks_blocks = False
+        if not self._state.rows.num_free or not self._state.adapters.fits(slot):
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        outcome = self._try(self._state.table.sequence(slot), None, token_budget)
+        self.lacks_blocks = outcome is _Outcome.FULL
+        count = [self._chunk] if outcome is _Outcome.ADMITTED else []
+        return np.array(self.admitted, np.int32), np.array(count, np.int32)
+
+    def reclaim(self) -> bool:
+        """Take back blocks that sequences hold which do not run: the youngest load first. False if there are none."""
+        state = self._state
+        # Who was loaded is at the front of the queue: the others may be a hundred thousand.
+        for slot in state.waiting.slots[: state.waiting.num_front][::-1].tolist():
+            sequence = state.table.sequence(slot)
+            if sequence.loaded_blocks is not None:
+                state.drop_loaded(sequence)
+                return True
+        parked = state.transfers.youngest_parked()
+        if parked is None:
+            return False
+        available = state.blocks.num_available
+        state.transfers.cancel(parked, state.blocks, now_s=state.clock.now_s())
+        state.unpark(parked)
+        return state.blocks.num_available > available
+
+    def _candidates(self, order: Int32Array) -> Generator[int, None, None]:
+        """Yield those whose adapter has its turn, in order; lazily, since of ten thousand a step admits a few.
+
+        Those passed over on the way to the last one that was asked for are counted when it is closed.
+        """
+        adapters = self._state.adapters
+        if not adapters.num_places:
+            yield from map(int, order)
+            return
+        have_turns = adapters.have_turns(order)
+        position = 0
+        try:
+            for position in np.flatnonzero(have_turns).tolist():
+                if adapters.has_turn(int(order[position])):
+                    yield int(order[position])
+                else:
+                    have_turns[position] = False  # somebody before it took the place
+            position = len(order)
+        finally:
+            self.notes.without_adapter = order[:position][~have_turns[:position]]
+            adapters.passed_over(self.notes.without_adapter)
+
+    def _aged(self, view: SchedulerView, order: Int32Array) -> Int32Array:
+        """Move sequences that waited too long to the front, oldest first."""
+        old = came_before(self._state.waiting, view.arrival_s, view.now_s - self._max_wait_s)
+        if not old.size or len(old) == len(order):
+            return old if old.size else order
+        is_old = np.zeros(len(view.arrival_s), np.bool_)
+        is_old[old] = True
+        return np.concatenate([old, order[~is_old[order]]])
+
+    def _try(self, sequence: Sequence, view: SchedulerView | None, token_budget: int) -> _Outcome:
+        state, table, slot = self._state, self._state.table, sequence.slot
+        num_tokens = int(table.num_tokens[slot])
+        if num_tokens > table.num_known_tokens[slot]:
+            self.notes.skip(slot, "its last token is still in flight")
+            return _Outcome.SKIPPED
+        num_blocks = -(-num_tokens // state.block_size)
+        found: Lookup | None = None
+        if sequence.loaded_blocks is not None:
+            hit, num_computed = sequence.loaded_blocks.tolist(), sequence.num_loaded_tokens
+        else:
+            hit = state.local_hit(sequence)
+            num_computed = len(hit) * state.block_size
+            if sequence.host_blocks is None and view is not None:
+                found = self._look_up(sequence, len(hit))
+                if found is not None and (found.pending or self._ends_with(sequence, found)):
+                    return _Outcome.SKIPPED
+                num_tokens = int(table.num_tokens[slot])
+                num_blocks = -(-num_tokens // state.block_size)
+            if not self._fits(num_blocks - len(hit), hit):
+                self._put_back(sequence, found)
+                return _Outcome.FULL
+            if found is not None:
+                if not state.transfers.goes_by_layer(sequence, found):
+                    self._park(sequence, found, hit, num_blocks)
+                    return _Outcome.SKIPPED
+                num_computed = self._num_found(sequence, found) * state.block_size
+            num_computed = max(num_computed, int(table.num_swapped_tokens[slot]))
+        remaining = num_tokens - num_computed
+        self._chunk = (
+            min(remaining, token_budget)
+            if view is None
+            else self._policy.chunk(view, slot=slot, num_remaining=remaining, token_budget=token_budget)
+        )
+        if not self._chunk:
+            self._put_back(sequence, found)
+            self.notes.skip(slot, "the policy gave its first part no tokens")
+            return _Outcome.SKIPPED
+        if not self._take(sequence, hit, num_blocks - len(hit), num_computed, found):
+            self.notes.skip(slot, "its KV load could not be begun")
+            return _Outcome.SKIPPED
+        return _Outcome.ADMITTED
+
+    def _take(
+        self, sequence: Sequence, hit: list[int], num_new: int, num_computed: int, found: Lookup | None = None
+    ) -> bool:
+        """Admit a sequence; False if the load could not be begun that it was to run beside.
+
+        Args:
+            sequence: It waits.
+            hit: Blocks that hold its beginning: of the local cache, or loaded.
+            num_new: Blocks that it takes besides.
+            num_computed: First tokens that are in them, or will be when a layer is read.
+            found: What it runs beside, if anything.
+        """
+        state = self._state
+        has_all = sequence.loaded_blocks is not None or found is not None
+        if hit and sequence.loaded_blocks is None:
+            state.blocks.acquire(hit, now_s=state.clock.now_s(), salt=sequence.request.cache_salt)
+        sequence.loaded_blocks = None  # its references pass to the block table
+        blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_new)])
+        if found is not None:
+            first, last = len(hit), self._num_found(sequence, found)
+            if not state.transfers.run_beside(sequence, found, blocks=blocks[first:last], first=first, state=state):
+                state.blocks.release(blocks, now_s=state.clock.now_s())
+                return False
+        if sequence.num_cached_tokens < 0:
+            self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
+            self.num_cached_tokens += num_computed
+        if sequence.host_blocks is not None:
+            state.swapping.swap_in(sequence, blocks, num_found=len(hit))
+        num_cached = num_computed if has_all else len(hit) * state.block_size
+        state.admit(sequence, blocks=blocks, num_computed=num_computed, num_cached=num_cached)
+        self.admitted.append(sequence.slot)
+        return True
+
+    def _look_up(self, sequence: Sequence, num_hit: int) -> Lookup | None:
+        """Return what the connector has beyond the local hit, or that it is still looking; None if that is nothing."""
+        if not sequence.block_hashes:
+            return None
+        state = self._state
+        found = state.transfers.lookup(sequence, num_local_tokens=num_hit * state.block_size, now_s=state.clock.now_s())
+        if found.pending:
+            self.num_pending += 1
+            self.notes.skip(sequence.slot, "the KV connector is still looking for its prefix")
+            return found
+        if self._num_found(sequence, found) > num_hit:
+            return found
+        self._state.transfers.unused(found)
+        return None
+
+    def _ends_with(self, sequence: Sequence, found: Lookup) -> bool:
+        """Give a sequence the first token that was found with its prefix; True if that is its last, so that nothing is loaded."""
+        state, first = self._state, found.first_token
+        if first is None or not state.transfers.first_tokens.take(sequence, first, state):
+            return False
+        state.transfers.unused(found)
+        state.transfers.abandoned(sequence.request)
+        return True
+
+    def _put_back(self, sequence: Sequence, found: Lookup | None) -> None:
+        """Have a sequence looked up again when there is room."""
+        if found is not None:
+            self._state.transfers.unused(found)
+            sequence.looked_up = False
+
+    def _num_found(self, sequence: Sequence, found: Lookup) -> int:
+        return min(found.num_tokens // self._state.block_size, len(sequence.block_hashes))
+
+    def _park(self, sequence: Sequence, found: Lookup, hit: list[int], num_blocks: int) -> None:
+        """Set a sequence aside until it is loaded. It holds blocks for all its tokens, so that it can run at once then."""
+        state, now_s = self._state, self._state.clock.now_s()
+        state.park(sequence)
+        if hit:
+            state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
+        blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
+        span = (len(hit), self._num_found(sequence, found))
+        state.transfers.park(sequence, found, blocks=blocks, span=span, now_s=now_s)
+
+    def _fits(self, num_new: int, hit: list[int]) -> bool:
+        state = self._state
+        reserve = self._watermark if state.running.size else 0
+        needed, available = num_new + state.blocks.num_unreferenced(hit) + reserve, state.blocks.num_available
+        self._short = needed, available
+        return needed <= available

@@ -1,0 +1,390 @@
+"""Who runs how many tokens in the next step: queues, policy and blocks in, a plan out.
+
+Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
+is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
+run out of blocks; then the policy names victims until the rest fit, and nobody is admitted in that step. Before all that, a
+policy that preempts may make running sequences give way to the waiting one that it puts first. Drafts come last: they get tokens and
+blocks that nobody else could use, and give the blocks back before the next plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trencadis.engine.guards import GuardedScheduling
+from trencadis.engine.inspect.decisions import Decisions, StepNotes
+from trencadis.engine.scheduling.admission import Admission
+from trencadis.engine.scheduling.preemption import GivingWay
+from trencadis.engine.scheduling.views import ViewMaker
+from trencadis.engine.sequence import SequenceState
+from trencadis.engine.state import EngineState
+from trencadis.errors import InternalError
+from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Int64Array, Plan
+
+__all__ = ["Scheduler"]
+
+_EMPTY = np.empty(0, np.int32)
+# Of short arrays ``1 in mask.tobytes()`` takes a tenth of ``mask.any()``, and ``0 not in`` that of ``all()``.
+
+
+class Scheduler:
+    """Makes plans for one engine.
+
+    Args:
+        state: The engine's state; changed by :meth:`plan`.
+        policy: The guarded scheduling policy.
+        max_num_batched_tokens: Token budget of a step.
+        max_preemptions: Sequences preempted more often are spared while others are left.
+        max_wait_s: Sequences that waited longer are admitted first.
+        decisions: Told what was decided, and why; none: nobody.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        policy: GuardedScheduling,
+        *,
+        max_num_batched_tokens: int,
+        max_preemptions: int,
+        max_wait_s: float,
+        decisions: Decisions | None = None,
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._budget = max_num_batched_tokens
+        self._max_preemptions = max_preemptions
+        self._views = ViewMaker(state)
+        self.admission = Admission(state, policy, max_wait_s=max_wait_s)
+        self._giving_way = GivingWay(state, policy, self.admission, max_preemptions=max_preemptions)
+        self._decisions = decisions or Decisions()
+        self._notes = StepNotes()
+        self._loads = state.transfers.has_connector
+        self._step = 0
+        self._preempted: list[int] = []
+        self._had_drafts = False
+        self._running: Int32Array | None = None
+        self._places: Int64Array = np.empty(0, np.int64)
+        self._rows: Int32Array = _EMPTY
+        self._epochs: Int64Array = self._places
+        self._ones, self._trues = _constant(64, np.int32), _constant(64, np.bool_)
+        self.failed: list[FinishedSequence] = []
+        self.solo: list[int] = []
+        self.num_recomputed_tokens = 0
+
+    def plan(self, drafts: Drafts | None = None, draft_slots: Int32Array = _EMPTY) -> Plan | None:
+        """Return the next plan, or None if nothing can run now.
+
+        Mutates the state: allocates blocks, preempts, admits, and counts scheduled tokens as computed.
+
+        Args:
+            drafts: Draft tokens for running sequences.
+            draft_slots: Whose they are, in the same order.
+        """
+        state, table = self._state, self._state.table
+        self._preempted = []
+        self.num_recomputed_tokens = 0
+        notes = self._notes = StepNotes()
+        self.admission.begin(notes)
+        if self._had_drafts:
+            self._take_back()
+        if self.solo:
+            return self._plan_solo()
+        view, order = self._views.view(), None
+        notes.saw(view)
+        if len(state.waiting) and self._policy.preempts:
+            order = self.admission.order(view)
+            self._preempted = self._giving_way.make_way(view, order)
+            view = self._views.view()
+        num_gave_way = len(self._preempted)
+        active = state.running
+        if active is not self._running:
+            self._look_at(active)
+        places = self._places
+        num_tokens = table.num_tokens[places]
+        goes_on = num_tokens < table.max_total_tokens[places]
+        if 0 in goes_on.tobytes():
+            active, places, num_tokens = active[goes_on], places[goes_on], num_tokens[goes_on]
+        if not active.size and not len(state.waiting):
+            return self._finish_plan(active, _EMPTY, None, _EMPTY)
+        split = self._policy.split(view, token_budget=self._budget)
+        computed = table.num_computed_tokens[places]
+        ends = computed + 1
+        all_decode = ends.tobytes() == num_tokens.tobytes()
+        decodes = active if all_decode else active[ends == num_tokens]
+        notes.split, notes.active, notes.decodes = split, active, decodes
+        if all_decode and active is state.running and drafts is None and not len(state.waiting):
+            plan = self._plan_decodes(split, places, computed, ends)
+            if plan is not None:
+                return plan
+        is_decode = ends == num_tokens
+        decodes = decodes[: min(split.decode, self._budget)]
+        decodes, lengths = self._allocate(view, decodes, np.ones(len(decodes), np.int32))
+        left = min(self._budget - int(lengths.sum()), split.prefill)
+        slots, counts = [decodes], [lengths]
+        if not all_decode and left > 0:
+            self._continue_prefills(view, active[~is_decode], left, slots, counts)
+            left -= sum(int(c.sum()) for c in counts[1:])
+        notes.num_left = left
+        if len(self._preempted) == num_gave_way and left > 0 and len(state.waiting):
+            admitted, chunks = self.admission.admit(self._views.view(), token_budget=left, order=order)
+            slots.append(admitted)
+            counts.append(chunks)
+        if drafts is not None and decodes.size:
+            used = sum(int(c.sum()) for c in counts)
+            most = min(self._budget - used, split.decode - len(decodes))
+            decodes, counts[0] = self._add_drafts(view, decodes, most, drafts, draft_slots)
+        return self._finish_plan(np.concatenate(slots), np.concatenate(counts), drafts, draft_slots)
+
+    # ---------------------------------------------------------------------------------------------- decodes
+
+    def _plan_decodes(
+        self, split: TokenSplit, places: Int64Array, computed: Int64Array, ends: Int64Array
+    ) -> Plan | None:
+        """Plan a token for each running sequence where nothing else is to be decided; None if something is.
+
+        This is what :meth:`plan` comes to then, and what nearly all steps are: nothing waits, every sequence decodes and has room in its
+        blocks, and the budgets are enough.
+
+        Args:
+            split: Of the policy.
+            places: All running slots.
+            computed: Their computed tokens.
+            ends: One more, all their known tokens.
+        """
+        state, table, number = self._state, self._state.table, len(places)
+        if not number or number > min(split.decode, self._budget) or self._preempted or table.was_preempted:
+            return None
+        if 1 in (table.num_blocks[places] * state.block_size < ends).tobytes():
+            return None
+        if len(self._ones) < number:
+            self._ones, self._trues = _constant(2 * number, np.int32), _constant(2 * number, np.bool_)
+        self._notes.num_left = min(self._budget - number, split.prefill)
+        self._had_drafts = False
+        table.num_computed_tokens[places] = ends
+        table.num_tokens[places] = ends + 1
+        plan = Plan(
+            step=self._step,
+            slots=state.running,
+            rows=self._rows,
+            epochs=self._epochs,
+            starts=computed.astype(np.int32),
+            num_scheduled=self._ones[:number],
+            samples=self._trues[:number],
+            admitted=_EMPTY,
+            preempted=_EMPTY,
+            connector_message=state.transfers.take_message() if self._loads else b"",
+            num_tokens=number,
+        )
+        self._note(plan.slots, plan.starts, plan.num_scheduled)
+        self._step += 1
+        return plan
+
+    def _look_at(self, running: Int32Array) -> None:
+        """Find slots, in the type that numpy indexes with at a third of the price, rows and epochs of those that run.
+
+        Rows and epochs change only with who runs, which is another array then.
+        """
+        table, places = self._state.table, running.astype(np.intp)
+        self._running, self._places = running, places
+        self._rows, self._epochs = table.row[places].astype(np.int32), table.epoch[places]
+
+    def _add_drafts(
+        self, view: SchedulerView, decodes: Int32Array, token_budget: int, drafts: Drafts, draft_slots: Int32Array
+    ) -> tuple[Int32Array, Int32Array]:
+        """Return decodes and their token counts with as many drafts as every other token left room for; nobody gives way."""
+        state, table, size = self._state, self._state.table, self._state.block_size
+        by_slot = np.zeros(table.capacity, np.int32)
+        by_slot[draft_slots] = drafts.num_drafts
+        wanted = by_slot[decodes]
+        extra = np.clip(token_budget - (np.cumsum(wanted) - wanted), 0, wanted)
+        room = table.num_blocks[decodes] * size - table.num_computed_tokens[decodes] - 1  # in blocks it has
+        missing = -(-np.maximum(extra - room, 0) // size)
+        affordable = np.cumsum(missing) <= state.blocks.num_available
+        extra = np.where(affordable, extra, np.minimum(extra, room))
+        return self._allocate(view, decodes, (1 + extra).astype(np.int32))
+
+    def _take_back(self) -> None:
+        """Free the blocks behind the known tokens: drafts that were rejected got them."""
+        state, table, size = self._state, self._state.table, self._state.block_size
+        running = state.running
+        spare = table.num_blocks[running] > -(-table.num_tokens[running] // size)
+        for slot in running[spare].tolist():
+            kept = -(-int(table.num_tokens[slot]) // size)
+            state.blocks.release(state.blocks_of(table.sequence(slot))[kept:].copy(), now_s=state.clock.now_s())
+            table.num_blocks[slot] = kept
+
+    def _allocate(self, view: SchedulerView, decodes: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Give every decode the blocks for its new tokens; preempt until the rest fit."""
+        state, table = self._state, self._state.table
+        size = state.block_size
+        ends = table.num_computed_tokens[decodes] + lengths
+        missing = np.maximum(-(-ends // size) - table.num_blocks[decodes], 0)  # a chunk may end before its blocks do
+        needed = int(missing.sum())
+        if not needed:
+            return decodes, lengths
+        while needed > state.blocks.num_available:
+            if not self._make_room(view, num_needed=needed):
+                break
+            stays = np.isin(decodes, state.running)
+            decodes, lengths, missing = decodes[stays], lengths[stays], missing[stays]
+            needed = int(missing.sum())
+        if not needed:
+            return decodes, lengths
+        growing = missing > 0
+        slots, extra = decodes[growing], missing[growing]
+        blocks = state.blocks.allocate(needed)
+        rows, firsts = table.row[slots], table.num_blocks[slots]
+        if needed == len(slots):
+            state.rows.write_blocks(rows.astype(np.int32), firsts.astype(np.int32), blocks)
+        else:
+            offsets = np.arange(needed) - np.repeat(np.cumsum(extra) - extra, extra)
+            columns = np.repeat(firsts, extra) + offsets
+            state.rows.write_blocks(np.repeat(rows, extra).astype(np.int32), columns.astype(np.int32), blocks)
+        table.num_blocks[slots] += extra
+        return decodes, lengths
+
+    def _make_room(self, view: SchedulerView, *, num_needed: int = 0, may_fail: bool = True) -> bool:
+        """Free blocks: loaded ones that wait, then a victim's, or where that may be one that has no room alone; False if nobody had any."""
+        state, table = self._state, self._state.table
+        if self.admission.reclaim():
+            return True
+        candidates = state.running
+        borrowed = state.transfers.num_held_blocks
+        if may_fail and candidates.size <= 1 and not borrowed:
+            for slot in candidates.tolist():
+                error = f"the KV cache of {state.blocks.num_blocks} blocks has no room for this sequence alone"
+                self.failed.append(state.finish(table.sequence(slot), FinishReason.ERROR, error=error))
+            return bool(candidates.size)
+        often = table.num_preemptions[candidates] >= self._max_preemptions
+        if often.any() and not often.all():
+            candidates = candidates[~often]
+        victim = self._policy.victim(view, candidates=candidates)
+        self._notes.preempt(victim, num_needed=num_needed, num_free=state.blocks.num_available)
+        state.preempt(table.sequence(victim))
+        self._preempted.append(victim)
+        return True
+
+    # --------------------------------------------------------------------------------------------- prefills
+
+    def _continue_prefills(
+        self,
+        view: SchedulerView,
+        prefills: Int32Array,
+        token_budget: int,
+        slots: list[Int32Array],
+        counts: list[Int32Array],
+    ) -> None:
+        """Append a chunk of each unfinished prefill that was not preempted, until the budget is used."""
+        table = self._state.table
+        for slot in prefills.tolist():
+            if table.row[slot] < 0 or token_budget <= 0:
+                continue
+            remaining = int(table.num_tokens[slot] - table.num_computed_tokens[slot])
+            chunk = self._policy.chunk(view, slot=slot, num_remaining=remaining, token_budget=token_budget)
+            if chunk:
+                token_budget -= chunk
+                slots.append(np.array([slot], np.int32))
+                counts.append(np.array([chunk], np.int32))
+
+    def _plan_solo(self) -> Plan | None:
+        """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
+        state, table = self._state, self._state.table
+        slot = self._notes.alone = self.solo[0]
+        self._notes.saw(self._views.view())
+        if table.sequence(slot).state is SequenceState.PARKED:
+            return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
+        if table.row[slot] < 0:
+            slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
+            while (
+                self.admission.lacks_blocks
+                and state.running.size
+                and self._make_room(self._views.view(), may_fail=False)
+            ):
+                slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
+            return self._finish_plan(slots, counts, None, _EMPTY)
+        if table.num_tokens[slot] >= table.max_total_tokens[slot]:
+            return None
+        slots = np.array([slot], np.int32)
+        remaining = int(table.num_tokens[slot] - table.num_computed_tokens[slot])
+        lengths = np.array([min(remaining, self._budget)], np.int32)
+        slots, lengths = self._allocate(self._views.view(), slots, lengths)
+        return self._finish_plan(slots, lengths, None, _EMPTY)
+
+    # ------------------------------------------------------------------------------------------------- plan
+
+    def _finish_plan(
+        self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array
+    ) -> Plan | None:
+        """Count the scheduled tokens as computed and wrap everything up."""
+        state, table = self._state, self._state.table
+        message = state.transfers.take_message()
+        if not slots.size and not message and not state.transfers.is_active and not self._preempted:
+            self._note(slots, slots, counts)
+            return None
+        starts = table.num_computed_tokens[slots]
+        ends = starts + counts
+        known = table.num_tokens[slots]
+        kept = self._drafts_of(slots, counts, drafts, draft_slots)
+        self._had_drafts = kept is not None
+        num_drafts = 0 if kept is None else kept.num_drafts
+        samples = ends - num_drafts == known
+        if (ends - num_drafts > known).any():
+            raise InternalError(f"plan {self._step} schedules tokens beyond the known ones: {slots[ends > known]}")
+        if table.was_preempted:
+            self._count_recomputed(slots, starts, ends)
+        table.num_computed_tokens[slots] = ends
+        table.num_tokens[slots] = known + samples
+        plan = Plan(
+            step=self._step,
+            slots=slots,
+            rows=table.row[slots].astype(np.int32),
+            epochs=table.epoch[slots],
+            starts=starts.astype(np.int32),
+            num_scheduled=counts,
+            samples=samples,
+            drafts=kept,
+            admitted=np.array(self.admission.admitted, np.int32),
+            preempted=np.array(self._preempted, np.int32),
+            connector_message=message,
+        )
+        self._note(slots, plan.starts, counts)
+        self._step += 1
+        return plan
+
+    def _note(self, slots: Int32Array, starts: Int32Array, counts: Int32Array) -> None:
+        """Keep what was decided, and why. At most 2 µs."""
+        notes, state = self._notes, self._state
+        notes.step, notes.policy = self._step, self._policy.name
+        notes.slots, notes.starts, notes.counts = slots, starts, counts
+        notes.running, notes.admitted = state.running, self.admission.admitted
+        if self._loads:
+            notes.parked = state.transfers.parked
+        if state.compiling:
+            notes.compiling = tuple(state.compiling)
+        if slots.size or state.slot_of or self.failed:  # else it only asks what became of a transfer
+            self._decisions.end(notes)
+
+    def _drafts_of(
+        self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array
+    ) -> Drafts | None:
+        """Return the drafts in plan order, without those that were left out."""
+        if drafts is None:
+            return None
+        place = {slot: i for i, slot in enumerate(draft_slots.tolist())}
+        picks = np.array([place.get(slot, -1) for slot in slots.tolist()], np.int32)
+        kept = np.where(picks >= 0, counts - 1, 0).astype(np.int32)
+        return drafts.take(picks, kept) if kept.any() else None
+
+    def _count_recomputed(self, slots: Int32Array, starts: Int64Array, ends: Int64Array) -> None:
+        again = np.minimum(self._state.table.high_water[slots], ends) - starts
+        self.num_recomputed_tokens = int(again[again > 0].sum())
+
+
+def _constant(number: int, kind: type[np.generic]) -> Any:
+    """Return ones that cannot be changed: plans share them."""
+    ones = np.ones(number, kind)
+    ones.flags.writeable = False
+    return ones

@@ -1,0 +1,1 @@
+"""Drafts: which sequences get them, how many, and how many were accepted."""

@@ -1,0 +1,289 @@
+"""Between the engine and speculation: who is drafted for, how much, and what became of it.
+
+    running decodes ─ may be drafted for ─▶ draft length: how many each ─▶ speculator: drafts ─ checked ─▶ scheduler
+
+Text never depends on drafts: a component that fails is replaced by its fallback, or speculation goes off and requests go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from trencadis.engine.guarded_sampling import GuardedAcceptance
+from trencadis.engine.guards import Guarded, TooSlowError
+from trencadis.engine.speculation.guarded_speculator import GuardedSpeculator
+from trencadis.engine.state import EngineState
+from trencadis.errors import StepFailedError
+from trencadis.faults import CallMeter, FaultLog
+from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
+from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
+from trencadis.wording import shown
+
+__all__ = ["Drafting", "Speculation"]
+
+_EMPTY = np.empty(0, np.int32)
+
+_LINEAR, _BRANCHING = 1, 2
+
+
+@attrs.frozen(kw_only=True)
+class Speculation:
+    """The components that speculation is made of.
+
+    Attributes:
+        speculator: Who drafts.
+        length: How much.
+        acceptance: Which drafts stand.
+        takes_drafts: ``takes_drafts(params, branching)``: what the sampler says of a sequence.
+        labels: Names of speculator and draft length in messages; empty: those of their classes.
+        names: Of the speculator and of its fallback, as the configuration has them.
+        make_fallbacks: Make what takes over from speculator and draft length; None: speculation goes off.
+    """
+
+    speculator: Speculator
+    length: DraftLength
+    acceptance: AcceptanceRule
+    takes_drafts: Callable[[SamplingParams, bool], bool] = lambda _, __: True
+    labels: tuple[str, str] = ("", "")
+    names: tuple[str, str] = ("", "")
+    make_fallbacks: tuple[Callable[[], Speculator] | None, Callable[[], DraftLength] | None] = (None, None)
+
+
+class Drafting:
+    """Asks for drafts; a null object without speculation.
+
+    Args:
+        state: The engine's state, read only.
+        speculation: Its components, or None.
+        padded_tokens: Token positions of a decode pass, by sequences and tokens of each; None: their product.
+        pads: Every sequence of a pass costs as many positions as the longest.
+        vocab_size: Tokens that the model knows.
+        meter_of: Returns what measures the calls of a component, by noun and label.
+
+    Attributes:
+        draft_s: Time that the drafts of the newest plan took, and the choice of their number, seconds.
+        fault: Why speculation went off, in words; empty: it did not.
+        is_on: Whether there are drafts; without, :meth:`propose` and :meth:`verified` need not be called.
+        is_configured: Whether there were any.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        speculation: Speculation | None = None,
+        *,
+        padded_tokens: Callable[[int, int], int] | None = None,
+        pads: bool = False,
+        vocab_size: int = 1 << 31,
+        meter_of: Callable[[str, str], CallMeter] = lambda _, label: CallMeter(label),
+    ) -> None:
+        self.draft_s = 0.0
+        self.fault = ""
+        self._faults = FaultLog(logging.getLogger("trencadis.engine"))
+        self._start_s = 0.0
+        self._state = state
+        self._padded_tokens = padded_tokens or (lambda num_sequences, query_len: num_sequences * query_len)
+        self._pads = pads
+        self._shapes: dict[int, tuple[int, int]] = {}
+        self.is_on = self.is_configured = speculation is not None
+        if speculation is None:
+            return
+        drafter, length = speculation.speculator, speculation.length
+        labels = [given or type(one).__name__ for given, one in zip(speculation.labels, (drafter, length), strict=True)]
+        self._names = speculation.names
+        self._takes_drafts = speculation.takes_drafts
+        self._rule = speculation.acceptance if isinstance(speculation.acceptance, GuardedAcceptance) else None
+        meters = [meter_of(noun, label) for noun, label in zip(("speculation", "draft_length"), labels, strict=True)]
+        self._speculator = GuardedSpeculator(
+            labels[0], drafter, speculation.make_fallbacks[0], vocab_size=vocab_size, meter=meters[0]
+        )
+        self._length: Guarded[DraftLength] = Guarded(
+            labels[1], length, speculation.make_fallbacks[1], meter=meters[1], ends_if_slow=True
+        )
+
+    @property
+    def drafter(self) -> str:
+        """Name of the speculator that drafts now; empty: none does."""
+        return self._names[self._speculator.num_quarantined > 0] if self.is_on else ""
+
+    @property
+    def num_quarantined(self) -> int:
+        """Speculators and draft lengths that failed since the start."""
+        if not self.is_on and not self.fault:
+            return 0
+        return self._speculator.num_quarantined + self._length.num_quarantined + bool(self.fault)
+
+    def allocate(self, limits: BucketLimits) -> None:
+        """Tell the speculator the engine's sizes; what it raises ends the start."""
+        if self.is_on:
+            self._speculator.allocate(limits)
+
+    def propose(self) -> tuple[Drafts | None, Int32Array]:
+        """Return drafts for running decodes, and their slots."""
+        self.draft_s = 0.0
+        if not self.is_on:
+            return None, _EMPTY
+        self._start_s = self._state.clock.now_s()
+        if self._rule is not None and self._rule.fault:
+            self._switch_off(StepFailedError(self._rule.fault))
+            return None, _EMPTY
+        try:
+            slots, most = self._asked()
+            if not slots.size:
+                return None, _EMPTY
+            drafts = self._speculator.propose(self._view(slots, most))
+        except StepFailedError as error:
+            self._switch_off(error)
+            return None, _EMPTY
+        self.draft_s = self._state.clock.now_s() - self._start_s
+        return (drafts, slots) if drafts.num_drafts.any() else (None, _EMPTY)
+
+    def verified(self, plan: Plan, output: StepOutput) -> None:
+        """Tell what was accepted."""
+        if not self.is_on or not plan.num_sequences:
+            return
+        num_drafts = np.zeros(plan.num_sequences, np.int32) if plan.drafts is None else plan.drafts.num_drafts
+        num_accepted = np.where(num_drafts > 0, np.maximum(output.num_emitted - 1, 0), 0).astype(np.int32)
+        try:
+            if plan.drafts is not None:
+                self._speculator.tell(
+                    "on_verified",
+                    lambda speculator: speculator.on_verified(
+                        slots=read_only(plan.slots), num_drafts=num_drafts.copy(), num_accepted=num_accepted.copy()
+                    ),
+                )
+            step = self._verified_step(plan, output, num_drafts, num_accepted)
+            if step is not None:
+                self._length.guarded("on_verified", lambda length: length.on_verified(step))
+        except StepFailedError as error:
+            self._switch_off(error)
+
+    def finished(self, slot: int, token_ids: Int32Array) -> None:
+        """Tell that a sequence left."""
+        if not self.is_on:
+            return
+        self._shapes.pop(slot, None)
+        try:
+            self._speculator.tell(
+                "on_finished", lambda speculator: speculator.on_finished(slot=slot, token_ids=token_ids)
+            )
+            self._length.guarded("on_finished", lambda length: length.on_finished(slot=slot))
+        except StepFailedError as error:
+            self._switch_off(error)
+
+    def close(self) -> None:
+        """Let the speculator free what it holds; what it raises ends here."""
+        if not self.is_on:
+            return
+        try:
+            self._speculator.strategy.close()
+        except (Exception, SystemExit) as error:
+            self._faults.say(
+                f"{self._speculator.label}.close", f"{self._speculator.label} raised in close().", error=error
+            )
+
+    # ------------------------------------------------------------------------------------------------- innards
+
+    def _switch_off(self, error: StepFailedError) -> None:
+        """Go on without drafts for good."""
+        self.is_on = False
+        self.draft_s = 0.0
+        self.fault = str(error)
+        self._shapes.clear()
+        cause = None if isinstance(error.__cause__, TooSlowError) else error.__cause__
+        self._faults.say(
+            self._speculator.label,
+            f"{error} Speculation goes off; requests go on without drafts.",
+            error=cause,
+            level=logging.ERROR,
+        )
+        with contextlib.suppress(Exception, SystemExit):  # one failure is enough to report
+            self._speculator.strategy.close()
+
+    def _asked(self) -> tuple[Int32Array, Int32Array]:
+        """Return the slots to draft for, and the most drafts of each, at least 1."""
+        state, table = self._state, self._state.table
+        running = state.running
+        slots = running[table.num_tokens[running] - table.num_computed_tokens[running] == 1]
+        if not slots.size:
+            return _EMPTY, _EMPTY
+        most = np.minimum(table.max_total_tokens[slots] - table.num_tokens[slots] - 1, self._allowed(slots))
+        may = most > 0
+        num_running, slots, most = len(slots), slots[may], most[may].astype(np.int32)
+        if not slots.size:
+            return _EMPTY, _EMPTY
+        view = LengthView(
+            slots=read_only(slots),
+            epochs=table.epoch[slots],
+            max_draft_tokens=read_only(most),
+            num_running=num_running,
+            num_waiting=len(state.waiting),
+            padded_tokens=self._padded_tokens,
+            pads=self._pads,
+        )
+        chosen = self._length.guarded("choose", lambda length: length.choose(view), lambda chosen: _fault(chosen, view))
+        wanted = chosen > 0
+        return slots[wanted], chosen[wanted].astype(np.int32)
+
+    def _allowed(self, slots: Int32Array) -> Int32Array:
+        """Return what speculator, request and sampler allow each sequence."""
+        most = self._speculator.max_draft_tokens
+        return np.array([min(most, self._shape(slot)[0]) for slot in slots.tolist()], np.int32)
+
+    def _shape(self, slot: int) -> tuple[int, int]:
+        """Return a sequence's own limit and whether its drafts may branch; found once for each."""
+        found = self._shapes.get(slot)
+        if found is None:
+            takes, params = self._takes_drafts, self._state.table.sequence(slot).request.params
+            limit = 1 << 30 if params.max_draft_tokens is None else params.max_draft_tokens
+            if limit and not takes(params, False):
+                limit = 0
+            branches = self._speculator.drafts_trees and limit > 0 and takes(params, True)
+            found = self._shapes[slot] = limit, _BRANCHING if branches else _LINEAR
+        return found
+
+    def _view(self, slots: Int32Array, most: Int32Array) -> DraftView:
+        state, table = self._state, self._state.table
+        sequences = [table.sequence(slot) for slot in slots.tolist()]
+        linear_only: BoolArray = np.array([self._shape(slot)[1] == _LINEAR for slot in slots.tolist()], np.bool_)
+        return DraftView(
+            slots=read_only(slots),
+            epochs=table.epoch[slots],
+            token_ids=tuple([read_only(state.known_tokens(sequence)) for sequence in sequences]),
+            max_draft_tokens=read_only(most),
+            requests=tuple(sequence.request for sequence in sequences),
+            seeds=tuple(sequence.seed for sequence in sequences),
+            linear_only=read_only(linear_only),
+        )
+
+    def _verified_step(
+        self, plan: Plan, output: StepOutput, num_drafts: Int32Array, num_accepted: Int32Array
+    ) -> VerifiedStep | None:
+        """Return what the draft length is told; None: nobody decoded."""
+        decodes = plan.num_scheduled == 1 + num_drafts
+        if not decodes.any():
+            return None
+        return VerifiedStep(
+            slots=plan.slots[decodes],
+            epochs=plan.epochs[decodes],
+            num_drafts=num_drafts[decodes],
+            num_accepted=num_accepted[decodes],
+            num_tokens=output.num_padded_tokens,
+            num_prefill_tokens=int(plan.num_scheduled[~decodes].sum()),
+            draft_s=self.draft_s,
+            step_s=self._state.clock.now_s() - self._start_s - self.draft_s,
+        )
+
+
+def _fault(chosen: Int32Array, view: LengthView) -> str:
+    """Return what is wrong with draft lengths. Pure."""
+    most = view.max_draft_tokens
+    is_whole = isinstance(chosen, np.ndarray) and chosen.dtype.kind in "iu" and chosen.shape == most.shape
+    if not is_whole or ((chosen < 0) | (chosen > most)).any():
+        return f"it chose {shown(chosen)} drafts, allowed are 0 to {shown(most)}"
+    return ""

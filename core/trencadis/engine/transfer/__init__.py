@@ -1,0 +1,1 @@
+"""KV transfers of a connector: loads, saves, remote prefills and first tokens."""

@@ -1,0 +1,161 @@
+"""The one door by which a first token comes in that this engine has not chosen: checked, taken once, and then like any other token.
+
+lookup ─▶ Hit with a first token ─▶ take ─┬─ refused ─▶ the engine chooses its own
+                                          └─ taken ─▶ shown with this step's tokens; loaded and run on, or ended by it
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+import numpy as np
+
+from trencadis.engine.commit.stop_check import Endings
+from trencadis.engine.sequence import Sequence
+from trencadis.records import FinishedSequence, FirstToken, RowStart, TokenDeltas, TokenLogprobs
+
+if TYPE_CHECKING:
+    from trencadis.engine.state import EngineState
+
+__all__ = ["FirstTokens"]
+
+logger = logging.getLogger("trencadis.engine")
+
+
+class FirstTokens:
+    """First tokens of one engine's sequences that came from elsewhere.
+
+    Args:
+        vocab_size: Legal token ids are 0 .. vocab_size - 1.
+        may_begin: Whether the sampler could have chosen a token for a sequence that is at the end of its prompt.
+
+    Attributes:
+        results: What became of them: ``taken``; else why not: ``late``, the sequence has a token or runs; ``vocabulary``, it is none;
+            ``forbidden``, the request rules it out; ``logprobs``, what was asked for is missing.
+        num_new: Taken since the newest step was accounted for.
+        ended: Sequences that their first token ended, since :meth:`take_ended`.
+    """
+
+    def __init__(
+        self, *, vocab_size: int = 1 << 31, may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._may_begin = may_begin
+        self._taken: list[tuple[int, FirstToken]] = []
+        self.ended: list[FinishedSequence] = []
+        self.results: Counter[str] = Counter()
+        self.num_new = 0
+
+    def take(self, sequence: Sequence, first: FirstToken, state: EngineState) -> bool:
+        """Give a sequence its first token, unless something is wrong with that.
+
+        Args:
+            sequence: It waits.
+            first: The token.
+            state: Of the engine; changed.
+
+        Returns:
+            True if the token ended the sequence: it is gone.
+        """
+        refusal = self._refusal(sequence, first, state)
+        self.results[refusal or "taken"] += 1
+        if refusal:
+            logger.warning(
+                "The first token of request %r, %r, which the KV connector brought, is refused (%s): it is chosen here.",
+                sequence.request.request_id,
+                first.token_id,
+                refusal,
+            )
+            return False
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = state.clock.now_s()
+        self._taken.append((sequence.slot, _placed(first, len(sequence.tokens))))
+        self.num_new += 1
+        ended = Endings(state).adopt(sequence, np.array([first.token_id], np.int32))
+        if ended is not None:
+            self.ended.append(ended)
+        return ended is not None
+
+    def take_ended(self) -> tuple[FinishedSequence, ...]:
+        """Return and forget the sequences that their first token ended."""
+        ended, self.ended = tuple(self.ended), []
+        return ended
+
+    def take_num_new(self) -> int:
+        """Return and forget how many tokens were taken."""
+        num_new, self.num_new = self.num_new, 0
+        return num_new
+
+    def ahead_of(self, deltas: TokenDeltas) -> TokenDeltas:
+        """Return the tokens that were taken since the last step, and then this step's news; forgets them.
+
+        A sequence whose prefix is loaded layer by layer, or not at all in the end, may run in the step that was planned with its token.
+        """
+        if not self._taken:
+            return deltas
+        taken, self._taken = self._taken, []
+        logprobs = [
+            msgspec.structs.replace(first.logprobs, index=i)
+            for i, (_, first) in enumerate(taken)
+            if first.logprobs is not None
+        ]
+        logprobs += [msgspec.structs.replace(entry, index=entry.index + len(taken)) for entry in deltas.logprobs]
+        counts = np.concatenate([np.ones(len(taken), np.int32), deltas.num_tokens])
+        tokens = np.concatenate([np.array([first.token_id for _, first in taken], np.int32), deltas.token_ids])
+        slots, places = np.unique(
+            np.concatenate([np.array([slot for slot, _ in taken], np.int32), deltas.slots]), return_inverse=True
+        )
+        return attrs.evolve(
+            deltas,
+            slots=slots,
+            num_tokens=np.bincount(places, weights=counts).astype(np.int32),
+            token_ids=tokens[np.argsort(np.repeat(places, counts), kind="stable")],
+            logprobs=tuple([msgspec.structs.replace(entry, index=int(places[entry.index])) for entry in logprobs]),
+        )
+
+    def _refusal(self, sequence: Sequence, first: FirstToken, state: EngineState) -> str:
+        """Return why a token is not taken, or nothing. Pure."""
+        table, slot, params = state.table, sequence.slot, sequence.request.params
+        if not state.is_waiting(slot) or table.num_tokens[slot] != table.num_prompt_tokens[slot]:
+            return "late"
+        token = first.token_id
+        if type(token) is not int or not 0 <= token < self._vocab_size:
+            return "vocabulary"
+        allowed = params.allowed_token_ids
+        is_masked_end = params.min_tokens > 0 and token in sequence.stop_token_ids
+        if token in params.bad_token_ids or (allowed is not None and token not in allowed) or is_masked_end:
+            return "forbidden"
+        if params.logprobs is not None and not _are_good(first.logprobs, first, params.logprobs):
+            return "logprobs"
+        start = RowStart(
+            row=0,
+            token_ids=sequence.tokens,
+            num_prompt_tokens=len(sequence.tokens),
+            params=params,
+            seed=sequence.seed,
+            eos_token_ids=sequence.stop_token_ids,
+            adapter=sequence.request.adapter,
+        )
+        return "" if self._may_begin(start, token) else "forbidden"
+
+
+def _are_good(found: TokenLogprobs | None, first: FirstToken, num_asked: int) -> bool:
+    """Return whether log-probabilities are those of a token, and as many as were asked for. Pure."""
+    if found is None or found.token_id != first.token_id or found.rank < 1:
+        return False
+    values = (found.logprob, *found.top_logprobs)
+    counts = {len(found.top_token_ids), len(found.top_logprobs)}
+    return counts == {num_asked} and not any(math.isnan(value) or value > 1e-3 for value in values)
+
+
+def _placed(first: FirstToken, position: int) -> FirstToken:
+    """Return a token at a position of its sequence. Pure."""
+    if first.logprobs is None:
+        return first
+    return attrs.evolve(first, logprobs=msgspec.structs.replace(first.logprobs, index=0, position=position))

@@ -1,0 +1,76 @@
+"""A load that its sequence waits for, and the two ways in which that ends.
+
+blocks of the sequence:   0 ‥ first     first ‥ last       last ‥
+                          local hit     being loaded       to be computed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from trencadis.engine.sequence import Sequence
+from trencadis.records import Int32Array
+
+if TYPE_CHECKING:
+    from trencadis.engine.cache.block_manager import BlockManager
+    from trencadis.engine.state import EngineState
+
+__all__ = ["ParkedLoad"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ParkedLoad:
+    """One load.
+
+    Attributes:
+        sequence: That waits.
+        blocks: For all its tokens, int32 ``[n]``.
+        first: Place of the first block that is loaded.
+        last: Place behind the last one.
+        is_approximate: What comes is near to what computing would give, not equal.
+    """
+
+    sequence: Sequence
+    blocks: Int32Array
+    first: int
+    last: int
+    is_approximate: bool
+
+    @property
+    def told(self) -> slice:
+        """Places of the blocks that the connector is told; one that blends also reads the local hit."""
+        return slice(0 if self.is_approximate else self.first, self.last)
+
+    def end(self, state: EngineState, *, num_valid_tokens: int | None = None) -> None:
+        """Let the sequence run with what has come.
+
+        Args:
+            state: Of the engine; changed.
+            num_valid_tokens: Of those that were loaded; None: all.
+        """
+        sequence, num_valid = self.sequence, self.last
+        if num_valid_tokens is not None:
+            num_valid = max(self.first, min(self.last, self.first + num_valid_tokens // state.block_size))
+        sequence.ticket = -1
+        if self.is_approximate:
+            sequence.is_approximate = num_valid > self.first
+            sequence.num_approximate_tokens = (num_valid - self.first) * state.block_size
+        else:
+            state.blocks.register_chain(
+                self.blocks[:num_valid].tolist(),
+                sequence.block_hashes,
+                start=0,
+                salt=sequence.request.cache_salt,
+                now_s=state.clock.now_s(),
+            )
+        sequence.loaded_blocks = self.blocks
+        sequence.num_loaded_tokens = num_valid * state.block_size
+        state.unpark(sequence)
+
+    def give_up(self, blocks: BlockManager, *, now_s: float) -> Int32Array:
+        """Give back the blocks that no transfer touches; returns the others, which are the caller's now."""
+        blocks.release(np.concatenate([self.blocks[: self.first], self.blocks[self.last :]]), now_s=now_s)
+        return self.blocks[self.first : self.last]

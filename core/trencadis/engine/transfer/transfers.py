@@ -1,0 +1,431 @@
+"""KV loads and saves in flight: parked sequences, and blocks held until nobody touches them.
+
+The connector decides, this module keeps the books: every ticket ends in ``loaded``, ``failed`` or a deadline, and blocks of
+a cancelled load stay held until the connector says no transfer can touch them. One that never says so is closed: from then on
+nothing can touch a block, the held ones come back, and the engine goes on without a connector.
+
+    lookup ─▶ parked ─┬─ loaded ───────────────▶ runs
+                      ├─ failed ───────────────▶ runs; the rest is computed, or looked up again
+                      └─ deadline, abort ─▶ held ─┬─ released ──────▶ free
+                                                  └─ quarantine over ▶ connector closed ▶ free
+
+A load that comes layer by layer (:mod:`~trencadis.engine.transfer.layer_loads`) parks nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trencadis.engine.sequence import Sequence
+from trencadis.engine.transfer.first_tokens import FirstTokens
+from trencadis.engine.transfer.guarded_connector import GuardedConnector
+from trencadis.engine.transfer.layer_loads import LayerLoads
+from trencadis.engine.transfer.parked_load import ParkedLoad
+from trencadis.engine.transfer.rank_quorum import RankQuorum
+from trencadis.faults import FaultLog
+from trencadis.interfaces import Lookup
+from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
+from trencadis.wording import shown
+
+if TYPE_CHECKING:
+    from trencadis.engine.cache.block_manager import BlockManager
+    from trencadis.engine.state import EngineState
+
+__all__ = ["Transfers"]
+
+logger = logging.getLogger("trencadis.engine")
+
+_MAX_RETRIES = 3
+"""Of one sequence: a store that fails it more often is slower than computing."""
+
+
+class Transfers:
+    """Parked loads and held blocks of one engine.
+
+    Args:
+        connector: The scheduler side, or None: then everything here is a no-op.
+        load_timeout_s: A load that takes longer is given up and its tokens are computed here.
+        lookup_timeout_s: A look-up that is pending for longer is a miss.
+        quarantine_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
+        max_parked: Sequences that may wait for a load at once; others are computed.
+        close_worker: Closes the worker sides; returns when none touches a block any more.
+        num_ranks: Worker sides, each of which reports for itself.
+        layerwise: Steps can wait for their layers, one by one.
+        first_tokens: Takes those that come with a prefix; if None, any token of 31 bits.
+
+    Attributes:
+        layered: Loads beside which their sequences run.
+        first_tokens: As given.
+        num_loads: Loads that were started.
+        num_loaded: Loads that arrived whole.
+        num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.
+        num_cancelled_loads: Loads that nobody wanted any more: of an aborted request, or of one whose blocks others needed.
+        num_unused: Hits that nothing was loaded for.
+        num_late_lookups: Look-ups that were given up because they were pending for too long.
+    """
+
+    def __init__(
+        self,
+        connector: GuardedConnector | None = None,
+        *,
+        load_timeout_s: float = 30.0,
+        lookup_timeout_s: float = 60.0,
+        quarantine_s: float = 60.0,
+        max_parked: int = 256,
+        close_worker: Callable[[], None] = lambda: None,
+        num_ranks: int = 1,
+        layerwise: bool = False,
+        first_tokens: FirstTokens | None = None,
+    ) -> None:
+        self._connector = connector
+        self._faults = FaultLog(logger)
+        self._load_timeout_s = load_timeout_s
+        self._lookup_timeout_s = lookup_timeout_s
+        self._quarantine_s = quarantine_s
+        self._max_parked = max_parked
+        self._close_worker = close_worker
+        self._quorum = RankQuorum(num_ranks)
+        self._layerwise = layerwise
+        self.layered = LayerLoads()
+        self.first_tokens = first_tokens or FirstTokens()
+        self._parked: dict[int, ParkedLoad] = {}
+        self._held: dict[int, Int32Array] = {}
+        self._held_until_s: dict[int, float] = {}
+        self._has_news = False
+        self._unsent = b""
+        self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = self.num_unused = 0
+        self.num_late_lookups = 0
+
+    @property
+    def connector(self) -> GuardedConnector | None:
+        """The scheduler side, guarded; None without one."""
+        return self._connector
+
+    @property
+    def has_connector(self) -> bool:
+        """True if block hashes are worth computing for the connector's sake."""
+        return self._connector is not None
+
+    @property
+    def is_active(self) -> bool:
+        """True while a report is awaited: the engine must keep stepping even if nothing is scheduled."""
+        return bool(self._parked or self._held)
+
+    @property
+    def has_message(self) -> bool:
+        """True if the connector may have orders for its worker side that no step has taken there yet."""
+        return self._has_news or bool(self._unsent)
+
+    @property
+    def wants_step(self) -> bool:
+        """True while a step can change anything: a report is awaited, or what was computed last is not saved yet."""
+        return self.is_active or self.has_message
+
+    @property
+    def num_parked(self) -> int:
+        """Sequences that wait for a load."""
+        return len(self._parked)
+
+    @property
+    def parked(self) -> tuple[int, ...]:
+        """Slots that wait for a load."""
+        return tuple([load.sequence.slot for load in self._parked.values()])
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that only a transfer holds."""
+        return sum(len(blocks) for blocks in self._held.values())
+
+    @property
+    def num_ignored(self) -> int:
+        """Entries of reports that changed nothing: repeated, or about tickets that nobody awaits."""
+        return self._quorum.num_ignored
+
+    def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
+        """Ask the connector what it has of a prompt; asked again only while it answers ``pending``, and not for ever."""
+        if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_parked:
+            return Lookup()
+        found = self._connector.lookup(
+            sequence.asked,
+            block_hashes=tuple(sequence.block_hashes),
+            num_local_tokens=num_local_tokens,
+            is_used=self._is_awaited,
+        )
+        sequence.looked_up = not found.pending
+        if not found.pending:
+            sequence.lookup_deadline_s = math.inf
+            return found
+        if sequence.lookup_deadline_s == math.inf:
+            sequence.lookup_deadline_s = now_s + self._lookup_timeout_s
+        return self._look_no_longer(sequence) if now_s >= sequence.lookup_deadline_s else found
+
+    def _look_no_longer(self, sequence: Sequence) -> Lookup:
+        """Take a look-up that is still pending for a miss."""
+        assert self._connector is not None, "only a connector is still looking"
+        sequence.looked_up, sequence.lookup_deadline_s = True, math.inf
+        self.num_late_lookups += 1
+        self._faults.say(
+            f"{self._connector.label}.lookup is pending",
+            f"{self._connector.label} was still looking for the prefix of request {sequence.request.request_id} after "
+            f"{self._lookup_timeout_s:g} s ([cache] lookup_timeout_s): its prompt is computed here.",
+        )
+        self.abandoned(sequence.asked)
+        return Lookup()
+
+    def unused(self, found: Lookup) -> None:
+        """Tell the connector that nothing is loaded for its answer, if that was a hit."""
+        if self._connector is not None and found.num_tokens:
+            self.num_unused += 1
+            self._connector.on_unused(found.ticket)
+
+    def goes_by_layer(self, sequence: Sequence, found: Lookup) -> bool:
+        """Whether a sequence runs beside its load.
+
+        One whose load failed waits for the next, so that others wait for it but once; and so does one that has its first token, and any
+        whose order would come a step late, behind a refused plan's.
+        """
+        if found.first_token is not None or sequence.num_failed_loads or self._unsent:
+            return False
+        return self._layerwise and found.layerwise and not found.approximate
+
+    def run_beside(
+        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, first: int, state: EngineState
+    ) -> bool:
+        """Begin a load into ``blocks``, from place ``first`` of the sequence on, whose layers the sequence's next step waits for.
+
+        Returns:
+            False if it could not be begun: it may write to the blocks all the same, so they are nobody's now.
+        """
+        assert self._connector is not None, "only a connector's hit is loaded"
+        self.num_loads += 1
+        self.layered.begin(found.ticket, sequence, blocks, first=first, state=state)
+        hashes = sequence.block_hashes[first : first + len(blocks)]
+        if self._connector.on_allocated(
+            found.ticket, blocks=blocks.tolist(), block_hashes=hashes
+        ) and self._connector.on_layerwise(found.ticket):
+            return True
+        self._missed(sequence, state)
+        return False
+
+    def park(
+        self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
+    ) -> None:
+        """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those behind will be computed."""
+        assert self._connector is not None, "only a connector's hit parks a sequence"
+        ticket = found.ticket
+        sequence.ticket, sequence.park_deadline_s = ticket, now_s + min(self._load_timeout_s, found.timeout_s)
+        load = self._parked[ticket] = ParkedLoad(
+            sequence=sequence, blocks=blocks, first=span[0], last=span[1], is_approximate=found.approximate
+        )
+        self.num_loads += 1
+        if not self._connector.on_allocated(
+            ticket, blocks=blocks[load.told].tolist(), block_hashes=sequence.block_hashes[load.told]
+        ):
+            sequence.park_deadline_s = now_s
+
+    def cancel(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
+        """Give up a load that is not wanted any more; blocks it may still write to stay held."""
+        self.num_cancelled_loads += 1
+        self._give_up(sequence, blocks, now_s=now_s)
+
+    def computed(self, blocks: list[int], hashes: list[bytes]) -> None:
+        """Offer committed full blocks for saving."""
+        if self._connector is not None and blocks:
+            self._has_news = True
+            self._connector.on_computed(blocks=blocks, block_hashes=hashes)
+
+    def hold(self, sequence: Sequence, blocks: Int32Array, *, now_s: float) -> bool:
+        """True if the connector keeps the blocks of a finished sequence for now."""
+        if self._connector is None:
+            return False
+        ticket = self._connector.on_finished(sequence.request, blocks=blocks.tolist())
+        if ticket is None or self._is_awaited(ticket):
+            return False
+        self._hold(ticket, blocks, now_s)
+        return True
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return what the engine that goes on with a finished request is to be told; None for nothing."""
+        return None if self._connector is None else self._connector.finished_params(request)
+
+    def not_served(self, transfer_params: Mapping[str, Any] | None) -> None:
+        """Tell the connector that a request was refused, or given up before it was looked up."""
+        if self._connector is not None and transfer_params is not None:
+            self._connector.on_rejected(transfer_params)
+
+    def role(self, name: str) -> None:
+        """Tell the connector which role the engine has."""
+        if self._connector is not None:
+            self._connector.on_role(name)
+
+    def abandoned(self, request: Request) -> None:
+        """Tell the connector that a request was given up before it was loaded."""
+        self.not_served(request.transfer_params)
+        if self._connector is not None:
+            self._connector.on_abandoned(request)
+
+    def take_message(self) -> bytes:
+        """Return what the worker side is to do in the next step; first what it was to do in one that never was."""
+        message, self._unsent = self._unsent, b""
+        if not message and self._connector is not None:
+            self._has_news, message = False, self._connector.take_message()
+        return message
+
+    def put_back(self, message: bytes) -> None:
+        """Keep the message of a plan that did not become a step."""
+        self._unsent = message
+
+    def apply(self, reports: Mapping[int, ConnectorReport], state: EngineState, *, missed_layers: bool = False) -> None:
+        """Take the ranks' reports: unpark what loaded or failed, free what was released; then enforce deadlines.
+
+        Args:
+            reports: Of a step, by rank.
+            state: Of the engine; changed.
+            missed_layers: The step read layers that were not there: none of its layer-wise loads came in time, whatever the report says.
+        """
+        if self._connector is None:
+            return
+        if reports:
+            report = self._quorum.merge(reports, is_awaited=self._is_awaited, is_held=self._held.__contains__)
+            self._connector.on_report(report)
+            self._has_news |= bool(report.loaded or report.failed or report.released)
+            for ticket in report.loaded:
+                if ticket in self._parked:
+                    self.num_loaded += 1
+                    self._parked.pop(ticket).end(state)
+                elif ticket in self.layered:
+                    self.num_loaded += 1
+                    self.layered.came(ticket, state, too_late=missed_layers)
+            for failed in report.failed:
+                if failed.ticket in self._parked or failed.ticket in self.layered:
+                    self._failed(failed, state)
+            for ticket in report.released:
+                if ticket in self._held:
+                    self._free(ticket, state)
+        self._enforce_deadlines(state)
+
+    def confirm(self, slots: Int32Array, state: EngineState) -> bool:
+        """Void the sequences of a committed plan whose loads its report did not call loaded; True if there were any.
+
+        Args:
+            slots: Of the plan, those that still hold their row.
+            state: Of the engine; changed.
+        """
+        missing = self.layered.of(slots.tolist())
+        for sequence in missing:
+            logger.warning("KV load %d did not come with its layers; its tokens are computed here.", sequence.ticket)
+            self._missed(sequence, state)
+            self.layered.void(sequence, state)
+        return bool(missing)
+
+    def step_done(self, *, num_tokens: int, device_s: float) -> None:
+        """Tell the connector what computing takes here."""
+        if self._connector is not None and num_tokens:
+            self._connector.on_step(num_tokens=num_tokens, device_s=device_s)
+
+    def metrics(self) -> str:
+        """Return what is counted here, in Prometheus' text format; empty without a connector."""
+        if self._connector is None:
+            return ""
+        from trencadis.engine.transfer.transfer_metrics import (
+            transfer_metrics,  # its library is of use to those who scrape
+        )
+
+        return transfer_metrics(self)
+
+    def close(self) -> None:
+        """Close the scheduler side; may be called twice."""
+        if self._connector is not None:
+            self._connector.close()
+
+    def youngest_parked(self) -> Sequence | None:
+        """Return the sequence that was parked last, to be given up first under pressure."""
+        return next((load.sequence for load in reversed(self._parked.values())), None)
+
+    def _is_awaited(self, ticket: int) -> bool:
+        """Return whether a ticket names a load, or blocks that are held."""
+        return ticket in self._parked or ticket in self.layered or ticket in self._held
+
+    def _failed(self, failed: FailedLoad, state: EngineState) -> None:
+        """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""
+        assert self._connector is not None, "only a connector's hit is loaded"
+        self.num_failed_loads += 1
+        if failed.ticket in self.layered:
+            load = self.layered.drop(failed.ticket)
+            sequence = load.sequence
+            state.blocks.release(load.blocks, now_s=state.clock.now_s())
+            self.layered.void(sequence, state)
+        else:
+            parked = self._parked.pop(failed.ticket)
+            sequence = parked.sequence
+            parked.end(state, num_valid_tokens=failed.num_valid_tokens)
+        sequence.num_failed_loads += 1
+        again = self._connector.on_failed(sequence.request, failed) and sequence.num_failed_loads <= _MAX_RETRIES
+        if again:
+            state.drop_loaded(sequence)  # what arrived is in the prefix cache, where the next look-up finds it
+            sequence.looked_up = False
+        logger.warning(
+            "KV load %d failed: %s; %s.",
+            failed.ticket,
+            failed.cause,
+            "it is looked up again" if again else "its tokens are computed here",
+        )
+
+    def _missed(self, sequence: Sequence, state: EngineState) -> None:
+        sequence.num_failed_loads += 1
+        self.num_failed_loads += 1
+        self._give_up(sequence, state.blocks, now_s=state.clock.now_s())
+
+    def _give_up(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
+        """Hold the blocks of a load until nobody writes to them."""
+        assert self._connector is not None, "only a connector's hit is loaded"
+        ticket, sequence.ticket = sequence.ticket, -1
+        if ticket in self.layered:
+            self._hold(ticket, self.layered.drop(ticket).blocks, now_s)
+        else:
+            self._hold(ticket, self._parked.pop(ticket).give_up(blocks, now_s=now_s), now_s)
+        self._connector.on_cancelled(ticket)
+
+    def _enforce_deadlines(self, state: EngineState) -> None:
+        now_s = state.clock.now_s()
+        for sequence in [load.sequence for load in self._parked.values() if now_s >= load.sequence.park_deadline_s]:
+            self.num_failed_loads += 1
+            logger.warning("KV load %d took too long; its tokens are computed here.", sequence.ticket)
+            self._give_up(sequence, state.blocks, now_s=now_s)
+            state.unpark(sequence)
+        overdue = [ticket for ticket, until_s in self._held_until_s.items() if now_s >= until_s]
+        if overdue:
+            self._switch_off(state, overdue)
+
+    def _switch_off(self, state: EngineState, overdue: list[int]) -> None:
+        """Close a connector that does not give blocks back: what is closed touches none, so all are free."""
+        assert self._connector is not None, "only a connector holds blocks"
+        logger.error(
+            "%s has held %d blocks for over %g s (tickets %s) and is closed; serving goes on without it. Mend it, or choose another "
+            "in kv_connector.name.",
+            self._connector.label,
+            sum(len(self._held[ticket]) for ticket in overdue),
+            self._quarantine_s,
+            shown(overdue),
+        )
+        self._connector.close()
+        self._close_worker()
+        now_s = state.clock.now_s()
+        for sequence in [load.sequence for load in self._parked.values()]:
+            self.num_failed_loads += 1
+            self._give_up(sequence, state.blocks, now_s=now_s)
+            state.unpark(sequence)
+        self.confirm(state.running, state)
+        for ticket in list(self._held):
+            self._free(ticket, state)
+
+    def _hold(self, ticket: int, blocks: Int32Array, now_s: float) -> None:
+        self._held[ticket] = blocks
+        self._held_until_s[ticket] = now_s + self._quarantine_s
+
+    def _free(self, ticket: int, state: EngineState) -> None:
+        del self._held_until_s[ticket]
+        state.blocks.release(self._held.pop(ticket), now_s=state.clock.now_s())

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from trencadis.engine.cache.hashing import BlockHasher
+
+TOKENS = np.arange(100, 112, dtype=np.int32)
+
+
+def hashes(tokens=TOKENS, *, key: str = "", compatibility: str = "model", salt: str = "", num_blocks: int = 3):
+    chain: list[bytes] = []
+    BlockHasher(key=key, compatibility=compatibility, block_size=4).extend(
+        chain, tokens, num_blocks=num_blocks, salt=salt
+    )
+    return chain
+
+
+def test_chain_is_what_its_definition_says() -> None:
+    key = hashlib.blake2b(b"secret", digest_size=32).digest()
+    previous = hashlib.blake2b(b"model\0blue", key=key, person=b"kv1-root", digest_size=32).digest()
+    expected = []
+    for i in range(3):
+        words = b"".join(int(token).to_bytes(4, "little") for token in TOKENS[4 * i : 4 * i + 4])
+        previous = hashlib.blake2b(previous + words, digest_size=32).digest()
+        expected.append(previous)
+    assert hashes(key="secret", salt="blue") == expected
+
+
+def test_extending_in_parts_gives_the_same_chain() -> None:
+    hasher = BlockHasher(key="", compatibility="model", block_size=4)
+    chain: list[bytes] = []
+    for num_blocks in (1, 1, 3):
+        hasher.extend(chain, TOKENS, num_blocks=num_blocks, salt="")
+    assert chain == hashes()
+
+
+def test_everything_before_a_block_is_part_of_its_identity() -> None:
+    changed = TOKENS.copy()
+    changed[0] += 1
+    assert not set(hashes(changed)) & set(hashes())
+
+
+def test_salt_key_and_model_each_keep_chains_apart() -> None:
+    chains = [hashes(), hashes(salt="a"), hashes(key="k"), hashes(compatibility="other")]
+    assert len({h for chain in chains for h in chain}) == 12
+
+
+def test_two_adapters_and_the_model_itself_share_no_block() -> None:
+    hasher = BlockHasher(key="k", compatibility="model", block_size=4, shared_prefixes=[range(100, 112)])
+    chains = []
+    for adapter in ("", "a", "b"):
+        chain: list[bytes] = []
+        hasher.extend(chain, TOKENS, num_blocks=3, salt="s", adapter=adapter)
+        chains.append(chain)
+    assert len({h for chain in chains for h in chain}) == 9
+
+
+def test_no_salt_makes_up_for_an_adapter_or_for_the_mark_of_a_shared_prefix() -> None:
+    hasher = BlockHasher(key="", compatibility="model", block_size=4)
+    roots = [hasher.root(salt, adapter) for salt in ("", "a", "\0a", "a\0") for adapter in ("", "a", "\0a", "a\0")]
+    assert len({*roots, hasher.shared_root(), hasher.shared_root("a")}) == 18
+
+
+def test_blocks_inside_a_listed_prefix_are_those_of_every_salt_and_the_next_block_is_not() -> None:
+    """The prefix ends within the third block, which therefore is not shared."""
+    hasher = BlockHasher(key="", compatibility="model", block_size=4, shared_prefixes=[range(100, 110)])
+    chains = []
+    for salt in ("a", "b"):
+        chain: list[bytes] = []
+        hasher.extend(chain, TOKENS, num_blocks=3, salt=salt)
+        chains.append(chain)
+    assert chains[0][:2] == chains[1][:2]
+    assert chains[0][2] != chains[1][2]
+    assert not set(chains[0]) & set(hashes(salt="a"))
+
+
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=200, deadline=None)
+@given(
+    prefixes=st.lists(st.lists(st.integers(0, 1), min_size=0, max_size=9), max_size=3),
+    one=st.lists(st.integers(0, 1), min_size=12, max_size=12),
+    other=st.lists(st.integers(0, 1), min_size=12, max_size=12),
+    cuts=st.lists(st.integers(0, 6), max_size=3),
+    same_salt=st.booleans(),
+)
+def test_two_salts_share_exactly_the_blocks_that_a_listed_prefix_holds(
+    prefixes: list[list[int]], one: list[int], other: list[int], cuts: list[int], same_salt: bool
+) -> None:
+    """Two bits of vocabulary, so that prompts often begin alike; the chain is made in parts, as an engine does."""
+    size = 2
+    hasher = BlockHasher(key="", compatibility="m", block_size=size, shared_prefixes=prefixes)
+    chains: list[list[bytes]] = [[], []]
+    for chain, tokens, salt in zip(chains, (one, other), ("a", "a" if same_salt else "b"), strict=True):
+        for num_blocks in (*sorted(cuts), 6):
+            hasher.extend(chain, np.array(tokens, np.int32), num_blocks=num_blocks, salt=salt)
+    for i in range(6):
+        start = one[: (i + 1) * size]
+        alike = start == other[: (i + 1) * size]
+        listed = any(prefix[: (i + 1) * size] == start for prefix in prefixes)
+        assert (chains[0][i] == chains[1][i]) is (alike and (same_salt or listed))
+
+
+def test_a_shared_prefix_makes_the_same_chain_in_parts_as_at_once() -> None:
+    hasher = BlockHasher(key="", compatibility="model", block_size=4, shared_prefixes=[range(100, 108)])
+    at_once: list[bytes] = []
+    hasher.extend(at_once, TOKENS, num_blocks=3, salt="s")
+    for first in range(4):
+        parts: list[bytes] = []
+        hasher.extend(parts, TOKENS, num_blocks=first, salt="s")
+        hasher.extend(parts, TOKENS, num_blocks=3, salt="s")
+        assert parts == at_once

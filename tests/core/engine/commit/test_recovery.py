@@ -1,0 +1,225 @@
+"""After a failed step, each of its sequences runs alone once: only the one at fault ends with the error, whatever the others wait for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
+
+from wild_connector import WildConnector
+
+from trencadis.clock import SimulatedClock
+from trencadis.engine.engine import Engine
+from trencadis.engine.scheduling.tenants import FailureCosts
+from trencadis.errors import RequestRefusedError
+from trencadis.interfaces import Lookup
+from trencadis.records import Batch, FinishedSequence, FinishReason, FirstToken, Request, SamplingParams
+from trencadis_testing.doubles import LoopConnector
+from trencadis_testing.engines import drain, make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.invariants import broken_invariants
+
+
+class Hiccup:
+    """A device that fails one step, the first of which something holds."""
+
+    def __init__(self, is_now: Callable[[Batch], bool] = lambda batch: True) -> None:
+        self.is_now = is_now
+        self.is_due = True
+
+    def __call__(self, batch: Batch, one: Any) -> None:
+        if self.is_due and self.is_now(batch):
+            self.is_due = False
+            raise RuntimeError("a hiccup of the device")
+
+
+def backend(fails: Hiccup, **options: Any) -> FakeBackend:
+    return FakeBackend(**{"eos": -1, "max_model_len": 256, "fails": fails, **options})
+
+
+def request(name: str, prompt: tuple[int, ...], max_tokens: int = 20) -> Request:
+    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
+
+
+def all_end_well(ended: dict[str, FinishedSequence], prompts: dict[str, tuple[int, ...]], max_tokens: int) -> bool:
+    """Whether nobody was lost, and every text is right."""
+    assert {name: (ended[name].finish_reason, ended[name].error) for name in prompts} == dict.fromkeys(
+        prompts, (FinishReason.LENGTH, "")
+    )
+    return all(ended[name].token_ids.tolist() == fake_text(one, max_tokens, eos=-1) for name, one in prompts.items())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_suspect_that_was_not_looked_up_does_not_wait_for_the_kv_connector(overlap: bool) -> None:
+    """Prompts shorter than a block are looked up only once their texts are longer; the store answers ``pending`` first."""
+    fails = Hiccup(lambda batch: batch.step == 6)
+    connector = LoopConnector(pending=1).pair()
+    engine = make_engine(backend=backend(fails), connector=connector, async_scheduling=overlap)
+    prompts = {"a": (1, 2, 3), "b": (4, 5, 6)}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    assert all_end_well(drain(engine), prompts, 20)
+    assert not fails.is_due
+    assert engine._state.blocks.num_used == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_suspect_takes_its_place_from_others_and_nobody_ends_for_it(overlap: bool) -> None:
+    """Two fill the cache; one that runs alone needs a spare block besides, and the other one waits meanwhile."""
+    fails = Hiccup(lambda batch: batch.num_sequences == 2 and engine._state.blocks.num_available == 0)
+    engine = make_engine(
+        backend=backend(fails, max_model_len=400),
+        num_blocks=100,
+        max_num_batched_tokens=400,
+        async_scheduling=overlap,
+    )
+    prompts = {"a": tuple(range(1, 91)) * 2 + (1,) * 12, "b": tuple(range(2, 92)) * 2 + (1,) * 13}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt, max_tokens=8))
+    assert all_end_well(drain(engine), prompts, 8)
+    assert not fails.is_due
+
+
+def test_loaded_blocks_of_another_one_are_no_room_for_a_suspect_that_is_parked() -> None:
+    fails = Hiccup()
+    fails.is_due = False
+    wild = WildConnector()
+    engine = make_engine(
+        backend=backend(fails),
+        connector=wild.pair(),
+        async_scheduling=False,
+        prefix_caching=False,
+        max_num_seqs=2,
+    )
+    long = tuple(range(10, 30))
+    for name, prompt, max_tokens in (("before", long, 1), ("behind it", (7,), 2)):
+        engine.add(request(name, prompt, max_tokens))
+        drain(engine)
+    prompts = {"c": long, "a": (1, 2, 3), "b": (4, 5, 6)}
+    engine.add(request("c", long))
+    engine.step()  # c waits for its load
+    ended: dict[str, FinishedSequence] = {}
+    for name in ("a", "b"):
+        engine.add(request(name, prompts[name]))
+    for number in range(120):
+        if number >= 4:
+            for ticket in list(wild.loads):
+                wild.arrive(ticket)  # c's prefix is there, and both rows are taken
+        fails.is_due |= number == 8
+        ended.update({end.request_id: end for end in engine.step().finished})
+        assert broken_invariants(engine) == []
+    assert all_end_well(ended, prompts, 20)
+
+
+class Bringer(LoopConnector):
+    """Brings the first token of one request with its prefix."""
+
+    def __init__(self, request_id: str, token: int, **options: Any) -> None:
+        super().__init__(**options)
+
+        class Side(type(self.scheduler)):  # type: ignore[misc]
+            def lookup(self, request: Request, **known: Any) -> Lookup:
+                found: Lookup = super().lookup(request, **known)
+                is_it = found.num_tokens and request.request_id == request_id
+                return attrs.evolve(found, first_token=FirstToken(token_id=token)) if is_it else found
+
+        self.scheduler.__class__ = Side
+
+
+def test_a_suspect_is_not_ended_by_a_first_token_from_elsewhere_while_it_is_to_run_alone() -> None:
+    fails = Hiccup(lambda batch: batch.num_sequences == 2)
+    fails.is_due = False
+    prompts = {"a": tuple(range(1, 40)), "b": (7, 8), "c": tuple(range(50, 70))}
+    connector = Bringer("a", fake_text(prompts["a"], 1, eos=-1)[0], delay=30)
+    engine = make_engine(backend=backend(fails), connector=connector.pair(), max_parked=1, max_num_batched_tokens=16)
+    for name in ("a", "c"):
+        engine.add(request(f"{name} before", prompts[name], 1))
+        drain(engine)
+    engine.add(request("behind them", (9,), 1))
+    drain(engine)
+    engine._state.blocks.reset_cache()
+    engine.add(request("c", prompts["c"], 1))
+    engine.step()  # c is parked, so that nobody else is looked up
+    engine.add(request("b", prompts["b"], 1))
+    engine.add(request("a", prompts["a"], 1))
+    fails.is_due = True
+    engine.step()
+    engine._state.transfers._max_parked = 2  # as when c's load has come by now
+    assert all_end_well(drain(engine), prompts, 1)
+    assert not fails.is_due
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_copies_that_fail_are_not_the_fault_of_who_is_left(overlap: bool) -> None:
+    """One is swapped out for the other, which is alone in that plan; copying fails once."""
+    due = [RuntimeError("no pinned memory for once")]
+
+    def fails_to_swap() -> None:
+        if due:
+            raise due.pop()
+
+    engine: Engine = make_engine(
+        backend=FakeBackend(eos=-1, max_model_len=48, fails_to_swap=fails_to_swap),
+        num_blocks=12,
+        preemption="swap",
+        async_scheduling=overlap,
+    )
+    prompts = {"a": tuple(range(1, 20)), "b": tuple(range(30, 49))}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    assert all_end_well(drain(engine), prompts, 20)
+    assert not due
+    assert engine._state.swapping.num_free == engine._state.swapping.num_host_blocks
+
+
+# ------------------------------------------------------------------------------------- the same tenant, again and again
+
+
+def test_a_tenant_whose_requests_fail_steps_again_and_again_is_refused_for_a_while_and_others_are_not() -> None:
+    """Each failure has three sequences of others run alone once: a tenth of a second each; ten seconds are allowed."""
+    clock = SimulatedClock()
+
+    def fails(batch: Batch, one: Any) -> None:
+        slot = engine._state.slot_of.get("poison")
+        if slot is not None and engine._state.table.row[slot] in one.rows:
+            raise RuntimeError("the device cannot compute it")
+
+    engine = make_engine(backend=FakeBackend(eos=-1, max_model_len=256, fails=fails), clock=clock, num_blocks=512)
+    prompts = {f"other {i}": (i + 1, 5, 6) for i in range(3)}
+    for name, prompt in prompts.items():
+        engine.add(attrs.evolve(request(name, prompt, max_tokens=230), tenant="good"))
+    poison = attrs.evolve(request("poison", (9, 9)), tenant="greedy/ann")
+    ended: dict[str, FinishedSequence] = {}
+    num_failures = 0
+    while not engine._state.tenants.failed_steps.retry_after_s("greedy"):
+        engine.add(poison)
+        while "poison" not in ended:
+            ended |= {end.request_id: end for end in engine.step().finished}
+        assert "cannot compute" in ended.pop("poison").error
+        num_failures += 1
+    with pytest.raises(
+        RequestRefusedError, match="steps failed again and again because of requests of tenant 'greedy'"
+    ) as caught:
+        engine.add(poison)
+    assert num_failures == 34
+    assert caught.value.retry_after_s == pytest.approx(0.2 / 0.05)
+    for tenant in ("good", ""):
+        engine.add(attrs.evolve(request(f"of {tenant}", (7, 7)), tenant=tenant))
+    with pytest.raises(RequestRefusedError):
+        engine.add(attrs.evolve(poison, tenant="greedy/bob"))
+    clock.advance(caught.value.retry_after_s)
+    engine.add(attrs.evolve(request("greedy again", (8, 8)), tenant="greedy/ann"))
+    assert all_end_well(ended | drain(engine), prompts, max_tokens=230)
+
+
+def test_requests_without_a_key_are_not_refused_for_what_others_without_a_key_did() -> None:
+    costs = FailureCosts(SimulatedClock())
+    costs.charge("", 1000.0)
+    costs.charge("/ann", 1000.0)
+    assert costs.retry_after_s("") == costs.retry_after_s("/bob") == 0.0

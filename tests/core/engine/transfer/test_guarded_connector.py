@@ -1,0 +1,367 @@
+"""Nothing that a scheduler side raises gets out; one that keeps raising is asked no more, and still told what it must release."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
+from trencadis.errors import PluginLoadError
+from trencadis.interfaces import KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.records import ConnectorReport, FailedLoad, Request
+
+REQUEST = Request(request_id="r", prompt_token_ids=(1, 2, 3))
+FAILED = FailedLoad(ticket=1, num_valid_tokens=0, cause="evicted")
+HASHES = (b"h" * 32,)
+
+
+class Scripted(KVSchedulerSide):
+    """Raises from the methods named in ``raising``; notes every call."""
+
+    def __init__(self, *raising: str, answer: str = "retry") -> None:
+        self.raising = set(raising)
+        self.calls: list[str] = []
+        self.answer = answer
+
+    def _called(self, name, result=None):
+        self.calls.append(name)
+        if name in self.raising:
+            raise RuntimeError(f"{name} is broken")
+        return result
+
+    def lookup(self, request, *, block_hashes, num_local_tokens):
+        return self._called("lookup", Lookup(num_tokens=4, ticket=1))
+
+    def on_allocated(self, ticket, *, blocks, block_hashes):
+        self._called("on_allocated")
+
+    def on_unused(self, ticket):
+        self._called("on_unused")
+
+    def on_computed(self, *, blocks, block_hashes):
+        self._called("on_computed")
+
+    def on_finished(self, request, *, blocks):
+        return self._called("on_finished", 7)
+
+    def on_cancelled(self, ticket):
+        self._called("on_cancelled")
+
+    def on_failed(self, request, failed):
+        return self._called("on_failed", self.answer)
+
+    def take_message(self):
+        return self._called("take_message", b"message")
+
+    def on_report(self, report):
+        self._called("on_report")
+
+    def on_backlog(self, num_tokens):
+        self._called("on_backlog")
+
+    def on_step(self, *, num_tokens, device_s):
+        self._called("on_step")
+
+    def metrics(self):
+        return self._called("metrics", "text")
+
+    def close(self):
+        self._called("close")
+
+
+CALLS = {
+    "lookup": (
+        lambda guard: guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda _: False),
+        Lookup(num_tokens=4, ticket=1),
+        Lookup(),
+    ),
+    "on_allocated": (lambda guard: guard.on_allocated(1, blocks=[1], block_hashes=HASHES), True, False),
+    "on_unused": (lambda guard: guard.on_unused(1), None, None),
+    "on_computed": (lambda guard: guard.on_computed(blocks=[1], block_hashes=HASHES), None, None),
+    "on_finished": (lambda guard: guard.on_finished(REQUEST, blocks=[1]), 7, None),
+    "on_cancelled": (lambda guard: guard.on_cancelled(1), None, None),
+    "on_failed": (lambda guard: guard.on_failed(REQUEST, FAILED), True, False),
+    "take_message": (lambda guard: guard.take_message(), b"message", b""),
+    "on_report": (lambda guard: guard.on_report(ConnectorReport()), None, None),
+    "on_backlog": (lambda guard: guard.on_backlog(5), None, None),
+    "on_step": (lambda guard: guard.on_step(num_tokens=1, device_s=0.1), None, None),
+}
+TOLD_WHEN_OFF = {"on_cancelled", "take_message", "on_report"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_answer_is_the_sides_own(name) -> None:
+    call, answer, _ = CALLS[name]
+    side = Scripted()
+    guard = GuardedConnector(side)
+    assert call(guard) == answer
+    assert side.calls == [name]
+    assert guard.num_errors == 0
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_raises_is_a_miss_and_is_logged(name, caplog) -> None:
+    call, _, otherwise = CALLS[name]
+    guard = GuardedConnector(Scripted(name))
+    assert call(guard) == otherwise
+    assert guard.num_errors == 1
+    assert f"the KV connector raised RuntimeError: {name} is broken in {name}(); counted as a miss." in caplog.text
+    assert not guard.is_off
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_third_error_in_a_row_switches_it_off(name, caplog) -> None:
+    call, _, otherwise = CALLS[name]
+    side = Scripted(name)
+    guard = GuardedConnector(side)
+    for _ in range(2):
+        call(guard)
+    assert not guard.is_off
+    with caplog.at_level(logging.ERROR):
+        call(guard)
+    assert guard.is_off
+    assert "switched off; serving goes on without it" in caplog.text
+    side.raising.clear()
+    side.calls.clear()
+    for other, (call, answer, otherwise) in CALLS.items():
+        assert call(guard) == (answer if other in TOLD_WHEN_OFF else otherwise)
+    assert set(side.calls) == TOLD_WHEN_OFF
+
+
+def test_call_that_works_in_between_forgives() -> None:
+    side = Scripted("on_step")
+    guard = GuardedConnector(side)
+    for _ in range(5):
+        for _ in range(2):
+            guard.on_step(num_tokens=1, device_s=0.1)
+        guard.on_report(ConnectorReport())
+    assert guard.num_errors == 10
+    assert not guard.is_off
+
+
+def test_ticket_that_is_in_use_breaks_the_contract() -> None:
+    guard = GuardedConnector(Scripted())
+    found = guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda ticket: ticket == 1)
+    assert found == Lookup()
+    assert guard.num_errors == 1
+
+
+@pytest.mark.parametrize("found", [Lookup(pending=True, ticket=1), Lookup(ticket=1)])
+def test_ticket_means_nothing_where_there_is_no_hit(found, monkeypatch) -> None:
+    side = Scripted()
+    monkeypatch.setattr(side, "lookup", lambda *_, **__: found)
+    guard = GuardedConnector(side)
+    assert guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda _: True) is found
+    assert guard.num_errors == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "again", "num_errors"), [("retry", True, 0), ("compute", False, 0), ("no", False, 1)]
+)
+def test_failed_load_is_computed_unless_retry_is_the_answer(answer, again, num_errors) -> None:
+    guard = GuardedConnector(Scripted(answer=answer))
+    assert guard.on_failed(REQUEST, FAILED) is again
+    assert guard.num_errors == num_errors
+
+
+def test_metrics_and_close_may_raise_too(caplog) -> None:
+    side = Scripted("metrics", "close")
+    guard = GuardedConnector(side)
+    assert guard.metrics() == ""
+    guard.close()
+    guard.close()
+    assert guard.is_off
+    assert side.calls == ["metrics", "close", "close"]
+    assert "metrics is broken in metrics()" in caplog.text
+    assert "close is broken in close()" in caplog.text
+
+
+@pytest.mark.parametrize("text", [b"trencadis_mine 1\n", None, {}, 3])
+def test_metrics_that_are_no_text_are_none(text, caplog, monkeypatch) -> None:
+    """As of a library that returns bytes: whoever scrapes gets the rest, and serving goes on."""
+    monkeypatch.setattr(Scripted, "metrics", lambda self: text)
+    assert GuardedConnector(Scripted()).metrics() == ""
+    assert f"metrics() returned {type(text).__name__}, which is no text" in caplog.text
+
+
+def test_metrics_are_the_sides_own_even_when_it_is_off() -> None:
+    guard = GuardedConnector(Scripted())
+    guard.close()
+    assert guard.metrics() == "text"
+
+
+class Brings(Scripted):
+    """Has requests of its own."""
+
+    def on_abandoned(self, request):
+        self._called("on_abandoned")
+
+    def on_role(self, role):
+        self._called("on_role")
+
+    def on_waker(self, wake):
+        self._called("on_waker")
+
+    @property
+    def has_requests(self):
+        return self._called("has_requests", True)
+
+    def take_requests(self):
+        return self._called("take_requests", [REQUEST])
+
+    def take_withdrawn(self):
+        return self._called("take_withdrawn", ["r"])
+
+    def on_request_ended(self, request_id, *, transfer_params, error):
+        self._called("on_request_ended")
+
+
+def bring(guarded: GuardedConnector) -> tuple[bool, tuple[Request, ...], tuple[str, ...]]:
+    guarded.on_abandoned(REQUEST)
+    guarded.on_role("both")
+    guarded.on_waker(print)
+    guarded.on_request_ended("r", transfer_params=None, error="")
+    return guarded.has_requests, tuple(guarded.take_requests()), tuple(guarded.take_withdrawn())
+
+
+def test_requests_of_its_own_pass_and_what_raises_brings_none():
+    assert bring(GuardedConnector(Brings())) == (True, (REQUEST,), ("r",))
+    for name in ("has_requests", "take_requests", "take_withdrawn", "on_abandoned", "on_role", "on_waker"):
+        guarded = GuardedConnector(Brings(name))
+        has, requests, withdrawn = bring(guarded)
+        assert guarded.num_errors == 1
+        assert (has, bool(requests), bool(withdrawn)) == tuple(
+            name != one for one in ("has_requests", "take_requests", "take_withdrawn")
+        )
+
+
+def test_asking_whether_there_are_requests_does_not_excuse_what_raises():
+    guarded = GuardedConnector(Brings("on_role"))
+    for _ in range(3):
+        guarded.on_role("both")
+        assert guarded.has_requests is not guarded.is_off
+    assert guarded.is_off
+
+
+LOOKUPS = [
+    None,
+    7,
+    Lookup(num_tokens="many", ticket=1),  # type: ignore[arg-type] # what the contract forbids
+    Lookup(num_tokens=-4, ticket=1),
+    Lookup(num_tokens=4, ticket=[1]),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens=4, ticket=1, timeout_s=float("nan")),
+    Lookup(num_tokens=4, ticket=1, timeout_s="soon"),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens=4, ticket=1, first_token=3),  # type: ignore[arg-type] # the same
+]
+
+
+@pytest.mark.parametrize("found", LOOKUPS)
+def test_an_answer_to_a_look_up_that_cannot_be_reckoned_with_is_a_miss(found, caplog, monkeypatch) -> None:
+    side = Scripted()
+    monkeypatch.setattr(side, "lookup", lambda *_, **__: found)
+    guard = GuardedConnector(side, label="connector c of p 1.0")
+    assert guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda _: False) == Lookup()
+    assert guard.num_errors == 1
+    assert "connector c of p 1.0 raised" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "call", "otherwise"),
+    [
+        ("on_finished", [1], lambda guard: guard.on_finished(REQUEST, blocks=[1]), None),
+        ("take_message", None, lambda guard: guard.take_message(), b""),
+        ("take_message", "text", lambda guard: guard.take_message(), b""),
+        ("take_requests", [1], lambda guard: guard.take_requests(), ()),
+        ("take_requests", None, lambda guard: guard.take_requests(), ()),
+        ("take_withdrawn", [1], lambda guard: guard.take_withdrawn(), ()),
+    ],
+)
+def test_answers_of_another_type_are_none(method, answer, call, otherwise, monkeypatch) -> None:
+    side = Scripted()
+    monkeypatch.setattr(side, method, lambda *_, **__: answer)
+    guard = GuardedConnector(side)
+    assert call(guard) == otherwise
+    assert guard.num_errors == 1
+
+
+class Worker(KVWorkerSide):
+    """Raises, or answers with what it is given."""
+
+    def __init__(self, does) -> None:
+        self.does = does
+
+    def _do(self):
+        if isinstance(self.does, BaseException):
+            raise type(self.does)(*self.does.args)  # the same one would carry the traceback of every time before
+        return self.does
+
+    def register(self, kv_cache):
+        self._do()
+
+    def expect_layers(self):
+        self._do()
+
+    def begin_step(self, message):
+        self._do()
+
+    @property
+    def wants_layers(self):
+        return self._do()
+
+    def wait_layer(self, layer, *, budget_s):
+        return self._do()
+
+    def end_step(self):
+        self._do()
+
+    def poll(self):
+        return self._do()
+
+    def close(self):
+        self._do()
+
+
+WORKER_CALLS = {
+    "expect_layers": (lambda worker: worker.expect_layers(), None),
+    "begin_step": (lambda worker: worker.begin_step(b""), None),
+    "wants_layers": (lambda worker: worker.wants_layers, False),
+    "wait_layer": (lambda worker: worker.wait_layer(0, budget_s=0.1), False),
+    "end_step": (lambda worker: worker.end_step(), None),
+    "poll": (lambda worker: worker.poll(), ConnectorReport()),
+    "close": (lambda worker: worker.close(), None),
+}
+
+
+@pytest.mark.parametrize("name", WORKER_CALLS)
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_what_a_worker_side_raises_ends_there_with_one_traceback(name, error, caplog) -> None:
+    call, otherwise = WORKER_CALLS[name]
+    worker = GuardedWorker(Worker(error), label="connector c of p 1.0")
+    for _ in range(1000):
+        assert call(worker) == otherwise
+    assert len(caplog.records) == 1
+    said = f"connector c of p 1.0 raised {type(error).__name__}: {error} in {name}() of its worker side"
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        None,
+        7,
+        ConnectorReport(loaded=("a",)),  # type: ignore[arg-type] # what the contract forbids
+        ConnectorReport(released=([1],)),  # type: ignore[arg-type] # the same
+        ConnectorReport(failed=(1,)),  # type: ignore[arg-type] # the same
+        ConnectorReport(failed=(FailedLoad(ticket=1, num_valid_tokens="all", cause=""),)),  # type: ignore[arg-type] # the same
+    ],
+)
+def test_a_report_that_cannot_be_reckoned_with_is_none(report, caplog) -> None:
+    assert GuardedWorker(Worker(report)).poll() == ConnectorReport()
+    assert "raised ContractError" in caplog.text
+
+
+def test_a_worker_side_that_cannot_register_ends_the_start_in_words() -> None:
+    worker = GuardedWorker(Worker(KeyError("device")), label="connector c of p 1.0")
+    with pytest.raises(PluginLoadError, match=r"connector c of p 1.0 raised KeyError: 'device' in register\(\)"):
+        worker.register(None)  # type: ignore[arg-type] # it is not looked at

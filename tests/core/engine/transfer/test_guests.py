@@ -1,0 +1,155 @@
+"""Requests of the KV connector run like everybody's, and nobody else hears of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
+
+from guest_connector import Host
+
+from trencadis.engine.engine import Engine
+from trencadis.interfaces import ConnectorPair
+from trencadis.records import Request, SamplingParams
+from trencadis_testing.engines import make_engine
+from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.invariants import broken_invariants
+
+
+def engine_of(pair: ConnectorPair, **options: Any) -> Engine:
+    return make_engine(connector=pair, backend=FakeBackend(eos=-1, max_model_len=64), **options)
+
+
+def request(name: str, start: int, *, max_tokens: int = 1, logprobs: int | None = None) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=tuple(range(start, start + 9)),
+        params=SamplingParams(max_tokens=max_tokens, logprobs=logprobs),
+    )
+
+
+def run(engine: Engine) -> dict[int, list[int]]:
+    """Return the tokens that came, by slot."""
+    said: dict[int, list[int]] = {}
+    for _ in range(100):
+        if not engine.has_work:
+            return said
+        deltas = engine.step()
+        tokens = iter(deltas.token_ids.tolist())
+        for slot, num in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
+            said.setdefault(slot, []).extend(next(tokens) for _ in range(num))
+        assert not list(tokens), "tokens that belong to nobody"
+        assert all(entry.index < len(deltas.slots) for entry in deltas.logprobs)
+        assert not [one for one in deltas.finished if one.request_id.startswith("guest")]
+        assert broken_invariants(engine) == []
+    raise AssertionError("it does not come to rest")
+
+
+def test_guests_run_beside_clients_who_get_their_own_tokens_only() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [request("guest 1", 5), request("guest 2", 20, max_tokens=6)]
+    slots = [engine.add(request(f"r{i}", 30 + i, max_tokens=4)) for i in range(2)]
+    said = run(engine)
+    assert said == {slot: fake_text(list(range(30 + i, 39 + i)), 4, eos=-1) for i, slot in enumerate(slots)}
+    assert host.ends == [("guest 1", True, ""), ("guest 2", True, "")]
+    assert engine.totals.num_finished == 4
+
+
+def test_engine_that_rests_has_work_once_a_guest_is_there() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    engine.wake_by(run.__call__)
+    assert host.wakers == [run.__call__]
+    assert not engine.has_work
+    host.new = [request("guest", 5)]
+    assert engine.has_work
+    assert run(engine) == {}
+    assert host.ends == [("guest", True, "")]
+
+
+def test_guest_that_is_refused_ends_with_the_reason() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [Request(request_id="guest", prompt_token_ids=tuple(range(1, 80)))]
+    run(engine)
+    ((name, has_params, error),) = host.ends
+    assert (name, has_params) == ("guest", False)
+    assert "guest" in error
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_guest_that_is_withdrawn_ends_at_once_and_frees_its_blocks(num_steps: int) -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [request("guest", 5, max_tokens=30)]
+    for _ in range(num_steps):
+        engine.step()
+    host.withdrawn = ["guest", "never seen"]
+    run(engine)
+    assert host.ends == [("guest", False, "it was withdrawn")]
+    assert engine._state.blocks.num_used == 0
+
+
+def test_log_probabilities_stay_with_their_sequence() -> None:
+    host = Host()
+    backend = FakeBackend(eos=-1, max_model_len=64)
+    engine = make_engine(connector=host.pair(), backend=backend)
+    host.new = [request("guest", 5, max_tokens=6)]
+    slot = engine.add(request("mine", 30, max_tokens=4, logprobs=1))
+    for _ in range(20):
+        deltas = engine.step()
+        for entry in deltas.logprobs:
+            assert deltas.slots[entry.index] == slot
+            assert entry.token_id == deltas.token_ids[entry.index]
+
+
+def test_connector_is_told_what_waits_of_everybody_and_when_nothing_does() -> None:
+    host = Host()
+    engine = engine_of(host.pair(), max_num_seqs=2, max_num_batched_tokens=16)
+    assert host.backlogs == []
+    engine.step()
+    assert host.backlogs == [], "nothing has changed"
+    for number in range(3):
+        engine.add(Request(request_id=str(number), prompt_token_ids=range(1, 21), params=SamplingParams(max_tokens=1)))
+    host.new = [Request(request_id="guest", prompt_token_ids=range(1, 11), params=SamplingParams(max_tokens=1))]
+    engine.step()
+    assert host.backlogs[0] == 3 * 20 + 10
+    while engine.has_work:
+        engine.step()
+    assert host.backlogs[-1] == 0
+    assert all(after != before for before, after in zip(host.backlogs, host.backlogs[1:], strict=False))
+    assert host.backlogs == sorted(host.backlogs, reverse=True), "nobody came, so it became less"
+
+
+def test_connector_is_told_the_first_token_of_each_of_its_requests_once_and_before_its_end() -> None:
+    host = Host()
+    engine = engine_of(host.pair(), max_num_batched_tokens=16)
+    host.new = [request("guest 1", 5, logprobs=2), request("guest 2", 20, max_tokens=6), request("guest 3", 40)]
+    engine.add(request("client", 30, max_tokens=4, logprobs=1))
+    run(engine)
+    assert {name: first.token_id for name, first in host.firsts} == {
+        f"guest {i}": fake_text(list(range(start, start + 9)), 1, eos=-1)[0] for i, start in ((1, 5), (2, 20), (3, 40))
+    }
+    assert len(host.firsts) == 3
+    entries = {name: first.logprobs for name, first in host.firsts}
+    assert (entries["guest 2"], entries["guest 3"]) == (None, None)
+    entry = entries["guest 1"]
+    assert entry is not None
+    assert (entry.token_id, entry.position, len(entry.top_token_ids)) == (dict(host.firsts)["guest 1"].token_id, 9, 2)
+    assert host.order.index("token of guest 1") < host.order.index("end of guest 1")
+
+
+def test_guest_in_the_slot_of_one_that_was_withdrawn_has_its_own_token() -> None:
+    host = Host()
+    engine = engine_of(host.pair())
+    host.new = [request("guest 1", 5)]
+    engine._guests.let_in()
+    host.withdrawn, host.new = ["guest 1"], [request("guest 2", 20)]
+    run(engine)
+    ((name, first),) = host.firsts
+    assert (name, first.token_id) == ("guest 2", fake_text(list(range(20, 29)), 1, eos=-1)[0])

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trencadis.engine.cache.block_manager import BlockManager
+from trencadis.engine.guards import GuardedEviction
+from trencadis.engine.transfer.parked_load import ParkedLoad
+from trencadis_testing.engines import OldestFirst
+
+
+class Somebody:
+    """As much of a sequence as a load needs to know."""
+
+    ticket = 7
+    is_approximate = False
+    num_approximate_tokens = 0
+    loaded_blocks = None
+    num_loaded_tokens = 0
+
+    def __init__(self):
+        self.block_hashes = [bytes([i]) * 32 for i in range(6)]
+        self.request = self
+        self.cache_salt = ""
+
+
+class House:
+    """As much of an engine."""
+
+    block_size = 4
+
+    def __init__(self):
+        self.blocks = BlockManager(num_blocks=8, eviction=GuardedEviction("eviction", OldestFirst()))
+        self.clock = self
+        self.came = []
+
+    def now_s(self):
+        return 0.0
+
+    def unpark(self, sequence):
+        self.came.append(sequence)
+
+    def load(self, *, is_approximate=False):
+        blocks = self.blocks.allocate(6)
+        return ParkedLoad(sequence=Somebody(), blocks=blocks, first=2, last=5, is_approximate=is_approximate)
+
+    def num_found(self, load):
+        return len(self.blocks.longest_hit(load.sequence.block_hashes))
+
+
+@pytest.fixture
+def house():
+    return House()
+
+
+@pytest.mark.parametrize(("valid", "places"), [(None, 5), (12, 5), (99, 5), (11, 4), (4, 3), (3, 2), (0, 2), (-5, 2)])
+def test_sequence_runs_with_the_local_hit_and_the_whole_blocks_that_came(house, valid, places):
+    load = house.load()
+    load.end(house, num_valid_tokens=valid)
+    assert house.came == [load.sequence]
+    assert load.sequence.num_loaded_tokens == 4 * places
+    assert load.sequence.loaded_blocks is load.blocks
+    assert load.sequence.ticket == -1
+    assert house.num_found(load) == places
+
+
+@pytest.mark.parametrize(("valid", "approximate"), [(None, 12), (8, 8), (0, 0)])
+def test_what_is_approximate_is_told_and_found_by_nobody(house, valid, approximate):
+    load = house.load(is_approximate=True)
+    load.end(house, num_valid_tokens=valid)
+    assert load.sequence.num_approximate_tokens == approximate
+    assert load.sequence.is_approximate is (approximate > 0)
+    assert house.num_found(load) == 0
+
+
+def test_connector_that_blends_is_told_the_local_hit_as_well(house):
+    assert house.load().told == slice(2, 5)
+    assert House().load(is_approximate=True).told == slice(0, 5)
+
+
+def test_given_up_load_keeps_only_what_may_still_be_written(house):
+    load, free = house.load(), house.blocks.num_free
+    kept = load.give_up(house.blocks, now_s=0.0)
+    np.testing.assert_array_equal(kept, load.blocks[2:5])
+    assert house.blocks.num_free == free + 3
