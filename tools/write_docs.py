@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         num_stale += 1
         print(f"docs/{name} {'is not current' if check else 'written'}")
         if not check:
+            page.parent.mkdir(exist_ok=True)
             page.write_text(text, encoding="utf-8")
     return int(check and num_stale > 0)
 

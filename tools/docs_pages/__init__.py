@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from docs_pages.commands import commands_page
-from docs_pages.configuration import configuration_page
+from docs_pages.configuration import CONFIGURATION_PAGES
 from docs_pages.errors import errors_page
 from docs_pages.hooks import hooks_page
 from docs_pages.http_api import http_api_page
@@ -20,7 +20,7 @@ __all__ = ["PAGES"]
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "configuration.md": configuration_page,
+    **CONFIGURATION_PAGES,
     "errors.md": errors_page,
     "http-api.md": http_api_page,
     "hooks.md": hooks_page,

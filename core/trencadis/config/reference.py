@@ -1,9 +1,10 @@
-"""The reference page ``docs/configuration.md`` and the list of flags, made from the catalogue of settings."""
+"""Reference of all settings in Markdown, and the list of flags, made from the catalogue of settings."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Container
 from typing import Any
 
 import attrs
@@ -14,15 +15,11 @@ from trencadis.config.convert import describe_type
 from trencadis.config.messages import show
 from trencadis.config.settings import NOUN_TABLES, Setting, Settings
 
-__all__ = ["describe", "flag_names", "reference_page"]
+__all__ = ["SPELLINGS", "alias_table", "describe", "flag_names", "reference_page", "tables_reference"]
 
-_HEAD = """# Configuration
-
-<!-- Made by trencadis config --reference; change the config classes, not the page. -->
-
-A value is taken from the last of these that gives one: its default, the config file (`--config FILE` or
-`TRENCADIS_CONFIG`; TOML, or YAML where PyYAML is installed), the environment, a flag, an argument from Python.
-`trencadis config --explain` shows every value and who set it.
+SPELLINGS = """The last of these that sets a value wins: the default, the config file (`--config FILE` or `TRENCADIS_CONFIG`;
+TOML, or YAML where PyYAML is installed), the environment, a flag, an argument from Python.
+`trencadis config --explain` shows every value and its source.
 
 One key has three spellings:
 
@@ -36,14 +33,13 @@ In a flag, underscores of the key are dashes: `--engine.max-num-seqs`. A flag th
 true; a list is written with commas. `TRENCADIS_BLOCKED_PLUGINS` adds to `[plugins] blocked`.
 
 The table of a noun names a component; the component's own keys are in a table below it. A component may also be given by
-import path, `name = "my_package.module:Policy"`; what `[scheduling.options]` holds is then passed to it as keyword
-arguments. A parameter called `context` receives the `ComponentContext`.
+import path, `name = "my_package.module:Policy"`; `[scheduling.options]` is then passed to it as keyword arguments. A
+parameter called `context` receives the `ComponentContext`.
 """
+"""How settings are written and which source wins, Markdown."""
 
-_ALIASES = """## Names of other software
-
-An existing deployment moves over unchanged: these environment variables of the vLLM plugin for Gaudi are read with their
-meaning there. A `TRENCADIS_` variable is stronger, and says so in the log.
+_ALIASES = """These environment variables of the vLLM plugin for Gaudi are read with the meaning that they have there, so an existing
+deployment runs unchanged. A `TRENCADIS_` variable takes precedence; the log names a variable that is overridden.
 """
 
 
@@ -59,9 +55,23 @@ def flag_names(settings: Settings) -> list[str]:
 
 
 def reference_page(settings: Settings) -> str:
-    """Return the reference page in Markdown. Pure."""
-    parts = [_HEAD]
+    """Return the reference of all settings as one page of Markdown. Pure."""
+    head = "# Configuration\n\n<!-- Made by trencadis config --reference. -->\n"
+    aliases = f"## Names of other software\n\n{alias_table(settings)}"
+    return "\n".join([head, SPELLINGS, tables_reference(settings), aliases])
+
+
+def tables_reference(settings: Settings, *, nouns: Container[str] | None = None) -> str:
+    """Return a section in Markdown for each table: its keys with type, default, unit and meaning. Pure.
+
+    Args:
+        settings: The catalogue.
+        nouns: First part of the names of the tables to show; None: all.
+    """
+    parts = []
     for table, config_class in settings.tables().items():
+        if nouns is not None and table.partition(".")[0] not in nouns:
+            continue
         rows = [setting for setting in settings if setting.table == table]
         level = "##" if "." not in table else "###"
         parts.append(f"{level} `[{table}]`\n")
@@ -76,10 +86,11 @@ def reference_page(settings: Settings) -> str:
             parts.append("\n".join(lines) + "\n")
         else:
             parts.append("Nothing to set.\n")
-    return "\n".join([*parts, _aliases(settings)])
+    return "\n".join(parts)
 
 
-def _aliases(settings: Settings) -> str:
+def alias_table(settings: Settings) -> str:
+    """Return the environment names of other software with the settings they set, Markdown. Pure."""
     rows = [f"| `{name}` | {paths} |" for name, paths in alias_rows(settings)]
     return "\n".join([_ALIASES, "| environment | setting |", "|---|---|", *rows]) + "\n"
 
