@@ -42,7 +42,7 @@ from trencadis.records import (
 )
 from trencadis_gaudi.block_swaps import THRESHOLDS, BlockSwaps
 from trencadis_gaudi.config import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, GaudiConfig
-from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.graphs.capture import Capture
 from trencadis_gaudi.graphs.counts import Watch
@@ -50,9 +50,7 @@ from trencadis_gaudi.graphs.model import ForwardAdapter, make_forward
 from trencadis_gaudi.graphs.sampler_warmup import dummy_drafts, sampler_sizes, warm_up_sampler
 from trencadis_gaudi.graphs.warmup import WarmUp
 from trencadis_gaudi.habana import load_habana
-from trencadis_gaudi.host_tables import HostTables
-from trencadis_gaudi.memory import MemoryShares, format_bytes, share_memory
-from trencadis_gaudi.memory_meter import MemoryMeter
+from trencadis_gaudi.memory import MemoryMeter, MemoryShares, format_bytes, share_memory
 from trencadis_gaudi.model import LoadedModel, load_model
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.profile_run import measure_activations
@@ -60,8 +58,7 @@ from trencadis_gaudi.runner import GaudiRunner, empty_pass
 from trencadis_gaudi.timer import GaudiTimer
 from trencadis_torch.pending import TorchStep
 from trencadis_torch.runner import PassResult
-from trencadis_torch.verify import SamplePlan, emit
-from trencadis_torch.walk import MatchingPrefix
+from trencadis_torch.verify import MatchingPrefix, SamplePlan, emit
 
 __all__ = ["GaudiBackend"]
 

@@ -1,4 +1,4 @@
-"""The rows' tokens on the device, written with the same operations whatever a batch brings."""
+"""The rows' tokens on the device, written with operations whose shapes do not depend on the batch; their block tables on the host."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import attrs
 import numpy as np
 
 from trencadis.interfaces import AllocationPlan, Sampler
-from trencadis.records import Drafts, Pass, RowStart
+from trencadis.records import Drafts, Int32Array, Pass, RowStart, TableWrites
 from trencadis_gaudi.habana import Habana
 from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows, drafts_of
 
-__all__ = ["DeviceRows"]
+__all__ = ["DeviceRows", "HostTables"]
 
 
 class DeviceRows(Rows):
-    """Tokens of every row, and one row more that padding writes to. Block tables stay on the host, see ``host_tables.py``.
+    """Tokens of every row, and one row more that padding writes to. Block tables stay on the host, see :class:`HostTables`.
 
     Args:
         plan: Sizes.
@@ -53,3 +53,22 @@ class DeviceRows(Rows):
             tokens[: len(found)] = found
         self._flat.index_copy_(0, to_device(places, self._device), to_device(tokens, self._device))
         self._habana.mark_step()
+
+
+class HostTables:
+    """The block table of every row.
+
+    Attributes:
+        blocks: int32 ``[num_rows, num_columns]``; an entry that was never written is 0.
+
+    Args:
+        num_rows: Sequences at once.
+        num_columns: Blocks of the longest sequence.
+    """
+
+    def __init__(self, num_rows: int, num_columns: int) -> None:
+        self.blocks: Int32Array = np.zeros((num_rows, num_columns), np.int32)
+
+    def apply(self, writes: TableWrites) -> None:
+        """Take a batch's entries; of two for one place the later counts."""
+        self.blocks[writes.rows, writes.columns] = writes.block_ids

@@ -1,4 +1,4 @@
-"""How the memory of a Gaudi is shared out, as arithmetic; and how amounts are printed.
+"""How the memory of a Gaudi is divided, and log lines of what each part of the start-up uses.
 
     free after loading and the profile run
     ├─ margin           free · (1 − utilization)     never given away: run-time peaks
@@ -6,16 +6,21 @@
        ├─ graphs        usable · reserve              recipes and their workspaces
        └─ KV cache      usable · (1 − reserve)        of which one block is the padding block
 
-Source: vllm-gaudi, v1/worker/hpu_worker.py, determine_available_memory; the logs are its own.
+Source: vllm-gaudi, v1/worker/hpu_worker.py, determine_available_memory; the log lines are its own: memory used over a span of the
+start-up, and used of the total after it.
 """
 
 from __future__ import annotations
 
+import gc
+import os
+
 import attrs
 
 from trencadis.errors import OutOfMemoryError
+from trencadis_gaudi.habana import Habana
 
-__all__ = ["MemoryShares", "format_bytes", "share_memory"]
+__all__ = ["MemoryShares", "format_bytes", "share_memory", "MemoryMeter", "MemoryUse", "host_memory"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -104,3 +109,62 @@ def format_bytes(amount: float) -> str:
         amount /= 1024
         unit += 1
     return f"{amount:.4g} {_UNITS[unit]}"
+
+
+_MEMINFO = "/proc/meminfo"
+
+
+@attrs.frozen
+class MemoryUse:
+    """Memory in use at a moment, and all there is; bytes."""
+
+    device_bytes: int
+    device_total_bytes: int
+    host_bytes: int
+    host_total_bytes: int
+
+    @classmethod
+    def of(cls, habana: Habana) -> MemoryUse:
+        """Measure, after what nobody refers to was freed; the emulated device keeps books that do not depend on that."""
+        if habana.emulated is None:
+            gc.collect()
+        free, total = habana.hpu.mem_get_info()
+        return cls(total - free, total, *host_memory())
+
+
+class MemoryMeter:
+    """Measures from its making on.
+
+    Args:
+        habana: The device.
+    """
+
+    def __init__(self, habana: Habana) -> None:
+        self._habana = habana
+        self._before = MemoryUse.of(habana)
+
+    def summary(self) -> str:
+        """Return what was taken since, and what is in use."""
+        now, before = MemoryUse.of(self._habana), self._before
+        return (
+            f"{format_bytes(now.device_bytes - before.device_bytes)} of device memory "
+            f"({format_bytes(now.device_bytes)}/{format_bytes(now.device_total_bytes)} used) and "
+            f"{format_bytes(now.host_bytes - before.host_bytes)} of host memory "
+            f"({format_bytes(now.host_bytes)}/{format_bytes(now.host_total_bytes)} used)"
+        )
+
+
+def host_memory(path: str = _MEMINFO) -> tuple[int, int]:
+    """Return what is in use on the host, and the total, bytes.
+
+    Args:
+        path: Where Linux says it; where it does not, free pages stand for available ones.
+    """
+    try:
+        with open(path, encoding="ascii") as lines:
+            fields = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+        total, available = fields["MemTotal"], fields["MemAvailable"]
+    except (OSError, KeyError, ValueError):
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, available = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+    return total - available, total

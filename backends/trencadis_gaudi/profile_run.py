@@ -11,13 +11,11 @@ import torch
 
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket
-from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.graphs.model import ForwardAdapter
 from trencadis_gaudi.habana import Habana
-from trencadis_gaudi.host_tables import HostTables
-from trencadis_gaudi.memory import format_bytes
-from trencadis_gaudi.memory_meter import MemoryMeter
+from trencadis_gaudi.memory import MemoryMeter, format_bytes
 from trencadis_gaudi.model import LoadedModel
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.runner import empty_pass

@@ -69,7 +69,7 @@ from trencadis_torch.native_build import Source, begin
 from trencadis_torch.pending import StepTimer, TorchStep
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
-from trencadis_torch.walk import MatchingPrefix
+from trencadis_torch.verify import MatchingPrefix
 
 __all__ = ["TorchBackend"]
 

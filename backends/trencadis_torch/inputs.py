@@ -14,10 +14,8 @@ import torch
 
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.attention.kernel import StaticKernel
-from trencadis_torch.attention.padded import PaddedDecode, PaddedPrefill
-from trencadis_torch.attention.padded_kernel import PaddedKernelPass
+from trencadis_torch.attention.padded import PaddedDecode, PaddedKernelPass, PaddedPrefill, StaticKernelPass
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
-from trencadis_torch.attention.static import StaticKernelPass
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device

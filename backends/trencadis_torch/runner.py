@@ -15,7 +15,6 @@ from trencadis.errors import BackendError
 from trencadis.interfaces import AcceptanceRule, LayerGate, Sampler
 from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
-from trencadis_torch.attention.layerwise import GatedPass
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
@@ -28,7 +27,28 @@ from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_pr
 from trencadis_torch.rows import Rows
 from trencadis_torch.verify import Emitted, SamplePlan, emit
 
-__all__ = ["Forward", "PassResult", "PassRunner"]
+__all__ = ["Forward", "PassResult", "PassRunner", "GatedPass"]
+
+
+class GatedPass:
+    """Another pass, each layer of which goes through a gate. Made only for steps that have one.
+
+    Args:
+        inner: Attends.
+        gate: Of the step.
+    """
+
+    def __init__(self, inner: AttentionPass, gate: LayerGate) -> None:
+        self._inner = inner
+        self._gate = gate
+
+    def attend(
+        self, layer_index: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """Wait until the layer may be written to and read, then attend; as in ``RaggedPass``."""
+        self._gate.wait(layer_index)
+        return self._inner.attend(layer_index, query, keys, values, **options)
+
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPass], torch.Tensor]
 """Token ids ``[1, T]``, positions ``[1, T]``, which tokens' logits ``[L]``, and the pass, to logits ``[L, V]``."""

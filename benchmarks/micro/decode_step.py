@@ -31,7 +31,7 @@ from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.linear.decoder_pass import DecoderPasses
-from trencadis_torch.walk import MatchingPrefix
+from trencadis_torch.verify import MatchingPrefix
 
 BLOCK_SIZE = 16
 GRAPHS = {"compile": "buckets", "layout": "padded"}

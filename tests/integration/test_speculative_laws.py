@@ -23,7 +23,7 @@ from trencadis_plugins.acceptance.tree import Tree
 from trencadis_plugins.sampling.drawing import draw
 from trencadis_plugins.sampling.laws import KeyedLaws
 from trencadis_plugins.sampling.philox import Purpose, uniforms
-from trencadis_torch.walk import walk
+from trencadis_torch.verify import walk
 
 ALPHA = 1e-6
 POSITION = 41

@@ -12,8 +12,8 @@ from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
-from trencadis_torch.graphs.cuda_graph_counts import CaptureWatch
-from trencadis_torch.graphs.cuda_graph_runner import GraphRunner, make_recorder
+from trencadis_torch.graphs.counts import CaptureWatch
+from trencadis_torch.graphs.cuda_graphs import GraphRunner, make_recorder
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner

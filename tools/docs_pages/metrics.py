@@ -20,8 +20,7 @@ from trencadis_plugins.observer.prometheus import PrometheusObserver
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.observer import finished_sequence, step_stats
-from trencadis_torch.graphs.compiled_counts import GraphWatch
-from trencadis_torch.graphs.cuda_graph_counts import CaptureWatch
+from trencadis_torch.graphs.counts import CaptureWatch, GraphWatch
 
 __all__ = ["metrics_page"]
 

@@ -1,23 +1,29 @@
-"""Watches every operation, as the vendor's lazy mode does: what runs between two marks is one recipe.
+"""Records every operation, as the vendor's lazy mode does: the operations between two marks are one recipe.
 
-A recipe is known by its operations, the shapes and types of their tensors, and every number that is written into it. So anything
-that a graph compiler would have to compile anew is a new recipe here.
+A recipe is identified by its operations, the shapes and types of their tensors, and every number written into it. Anything that a graph
+compiler would have to compile anew is a new recipe here. With compilation only, operations are not run:
+
+    a view, a factory            runs: it computes nothing
+    changes a tensor in place    returns that tensor unchanged
+    anything else                returns uninitialised memory of the right shape, type and strides
+
+Source: PT_COMPILE_ONLY_MODE of the vendor's bridge, under which no recipe is launched.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from trencadis_gaudi.emulated.device import EmulatedDevice, EmulatedDeviceError
-from trencadis_gaudi.emulated.dry_run import DryRuns
 
-__all__ = ["Recorder", "Recording"]
+__all__ = ["Recorder", "Recording", "DryRuns"]
 
 _HOST_READS = frozenset({"aten._local_scalar_dense", "aten.item", "aten.equal", "aten.is_nonzero"})
 _DATA_SHAPED = frozenset(
@@ -177,3 +183,65 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+class DryRuns:
+    """Operations that are not run. What shape an operation's result has is found out once for each kind of arguments, for all instances."""
+
+    _results: ClassVar[dict[Hashable, Any]] = {}
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what stands for the result of an operation on CPU tensors.
+
+        Args:
+            func: An overload, as a dispatch mode is given it.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        schema = func._schema  # noqa: SLF001 - torch shows an operation's schema nowhere else
+        if schema.is_mutable:
+            return args[0] if _is_in_place(schema) else func(*args, **kwargs)
+        if any(result.alias_info is not None for result in schema.returns) or not _has_tensor(args):
+            return func(*args, **kwargs)
+        key = (func, _kind(args), tuple((name, _kind(kwargs[name])) for name in sorted(kwargs)))
+        if key not in self._results:
+            try:
+                self._results[key] = func(*_shapes_of(args), **_shapes_of(kwargs))
+            except NotImplementedError:
+                return func(*args, **kwargs)  # its result's shape is not known without running it
+        result = self._results[key]
+        return (
+            _unwritten(result) if isinstance(result, torch.Tensor) else tree_map_only(torch.Tensor, _unwritten, result)
+        )
+
+
+def _kind(value: Any) -> Hashable:
+    """Return what the shape of a result may depend on; numbers of two types are never equal."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind, value))
+    return type(value), value
+
+
+def _shapes_of(values: Any) -> Any:
+    return tree_map_only(torch.Tensor, _shape_of, values)
+
+
+def _is_in_place(schema: Any) -> bool:
+    """Whether the first argument is changed, and is the result."""
+    first = schema.arguments[0].alias_info
+    returned = [result.alias_info for result in schema.returns]
+    return first is not None and first.is_write and len(returned) == 1 and returned[0] is not None
+
+
+def _has_tensor(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(item, torch.Tensor) or (isinstance(item, list) and _has_tensor(tuple(item))) for item in args)
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _unwritten(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

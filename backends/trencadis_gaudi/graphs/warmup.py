@@ -1,9 +1,15 @@
-"""The warm-up: everything that would be compiled while a request waits is compiled before the first one.
+"""The warm-up: compiles before the first request everything that would otherwise be compiled while a request waits.
 
-    estimate ─▶ sampler ─▶ defragmenter ─▶ prefills ─▶ decodes ─▶ hot replay   ┄▶ the rest, while there is nothing to serve
+    estimate ─▶ sampler ─▶ defragmenter ─▶ prefills ─▶ decodes ─▶ hot replay   ┄▶ deferred buckets, while there is nothing to serve
 
 Orders, skips and log lines are the vendor plugin's. Buckets are compiled without being run where the bridge can do that; sampler and
-block swaps always run, as the host looks at their results.
+block swaps always run, as the host reads their results.
+
+Deferred work is done in idle moments or in a share of each step's time. A piece of it cannot be interrupted, so the share is saved up until
+it covers one::
+
+    steps   │▪│▪│▪│▪│▪│▪│▪│▪│      each saves step_s
+    work            ▪▪▪▪     ▪▪▪▪  as long as the saved time
 
 Source: vllm-gaudi, v1/worker/hpu_model_runner.py, warmup_model.
 """
@@ -18,17 +24,15 @@ from typing import Protocol
 
 from trencadis.clock import Clock
 from trencadis.errors import OutOfMemoryError
-from trencadis.records import Bucket, Phase, WarmUpReport
+from trencadis.records import Bucket, Phase, UnifiedBucket, WarmUpReport
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.graphs.bucket_order import representatives, required_first
 from trencadis_gaudi.graphs.capture import Capture, log_bucket
 from trencadis_gaudi.graphs.counts import Watch
 from trencadis_gaudi.graphs.model import dynamo_limits
-from trencadis_gaudi.graphs.pace import Pace
 from trencadis_gaudi.habana import Habana
 from trencadis_gaudi.memory import format_bytes
 
-__all__ = ["Steps", "WarmUp", "compile_only"]
+__all__ = ["Steps", "WarmUp", "compile_only", "representatives", "required_first", "Pace"]
 
 logger = logging.getLogger("trencadis.gaudi")
 
@@ -230,3 +234,76 @@ def _set_dynamo_limits(num_buckets: int, *, regional: bool) -> None:
     limit, total = dynamo_limits(num_buckets, regional=regional)
     dynamo.cache_size_limit = max(limit, dynamo.cache_size_limit)
     dynamo.accumulated_cache_size_limit = max(total, dynamo.accumulated_cache_size_limit)
+
+
+def representatives(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Return the smallest, a middling and the largest of some buckets, each once. Pure."""
+    order = sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.num_blocks, bucket))
+    return [order[index] for index in sorted({0, len(order) // 2, len(order) - 1})] if order else []
+
+
+def required_first(buckets: Sequence[Bucket]) -> tuple[list[Bucket], int]:
+    """Return buckets with those in front that cover all others, then the largest; second, how many those in front are. Pure."""
+    order = sorted(buckets, key=lambda bucket: (_size(bucket), bucket), reverse=True)
+    front: list[Bucket] = []
+    for bucket in order:
+        if not any(_covers(larger, bucket) for larger in front):
+            front.append(bucket)
+    covering = set(front)
+    return [*front, *(bucket for bucket in order if bucket not in covering)], len(front)
+
+
+def _covers(larger: Bucket, smaller: Bucket) -> bool:
+    """Whether whatever fits the smaller fits the larger. Larger ones come first, so none in front is covered by a later one."""
+    if isinstance(smaller, UnifiedBucket) and isinstance(larger, UnifiedBucket):
+        fits = larger.num_unique_blocks >= smaller.num_unique_blocks and larger.is_causal >= smaller.is_causal
+    else:
+        fits = larger.phase is smaller.phase
+    sizes = ((larger.batch_size, smaller.batch_size), (larger.query_len, smaller.query_len))
+    return fits and all(one >= other for one, other in (*sizes, (larger.num_blocks, smaller.num_blocks)))
+
+
+def _size(bucket: Bucket) -> int:
+    unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
+    return bucket.num_tokens + bucket.num_blocks + unique
+
+
+class Pace:
+    """Decides from the time of steps and of pieces of work. One thread.
+
+    Args:
+        clock: Read.
+        quiet_s: How long no step must have run for the backend to be idle, seconds.
+        step_s: What each step saves for the work, seconds; 0: it is done in quiet moments alone.
+        expected_s: How long the first piece is taken to be, seconds.
+    """
+
+    def __init__(self, clock: Clock, *, quiet_s: float, step_s: float, expected_s: float) -> None:
+        self._clock = clock
+        self._quiet_s = quiet_s
+        self._step_s = step_s
+        self._expected_s = expected_s
+        self._saved_s = 0.0
+        self._last_step_s: float | None = None
+
+    def stepped(self) -> None:
+        """Note that a step was submitted."""
+        self._last_step_s = self._clock.now_s()
+        # What is saved while there is nothing to do must not be spent at once.
+        self._saved_s = min(self._saved_s + self._step_s, self._expected_s + self._step_s)
+
+    def allows(self, *, is_idle: bool) -> bool:
+        """Return whether a piece of work may run now. Pure.
+
+        Args:
+            is_idle: Nothing is being served.
+        """
+        if not is_idle:
+            return self._step_s > 0 and self._saved_s >= self._expected_s
+        return self._last_step_s is None or self._clock.now_s() - self._last_step_s >= self._quiet_s
+
+    def took(self, seconds: float, *, is_idle: bool) -> None:
+        """Note how long a piece took: the next one is expected to take as long."""
+        self._expected_s = seconds
+        if not is_idle:
+            self._saved_s = max(0.0, self._saved_s - seconds)

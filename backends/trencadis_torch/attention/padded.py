@@ -1,26 +1,47 @@
 """Attention of padded passes: every tensor's shape follows from the bucket alone, as static-shape devices need.
 
-    prefill   [B, Q] tokens, C context blocks each:   gather context ▶ put new keys behind ▶ masked attention
+    prefill   [B, Q] tokens, C context blocks each:   gather context ▶ append new keys ▶ masked attention
     decode    [B, Q] tokens, N blocks of all sequences: flat paged attention, block by block
+    static    the same decode made from tensors on the device alone, so that a CUDA graph can capture it
+    kernel    the CPU's kernel reads blocks in place: the number of blocks is no shape, and buckets that differ only in it share a graph
 
-Padding tokens have id 0 and position 0 and write to the padding block. They see themselves, so that no softmax is empty.
+Padding tokens have id 0 and position 0 and write to the padding block. They attend to themselves, so that no softmax is empty.
 
 Shapes: B sequences, Q queries, C or N blocks (from the bucket), S block size, H query heads, KV key-value heads, D head
-dimension. Source: flat paged attention of the vLLM plugin for Gaudi, vllm_gaudi/extension/ops.py.
+dimension, T = B × Q tokens. Source: flat paged attention of the vLLM plugin for Gaudi, vllm_gaudi/extension/ops.py.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Int32Array
+from trencadis_torch.attention.kernel import KernelPass, StaticKernel
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
+from trencadis_torch.graphs.operators import kernel_attention
 
-__all__ = ["FlatDecode", "PaddedDecode", "PaddedPrefill", "flat_block_lists", "flat_paged_attention"]
+if TYPE_CHECKING:
+    from trencadis_torch.inputs import AttentionPass
+
+__all__ = [
+    "FlatDecode",
+    "PaddedDecode",
+    "PaddedPrefill",
+    "flat_block_lists",
+    "flat_paged_attention",
+    "StaticFlatDecode",
+    "StaticKernelPass",
+    "static_decode",
+    "PaddedKernelPass",
+]
 
 FLOOR = -1e30
 """Stands for the maximum of an empty block: finite, so that differences of it are no NaN."""
@@ -306,3 +327,165 @@ def flat_paged_attention(
     parts = torch.einsum("nqkgs,nskd->nqkgd", share, values)
     output = one_hot.T @ parts.flatten(1)
     return output.view(batch_size, query_len, num_heads, values.shape[-1])
+
+
+def static_decode(
+    facts: torch.Tensor, bucket: Bucket, *, slots: torch.Tensor, tables: torch.Tensor, cache: PagedKVCache
+) -> AttentionPass:
+    """Return the attention of a decode pass in a bucket; looks at nothing on the host.
+
+    Args:
+        facts: Row, start and query length of each sequence, 0 of padding, int64 ``[3, B]`` on the device.
+        bucket: The shape.
+        slots: Where new keys go, int64 ``[T]``.
+        tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+        cache: Read and written.
+    """
+    if isinstance(cache.kernel, StaticKernel):
+        rows, starts, query_lens = facts
+        calls = cache.kernel.begin_static(
+            cache,
+            tables=tables,
+            slots=slots,
+            rows=rows,
+            starts=starts,
+            query_lens=query_lens,
+            query_len=bucket.query_len,
+        )
+        return StaticKernelPass(calls)
+    return StaticFlatDecode(facts, bucket, slots=slots, tables=tables, cache=cache)
+
+
+class StaticKernelPass:
+    """A padded pass that a kernel attends for; padding attends to nothing and yields 0.
+
+    Args:
+        calls: Of the kernel.
+    """
+
+    def __init__(self, calls: KernelPass) -> None:
+        self._calls = calls
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``; as in ``RaggedPass``."""
+        output = query.new_zeros(*query.shape[:2], values.shape[-1])
+        self._calls.attend(layer_index, query, keys, values, output=output, scale=scale, softcap=softcap, sinks=sinks)
+        return output
+
+
+class StaticFlatDecode(FlatDecode):
+    """A decode pass over gathered blocks, which the device lists itself.
+
+    Args:
+        facts: As in :func:`static_decode`.
+        bucket: The same.
+        slots: The same.
+        tables: The same.
+        cache: The same.
+    """
+
+    def __init__(
+        self, facts: torch.Tensor, bucket: Bucket, *, slots: torch.Tensor, tables: torch.Tensor, cache: PagedKVCache
+    ) -> None:
+        size, device = cache.block_size, facts.device
+        rows, starts, lengths = facts
+        counts = torch.where(lengths > 0, (starts + lengths + size - 1) // size, 0)
+        ends = counts.cumsum(0)
+        entries = torch.arange(bucket.num_blocks, device=device)
+        # The first sequence whose blocks end behind the entry; behind all of them comes padding.
+        owners = (entries[:, None] >= ends).sum(1)
+        padding = owners == bucket.batch_size
+        of = owners.clamp(max=bucket.batch_size - 1)
+        columns = torch.where(padding, 0, entries - (ends - counts)[of])
+        # The last real query of a sequence lends its position to the padding behind it.
+        steps = torch.minimum(torch.arange(bucket.query_len, device=device), (lengths[of] - 1).clamp(min=0)[:, None])
+        super().__init__(
+            cache,
+            slots=slots,
+            bucket=bucket,
+            blocks=torch.where(padding, cache.padding_block, tables[rows[of], columns].long()),
+            mapping=owners[:, None] == torch.arange(bucket.batch_size, device=device),
+            keys=columns[:, None] * size + torch.arange(size, device=device),
+            queries=starts[of][:, None] + steps,
+            padding=padding,
+        )
+
+
+class PaddedKernelPass:
+    """A prefill or decode pass in a bucket. Made per pass, read by every layer.
+
+    Args:
+        cache: Written to; has a kernel.
+        tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
+        slots: Where new keys go, int64 ``[B × Q]``.
+        facts: Row, context length and queries of each sequence, int64 ``[3, B]``; padding has no queries.
+        bucket: The shape.
+
+    Raises:
+        StepFailedError: The bucket is too small: the kernel would read what is not there.
+
+    Attributes:
+        signature: What the shapes follow from.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        *,
+        tables: torch.Tensor,
+        slots: torch.Tensor,
+        facts: npt.NDArray[np.int64],
+        bucket: Bucket,
+    ) -> None:
+        if (facts[2] > bucket.query_len).any():
+            raise StepFailedError(
+                f"{bucket} has room for {bucket.query_len} tokens of a sequence; one brings {facts[2].max()}.",
+                hint="A bucketing strategy must return a bucket that covers the pass.",
+            )
+        self.signature = ("kernel", bucket.batch_size, bucket.query_len)
+        self._cache = cache
+        self._tables = tables
+        self._slots = slots.contiguous()
+        self._windows = {layer.index: layer.window for layer in cache.layers}
+        sequences = np.empty((4, bucket.batch_size), np.int32)
+        sequences[:3] = facts
+        sequences[3] = np.arange(bucket.batch_size) * bucket.query_len
+        self._sequences = torch.from_numpy(sequences)
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
+        cached_keys, cached_values = self._cache.layer(layer_index)
+        return kernel_attention(
+            query,
+            keys,
+            values,
+            cached_keys,
+            cached_values,
+            self._tables,
+            self._slots,
+            self._sequences,
+            self._windows[layer_index],
+            scale,
+            softcap,
+            sinks,
+        )

@@ -28,7 +28,7 @@ __all__ = ["AttentionLayer", "PagedKVCache", "stored_layers"]
 
 @attrs.frozen(kw_only=True)
 class AttentionLayer:
-    """What one attention layer of a model needs, found by a probe (see ``inspection.py``).
+    """What one attention layer of a model needs, found by a probe forward (see ``loading/inspection.py``).
 
     Attributes:
         index: The module's ``layer_idx``.
@@ -70,7 +70,7 @@ class PagedKVCache(KVPool):
 
     Worker sides of KV connectors get this object, most as a :class:`KVPool`. ``keys`` and ``values`` are tuples over layers of
     tensors ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``; a block's bytes are one contiguous range of each.
-    Heads of int8 have a few elements more; see ``kv_storage.py``.
+    Heads of int8 have a few elements more; see ``storage.py``.
 
     Args:
         layers: The attention layers.

@@ -131,11 +131,11 @@ def choose_mode(config: TorchConfig, *, device: torch.device, clock: Clock) -> B
         BackendError: Nothing can be compiled here, or the device does not capture in this way.
     """
     if config.compile != "off":
-        from trencadis_torch.graphs.compiled_mode import GraphMode
+        from trencadis_torch.graphs.compiled import GraphMode
 
         return GraphMode(config, device=device, clock=clock)
     if config.graphs != "off":
-        from trencadis_torch.graphs.cuda_graph_mode import CaptureMode
+        from trencadis_torch.graphs.cuda_graphs import CaptureMode
 
         return CaptureMode(config, device=device)
     return BucketMode(config)

@@ -1,7 +1,7 @@
-"""The largest step, tried once before the KV cache is sized: what do temporaries cost?
+"""Memory profile: runs the largest step once, before the KV cache is sized, and measures its temporaries.
 
-With the CPU's own attention kernel every temporary is a row per token, so a few tokens say it all: what their tensors hold is counted
-and scaled up. Elsewhere temporaries may grow with the square of the tokens, and a step as large as can be afforded is tried.
+With the CPU's own attention kernel every temporary is a row per token, so the tensors of a step of a few tokens are counted and scaled up.
+Elsewhere temporaries may grow with the square of the tokens, and a step as large as can be afforded is run.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, MemoryReport, ModelFacts, Pass
@@ -21,11 +24,10 @@ from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.device import host_memory
-from trencadis_torch.loading.allocation_tracker import LiveBytes
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
-__all__ = ["measure_memory"]
+__all__ = ["measure_memory", "LiveBytes"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -168,3 +170,48 @@ def _status(name: str) -> int:
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """As a context, counts storages that operations of this thread make, until nothing holds them any more.
+
+    Views and operations in place make none. Buffers inside a kernel are not seen.
+
+    Attributes:
+        now: Bytes that live.
+        peak: The most that lived at once.
+
+    Source: storages are followed by weak references, as in ``torch.distributed._tools.mem_tracker`` of PyTorch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.peak = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and note what it made."""
+        options = kwargs or {}
+        result = func(*args, **options)
+        given = {storage.data_ptr() for storage in _storages((args, options))}
+        for storage in _storages(result):
+            if storage not in self._known and storage.data_ptr() not in given:
+                self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
+        self._known.add(storage)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, size).atexit = False
+
+    def _drop(self, size: int) -> None:
+        self.now -= size
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

@@ -6,9 +6,9 @@ import pytest
 
 from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
-from trencadis.records import Bucket, Drafts, Phase, RowStart, SamplingParams
+from trencadis.records import Bucket, Drafts, Phase, RowStart, SamplingParams, TableWrites
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.runner import empty_pass
 from trencadis_testing.backend import ArgmaxSampler
@@ -73,3 +73,10 @@ def test_pass_without_drafts_writes_nothing(habana):
     with habana.active():
         rows.write_pass_drafts(empty_pass(Bucket(3, 1, 8, Phase.DECODE)), None)
     assert habana.emulated.num_compilations == 0
+
+
+def test_of_two_writes_to_one_entry_the_later_counts():
+    tables = HostTables(2, 3)
+    columns = (np.array(part, np.int32) for part in ([0, 1, 0], [2, 0, 2], [7, 8, 9]))
+    tables.apply(TableWrites(**dict(zip(("rows", "columns", "block_ids"), columns, strict=True))))
+    assert tables.blocks.tolist() == [[0, 0, 9], [8, 0, 0]]

@@ -6,7 +6,7 @@ import re
 from trencadis.clock import SystemClock
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.habana import load_habana
-from trencadis_gaudi.memory_meter import MemoryMeter, MemoryUse, host_memory
+from trencadis_gaudi.memory import MemoryMeter, MemoryUse, host_memory
 
 GIB = 2**30
 AMOUNT = r"-?[\d.e+]+ (?:B|KiB|MiB|GiB|TiB)"

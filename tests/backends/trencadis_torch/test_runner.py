@@ -14,8 +14,8 @@ from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
-from trencadis_torch.runner import PassRunner
-from trencadis_torch.walk import MatchingPrefix
+from trencadis_torch.runner import GatedPass, PassRunner
+from trencadis_torch.verify import MatchingPrefix
 
 PLAN = AllocationPlan(num_blocks=40, block_size=4, num_rows=4, max_model_len=40, max_num_batched_tokens=64)
 
@@ -141,3 +141,25 @@ def test_model_that_cannot_select_positions_is_served_all_the_same():
     bridge.switch(plain.inner, bridge.PAGED)
     other = PassRunner(plain, rows=rows, cache=cache, layout="ragged", workspace=Workspace())
     assert torch.equal(run(other, one).emitted.token_ids, expected)
+
+
+class Recorder:
+    """Both what is asked and who attends."""
+
+    def __init__(self):
+        self.calls = []
+
+    def wait(self, layer):
+        self.calls.append(("wait", layer))
+
+    def attend(self, layer, query, keys, values, *, scale, softcap, sinks):
+        self.calls.append(("attend", layer, scale, softcap, sinks))
+        return query + keys + values
+
+
+def test_layer_is_waited_for_before_it_attends_with_what_it_was_given():
+    both = Recorder()
+    one = torch.ones(2, 1, 4)
+    output = GatedPass(both, both).attend(7, one, 2 * one, 3 * one, scale=0.5, softcap=None, sinks=None)
+    assert both.calls == [("wait", 7), ("attend", 7, 0.5, None, None)]
+    assert torch.equal(output, 6 * one)

@@ -7,8 +7,7 @@ import torch
 from trencadis.interfaces import AcceptanceRule, AllocationPlan, Sampled, SampledLogprobs, Sampler
 from trencadis.records import Bucket, Drafts, Pass, Phase, UnifiedBucket
 from trencadis_torch.rows import Rows
-from trencadis_torch.verify import SamplePlan, emit
-from trencadis_torch.walk import MatchingPrefix
+from trencadis_torch.verify import MatchingPrefix, SamplePlan, emit
 
 PLAN = AllocationPlan(num_blocks=9, block_size=4, num_rows=4, max_model_len=40, max_num_batched_tokens=8)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trencadis.interfaces import Verification
-from trencadis_torch.walk import MatchingPrefix, walk
+from trencadis_torch.verify import MatchingPrefix, walk
 
 
 def drafted(parents, *, num_drafts=None, is_linear=False, columns=None):

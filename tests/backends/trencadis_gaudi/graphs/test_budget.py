@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trencadis.records import Bucket, Phase
-from trencadis_gaudi.graphs.budget import GraphBudget, capture_order
+from trencadis_gaudi.graphs.capture import GraphBudget, capture_order
 
 GIB = 2**30
 PREFILLS = [Bucket(b, q, 0) for b in (1, 2, 4) for q in range(128, 1025, 128)]

@@ -8,11 +8,10 @@ from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.device_rows import DeviceRows
+from trencadis_gaudi.device_rows import DeviceRows, HostTables
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.graphs.model import ForwardAdapter, decoder_layers, dynamo_limits, make_forward, mark_layers
 from trencadis_gaudi.habana import load_habana
-from trencadis_gaudi.host_tables import HostTables
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.runner import empty_pass
 from trencadis_torch.attention import adapter as bridge

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from types import SimpleNamespace
 
 import attrs
 import pytest
+from hypothesis import Phase as Stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trencadis.clock import SimulatedClock
-from trencadis.records import Bucket, Phase
+from trencadis.records import Bucket, Phase, Shape, UnifiedBucket, UnifiedShape
 from trencadis_gaudi.config import GaudiConfig
 from trencadis_gaudi.graphs.capture import Capture
 from trencadis_gaudi.graphs.counts import Watch
-from trencadis_gaudi.graphs.warmup import WarmUp, compile_only
+from trencadis_gaudi.graphs.warmup import Pace, WarmUp, compile_only, representatives, required_first
 from trencadis_gaudi.habana import load_habana
 
 PREFILLS = [Bucket(1, query, 0) for query in (128, 256, 512)]
@@ -172,3 +176,103 @@ def test_error_within_compile_only_mode_ends_the_mode():
     with pytest.raises(KeyError, match="mine"), compile_only(habana):
         raise KeyError("mine")
     assert not habana.internal.bridge_config.get_pt_compile_only_mode()
+
+
+SIZES = st.integers(1, 4)
+PADDED = st.builds(Bucket, SIZES, SIZES, SIZES, st.sampled_from(Phase))
+UNIFIED = st.builds(UnifiedBucket, SIZES, SIZES, SIZES, st.booleans())
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (9, [0, 4, 8])])
+def test_smallest_middling_and_largest_represent_a_phase(count, expected):
+    buckets = [Bucket(1, 16 * (n + 1), 0) for n in range(count)]
+    assert representatives(buckets[::-1]) == [buckets[n] for n in expected]
+
+
+@settings(max_examples=60, deadline=None, phases=(Stage.explicit, Stage.generate))
+@given(st.one_of(st.lists(PADDED, max_size=12, unique=True), st.lists(UNIFIED, max_size=12, unique=True)))
+def test_every_bucket_is_covered_by_one_of_those_in_front_and_none_of_these_by_another(buckets):
+    order, num_front = required_first(buckets)
+    front = order[:num_front]
+    assert sorted(map(repr, order)) == sorted(map(repr, buckets))
+    for bucket in buckets:
+        assert any(one.covers(shape_of(bucket)) for one in front)
+    for one in front:
+        assert not any(other.covers(shape_of(one)) for other in front if other != one)
+
+
+def test_largest_follow_those_in_front():
+    buckets = [Bucket(1, query, 0) for query in (128, 512, 256)]
+    assert required_first(buckets) == ([buckets[1], buckets[2], buckets[0]], 1)
+
+
+def shape_of(bucket):
+    if isinstance(bucket, UnifiedBucket):
+        return UnifiedShape(bucket.query_len, bucket.num_blocks, bucket.num_unique_blocks, bucket.is_causal)
+    return Shape(bucket.batch_size, bucket.query_len, bucket.num_blocks, bucket.phase)
+
+
+def make(**options):
+    clock = SimulatedClock()
+    return Pace(clock, **{"quiet_s": 1.0, "step_s": 0.0, "expected_s": 0.5, **options}), clock
+
+
+def test_idle_from_the_start_and_again_when_no_step_ran_for_long_enough():
+    pace, clock = make()
+    assert pace.allows(is_idle=True)
+    pace.stepped()
+    assert not pace.allows(is_idle=True)
+    clock.advance(0.99)
+    assert not pace.allows(is_idle=True)
+    clock.advance(0.01)
+    assert pace.allows(is_idle=True)
+
+
+def test_steps_give_nothing_by_default():
+    pace, _ = make()
+    for _ in range(100):
+        pace.stepped()
+    assert not pace.allows(is_idle=False)
+
+
+def test_steps_save_until_a_piece_is_paid_for():
+    pace, _ = make(step_s=0.2)
+    allowed = []
+    for _ in range(3):
+        pace.stepped()
+        allowed.append(pace.allows(is_idle=False))
+    assert allowed == [False, False, True]
+    pace.took(0.5, is_idle=False)
+    assert not pace.allows(is_idle=False)
+
+
+def test_idle_work_spends_nothing_that_steps_saved():
+    pace, _ = make(step_s=0.5)
+    pace.stepped()
+    pace.took(0.4, is_idle=True)
+    assert pace.allows(is_idle=False)
+
+
+@settings(max_examples=50, deadline=None, phases=(Stage.explicit, Stage.generate))
+@given(st.lists(st.floats(0.01, 2.0), min_size=1, max_size=20), st.floats(0.01, 0.5))
+def test_work_behind_steps_takes_their_share_of_time_and_one_piece_more_at_most(pieces, step_s):
+    pace, _ = make(step_s=step_s, expected_s=pieces[0])
+    num_steps, spent_s, left = 0, 0.0, list(pieces)
+    while left and num_steps < 1000:
+        pace.stepped()
+        num_steps += 1
+        if pace.allows(is_idle=False):
+            took_s = left.pop(0)
+            pace.took(took_s, is_idle=False)
+            spent_s += took_s
+            # A piece may take longer than the one before: then what it took too much is not asked back.
+            surprise_s = sum(max(0.0, b - a) for a, b in itertools.pairwise(pieces))
+            assert spent_s <= num_steps * step_s + surprise_s + 1e-9
+    assert spent_s > 0 or num_steps * step_s < pieces[0]
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_asking_changes_nothing(is_idle):
+    pace, _ = make(step_s=1.0)
+    pace.stepped()
+    assert pace.allows(is_idle=is_idle) == pace.allows(is_idle=is_idle)

@@ -16,7 +16,7 @@ from trencadis.engine.batching.unified_shape import unified_shape
 from trencadis.records import Bucket, ModelSource
 from trencadis_gaudi.backend import GaudiBackend
 from trencadis_gaudi.config import GaudiConfig
-from trencadis_gaudi.passes.unified_blocks import unified_batch
+from trencadis_gaudi.passes.unified import unified_batch
 from trencadis_testing.backend import BackendConformance
 
 

@@ -10,8 +10,7 @@ from paged_scene import OPTIONS, Scene
 
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, UnifiedBucket
-from trencadis_gaudi.passes.unified import GaudiUnified, unified_tensors
-from trencadis_gaudi.passes.unified_blocks import unified_batch
+from trencadis_gaudi.passes.unified import GaudiUnified, unified_batch, unified_tensors
 
 NO_BUCKET = Bucket(1, 1, 0)
 

@@ -4,7 +4,7 @@ import numpy as np
 from paged_scene import make_pass
 
 from trencadis.records import Bucket, UnifiedShape
-from trencadis_gaudi.passes.unified_blocks import cached_tokens, unified_batch
+from trencadis_gaudi.passes.unified import cached_tokens, unified_batch
 
 NO_BUCKET = Bucket(1, 1, 0)
 

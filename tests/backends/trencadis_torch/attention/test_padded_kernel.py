@@ -8,7 +8,7 @@ from dense_attention import dense_attention
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Phase
 from trencadis_torch.attention.native import compiled_kernel
-from trencadis_torch.attention.padded_kernel import PaddedKernelPass
+from trencadis_torch.attention.padded import PaddedKernelPass
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_build import find_compiler
 

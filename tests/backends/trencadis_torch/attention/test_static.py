@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from trencadis.records import Bucket, Phase
-from trencadis_torch.attention.padded import PaddedDecode
-from trencadis_torch.attention.static import StaticFlatDecode, StaticKernelPass, static_decode
+from trencadis_torch.attention.padded import PaddedDecode, StaticFlatDecode, StaticKernelPass, static_decode
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 SIZE = 4

@@ -23,7 +23,7 @@ from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
-from trencadis_torch.walk import MatchingPrefix
+from trencadis_torch.verify import MatchingPrefix
 
 NUM_ROWS = 3
 PLAN = AllocationPlan(num_blocks=60, block_size=4, num_rows=NUM_ROWS, max_model_len=64, max_num_batched_tokens=64)

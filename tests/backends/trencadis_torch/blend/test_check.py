@@ -8,8 +8,7 @@ import torch
 from blend_scene import BlendScene
 
 from trencadis.errors import BackendError
-from trencadis_torch.blend.blender import make_blender
-from trencadis_torch.blend.check import check_layers, pairs_of_layers
+from trencadis_torch.blend.blender import check_layers, make_blender, pairs_of_layers
 from trencadis_torch.blend.partial_forward import LayerWalk
 from trencadis_torch.blend.reposition import Pairs, Rotary
 

@@ -9,8 +9,8 @@ import torch
 from trencadis.clock import SimulatedClock
 from trencadis.records import Bucket, MemoryReport, Phase
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.graphs.compiled_mode import GraphMode
-from trencadis_torch.graphs.cuda_graph_mode import CaptureMode
+from trencadis_torch.graphs.compiled import GraphMode
+from trencadis_torch.graphs.cuda_graphs import CaptureMode
 from trencadis_torch.graphs.mode import BucketMode, choose_mode
 from trencadis_torch.native_build import find_compiler
 
@@ -60,7 +60,7 @@ from trencadis.clock import SystemClock
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 TorchBackend(TorchConfig(device="cpu"), clock=SystemClock())
-names = ("prometheus_client", "trencadis_torch.graphs.compiled_mode", "trencadis_torch.graphs.cuda_graph_mode", "trencadis_torch.attention.triton")
+names = ("prometheus_client", "trencadis_torch.graphs.compiled", "trencadis_torch.graphs.cuda_graphs", "trencadis_torch.attention.triton")
 print([name for name in names if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

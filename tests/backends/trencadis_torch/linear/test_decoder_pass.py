@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis.interfaces import LayerGate
-from trencadis_torch.attention.layerwise import GatedPass
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.linear import decoder_pass
 from trencadis_torch.linear.decoder_pass import DecoderPasses
 from trencadis_torch.linear.native import native
 from trencadis_torch.linear.native_decoder import PARTS
+from trencadis_torch.runner import GatedPass
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 

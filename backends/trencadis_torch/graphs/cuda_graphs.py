@@ -1,11 +1,11 @@
-"""A graph for every decode bucket, captured before the first request and at no other time.
+"""``graphs = "buckets"`` and ``"checked"``: one CUDA graph for every decode bucket, captured during the warm-up only.
 
     facts [3, B], which logits [B × Q] ─ one copy ─▶ static input │ tokens, slots, blocks ▶ model ▶ logits │ static output ─▶ sampler
                                                                    └────────────── the graph ──────────────┘
 
-Rows, block tables and KV cache keep their places, so a graph reads them itself; from the host it needs three numbers for each sequence.
-Where a kernel reads the block tables, a graph does not depend on how many blocks there are, and serves all buckets of its batch size
-and query length. Prefills run as they are: their kernels are long enough to hide how they are launched.
+Rows, block tables and KV cache stay at fixed addresses, so a graph reads them itself; it takes three numbers per sequence from the host.
+Where a kernel reads the block tables, a graph does not depend on the number of blocks, and serves all buckets of its batch size and query
+length. Prefills run without graphs: their kernels are long enough to hide the cost of launching them.
 
 Shapes: B sequences, Q queries of each, V vocabulary.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -21,17 +22,31 @@ import numpy.typing as npt
 import torch
 
 from trencadis.errors import BackendError
-from trencadis.records import Bucket, Pass, Phase, WarmUpReport
+from trencadis.records import Bucket, MemoryReport, Pass, Phase, WarmUpReport
 from trencadis_torch.attention.kernel import StaticKernel
-from trencadis_torch.attention.static import static_decode
+from trencadis_torch.attention.padded import static_decode
+from trencadis_torch.attention.ragged import Workspace
+from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
+from trencadis_torch.config import TorchConfig
 from trencadis_torch.device import fill
-from trencadis_torch.graphs.capture import Graph, Recorder
-from trencadis_torch.graphs.cuda_graph_counts import CaptureWatch
+from trencadis_torch.graphs.capture import CudaRecorder, Graph, Recorder
+from trencadis_torch.graphs.checked_capture import CheckedRecorder
+from trencadis_torch.graphs.counts import CaptureWatch
+from trencadis_torch.graphs.mode import BucketMode, LogitsCheck
 from trencadis_torch.inputs import ModelInputs, padded_facts, padded_firsts, padded_tokens
 from trencadis_torch.rows import Rows
+from trencadis_torch.runner import PassRunner
 
-__all__ = ["BucketGraph", "BucketGraphs", "GraphInputs"]
+__all__ = [
+    "CaptureMode",
+    "BucketGraph",
+    "BucketGraphs",
+    "GraphInputs",
+    "GraphRunner",
+    "lasting_tensors",
+    "make_recorder",
+]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -231,3 +246,121 @@ def _check(graph: Graph, logits: torch.Tensor, expected: torch.Tensor, what: str
             f"[backend.torch] graphs: the graph of {what} computes other logits than it was captured with (by {largest:.2g}).",
             hint='Set [backend.torch] graphs = "off".',
         )
+
+
+class GraphRunner(PassRunner):
+    """A model with rows, a cache and graphs, in the padded layout.
+
+    Args:
+        model: Of transformers, with the paged attention switched on.
+        rows: Tokens and block tables.
+        cache: Keys and values.
+        recorder: Captures.
+        watch: Counts.
+
+    Attributes:
+        graphs: What was captured.
+    """
+
+    def __init__(self, model: Any, *, rows: Rows, cache: PagedKVCache, recorder: Recorder, watch: CaptureWatch) -> None:
+        super().__init__(model, rows=rows, cache=cache, layout="padded", workspace=Workspace())
+        self.graphs = BucketGraphs(recorder, rows=rows, cache=cache, forward=self.logits_at, watch=watch)
+
+    def inputs(self, one: Pass, trees: DraftTrees | None = None) -> ModelInputs:
+        """Return the inputs of a pass; those of one that is replayed are three numbers for each sequence."""
+        graph = None if trees is not None else self.graphs.find(one.bucket)
+        return super().inputs(one, trees) if graph is None else graph.of(one)
+
+    def forward(self, inputs: ModelInputs, tokens: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return logits; see ``PassRunner``."""
+        if isinstance(inputs, GraphInputs):
+            return inputs.graph.replay(inputs.facts, tokens)
+        return super().forward(inputs, tokens)
+
+
+def make_recorder(device: torch.device, model: Any, rows: Rows, cache: PagedKVCache) -> Recorder:
+    """Return what captures on a device: CUDA, or on a CPU the tape that checks what CUDA would ask for."""
+    if device.type == "cuda":
+        return CudaRecorder(device)
+    return CheckedRecorder(lasting_tensors(model, rows, cache))
+
+
+def lasting_tensors(model: Any, rows: Rows, cache: PagedKVCache) -> list[torch.Tensor]:
+    """Return what graphs may read and write besides their own memory: it keeps its place as long as the backend lives."""
+    held = [one for part in model.modules() for one in vars(part).values() if isinstance(one, torch.Tensor)]
+    return [rows.tokens, rows.tables, *cache.parts, *model.parameters(), *model.buffers(), *held]
+
+
+_GRAPH_BYTES = 2 * 2**20
+"""What a driver takes for the description of a graph of some hundred kernels, roughly: for the estimate before there is one."""
+
+_DEVICES = {"buckets": "cuda", "checked": "cpu"}
+
+
+class CaptureMode(BucketMode):
+    """Captured graphs of one backend.
+
+    Args:
+        config: Of the backend.
+        device: Its.
+
+    Raises:
+        BackendError: The device does not capture in this way.
+
+    Attributes:
+        watch: Counts.
+    """
+
+    packs = False  # a recorder does not see into ctypes
+    layerwise_kv = False  # a graph does not wait between its layers
+
+    def __init__(self, config: TorchConfig, *, device: torch.device) -> None:
+        super().__init__(config)
+        needed = _DEVICES[config.graphs]
+        if device.type != needed:
+            raise BackendError(
+                f'[backend.torch] graphs = "{config.graphs}": for {needed} devices, and this one is {device}.',
+                hint='Set [backend.torch] graphs = "off".',
+            )
+        self.watch = CaptureWatch()
+        self._runner: GraphRunner | None = None
+
+    def reserve(
+        self, report: MemoryReport, *, max_num_batched_tokens: int, max_num_seqs: int, logits_bytes: int
+    ) -> MemoryReport:
+        """Add an estimate of what graphs take.
+
+        They have a pool of their own: the temporaries of the largest decode, and its logits twice, once as they come and once where they
+        stay. Each graph has a description of its kernels; four for each doubling of the batch size are assumed.
+        """
+        temporaries = report.activation_bytes * min(max_num_seqs, max_num_batched_tokens) // max_num_batched_tokens
+        reserve = temporaries + 2 * logits_bytes + 4 * max_num_seqs.bit_length() * _GRAPH_BYTES
+        return attrs.evolve(report, activation_bytes=report.activation_bytes + reserve)
+
+    def make_runner(self, model: Any, *, rows: Rows, cache: PagedKVCache, check: LogitsCheck | None) -> GraphRunner:
+        """Return a runner that replays; its graphs are compared with what was captured, whatever ``check`` is."""
+        recorder = make_recorder(cache.device, model, rows, cache)
+        self._runner = GraphRunner(model, rows=rows, cache=cache, recorder=recorder, watch=self.watch)
+        return self._runner
+
+    def warm_up(
+        self,
+        buckets: Sequence[Bucket],
+        *,
+        run: Callable[[Bucket], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> WarmUpReport:
+        """Run every bucket and capture decodes; see :class:`~trencadis_torch.graphs.cuda_graphs.BucketGraphs`."""
+        if self._runner is None:
+            raise BackendError("backend torch: graphs come after allocate.")
+        return self._runner.graphs.warm_up(buckets, run=run, progress=progress)
+
+    def metrics(self) -> str:
+        """Return what is counted."""
+        return self.watch.metrics()
+
+    def close(self) -> None:
+        """Wait for what is still replayed, and let go of the graphs."""
+        if self._runner is not None:
+            self._runner.graphs.close()
+        self._runner = None

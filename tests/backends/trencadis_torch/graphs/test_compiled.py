@@ -17,8 +17,8 @@ from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.graphs.compile_cache import DIRECTORY, CompileCounts
-from trencadis_torch.graphs.compiled_mode import GraphMode
+from trencadis_torch.graphs import compiled as compile_cache
+from trencadis_torch.graphs.compiled import DIRECTORY, CompileCounts, GraphMode, Graphs, set_up
 from trencadis_torch.native_build import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
@@ -212,7 +212,7 @@ def test_layers_of_a_graph_wait_for_no_connector_and_its_kv_has_numerics_of_its_
 
 def test_a_graph_that_computes_something_else_is_refused(model, directory, monkeypatch):
     monkeypatch.setattr(
-        "trencadis_torch.graphs.compiled_forward._compiled", lambda plain, *_: lambda *rest: plain(*rest).flip(-1)
+        "trencadis_torch.graphs.compiled._compiled", lambda plain, *_: lambda *rest: plain(*rest).flip(-1)
     )
     with pytest.raises(BackendError, match="computes other logits"):
         started(model, directory, [DECODE])
@@ -232,3 +232,160 @@ def test_a_batch_before_graphs_are_there_is_an_error(directory):
     mode = GraphMode(TorchConfig(compile_cache=str(directory)), device=torch.device("cpu"), clock=SystemClock())
     with pytest.raises(BackendError, match="after allocate"):
         mode.warm_up([DECODE], run=lambda bucket: None)
+
+
+class Pass:
+    """Has sizes, and a tensor that graphs read."""
+
+    def __init__(self, *signature, offset=0.0):
+        self.signature = signature
+        self.offset = torch.tensor(offset)
+
+
+def forward(token_ids, positions, keep, attention):
+    return (token_ids + positions).float().flatten().index_select(0, keep)[:, None] + attention.offset
+
+
+def arguments(size, *, offset=0.0):
+    return torch.arange(size)[None], torch.full((1, size), 10), torch.tensor([size - 1]), Pass(size, offset=offset)
+
+
+def made(*, check=None, plain=forward, sizes=(2, 3)):
+    graphs = Graphs(plain, check=check, compiler="eager")
+    with graphs.preparing():
+        for size in sizes:
+            graphs(*arguments(size))
+    return graphs
+
+
+@torch.inference_mode()
+def test_each_shape_is_one_graph_and_a_graph_reads_what_each_pass_brings():
+    before = CompileCounts.now()
+    graphs = made(sizes=(2, 3, 2))
+    assert len(graphs) == 2
+    assert CompileCounts.now().since(before).num_graphs == 2
+    for size, offset in ((3, 0.5), (2, 7.0), (2, 0.25), (3, 1.0)):
+        assert graphs(*arguments(size, offset=offset)).item() == 10 + size - 1 + offset
+    assert CompileCounts.now().since(before).num_graphs == 2
+    assert graphs.num_eager == 0
+
+
+@torch.inference_mode()
+def test_a_shape_without_a_graph_runs_as_it_is_counted_each_time_and_named_once(caplog):
+    graphs = made(sizes=(2,))
+    before = CompileCounts.now()
+    with caplog.at_level(logging.WARNING, "trencadis.torch"):
+        found = [graphs(*arguments(size, offset=0.5)).item() for size in (5, 5, 6)]
+    assert found == [14.5, 14.5, 15.5]
+    assert CompileCounts.now() == before
+    assert graphs.num_eager == 3
+    ours = [record.args[0] for record in caplog.records if record.name == "trencadis.torch"]
+    assert ours == [((5,), 1), ((6,), 1)]
+
+
+@torch.inference_mode()
+def test_as_many_tokens_with_other_logits_are_another_shape():
+    graphs = made(sizes=(3,))
+    token_ids, positions, _, attention = arguments(3)
+    graphs(token_ids, positions, torch.tensor([0, 1]), attention)
+    assert graphs.num_eager == 1
+
+
+@torch.inference_mode()
+def test_a_pass_that_names_no_sizes_has_no_graph():
+    graphs = made(sizes=(3,))
+    token_ids, positions, keep, attention = arguments(3)
+    del attention.signature
+    assert graphs(token_ids, positions, keep, attention).item() == 12
+    assert graphs.num_eager == 1
+
+
+@torch.inference_mode()
+def test_the_first_result_of_a_graph_is_compared_with_the_plain_one_and_kept_only_then():
+    seen = []
+    made(check=lambda plain, graph: seen.append((plain.item(), graph.item())))
+    assert seen == [(3.0, 3.0), (5.0, 5.0)], "of tokens 1, 2 .. at positions 0, 1 .. the last"
+
+    def refuse(plain, graph):
+        raise BackendError("they differ")
+
+    graphs = Graphs(forward, check=refuse, compiler="eager")
+    with pytest.raises(BackendError, match="they differ"), graphs.preparing():
+        graphs(*arguments(2))
+    assert len(graphs) == 0
+    graphs(*arguments(2))
+    assert graphs.num_eager == 1, "preparing is over"
+
+
+def breaking(token_ids, positions, keep, attention):
+    if token_ids.sum() > 100:
+        return token_ids
+    return forward(token_ids, positions, keep, attention)
+
+
+@torch.inference_mode()
+def test_a_model_that_cannot_be_one_graph_is_refused_with_the_way_out():
+    with pytest.raises(
+        BackendError, match=r'compile = "buckets": torch.compile failed for the shape \(\(2,\), 1\)'
+    ) as failed:
+        made(plain=breaking)
+    assert 'compile = "off"' in failed.value.hint
+
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
+
+
+@needs_compiler
+def test_the_setting_comes_before_the_environment_and_that_before_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    environ = {DIRECTORY: str(tmp_path / "named")}
+    assert set_up(str(tmp_path / "asked"), environ) == tmp_path / "asked"
+    assert environ == {DIRECTORY: str(tmp_path / "asked")}
+    environ = {DIRECTORY: str(tmp_path / "named")}
+    assert set_up("", environ) == tmp_path / "named"
+    environ = {}
+    assert set_up("", environ) == tmp_path / "home" / "trencadis" / "inductor"
+    assert environ[DIRECTORY] == str(tmp_path / "home" / "trencadis" / "inductor")
+    assert (tmp_path / "asked").is_dir()
+
+
+@needs_compiler
+def test_torch_uses_the_compiler_that_our_kernels_use_and_keeps_what_it_makes(tmp_path):
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    set_up(str(tmp_path), {})
+    assert inductor.cpp.cxx == (None, find_compiler())
+    assert inductor.fx_graph_cache
+    assert functorch.enable_autograd_cache
+
+
+def test_without_a_compiler_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(compile_cache, "find_compiler", lambda: None)
+    with pytest.raises(BackendError, match=r'compile = "buckets": .* no C\+\+ compiler') as failed:
+        set_up(str(tmp_path / "never"), {})
+    assert "apt install g++" in failed.value.hint
+    assert 'compile = "off"' in failed.value.hint
+    assert not (tmp_path / "never").exists()
+
+
+def test_without_the_headers_of_python_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(compile_cache, "find_compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(compile_cache.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(BackendError, match=r"Python\.h is not there") as failed:
+        set_up(str(tmp_path), {})
+    assert "python3-dev" in failed.value.hint
+
+
+@needs_compiler
+def test_a_torch_that_cannot_leave_out_guards_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.compiler, "skip_guard_on_all_nn_modules_unsafe")
+    with pytest.raises(BackendError, match="cannot leave out guards"):
+        set_up(str(tmp_path), {})
+
+
+def test_counts_are_those_since():
+    assert CompileCounts(5, 3).since(CompileCounts(2, 1)) == CompileCounts(3, 2)
+    before = CompileCounts.now()
+    torch.compile(lambda x: x * 3, backend="eager")(torch.zeros(2))
+    assert CompileCounts.now().since(before) == CompileCounts(1, 0)

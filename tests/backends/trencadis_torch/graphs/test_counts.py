@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import logging
 
-from trencadis_torch.graphs.compiled_counts import GraphWatch
+from trencadis.records import Bucket, Phase
+from trencadis_torch.graphs.counts import CaptureWatch, GraphWatch
 
 
 def values(watch):
@@ -36,3 +37,22 @@ def test_warm_ups_and_steps_add_up(caplog):
         "recompilations_total": 4,
         "eager_passes_total": 2,
     }
+
+
+ONE, TWO = Bucket(1, 1, 4, Phase.DECODE), Bucket(2, 1, 8, Phase.DECODE)
+
+
+def test_replays_are_counted_by_bucket_and_misses_are_warned_about_once(caplog):
+    watch = CaptureWatch()
+    watch.note(ONE, replayed=False)  # the warm-up's own pass
+    watch.graphs(3, 12345)
+    with caplog.at_level(logging.WARNING, logger="trencadis.torch"):
+        for replayed in (True, True, False, False):
+            watch.note(ONE if replayed else TWO, replayed=replayed)
+    assert (watch.num_replays, watch.num_misses) == (2, 2)
+    assert [record.getMessage().count("batch_size=2") for record in caplog.records] == [1]
+    lines = watch.metrics().splitlines()
+    assert "trencadis_torch_captured_graphs 3.0" in lines
+    assert "trencadis_torch_captured_bytes 12345.0" in lines
+    assert 'trencadis_torch_graph_replays_total{batch_size="1",num_blocks="4",query_len="1"} 2.0' in lines
+    assert "trencadis_torch_graph_misses_total 2.0" in lines
