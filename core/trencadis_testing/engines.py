@@ -148,7 +148,7 @@ def make_engine(
         SchedulingConfig,
         TenantConfig,
     )
-    from trencadis.engine.compose import Parts, compose_engine
+    from trencadis.engine.build import Parts, compose_engine
     from trencadis.engine.speculation.drafting import Speculation
 
     backend = backend or FakeBackend(max_model_len=num_blocks * block_size)

@@ -41,7 +41,7 @@ _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
     "from trencadis_testing.hash_seeds import answer_orders; answer_orders()"
 )
-_LATE = {"trencadis.engine.compose"}  # what the kit imports only when a test makes an engine
+_LATE = {"trencadis.engine.build"}  # what the kit imports only when a test makes an engine
 _can_fork = hasattr(os, "fork")
 
 

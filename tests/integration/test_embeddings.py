@@ -11,7 +11,7 @@ import torch
 from trencadis.config import Config
 from trencadis.config.schema import CacheConfig, EmbeddingConfig, EngineConfig, ModelConfig
 from trencadis.engine.build import build_engine
-from trencadis.engine.embedding_engine import EmbeddingEngine
+from trencadis.engine.embedding import EmbeddingEngine
 from trencadis.records import EmbeddingRequest, Request, SamplingParams
 from trencadis.registry import Registry
 from trencadis.text import load_tokenizer, resolve_model_path

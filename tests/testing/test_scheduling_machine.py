@@ -14,8 +14,7 @@ from trencadis.engine.engine import Engine
 from trencadis.engine.request_validation import Intake
 from trencadis.engine.scheduling.adapters import AdapterPlaces
 from trencadis.engine.scheduling.admission import Admission
-from trencadis.engine.scheduling.preemption import GivingWay
-from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.scheduling.scheduler import GivingWay, Scheduler
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.parked_load import ParkedLoad
 from trencadis.engine.transfer.transfers import Transfers

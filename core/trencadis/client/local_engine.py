@@ -12,7 +12,7 @@ from trencadis.errors import TrencadisError
 from trencadis.records import EmbeddingRequest, FinishedSequence, Request
 
 if TYPE_CHECKING:
-    from trencadis.engine.embedding_engine import EmbeddingEngine
+    from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
 
 __all__ = ["LocalEngineClient"]

@@ -22,7 +22,7 @@ import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock, SimulatedClock
-from trencadis.engine.batching.batch_builder import BatchBuilder
+from trencadis.engine.batching.passes import BatchBuilder
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp
 from trencadis.engine.cache.defragmenter import Defragmenter
 from trencadis.engine.commit.committer import Committer

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from trencadis.engine.sequence import Sequence, SequenceState
+from trencadis.engine.sequences import Sequence, SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import RequestError, RequestRefusedError
 from trencadis.faults import FaultLog, as_words

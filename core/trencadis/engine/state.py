@@ -20,10 +20,8 @@ from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.cache.swapping import Swapping
 from trencadis.engine.scheduling.adapters import AdapterPlaces
-from trencadis.engine.scheduling.queues import SlotQueue
 from trencadis.engine.scheduling.tenants import Tenants
-from trencadis.engine.sequence import Sequence, SequenceState
-from trencadis.engine.table import Rows, SequenceTable
+from trencadis.engine.sequences import Rows, Sequence, SequenceState, SequenceTable, SlotQueue
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.errors import InternalError, RequestError
 from trencadis.records import FinishedSequence, FinishReason, Int32Array, Request, RowStart, read_only

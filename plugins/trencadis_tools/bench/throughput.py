@@ -20,7 +20,7 @@ from trencadis.registry import Registry
 from trencadis_tools.bench.counts import counted_since
 
 if TYPE_CHECKING:
-    from trencadis.engine.embedding_engine import EmbeddingEngine
+    from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
 
 __all__ = ["ThroughputResult", "ThroughputWorkload", "measure_throughput"]

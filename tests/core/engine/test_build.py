@@ -10,7 +10,7 @@ from hostile_policies import OPTIONS, house
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig, SchedulingConfig
 from trencadis.engine.build import build_engine
-from trencadis.engine.embedding_engine import EmbeddingEngine
+from trencadis.engine.embedding import EmbeddingEngine
 from trencadis.engine.engine import Engine
 from trencadis.errors import (
     CapabilityError,

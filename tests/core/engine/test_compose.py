@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from trencadis.config.schema import Config, ModelConfig
-from trencadis.engine.compose import _compatibility
+from trencadis.engine.build import _compatibility
 from trencadis.records import ModelFacts
 
 FACTS = ModelFacts(

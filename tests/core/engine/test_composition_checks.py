@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from trencadis.config.schema import BucketingConfig, CacheConfig, Config, EngineConfig
-from trencadis.engine.composition_checks import check_adapters, check_misses, check_trees, with_drafter, without_sharing
+from trencadis.engine.build import check_adapters, check_misses, check_trees, with_drafter, without_sharing
 from trencadis.engine.guards import GuardedBucketing
 from trencadis.engine.speculation.drafting import Speculation
 from trencadis.errors import CapabilityError, ConfigValueError

@@ -10,7 +10,7 @@ from wild_connector import WildConnector
 
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config
-from trencadis.engine.compose import Meters
+from trencadis.engine.build import Meters
 from trencadis.engine.speculation.drafting import Drafting, Speculation
 from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape

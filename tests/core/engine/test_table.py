@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.engine.table import Rows, SequenceTable
+from trencadis.engine.sequences import Rows, SequenceTable
 from trencadis.errors import InternalError
 
 

@@ -36,7 +36,7 @@ from trencadis.errors import InternalError, InvalidRequestError, RequestError, T
 from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
 
 if TYPE_CHECKING:
-    from trencadis.engine.embedding_engine import EmbeddingEngine
+    from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
 
 __all__ = ["EngineHost"]

@@ -1,4 +1,4 @@
-"""From a plan to passes: which sequences run together, and in which bucket."""
+"""Plan and passes in, batch out: the deltas that bring the device's rows up to date."""
 
 from __future__ import annotations
 
@@ -7,14 +7,55 @@ import logging
 import attrs
 import numpy as np
 
-from trencadis.engine.batching.unified_shape import unified_shape
 from trencadis.engine.guards import GuardedBucketing
-from trencadis.engine.table import SequenceTable
+from trencadis.engine.sequences import SequenceTable
+from trencadis.engine.state import EngineState
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
-from trencadis.records import Bucket, Int32Array, Pass, Phase, Plan, Shape, UnifiedBucket
+from trencadis.records import Batch, Bucket, Drafts, Int32Array, Pass, Phase, Plan, Shape, UnifiedBucket, UnifiedShape
 
-__all__ = ["PassCounts", "PassPlanner"]
+__all__ = ["BatchBuilder", "PassCounts", "PassPlanner", "unified_shape"]
+
+
+class BatchBuilder:
+    """Builds batches for one engine.
+
+    Args:
+        state: The engine's state; its log of row starts and table writes is drained.
+        passes: Splits plans.
+
+    Attributes:
+        passes: As given; its ``counts`` are those of the last batch.
+    """
+
+    def __init__(self, state: EngineState, passes: PassPlanner) -> None:
+        self._state = state
+        self.passes = passes
+
+    def build(self, plan: Plan) -> Batch:
+        """Return the batch of a plan.
+
+        Raises:
+            StepFailedError: The bucketing strategy failed and there is no fallback.
+        """
+        state = self._state
+        passes = self.passes.passes(plan, state.rows.block_tables)
+        row_starts, state.row_starts = tuple(state.row_starts), []
+        return Batch(
+            step=plan.step,
+            num_sequences=len(plan.slots),
+            row_starts=row_starts,
+            table_writes=state.rows.take_writes(),
+            passes=passes,
+            drafts=None if plan.drafts is None else _copied(plan.drafts),
+            connector_message=plan.connector_message,
+        )
+
+
+def _copied(drafts: Drafts) -> Drafts:
+    """Return the same drafts: the plan is committed by its own numbers, whatever a backend writes to its batch. Pure."""
+    return attrs.evolve(drafts, num_drafts=drafts.num_drafts.copy(), token_ids=drafts.token_ids.copy())
+
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -262,3 +303,30 @@ def _cost(bucket: Bucket) -> tuple[int, int, int, int]:
     """Return what a pass in a bucket computes, and then reads."""
     unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
     return bucket.num_tokens, bucket.num_blocks + unique, bucket.batch_size, bucket.query_len
+
+
+def unified_shape(starts: Int32Array, query_lens: Int32Array, tables: Int32Array, *, block_size: int) -> UnifiedShape:
+    """Return the shape of a pass; see :class:`UnifiedShape` for what shared and unique mean. Pure.
+
+    Block tables say all that reference counts would, and more: only sequences of the pass read, and a sequence with several new
+    tokens reads its blocks for each of them. Linear in the blocks that are read and in the highest id.
+
+    Args:
+        starts: Tokens computed before of each sequence, int32 ``[n]``, n at least 1.
+        query_lens: New tokens of each, int32 ``[n]``.
+        tables: Block ids of each, int32 ``[n, num_columns]``.
+        block_size: Tokens per block.
+    """
+    # A single new token is written before the cache is read.
+    num_cached = np.where(query_lens > 1, starts, starts + query_lens)
+    num_read = -(-num_cached // block_size)
+    width = int(num_read.max())
+    blocks = tables[:, :width][np.arange(width) < num_read[:, None]]
+    num_readers = np.bincount(blocks, weights=np.repeat(query_lens, num_read))
+    unique = np.flatnonzero(num_readers == 1)
+    return UnifiedShape(
+        query_len=int(query_lens.sum()),
+        num_blocks=int((num_readers > 1).sum()),
+        num_unique_blocks=int(unique[-1]) + 1 if len(unique) else 0,
+        is_causal=bool((query_lens > 1).any()),
+    )

@@ -6,7 +6,7 @@ A backend may put some off, and prepare them while there is nothing to serve; un
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import attrs
 
@@ -14,9 +14,9 @@ from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock
 from trencadis.engine.batching.passes import PassPlanner
 from trencadis.interfaces import Executor
-from trencadis.records import Bucket, WarmUpReport
+from trencadis.records import Bucket, BucketLimits, Phase, Shape, WarmUpReport
 
-__all__ = ["BackgroundWarmUp", "WarmUp", "warm_up"]
+__all__ = ["BackgroundWarmUp", "WarmUp", "closing_buckets", "warm_up"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -118,3 +118,50 @@ class BackgroundWarmUp:
             self._passes.prepared(ready)
             logger.info("Prepared %d of %d buckets.", self._num_all - self._num_left, self._num_all)
         return len(ready)
+
+
+def closing_buckets(
+    bucket_for: Callable[[Shape], Bucket], table: Collection[Bucket], limits: BucketLimits
+) -> tuple[Bucket, ...]:
+    """Return at most one bucket of each phase: it covers every shape of a padded engine that no bucket of the table does.
+
+    Of prefills, one sequence alone is meant: several run together only in a prepared bucket. Of decodes, those that read the cache
+    three times over at most, which sequences do that share most of their blocks.
+
+    Args:
+        bucket_for: The strategy's; it prefers what is in its table.
+        table: The strategy's table.
+        limits: What bounds every shape; not unified.
+    """
+    prepared = set(table)
+    missed = [shape for shape in _largest_shapes(limits) if bucket_for(shape) not in prepared]
+    return tuple(
+        Bucket(
+            max(shape.batch_size for shape in of_phase),
+            max(shape.query_len for shape in of_phase),
+            max(shape.num_blocks for shape in of_phase),
+            phase,
+        )
+        for phase in Phase
+        if (of_phase := [shape for shape in missed if shape.phase is phase])
+    )
+
+
+def _largest_shapes(limits: BucketLimits) -> list[Shape]:
+    """Return shapes such that each one a step can have is within one of them."""
+    block_size = limits.block_size
+    prefills = []
+    for context_blocks in range(-(-(limits.max_model_len - 1) // block_size) + 1):
+        # The last context block holds one token at least.
+        computed = max(0, context_blocks - 1) * block_size + (context_blocks > 0)
+        query_len = min(limits.max_num_batched_tokens, limits.max_model_len - computed)
+        prefills.append(Shape(1, query_len, context_blocks))
+    decodes = []
+    for batch_size in range(1, limits.max_num_seqs + 1):
+        if limits.contiguous:
+            num_blocks = limits.num_blocks
+        else:
+            num_blocks = min(batch_size * limits.max_blocks_per_sequence, max(batch_size, 3 * limits.num_blocks))
+        query_lens = {1, 1 + limits.max_draft_tokens}
+        decodes += [Shape(batch_size, query_len, num_blocks, Phase.DECODE) for query_len in query_lens]
+    return prefills + decodes

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from trencadis.config.schema import Config
-from trencadis.engine.sequence import Sequence
+from trencadis.engine.sequences import Sequence
 from trencadis.errors import ConfigValueError, InternalError
 from trencadis.interfaces import BlockCopies, Executor
 from trencadis.records import Int32Array, ModelFacts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from trencadis.engine.scheduling.scheduler import Scheduler
-from trencadis.engine.sequence import SequenceState
+from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import UnpreparedShapeError
 from trencadis.faults import FaultLog

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trencadis.engine.table import SequenceTable
+from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
 from trencadis.records import BoolArray, Int32Array
 

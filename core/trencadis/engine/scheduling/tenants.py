@@ -13,7 +13,7 @@ import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.config.tenants import DEFAULT_TENANT, TenantConfig
-from trencadis.engine.table import SequenceTable
+from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
 from trencadis.records import Request
 

@@ -16,8 +16,8 @@ import attrs
 import msgspec
 import numpy as np
 
-from trencadis.engine.commit.stop_check import Endings
-from trencadis.engine.sequence import Sequence
+from trencadis.engine.commit.committer import Endings
+from trencadis.engine.sequences import Sequence
 from trencadis.records import FinishedSequence, FirstToken, RowStart, TokenDeltas, TokenLogprobs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trencadis.engine.sequence import Sequence
+from trencadis.engine.sequences import Sequence
 from trencadis.records import Int32Array
 
 if TYPE_CHECKING:

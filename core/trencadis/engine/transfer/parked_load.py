@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from trencadis.engine.sequence import Sequence
+from trencadis.engine.sequences import Sequence
 from trencadis.records import Int32Array
 
 if TYPE_CHECKING:

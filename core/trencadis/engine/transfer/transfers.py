@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trencadis.engine.sequence import Sequence
+from trencadis.engine.sequences import Sequence
 from trencadis.engine.transfer.first_tokens import FirstTokens
 from trencadis.engine.transfer.guarded_connector import GuardedConnector
 from trencadis.engine.transfer.layer_loads import LayerLoads

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paged_scene import make_pass
 
 from trencadis.clock import SystemClock
-from trencadis.engine.batching.unified_shape import unified_shape
+from trencadis.engine.batching.passes import unified_shape
 from trencadis.records import Bucket, ModelSource
 from trencadis_gaudi.backend import GaudiBackend
 from trencadis_gaudi.config import GaudiConfig

@@ -6,7 +6,7 @@ from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trencadis.engine.batching.covering_buckets import closing_buckets
+from trencadis.engine.batching.warmup import closing_buckets
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, BucketLimits, FinishReason, Phase, Request, SamplingParams, Shape
 from trencadis_plugins.bucketing.exponential import Exponential

@@ -7,7 +7,7 @@ import pytest
 
 from trencadis.engine.batching.passes import PassPlanner
 from trencadis.engine.guards import GuardedBucketing
-from trencadis.engine.table import SequenceTable
+from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import UnpreparedShapeError
 from trencadis.interfaces import BackendCapabilities
 from trencadis.records import Bucket, Drafts, Phase, Plan, UnifiedBucket

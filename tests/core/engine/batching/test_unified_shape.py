@@ -5,7 +5,7 @@ from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trencadis.engine.batching.unified_shape import unified_shape
+from trencadis.engine.batching.passes import unified_shape
 from trencadis.records import UnifiedShape
 from trencadis_testing.shapes import unified_shape_of
 

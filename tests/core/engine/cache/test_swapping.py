@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trencadis.engine.cache.swapping import SwapCounts, Swapping
-from trencadis.engine.sequence import Sequence
+from trencadis.engine.sequences import Sequence
 from trencadis.errors import BackendError, ConfigValueError, InternalError
 from trencadis.interfaces import BlockCopies, Executor
 from trencadis.records import Request, SamplingParams

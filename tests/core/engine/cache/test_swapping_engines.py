@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis.clock import SimulatedClock
-from trencadis.engine.sequence import Sequence
+from trencadis.engine.sequences import Sequence
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import BlockCopies, Observer, SchedulerView, SchedulingPolicy
 from trencadis.records import Batch, FinishReason, Request, SamplingParams, StepStats

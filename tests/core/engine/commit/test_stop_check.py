@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.engine.commit.stop_check import Endings
+from trencadis.engine.commit.committer import Endings
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend

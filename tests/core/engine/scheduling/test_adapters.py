@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from trencadis.engine.scheduling.adapters import AdapterPlaces
-from trencadis.engine.table import SequenceTable
+from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import ConfigValueError, InvalidRequestError
 from trencadis.interfaces import BackendCapabilities, SchedulerView, SchedulingPolicy
 from trencadis.records import Request, SamplingParams

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from trencadis.engine.scheduling.ageing import came_before
-from trencadis.engine.scheduling.queues import SlotQueue
+from trencadis.engine.scheduling.admission import came_before
+from trencadis.engine.sequences import SlotQueue
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trencadis.engine.guards import GuardedScheduling
-from trencadis.engine.scheduling.cached_order import KeptOrder
-from trencadis.engine.scheduling.queues import SlotQueue
+from trencadis.engine.scheduling.admission import KeptOrder
+from trencadis.engine.sequences import SlotQueue
 from trencadis.interfaces import SchedulingPolicy
 
 OPERATIONS = st.tuples(st.sampled_from(["append", "append", "push_front", "remove", "step"]), st.integers(0, 40))

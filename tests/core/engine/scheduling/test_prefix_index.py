@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from trencadis.engine.scheduling.prefix_index import PrefixIndex
+from trencadis.engine.scheduling.views import PrefixIndex
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend

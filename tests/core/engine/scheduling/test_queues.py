@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trencadis.engine.scheduling.queues import SlotQueue
+from trencadis.engine.sequences import SlotQueue
 
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "push_front", "remove"]), st.integers(0, 12)), max_size=300))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.engine.speculation.draft_counts import DraftCounts, added, count_drafts
+from trencadis.engine.inspect.accounting import DraftCounts, added, count_drafts
 from trencadis.records import Drafts
 
 

@@ -8,8 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from trencadis.engine.speculation.drafting import Drafting, Speculation
-from trencadis.engine.speculation.guarded_speculator import GuardedSpeculator
+from trencadis.engine.speculation.drafting import Drafting, GuardedSpeculator, Speculation
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.interfaces import LengthView, Speculator, VerifiedStep
 from trencadis.records import BucketLimits, DraftLaws, Drafts, Request, SamplingParams

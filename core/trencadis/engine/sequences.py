@@ -1,0 +1,369 @@
+"""A request inside the engine, and its state machine.
+
+         add            admit                    stop, length
+    ────────▶ WAITING ────────▶ RUNNING ────────────────────▶ finished (leaves the table)
+               ▲   │ load  ▲        │                          ▲
+               │   ▼       │ loaded │ preempt                  │ abort or error, from every state
+               │  PARKED ──┘ failed │                          │
+               └────────────────────┘──────────────────────────┘
+
+A sequence whose sampler prepares something first is COMPILING before it is WAITING.
+
+Numbers that change every step live in the table's columns; what is touched rarely lives here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from trencadis.errors import InternalError
+from trencadis.records import BoolArray, FloatArray, Int32Array, Int64Array, Request, TableWrites, read_only
+
+__all__ = ["Rows", "Sequence", "SequenceState", "SequenceTable", "SlotQueue"]
+
+
+class SequenceState(enum.IntEnum):
+    """Where a live sequence is."""
+
+    WAITING = 0
+    PARKED = 1
+    RUNNING = 2
+    COMPILING = 3
+
+
+class Sequence:
+    """What the engine keeps of one request beyond the table's columns.
+
+    Attributes:
+        request: The request.
+        asked: The same as it came, without what its tenant's entry adds.
+        slot: Its index in the table, for life.
+        seed: Key of its random numbers.
+        stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
+        tokens: Known tokens while it holds no row, int32; stale while it runs.
+        block_hashes: Chained hashes of its full blocks so far, head first.
+        loaded_blocks: Blocks for all its tokens, some filled by a KV load; held until it is admitted.
+        num_loaded_tokens: Leading tokens whose KV is in them, verified.
+        host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
+        is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
+        num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
+        ticket: Of the load it is parked for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
+        park_deadline_s: When that load is given up.
+        lookup_deadline_s: When a look-up that is pending is given up; infinity: none is.
+        orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
+        num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
+        first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
+        first_token_s: When its first token was committed, or None.
+        num_failed_loads: KV loads of its prompt that were reported as failed.
+        preparation: What the sampler does or did before it could run; kept, with results, until it ends.
+        num_failures: Failed steps it took part in since it last made progress.
+    """
+
+    __slots__ = (
+        "asked",
+        "block_hashes",
+        "first_scheduled_s",
+        "first_token_s",
+        "host_blocks",
+        "is_approximate",
+        "loaded_blocks",
+        "looked_up",
+        "lookup_deadline_s",
+        "num_approximate_tokens",
+        "num_cached_tokens",
+        "num_failed_loads",
+        "num_failures",
+        "num_loaded_tokens",
+        "orphan_epoch",
+        "park_deadline_s",
+        "preparation",
+        "request",
+        "seed",
+        "slot",
+        "state",
+        "stop_token_ids",
+        "ticket",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        slot: int,
+        seed: int,
+        stop_token_ids: tuple[int, ...],
+        asked: Request | None = None,
+    ) -> None:
+        self.request = request
+        self.asked = asked or request
+        self.slot = slot
+        self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        self.state = SequenceState.WAITING
+        self.tokens: Int32Array = np.array(request.prompt_token_ids, np.int32)
+        self.block_hashes: list[bytes] = []
+        self.loaded_blocks: Int32Array | None = None
+        self.num_loaded_tokens = 0
+        self.host_blocks: Int32Array | None = None
+        self.looked_up = False
+        self.lookup_deadline_s = math.inf
+        self.is_approximate = False
+        self.num_approximate_tokens = 0
+        self.num_failed_loads = 0
+        self.ticket = -1
+        self.park_deadline_s = 0.0
+        self.orphan_epoch = -1
+        self.num_cached_tokens = -1
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.num_failures = 0
+        self.preparation: tuple[Future[Any], ...] = ()
+
+
+_INT_COLUMNS = (
+    "priority",
+    "tenant",
+    "num_prompt_tokens",
+    "num_tokens",
+    "num_known_tokens",
+    "num_computed_tokens",
+    "num_cached_tokens",
+    "num_swapped_tokens",
+    "max_total_tokens",
+    "min_total_tokens",
+    "num_preemptions",
+    "num_blocks",
+    "num_hashed_blocks",
+    "high_water",
+    "row",
+    "epoch",
+    "adapter",
+    "num_adapter_skips",
+)
+_FLOAT_COLUMNS = ("arrival_s", "first_token_s", "weight", "ttft_target_s", "tpot_target_s")
+_BOOL_COLUMNS = ("checks_eos", "checks_own_stops")
+
+
+class SequenceTable:
+    """The live sequences as a struct of arrays that grows by doubling.
+
+    ``num_tokens`` counts tokens in flight, ``num_known_tokens`` only those whose ids the host has.
+    ``num_computed_tokens`` counts tokens whose KV is computed or in flight, ``num_cached_tokens`` those it was admitted with.
+    ``num_swapped_tokens`` counts tokens of a waiting sequence whose KV is in host memory.
+    ``high_water`` is what had been computed before a preemption. ``first_token_s`` is infinite before the first token. ``was_preempted`` is false as long as that is 0 everywhere.
+    ``num_prompt_logprobs`` counts live sequences that asked for prompt logprobs. ``epoch`` changes with every residency and is unique over the life of the engine. ``adapter`` is the number of a LoRA adapter, 0 for none; ``num_adapter_skips`` counts plans that passed a waiting sequence over for it.
+    """
+
+    priority: Int64Array
+    tenant: Int64Array
+    num_prompt_tokens: Int64Array
+    num_tokens: Int64Array
+    num_known_tokens: Int64Array
+    num_computed_tokens: Int64Array
+    num_cached_tokens: Int64Array
+    num_swapped_tokens: Int64Array
+    max_total_tokens: Int64Array
+    min_total_tokens: Int64Array
+    num_preemptions: Int64Array
+    num_blocks: Int64Array
+    num_hashed_blocks: Int64Array
+    high_water: Int64Array
+    row: Int64Array
+    epoch: Int64Array
+    adapter: Int64Array
+    num_adapter_skips: Int64Array
+    arrival_s: FloatArray
+    first_token_s: FloatArray
+    weight: FloatArray
+    ttft_target_s: FloatArray
+    tpot_target_s: FloatArray
+    checks_eos: BoolArray
+    checks_own_stops: BoolArray
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.capacity = 0
+        for names, dtype in ((_INT_COLUMNS, np.int64), (_FLOAT_COLUMNS, np.float64), (_BOOL_COLUMNS, np.bool_)):
+            for name in names:
+                setattr(self, name, np.zeros(0, dtype))
+        self.sequences: list[Sequence | None] = []
+        self._free: list[int] = []
+        self._next_epoch = 0
+        self.version = 0
+        self.was_preempted = False
+        self.num_prompt_logprobs = 0
+        self._grow(capacity)
+
+    def __len__(self) -> int:
+        return self.capacity - len(self._free)
+
+    def take_slot(self) -> int:
+        """Return a free slot, all columns at their start; the lowest first, so that runs replay."""
+        if not self._free:
+            self._grow(self.capacity * 2)
+        slot = self._free.pop()
+        for name in _INT_COLUMNS:
+            getattr(self, name)[slot] = 0
+        for name in _FLOAT_COLUMNS:
+            getattr(self, name)[slot] = 0.0
+        self.row[slot] = -1
+        self.first_token_s[slot] = np.inf
+        self.new_epoch(slot)
+        return slot
+
+    def give_back_slot(self, slot: int) -> None:
+        """Free a slot; results in flight for it no longer apply."""
+        self.sequences[slot] = None
+        self.new_epoch(slot)
+        self._free.append(slot)
+
+    def new_epoch(self, slot: int) -> None:
+        """Mark that results planned so far no longer apply to this slot."""
+        self._next_epoch += 1
+        self.epoch[slot] = self._next_epoch
+
+    def sequence(self, slot: int) -> Sequence:
+        """Return the live sequence of a slot.
+
+        Raises:
+            InternalError: The slot is free.
+        """
+        sequence = self.sequences[slot]
+        if sequence is None:
+            raise InternalError(f"slot {slot} holds no sequence")
+        return sequence
+
+    def _grow(self, capacity: int) -> None:
+        added = capacity - self.capacity
+        for name in (*_INT_COLUMNS, *_FLOAT_COLUMNS, *_BOOL_COLUMNS):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(added, old.dtype)]))
+        self.sequences.extend([None] * added)
+        self._free = list(range(capacity - 1, self.capacity - 1, -1)) + self._free
+        self.capacity = capacity
+        self.version += 1
+
+
+_NONE = np.empty(0, np.int32)
+_NO_WRITES = TableWrites(rows=_NONE, columns=_NONE, block_ids=_NONE)
+
+
+class Rows:
+    """What the host mirrors of the device's rows: tokens and block tables, and the log of table writes.
+
+    Attributes:
+        tokens: int32 ``[max_num_seqs, max_model_len + 1]``; of a row the first ``num_known_tokens`` are valid.
+        block_tables: int32 ``[max_num_seqs, max_blocks]``; of a row the first ``num_blocks`` are valid.
+    """
+
+    def __init__(self, *, num_rows: int, max_model_len: int, block_size: int) -> None:
+        # np.empty leaves pages untouched until a sequence really grows that long.
+        self.tokens: Int32Array = np.empty((num_rows, max_model_len + 1), np.int32)
+        self.block_tables: Int32Array = np.empty((num_rows, -(-max_model_len // block_size) + 1), np.int32)
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._writes: list[tuple[Int32Array, Int32Array, Int32Array]] = []
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be taken."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """Return a free row, the most recently used first."""
+        return self._free.pop()
+
+    def give_back(self, row: int) -> None:
+        """Free a row."""
+        self._free.append(row)
+
+    def write_blocks(self, rows: Int32Array, columns: Int32Array, block_ids: Int32Array) -> None:
+        """Set block-table entries here, and on the device with the next batch."""
+        self.block_tables[rows, columns] = block_ids
+        self._writes.append((rows, columns, block_ids))
+
+    def take_writes(self) -> TableWrites:
+        """Return the table writes since the last call, in order."""
+        writes, self._writes = self._writes, []
+        if not writes:
+            return _NO_WRITES
+        if len(writes) == 1:
+            rows, columns, block_ids = writes[0]
+        else:
+            rows, columns, block_ids = (np.concatenate(part) for part in zip(*writes, strict=True))
+        return TableWrites(rows=rows, columns=columns, block_ids=block_ids)
+
+
+class SlotQueue:
+    """Slots in order; append, push to the front, and remove. O(1) at the ends, O(n) in the middle.
+
+    Attributes:
+        num_front: So many slots, at the head, were pushed to the front; those behind them are in the order of ``append``.
+        num_appended: Slots appended since the start.
+        num_removed: Slots removed since the start.
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._buffer: Int32Array = np.empty(capacity, np.int32)
+        self._head = capacity // 2
+        self._tail = self._head
+        self.num_front = 0
+        self.num_appended = self.num_removed = 0
+        self._view: Int32Array | None = None
+
+    def __len__(self) -> int:
+        return self._tail - self._head
+
+    @property
+    def slots(self) -> Int32Array:
+        """The slots, head first: a read-only view, valid until the next change."""
+        if self._view is None:
+            self._view = read_only(self._buffer[self._head : self._tail])
+        return self._view
+
+    def append(self, slot: int) -> None:
+        """Add at the tail."""
+        self._view = None
+        if self._tail == len(self._buffer):
+            self._make_room()
+        self._buffer[self._tail] = slot
+        self._tail += 1
+        self.num_appended += 1
+
+    def push_front(self, slot: int) -> None:
+        """Add at the head."""
+        self._view = None
+        if self._head == 0:
+            self._make_room()
+        self._head -= 1
+        self._buffer[self._head] = slot
+        self.num_front += 1
+
+    def remove(self, slot: int) -> bool:
+        """Remove a slot wherever it is; False if it is not there."""
+        self._view = None
+        if len(self) and self._buffer[self._head] == slot:
+            self._head += 1
+            self.num_removed += 1
+            self.num_front = max(self.num_front - 1, 0)
+            return True
+        hits = np.flatnonzero(self._buffer[self._head : self._tail] == slot)
+        if not hits.size:
+            return False
+        self.num_removed += 1
+        at = self._head + int(hits[0])
+        self.num_front -= hits[0] < self.num_front
+        self._buffer[at : self._tail - 1] = self._buffer[at + 1 : self._tail]
+        self._tail -= 1
+        return True
+
+    def _make_room(self) -> None:
+        old = self._buffer[self._head : self._tail]
+        buffer = np.empty(max(64, 3 * len(old)), np.int32)
+        head = (len(buffer) - len(old)) // 2
+        buffer[head : head + len(old)] = old
+        self._buffer, self._head, self._tail = buffer, head, head + len(old)
