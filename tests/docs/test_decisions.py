@@ -1,0 +1,22 @@
+"""A decision record is one page: context, decision, consequences."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "decisions"
+RECORDS = sorted(path for path in FOLDER.glob("0*.md") if not path.name.startswith("0000"))
+PAGE = 4600
+"""Characters on a printed page: 58 lines of 80."""
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_a_record_is_a_page_with_its_three_sections(record: Path) -> None:
+    text = record.read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings[:2] == ["Context", "Decision"]
+    assert "Consequences" in headings
+    assert len(text) <= PAGE, f"{len(text)} characters; shorten it"
