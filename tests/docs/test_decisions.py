@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "docs" / "decisions"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "decisions"
+SOURCES = {
+    path.name
+    for room in ("core", "plugins", "backends", "benchmarks", "tests", "tools", "docs")
+    for path in (ROOT / room).rglob("*.*")
+}
 RECORDS = sorted(path for path in FOLDER.glob("0*.md") if not path.name.startswith("0000"))
 PAGE = 4600
 """Characters on a printed page: 58 lines of 80."""
@@ -20,3 +26,9 @@ def test_a_record_is_a_page_with_its_three_sections(record: Path) -> None:
     assert headings[:2] == ["Context", "Decision"]
     assert "Consequences" in headings
     assert len(text) <= PAGE, f"{len(text)} characters; shorten it"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_files_that_a_record_names_exist(record: Path) -> None:
+    named = re.findall(r"`(?:[\w.-]+/)*(\w+\.(?:py|cpp|h|toml|txt))`", record.read_text(encoding="utf-8"))
+    assert [name for name in named if name not in SOURCES | {"pyproject.toml"}] == []
