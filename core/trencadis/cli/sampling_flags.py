@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -14,7 +12,7 @@ from typing import Any
 import attrs
 
 from trencadis.cli.structured_flags import add_structured_flags, structured_of
-from trencadis.records import SamplingParams
+from trencadis.records import SamplingParams, parameter_help
 
 __all__ = ["add_sampling_flags", "sampling_params_of"]
 
@@ -33,7 +31,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, defaults: Mapping[str
     """
     group = parser.add_argument_group("sampling")
     hints = typing.get_type_hints(SamplingParams)
-    helps = _field_helps()
+    helps = parameter_help()
     for field in _FIELDS:
         default = defaults.get(field.name, _default_of(field))
         text = helps.get(field.name, "").replace("%", "%%")
@@ -126,13 +124,3 @@ def _show(value: Any) -> str:
     return (
         "none" if value is None or value in ((), {}) else str(value).lower() if isinstance(value, bool) else str(value)
     )
-
-
-def _field_helps() -> dict[str, str]:
-    """Return the description of each field from the class's docstring; nothing if Python dropped it. Pure."""
-    text = inspect.cleandoc(SamplingParams.__doc__ or "")
-    section = re.search(r"^Attributes:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
-    if section is None:
-        return {}
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section.group(1), re.MULTILINE)
-    return {name: " ".join(description.split()) for name, description in entries}

@@ -38,7 +38,10 @@ from trencadis.records.sampling import (
     MAX_LISTED_IDS,
     MAX_LOGPROBS,
     PARAMETER_GROUPS,
+    Limits,
+    OneOf,
     SamplingParams,
+    parameter_help,
     parameters_in,
 )
 from trencadis.records.stats import EngineGauges, StepStats
@@ -56,6 +59,8 @@ __all__ = [
     "MAX_STRUCTURE_CHARACTERS",
     "MAX_TRANSFER_BYTES",
     "PARAMETER_GROUPS",
+    "Limits",
+    "OneOf",
     "Batch",
     "BeamSearchParams",
     "BoolArray",
@@ -107,6 +112,7 @@ __all__ = [
     "WarmUpReport",
     "check_plain",
     "is_text",
+    "parameter_help",
     "parameters_in",
     "plain_fault",
     "read_only",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import inspect
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -14,12 +15,15 @@ from trencadis.records.structured import StructuredOutput
 from trencadis.wording import shown
 
 __all__ = [
+    "LEAST_FLOAT",
     "MAX_INT",
     "MAX_LISTED_IDS",
-    "LEAST_FLOAT",
     "MAX_LOGPROBS",
     "PARAMETER_GROUPS",
+    "Limits",
+    "OneOf",
     "SamplingParams",
+    "parameter_help",
     "parameters_in",
 ]
 
@@ -35,76 +39,80 @@ LEAST_FLOAT, _MAX_FLOAT = 2.0**-126, (2 - 2**-23) * 2.0**127
 """Engines compute in float32: a smaller number would be 0 there, a larger one infinite."""
 
 
-PARAMETER_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "temperature": ("greedy", "temperature"),
-    "truncation": ("top_k", "top_p", "min_p"),
-    "cutoffs": ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_n_sigma", "xtc_probability"),
-    "mirostat": ("mirostat_mode",),
-    "masks": ("allowed_token_ids", "bad_token_ids"),
-    "runs": ("bad_words_ids", "no_repeat_ngram_size"),
-    "min_tokens": ("min_tokens",),
-    "logit_bias": ("logit_bias",),
-    "penalties": ("repetition_penalty", "frequency_penalty", "presence_penalty"),
-    "dry": ("dry_multiplier",),
-    "logprobs": ("logprobs",),
-}
-"""Parameters that a sampler must know of to honour them, by group.
-
-Each is a field of :class:`SamplingParams` that switches something on; further fields of that thing, such as ``dry_base``, are not
-listed. ``greedy`` stands for a temperature below 1e-5. What is not here (``stop``, ``max_tokens``, ``seed`` ...) is the engine's, or part of every sampler's contract;
-``structured`` and ``logits_processors`` are for ``Sampler.check``.
-"""
-
-_OF_DRAWS = frozenset({*PARAMETER_GROUPS["truncation"], *PARAMETER_GROUPS["cutoffs"], *PARAMETER_GROUPS["mirostat"]})
-"""What changes only draws: a greedy request that has them asks for nothing."""
-
-
-def parameters_in(names: Iterable[str]) -> frozenset[str]:
-    """Return the parameters that names of parameters and of groups stand for. Pure.
-
-    Args:
-        names: Each a key of ``PARAMETER_GROUPS``, which stands for its whole group, or one parameter in a group.
-
-    Raises:
-        ValueError: A name that is neither.
-    """
-    known = frozenset(name for group in PARAMETER_GROUPS.values() for name in group)
-    found: set[str] = set()
-    for name in names:
-        if name not in PARAMETER_GROUPS and name not in known:
-            raise ValueError(f"{name!r} is no parameter that a sampler honours; groups: {', '.join(PARAMETER_GROUPS)}")
-        found.update(PARAMETER_GROUPS.get(name, (name,)))
-    return frozenset(found)
-
-
 def _refuse(name: str, value: object, allowed: str) -> None:
     raise InvalidRequestError(
         f"sampling parameter {name} = {shown(value)} is impossible: it must be {allowed}.", field=name
     )
 
 
-def _number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
-    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        allowed = f"a number {'above' if open_low else 'from'} {low:g}"
-        allowed += f" (at least {LEAST_FLOAT:.4g})" if open_low and isinstance(value, float) and value > low else ""
-        allowed += f" to {'below ' if open_high else ''}{high:g}" if math.isfinite(high) else ""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            _refuse(attribute.name, value, allowed)
-        # What is 0 in float32 is not above 0.
-        if value < (max(low, LEAST_FLOAT) if open_low else low) or value > high or (open_high and value == high):
-            _refuse(attribute.name, value, allowed)
+@attrs.frozen
+class Limits:
+    """The validator of a number: finite, and in a range.
 
-    return check
+    Attributes:
+        low: The least value.
+        high: The largest value.
+        excludes_low: ``low`` itself is not allowed. What is 0 in float32 is not above 0, so that the least value is ``LEAST_FLOAT``
+            if ``low`` is 0.
+        excludes_high: ``high`` itself is not allowed.
+        is_whole: Whole numbers only.
+        is_optional: None is allowed.
+    """
 
+    low: float
+    high: float
+    excludes_low: bool = attrs.field(default=False, kw_only=True)
+    excludes_high: bool = attrs.field(default=False, kw_only=True)
+    is_whole: bool = attrs.field(default=False, kw_only=True)
+    is_optional: bool = attrs.field(default=False, kw_only=True)
 
-def _whole(low: int, high: int = MAX_INT, *, optional: bool = False) -> Any:
-    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value is None and optional:
+    def __call__(self, _: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        """Refuse a value that is outside.
+
+        Raises:
+            InvalidRequestError: It is; the message names the attribute.
+        """
+        if value is None and self.is_optional:
             return
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            _refuse(attribute.name, value, f"a whole number from {low} to {high}")
+        is_number = isinstance(value, int if self.is_whole else int | float) and not isinstance(value, bool)
+        if not is_number or not self._holds(value):
+            _refuse(attribute.name, value, self._described(value))
 
-    return check
+    def _holds(self, value: float) -> bool:
+        least = max(self.low, LEAST_FLOAT) if self.excludes_low else self.low
+        return least <= value <= self.high and not (self.excludes_high and value == self.high)
+
+    def _described(self, value: Any) -> str:
+        if self.is_whole:
+            return f"a whole number from {self.low} to {self.high}"
+        text = f"a number {'above' if self.excludes_low else 'from'} {self.low:g}"
+        if self.excludes_low and isinstance(value, float) and value > self.low:
+            text += f" (at least {LEAST_FLOAT:.4g})"
+        return f"{text} to {'below ' if self.excludes_high else ''}{self.high:g}"
+
+
+def _whole(low: int, high: int = MAX_INT, *, optional: bool = False) -> Limits:
+    return Limits(low, high, is_whole=True, is_optional=optional)
+
+
+@attrs.frozen
+class OneOf:
+    """The validator of a number that is one of a few.
+
+    Attributes:
+        allowed: All values there are.
+    """
+
+    allowed: tuple[int, ...]
+
+    def __call__(self, _: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        """Refuse any other value.
+
+        Raises:
+            InvalidRequestError: It is another; the message names the attribute.
+        """
+        if type(value) is not int or value not in self.allowed:
+            _refuse(attribute.name, value, " or ".join(map(str, self.allowed)))
 
 
 def _strings(value: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -164,11 +172,6 @@ def _check_names(_: object, attribute: attrs.Attribute[Any], value: Any) -> None
         check_plain(value, attribute.name)
 
 
-def _check_mirostat(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if type(value) is not int or value not in (0, 2):
-        _refuse(attribute.name, value, "0 (off) or 2")
-
-
 def _check_ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in value):
         _refuse(attribute.name, value, "a list of token ids from 0")
@@ -177,6 +180,11 @@ def _check_ids(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
 def _check_strings(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not all(is_text(text) and text for text in value):
         _refuse(attribute.name, value, "a list of strings, none of them empty and none with half a surrogate pair")
+
+
+def _group(name: str) -> dict[str, str]:
+    """Return the metadata of a field that switches something on which a sampler must know of to honour it. Pure."""
+    return {"group": name}
 
 
 def _flag(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -242,44 +250,54 @@ class SamplingParams:
 
     n: int = attrs.field(default=1, validator=_whole(1, 128))
     best_of: int | None = attrs.field(default=None, validator=_whole(1, 128, optional=True))
-    temperature: float = attrs.field(default=1.0, validator=_number(0, 100))
-    top_k: int = attrs.field(default=0, validator=_whole(-1))
-    top_p: float = attrs.field(default=1.0, validator=_number(0, 1, open_low=True))
-    min_p: float = attrs.field(default=0.0, validator=_number(0, 1))
-    typical_p: float = attrs.field(default=1.0, validator=_number(0, 1, open_low=True))
-    epsilon_cutoff: float = attrs.field(default=0.0, validator=_number(0, 1, open_high=True))
-    eta_cutoff: float = attrs.field(default=0.0, validator=_number(0, 1, open_high=True))
-    top_n_sigma: float = attrs.field(default=0.0, validator=_number(0, 100))
-    xtc_probability: float = attrs.field(default=0.0, validator=_number(0, 1))
-    xtc_threshold: float = attrs.field(default=0.1, validator=_number(0, 1, open_low=True))
-    mirostat_mode: int = attrs.field(default=0, validator=_check_mirostat)
-    mirostat_tau: float = attrs.field(default=5.0, validator=_number(0, 100, open_low=True))
-    mirostat_eta: float = attrs.field(default=0.1, validator=_number(0, 1, open_low=True))
-    repetition_penalty: float = attrs.field(default=1.0, validator=_number(0.01, 10))
-    frequency_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
-    presence_penalty: float = attrs.field(default=0.0, validator=_number(-2, 2))
-    dry_multiplier: float = attrs.field(default=0.0, validator=_number(0, 100))
-    dry_base: float = attrs.field(default=1.75, validator=_number(1, 100))
+    temperature: float = attrs.field(default=1.0, validator=Limits(0, 100), metadata=_group("temperature"))
+    top_k: int = attrs.field(default=0, validator=_whole(-1), metadata=_group("truncation"))
+    top_p: float = attrs.field(default=1.0, validator=Limits(0, 1, excludes_low=True), metadata=_group("truncation"))
+    min_p: float = attrs.field(default=0.0, validator=Limits(0, 1), metadata=_group("truncation"))
+    typical_p: float = attrs.field(default=1.0, validator=Limits(0, 1, excludes_low=True), metadata=_group("cutoffs"))
+    epsilon_cutoff: float = attrs.field(
+        default=0.0, validator=Limits(0, 1, excludes_high=True), metadata=_group("cutoffs")
+    )
+    eta_cutoff: float = attrs.field(default=0.0, validator=Limits(0, 1, excludes_high=True), metadata=_group("cutoffs"))
+    top_n_sigma: float = attrs.field(default=0.0, validator=Limits(0, 100), metadata=_group("cutoffs"))
+    xtc_probability: float = attrs.field(default=0.0, validator=Limits(0, 1), metadata=_group("cutoffs"))
+    xtc_threshold: float = attrs.field(default=0.1, validator=Limits(0, 1, excludes_low=True))
+    mirostat_mode: int = attrs.field(default=0, validator=OneOf((0, 2)), metadata=_group("mirostat"))
+    mirostat_tau: float = attrs.field(default=5.0, validator=Limits(0, 100, excludes_low=True))
+    mirostat_eta: float = attrs.field(default=0.1, validator=Limits(0, 1, excludes_low=True))
+    repetition_penalty: float = attrs.field(default=1.0, validator=Limits(0.01, 10), metadata=_group("penalties"))
+    frequency_penalty: float = attrs.field(default=0.0, validator=Limits(-2, 2), metadata=_group("penalties"))
+    presence_penalty: float = attrs.field(default=0.0, validator=Limits(-2, 2), metadata=_group("penalties"))
+    dry_multiplier: float = attrs.field(default=0.0, validator=Limits(0, 100), metadata=_group("dry"))
+    dry_base: float = attrs.field(default=1.75, validator=Limits(1, 100))
     dry_allowed_length: int = attrs.field(default=2, validator=_whole(1))
     dry_range: int = attrs.field(default=0, validator=_whole(0))
     dry_breaker_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
-    no_repeat_ngram_size: int = attrs.field(default=0, validator=_whole(0))
-    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=_bias)
-    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_optional_ids, validator=_check_ids)
-    bad_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
-    bad_words_ids: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_words, validator=_check_words)
+    no_repeat_ngram_size: int = attrs.field(default=0, validator=_whole(0), metadata=_group("runs"))
+    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=_bias, metadata=_group("logit_bias"))
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None, converter=_optional_ids, validator=_check_ids, metadata=_group("masks")
+    )
+    bad_token_ids: tuple[int, ...] = attrs.field(
+        default=(), converter=_ids, validator=_check_ids, metadata=_group("masks")
+    )
+    bad_words_ids: tuple[tuple[int, ...], ...] = attrs.field(
+        default=(), converter=_words, validator=_check_words, metadata=_group("runs")
+    )
     logits_processors: Mapping[str, Mapping[str, Any]] = attrs.field(
         factory=dict, converter=_arguments, validator=_check_names
     )
     structured: StructuredOutput | None = attrs.field(default=None, converter=_structured, validator=_check_structured)
-    min_tokens: int = attrs.field(default=0, validator=_whole(0))
+    min_tokens: int = attrs.field(default=0, validator=_whole(0), metadata=_group("min_tokens"))
     max_tokens: int | None = attrs.field(default=16, validator=_whole(1, optional=True))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_check_strings)
     stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_check_ids)
     ignore_eos: bool = attrs.field(default=False, validator=_flag)
     include_stop_str_in_output: bool = attrs.field(default=False, validator=_flag)
     skip_special_tokens: bool = attrs.field(default=True, validator=_flag)
-    logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
+    logprobs: int | None = attrs.field(
+        default=None, validator=_whole(0, MAX_LOGPROBS, optional=True), metadata=_group("logprobs")
+    )
     prompt_logprobs: int | None = attrs.field(default=None, validator=_whole(0, MAX_LOGPROBS, optional=True))
     max_draft_tokens: int | None = attrs.field(default=None, validator=_whole(0, optional=True))
     seed: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1, optional=True))
@@ -347,6 +365,54 @@ class SamplingParams:
         }
 
 
+def _groups() -> dict[str, tuple[str, ...]]:
+    groups: dict[str, tuple[str, ...]] = {"temperature": ("greedy",)}
+    for field in attrs.fields(SamplingParams):
+        if "group" in field.metadata:
+            group = field.metadata["group"]
+            groups[group] = (*groups.get(group, ()), field.name)
+    return groups
+
+
+PARAMETER_GROUPS: Mapping[str, tuple[str, ...]] = _groups()
+"""Parameters that a sampler must know of to honour them, by group.
+
+Each is a field of :class:`SamplingParams` that switches something on; further fields of that thing, such as ``dry_base``, are not
+listed. ``greedy`` stands for a temperature below 1e-5. What is not here (``stop``, ``max_tokens``, ``seed`` ...) is the engine's, or part of every sampler's contract;
+``structured`` and ``logits_processors`` are for ``Sampler.check``.
+"""
+
+_OF_DRAWS = frozenset({*PARAMETER_GROUPS["truncation"], *PARAMETER_GROUPS["cutoffs"], *PARAMETER_GROUPS["mirostat"]})
+"""Parameters that change only draws: a greedy request that has them asks for nothing."""
+
 _NEUTRAL = tuple(
     (name, getattr(SamplingParams(), name)) for group in PARAMETER_GROUPS.values() for name in group if name != "greedy"
 )
+
+
+def parameters_in(names: Iterable[str]) -> frozenset[str]:
+    """Return the parameters that names of parameters and of groups stand for. Pure.
+
+    Args:
+        names: Each a key of ``PARAMETER_GROUPS``, which stands for its whole group, or one parameter in a group.
+
+    Raises:
+        ValueError: A name that is neither.
+    """
+    known = frozenset(name for group in PARAMETER_GROUPS.values() for name in group)
+    found: set[str] = set()
+    for name in names:
+        if name not in PARAMETER_GROUPS and name not in known:
+            raise ValueError(f"{name!r} is no parameter that a sampler honours; groups: {', '.join(PARAMETER_GROUPS)}")
+        found.update(PARAMETER_GROUPS.get(name, (name,)))
+    return frozenset(found)
+
+
+def parameter_help() -> dict[str, str]:
+    """Return the description of each sampling parameter, from the docstring; empty where Python dropped it (``-OO``). Pure."""
+    text = inspect.cleandoc(SamplingParams.__doc__ or "")
+    section = re.search(r"^Attributes:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section.group(1), re.MULTILINE)
+    return {name: " ".join(description.split()) for name, description in entries}

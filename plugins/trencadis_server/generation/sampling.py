@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from trencadis.errors import InvalidRequestError
 from trencadis.records import SamplingParams
 from trencadis_server.errors import ApiError
@@ -16,39 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["http_field", "sampling_params"]
 
-_SAME_NAME = (
-    "n",
-    "best_of",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "mirostat_mode",
-    "max_draft_tokens",
-    "mirostat_tau",
-    "mirostat_eta",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_range",
-    "no_repeat_ngram_size",
-    "logits_processors",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "allowed_token_ids",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-)
+_NAMES = tuple(attrs.fields_dict(SamplingParams))
 _OTHER_NAMES = {
     "bad_token_ids": "bad_words",
     "bad_words_ids": "bad_words",
@@ -83,21 +53,21 @@ def sampling_params(
         ApiError: A banned word has no tokens, or fields contradict each other about what the text must be.
         InvalidRequestError: Values that contradict each other.
     """
-    given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(body, name, None)) is not None}
     bad = _bad_words(body.bad_words or (), tokenizer)
-    return SamplingParams(
-        **given,
-        stop=body.stops,
-        seed=None if body.seed is None else body.seed % _NUM_SEEDS,
-        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        bad_token_ids=tuple(ids[0] for ids in bad if len(ids) == 1),
-        bad_words_ids=tuple(ids for ids in bad if len(ids) > 1),
-        dry_breaker_token_ids=_breakers(body, tokenizer),
-        structured=structured_of(body),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+    converted: dict[str, Any] = {
+        "stop": body.stops,
+        "seed": None if body.seed is None else body.seed % _NUM_SEEDS,
+        "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        "bad_token_ids": tuple(ids[0] for ids in bad if len(ids) == 1),
+        "bad_words_ids": tuple(ids for ids in bad if len(ids) > 1),
+        "dry_breaker_token_ids": _breakers(body, tokenizer),
+        "structured": structured_of(body),
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+    }
+    given = {name: value for name in _NAMES if (value := getattr(body, name, None)) is not None}
+    return SamplingParams(**{**given, **converted})
 
 
 def http_field(body: GenerationRequest, name: str) -> str:

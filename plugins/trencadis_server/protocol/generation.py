@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+import attrs
+from pydantic import AfterValidator, Field, StringConstraints, create_model
 from pydantic_core import PydanticCustomError
 
 from trencadis.errors import InvalidRequestError
+from trencadis.records import LEAST_FLOAT, MAX_LOGPROBS, Limits, OneOf, SamplingParams, parameter_help
 from trencadis.records.request import transfer_table
-from trencadis.records.sampling import LEAST_FLOAT, MAX_LOGPROBS
 from trencadis_server.protocol.base import EndpointRequest, LogitBias, RequestModel, TokenIds, said_as
 from trencadis_server.protocol.structured import Choices, Pattern, ResponseFormat, Schema, StructuredOutputs
 
@@ -22,6 +24,8 @@ _MAX_BAD_WORDS = 1000
 _MAX_WORD_CHARACTERS = 256
 _MAX_LABEL_CHARACTERS = 1024
 _MAX_INT = 2**31 - 1
+_OF_ENDPOINTS = frozenset({"best_of", "logprobs", "max_tokens", "seed"})
+"""Sampling parameters that not every endpoint has, or whose values are others in the API."""
 
 # Each of these costs the server time in proportion to its length, for every client.
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP_CHARACTERS)]
@@ -48,6 +52,42 @@ def _short_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _fields_of_sampling() -> dict[str, Any]:
+    """Return the fields that are numbers or switches of ``SamplingParams``, with its names, ranges and descriptions. Pure.
+
+    A class may define one of them anew where the API's range is another.
+    """
+    helps = parameter_help()
+    found: dict[str, Any] = {}
+    for parameter in attrs.fields(SamplingParams):
+        limits = parameter.validator
+        kind: Any = bool
+        if isinstance(limits, Limits):
+            least = LEAST_FLOAT if limits.excludes_low and not limits.low else limits.low
+            is_below, most = limits.excludes_high, limits.high
+            bounds = Field(ge=least, lt=most) if is_below else Field(ge=least, le=most)
+            kind = Annotated[int if limits.is_whole else float, bounds]
+        elif isinstance(limits, OneOf):
+            kind = Literal[limits.allowed]
+        elif not isinstance(parameter.default, bool):
+            continue
+        if parameter.name in _OF_ENDPOINTS:
+            continue
+        text = f"{helps.get(parameter.name, '')} Default: {json.dumps(parameter.default)}."
+        found[parameter.name] = (kind | None, Field(None, description=text.lstrip()))
+    return found
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields(EndpointRequest):
+        """Fields that a request shares with ``SamplingParams``."""
+
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    SamplingFields = create_model("SamplingFields", __base__=EndpointRequest, **_fields_of_sampling())
+
+
 class StreamOptions(RequestModel):
     """What a stream has besides text."""
 
@@ -56,28 +96,19 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = Field(None, description="Ignored: chunks are not padded.")
 
 
-class GenerationRequest(EndpointRequest):
+class GenerationRequest(SamplingFields):
     """How to continue a prompt, whatever form the prompt has. A field that is null has its default."""
 
     model: str = Field(description="A name that /v1/models lists.")
     # OpenAI's
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="Choices for each prompt; 1.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 is greedy; 1.")
-    top_p: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(
-        None, description="Keep the smallest set of tokens that has this mass; 1."
-    )
     max_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
         None, description="The most tokens of a choice; the model must have room for them."
     )
     stop: Stops | None = Field(None, description=f"One string, or up to {_MAX_STOPS}, that end the text.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Needs stream.")
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Subtracted once if a token occurs in the output; 0."
-    )
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Subtracted for each time a token occurs in the output; 0."
-    )
     logit_bias: LogitBias | None = Field(None, description="Added to logits, by token id.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         None,
@@ -100,74 +131,20 @@ class GenerationRequest(EndpointRequest):
     guided_regex: Pattern | None = Field(None, description="The older name of structured_outputs.regex.")
     guided_choice: Choices | None = Field(None, description="The older name of structured_outputs.choice.")
     guided_grammar: Pattern | None = Field(None, description="The older name of structured_outputs.grammar.")
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = Field(None, description="Keep the k most likely; 0: all.")
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Drop tokens less likely than this share of the most likely; 0."
-    )
-    typical_p: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(
-        None, description="Keep tokens of nearly the mean surprise, up to this mass; 1."
-    )
-    epsilon_cutoff: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Drop tokens less likely than this; 0."
-    )
-    eta_cutoff: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="The same, with a cutoff that falls with the entropy; 0."
-    )
-    top_n_sigma: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        None, description="Drop tokens so many standard deviations below the largest logit; 0: off."
-    )
-    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="How often the likely tokens but the least likely of them are dropped; 0."
-    )
-    xtc_threshold: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(
-        None, description="Which tokens are likely, to xtc_probability; 0.1."
-    )
-    mirostat_mode: Literal[0, 2] | None = Field(None, description="2: Mirostat 2.0 steers the surprise; 0.")
-    mirostat_tau: Annotated[float, Field(ge=LEAST_FLOAT, le=100)] | None = Field(
-        None, description="To how many bits a token; 5."
-    )
-    mirostat_eta: Annotated[float, Field(ge=LEAST_FLOAT, le=1)] | None = Field(None, description="How fast; 0.1.")
-    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        None, description="Penalty for what makes a repeated run of tokens longer; 0: none."
-    )
-    dry_base: Annotated[float, Field(ge=1, le=100)] | None = Field(
-        None, description="By how much the penalty grows with each token of the run; 1.75."
-    )
-    dry_allowed_length: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = Field(
-        None, description="Shorter runs may be repeated; 2."
-    )
-    dry_range: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
-        None, description="How many of the last tokens are looked at; 0: all."
-    )
     dry_sequence_breakers: Annotated[list[Word], Field(max_length=_MAX_STOPS, fail_fast=True)] | None = Field(
         None, description="Strings that end a run; a line break, a colon, a quotation mark and an asterisk."
-    )
-    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
-        None, description="No run of so many tokens occurs twice, the prompt included; 0: off."
     )
     logits_processors: Annotated[dict[Label, dict[str, Any]], Field(max_length=_MAX_STOPS)] | None = Field(
         None, description="Processors of other packages that the operator enabled: arguments by name."
     )
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = Field(
-        None, description="Divides logits of tokens in prompt or output; 1."
-    )
-    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
-        None, description="No end before so many tokens; 0."
-    )
-    ignore_eos: bool | None = Field(None, description="Do not end at the model's end tokens.")
     stop_token_ids: Annotated[TokenIds, Field(max_length=_MAX_STOP_TOKENS)] | None = Field(
         None, description="Tokens that end the text."
     )
-    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string.")
-    skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text; true.")
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
         None, description="Only these may be chosen."
     )
     bad_words: Annotated[list[Word], Field(max_length=_MAX_BAD_WORDS, fail_fast=True)] | None = Field(
         None, description=f"Words that never occur in the output, at most {_MAX_BAD_WORDS}."
-    )
-    max_draft_tokens: Annotated[int, Field(ge=0, le=_MAX_INT)] | None = Field(
-        None, description="The most tokens drafted for this request in a step; 0: no speculation."
     )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Log-probabilities of the prompt, with so many alternatives; not with stream."
