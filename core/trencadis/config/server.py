@@ -50,7 +50,7 @@ class ServerConfig:
     )
     body_timeout_s: float = setting(
         30.0,
-        "The head of a request may take this long, else its connection is closed; its body as well, else it is answered 408.",
+        "The head of a request may take this long, and its body as long again, else it is answered 408; a connection on which no request begins is closed.",
         unit="s",
         validator=gt(0),
     )

@@ -22,6 +22,7 @@ from trencadis.client.process.messages import (
 )
 from trencadis.errors import InternalError, InvalidRequestError, RequestRefusedError, TrencadisError
 from trencadis.records import (
+    DEFAULT_TERMS,
     Embedding,
     FinishedSequence,
     FinishReason,
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 _DEFAULTS = attrs.asdict(SamplingParams(), recurse=False)
+_DEFAULT_TERMS = attrs.asdict(DEFAULT_TERMS, recurse=False)
 _MAX_ENTRIES = 128
 """Tokens of a prompt whose log-probabilities are one message: at 50 alternatives each, it is decoded in two milliseconds."""
 _REASONS = {reason.value: reason for reason in FinishReason}
@@ -75,21 +77,20 @@ def add_message(request: Request, ticket: int, prompt: bytes | None = None) -> A
         ticket: How both sides call it.
         prompt: Its token ids as :func:`int32_bytes` gives them, if they are at hand.
     """
-    params = attrs.asdict(request.params, recurse=False)
+    terms = _changed(request, _DEFAULT_TERMS)
+    if "transfer_params" in terms:
+        terms["transfer_params"] = _json_bytes(request.transfer_params)
     return AddMessage(
         ticket=ticket,
         request_id=request.request_id,
         prompt_token_ids=int32_bytes(request.prompt_token_ids) if prompt is None else prompt,
-        params={name: value for name, value in params.items() if value != _DEFAULTS[name]},
-        priority=request.priority,
-        tenant=request.tenant,
-        cache_salt=request.cache_salt,
-        weight=request.weight,
-        ttft_target_s=request.ttft_target_s,
-        tpot_target_s=request.tpot_target_s,
-        adapter=request.adapter,
-        transfer_params=_json_bytes(request.transfer_params),
+        params=_changed(request.params, _DEFAULTS),
+        terms=terms,
     )
+
+
+def _changed(record: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, default in defaults.items() if (value := getattr(record, name)) != default}
 
 
 def request_of(message: AddMessage) -> Request:
@@ -98,18 +99,14 @@ def request_of(message: AddMessage) -> Request:
     Raises:
         InvalidRequestError: Sampling parameters that no client could have made.
     """
+    terms = dict(message.terms)
+    if "transfer_params" in terms:
+        terms["transfer_params"] = json.loads(terms["transfer_params"])
     return Request(
         request_id=message.request_id,
         prompt_token_ids=int32_ids(message.prompt_token_ids),
         params=SamplingParams(**message.params),
-        priority=message.priority,
-        tenant=message.tenant,
-        cache_salt=message.cache_salt,
-        weight=message.weight,
-        ttft_target_s=message.ttft_target_s,
-        tpot_target_s=message.tpot_target_s,
-        adapter=message.adapter,
-        transfer_params=_json_table(message.transfer_params),
+        **terms,
     )
 
 

@@ -6,7 +6,6 @@ Nothing that arrives is ever executed: a message is one of these types, or an er
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -86,20 +85,13 @@ class StartMessage(Message):
 
 
 class AddMessage(Message):
-    """A request. ``ticket`` is how both sides call it; ``params`` holds what differs from the defaults; ``transfer_params`` is JSON."""
+    """A request. ``ticket`` is how both sides call it; ``params`` and ``terms`` hold what differs from the defaults."""
 
     ticket: int
     request_id: str
     prompt_token_ids: bytes
     params: dict[str, Any]
-    priority: int
-    tenant: str
-    cache_salt: str
-    weight: float | None = None
-    ttft_target_s: float = math.inf
-    tpot_target_s: float = math.inf
-    adapter: str = ""
-    transfer_params: bytes = b""
+    terms: dict[str, Any]
 
 
 class EndMessage(Message):
@@ -251,8 +243,8 @@ def _refusal(message: Message, error: Exception) -> InvalidRequestError:
     """Return the error for a message that cannot be encoded, with the place of the value at fault."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
-        # Sampling parameters and an operator's arguments are known by their own names.
-        tables = value.items() if name in ("params", "arguments") else [(name, value)]
+        # Sampling parameters, terms and an operator's arguments are known by their own names.
+        tables = value.items() if name in ("params", "terms", "arguments") else [(name, value)]
         for field, one in tables:
             fault = plain_fault(one)
             if fault is not None:

@@ -50,9 +50,7 @@ def test_an_impossible_request_is_refused_and_the_host_goes_on(open_line: Callab
             request_id="bad",
             prompt_token_ids=b"\5\0\0\0",
             params={"top_p": 9.0},
-            priority=0,
-            tenant="",
-            cache_salt="",
+            terms={},
         )
     )
     line.client.add(request("good"))

@@ -30,15 +30,13 @@ def test_what_is_no_message_is_refused() -> None:
 
 
 def test_fields_of_another_type_are_refused() -> None:
-    data = msgspec.msgpack.encode(["AddMessage", "no number", "a", b"", {}, 0, "", ""])
+    data = msgspec.msgpack.encode(["AddMessage", "no number", "a", b"", {}, {}])
     with pytest.raises(msgspec.ValidationError):
         decode_client_message(data)
 
 
 def test_token_ids_may_be_whole_keys_of_a_table() -> None:
-    message = AddMessage(
-        ticket=0, request_id="a", prompt_token_ids=b"", params={"logit_bias": {5: 1.0}}, priority=0, tenant="", cache_salt=""
-    )  # fmt: skip
+    message = AddMessage(ticket=0, request_id="a", prompt_token_ids=b"", params={"logit_bias": {5: 1.0}}, terms={})
     assert decode_client_message(encode(message)) == message
 
 
