@@ -8,6 +8,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test depends on how long one of its examples takes.
+settings.register_profile("trencadis", deadline=None)
+settings.load_profile("trencadis")
 
 # Tiny tensors on a busy machine: a second thread only waits. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

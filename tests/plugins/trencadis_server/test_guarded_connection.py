@@ -361,7 +361,7 @@ def test_a_client_that_takes_nothing_loses_its_connection_and_its_request(loops)
 
 def test_a_slow_client_is_not_cut_off():
     app = Endless()
-    with serving(app, send_timeout_s=0.2) as port, connect(port, receive_buffer=4096) as client:
+    with serving(app, send_timeout_s=2.0) as port, connect(port, receive_buffer=4096) as client:
         client.sendall(HEAD.replace(b"/ ", b"/endless ") + b"\r\n")
         num_bytes = 0
         while num_bytes < 3_000_000:
