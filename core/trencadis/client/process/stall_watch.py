@@ -129,11 +129,13 @@ class StallWatch:
             self._show(limit_s)
 
     def _limit_s(self, reading: ActivityReading) -> float:
-        """Return after how long without progress an engine is stalled. Pure."""
+        """Return after how long without progress an engine is stalled."""
         limit_s = self._watchdog_s / 2
         if reading.phase is EnginePhase.IDLE:
             return min(limit_s, _IDLE_LIMIT_S)
-        return max(limit_s, _SLOW_STEPS * reading.slow_step_s)
+        slow_s = _SLOW_STEPS * reading.slow_step_s
+        # A slow step computes. One that was stopped for a while counts as slow, and may be stopped again.
+        return limit_s if slow_s <= limit_s or _is_stopped(self._process.pid) else slow_s
 
     def _show(self, limit_s: float) -> None:
         """Log where the engine is stuck; what the process writes itself follows, if it can."""

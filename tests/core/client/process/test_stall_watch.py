@@ -145,6 +145,14 @@ def test_slow_steps_may_be_followed_by_slower_ones(scene: Scene) -> None:
     assert scene.num_kills == 1
 
 
+def test_slow_steps_excuse_no_process_that_is_stopped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.activity.end_step(10.0)
+    scene.activity.begin_step(7, EnginePhase.FORWARD)
+    monkeypatch.setattr("trencadis.client.process.stall_watch._is_stopped", lambda _: True)
+    scene.look_for(70)
+    assert scene.num_kills == 1
+
+
 def test_one_that_goes_on_is_well_again_and_its_next_stall_is_shown_anew(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
