@@ -49,6 +49,8 @@ __all__ = ["LLM"]
 
 logger = logging.getLogger("trencadis")
 
+_DEFAULT_PARAMS = SamplingParams()
+
 
 class LLM:
     """A language model that continues prompts, many at a time. Not for several threads; see ``AsyncLLM`` for that.
@@ -155,7 +157,7 @@ class LLM:
         """
         check_on_refusal(on_refusal)
         listed = as_list(prompts)
-        params = per_prompt(sampling_params, len(listed), name="sampling_params", default=SamplingParams())
+        params = per_prompt(sampling_params, len(listed), name="sampling_params", default=_DEFAULT_PARAMS)
         terms = terms_per_prompt(
             len(listed),
             priority=priorities,
@@ -259,7 +261,7 @@ class LLM:
             adapter=adapter,
             transfer_params=transfer_params,
         )
-        client = self._submit(prompt, sampling_params or SamplingParams(), terms, streams=True)
+        client = self._submit(prompt, sampling_params or _DEFAULT_PARAMS, terms, streams=True)
         return ClientStream(client, step=self._step, abort=self._frontend.abort, abandoned=self._abandoned)
 
     def stream_chat(

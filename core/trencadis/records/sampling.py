@@ -52,8 +52,7 @@ class Limits:
     Attributes:
         low: The least value.
         high: The largest value.
-        excludes_low: ``low`` itself is not allowed. What is 0 in float32 is not above 0, so that the least value is ``LEAST_FLOAT``
-            if ``low`` is 0.
+        excludes_low: 0, which is ``low``, is not allowed, nor what is 0 in float32: the least value is ``LEAST_FLOAT``.
         excludes_high: ``high`` itself is not allowed.
         is_whole: Whole numbers only.
         is_optional: None is allowed.
@@ -75,12 +74,9 @@ class Limits:
         if value is None and self.is_optional:
             return
         is_number = isinstance(value, int if self.is_whole else int | float) and not isinstance(value, bool)
-        if not is_number or not self._holds(value):
+        low = LEAST_FLOAT if self.excludes_low else self.low
+        if not is_number or not low <= value <= self.high or (self.excludes_high and value == self.high):
             _refuse(attribute.name, value, self._described(value))
-
-    def _holds(self, value: float) -> bool:
-        least = max(self.low, LEAST_FLOAT) if self.excludes_low else self.low
-        return least <= value <= self.high and not (self.excludes_high and value == self.high)
 
     def _described(self, value: Any) -> str:
         if self.is_whole:

@@ -63,7 +63,7 @@ def _fields_of_sampling() -> dict[str, Any]:
         limits = parameter.validator
         kind: Any = bool
         if isinstance(limits, Limits):
-            least = LEAST_FLOAT if limits.excludes_low and not limits.low else limits.low
+            least = LEAST_FLOAT if limits.excludes_low else limits.low
             is_below, most = limits.excludes_high, limits.high
             bounds = Field(ge=least, lt=most) if is_below else Field(ge=least, le=most)
             kind = Annotated[int if limits.is_whole else float, bounds]
