@@ -31,7 +31,7 @@ MOST_HELD_S = 2.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = Server("--server.body_timeout_s", "2", "--server.max_engine_restarts", "0")
+    server = Server("--server.body_timeout_s", "6", "--server.max_engine_restarts", "0")
     try:
         yield server.wait()
     finally:

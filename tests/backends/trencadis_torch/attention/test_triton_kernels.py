@@ -31,7 +31,7 @@ def test_module_can_be_imported_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
-        "from trencadis_torch import triton_attention, triton_kernels\n"
+        "from trencadis_torch.attention import triton as triton_attention, triton_kernels\n"
         "print(triton_kernels.is_installed(), triton_kernels.is_interpreted())\n"
         "print(triton_attention.obstacle((), torch.device('cuda')))\n"
     )
