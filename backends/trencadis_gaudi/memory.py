@@ -125,7 +125,7 @@ class MemoryUse:
 
     @classmethod
     def of(cls, habana: Habana) -> MemoryUse:
-        """Measure, after what nobody refers to was freed; the emulated device keeps books that do not depend on that."""
+        """Measure after a garbage collection; the emulated device counts allocations without one."""
         if habana.emulated is None:
             gc.collect()
         free, total = habana.hpu.mem_get_info()

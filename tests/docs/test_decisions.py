@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -32,3 +33,14 @@ def test_a_record_is_a_page_with_its_three_sections(record: Path) -> None:
 def test_files_that_a_record_names_exist(record: Path) -> None:
     named = re.findall(r"`(?:[\w.-]+/)*(\w+\.(?:py|cpp|h|toml|txt))`", record.read_text(encoding="utf-8"))
     assert [name for name in named if name not in SOURCES | {"pyproject.toml"}] == []
+
+
+MOVES = {"0058-server-kv-and-tools-are-packages-and-commands-come-by-a-hook"}
+"""Records that name modules as they were before."""
+
+
+@pytest.mark.parametrize("record", [one for one in RECORDS if one.stem not in MOVES], ids=lambda record: record.stem)
+def test_modules_and_names_that_a_record_names_exist(record: Path) -> None:
+    for name in re.findall(r"`(trencadis\w*(?:\.\w+)+)", record.read_text(encoding="utf-8")):
+        if not name.endswith((".toml", ".service")):
+            pkgutil.resolve_name(name)

@@ -303,9 +303,7 @@ def test_long_work_is_spread_over_steps_while_others_go_on():
     assert exact(drain(kitchen.engine)[other], document(9))
 
 
-@settings(
-    max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=25, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_exact_requests_are_exact_whatever_is_blended_beside_them(data):
     """Few blocks, so that sequences are preempted and chunks' blocks are taken; aborts at any step."""

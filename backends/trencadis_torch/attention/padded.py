@@ -402,7 +402,7 @@ class StaticFlatDecode(FlatDecode):
         counts = torch.where(lengths > 0, (starts + lengths + size - 1) // size, 0)
         ends = counts.cumsum(0)
         entries = torch.arange(bucket.num_blocks, device=device)
-        # The first sequence whose blocks end behind the entry; behind all of them comes padding.
+        # The first sequence whose blocks end after the entry; padding follows the last one.
         owners = (entries[:, None] >= ends).sum(1)
         padding = owners == bucket.batch_size
         of = owners.clamp(max=bucket.batch_size - 1)

@@ -328,7 +328,7 @@ def _compiler() -> str:
 
 @attrs.frozen
 class CompileCounts:
-    """What torch.compile has done in this process so far, whoever asked for it.
+    """What torch.compile has done in this process so far, for all callers.
 
     Attributes:
         num_graphs: Functions that it made graphs of.

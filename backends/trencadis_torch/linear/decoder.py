@@ -1,6 +1,6 @@
 """A plain decoder read off its modules, and laid out for ``decoder.cpp``: all of it runs in one call then.
 
-Its modules have been packed and fused before (see :mod:`trencadis_torch.linear.replacement`), and stay where they are for whoever walks through
+Its modules have been packed and fused before (see :mod:`trencadis_torch.linear.replacement`), and stay where they are for code that walks through
 them layer by layer; weights are shared with them, and held once. What is not exactly a stack of such layers is not read.
 
     embeddings ▶ [norm ▶ attention ▶ + ▶ norm ▶ gated MLP ▶ +] × layers ▶ norm ▶ output projection

@@ -60,22 +60,23 @@ def _fields_of_sampling() -> dict[str, Any]:
     helps = parameter_help()
     found: dict[str, Any] = {}
     for parameter in attrs.fields(SamplingParams):
-        limits = parameter.validator
-        kind: Any = bool
-        if isinstance(limits, Limits):
-            least = LEAST_FLOAT if limits.excludes_low else limits.low
-            is_below, most = limits.excludes_high, limits.high
-            bounds = Field(ge=least, lt=most) if is_below else Field(ge=least, le=most)
-            kind = Annotated[int if limits.is_whole else float, bounds]
-        elif isinstance(limits, OneOf):
-            kind = Literal[limits.allowed]
-        elif not isinstance(parameter.default, bool):
-            continue
-        if parameter.name in _OF_ENDPOINTS:
-            continue
-        text = f"{helps.get(parameter.name, '')} Default: {json.dumps(parameter.default)}."
-        found[parameter.name] = (kind | None, Field(None, description=text.lstrip()))
+        kind = _type_of(parameter)
+        if kind is not None and parameter.name not in _OF_ENDPOINTS:
+            text = f"{helps.get(parameter.name, '')} Default: {json.dumps(parameter.default)}."
+            found[parameter.name] = (kind | None, Field(None, description=text.lstrip()))
     return found
+
+
+def _type_of(parameter: attrs.Attribute[Any]) -> Any:
+    """Return the type of a sampling parameter with its range; None if it is neither a number nor a switch. Pure."""
+    limits = parameter.validator
+    if isinstance(limits, OneOf):
+        return Literal[limits.allowed]
+    if not isinstance(limits, Limits):
+        return bool if isinstance(parameter.default, bool) else None
+    least = LEAST_FLOAT if limits.excludes_low else limits.low
+    bounds = Field(ge=least, lt=limits.high) if limits.excludes_high else Field(ge=least, le=limits.high)
+    return Annotated[int if limits.is_whole else float, bounds]
 
 
 if TYPE_CHECKING:

@@ -169,7 +169,6 @@ def frozen(model_path, tmp_path_factory):
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @settings(
     max_examples=2,  # the first is the simplest there is; both are the same in every case
-    deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -83,7 +83,7 @@ OVERRIDES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=150, deadline=None)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=150)
 @given(overrides=OVERRIDES)
 def test_a_dumped_configuration_loads_as_an_equal_one(overrides: dict[str, Any]) -> None:
     config = load_config(components=COMPONENTS, environ={}, overrides=overrides).config

@@ -24,7 +24,7 @@ def _read(config: Config, path: str) -> Any:
     return getattr(found, rest[0]) if len(rest) == 1 else getattr(found.components[rest[0]], rest[1])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(list(PATHS)), st.dictionaries(st.sampled_from(SOURCES), st.integers(1, 9999))))
 def test_the_strongest_source_wins_and_is_named(components, tmp_path, chosen):
     file, environ, flags, overrides = tmp_path / "serve.toml", {}, [], {}

@@ -260,7 +260,7 @@ def test_closing_forgets_texts_that_wait() -> None:
     assert backend.embedded == []
 
 
-@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=60, phases=(Phase.explicit, Phase.generate))
 @given(
     actions=st.lists(
         st.tuples(st.sampled_from(["embed", "add", "abort", "step"]), st.integers(0, 5), st.integers(1, 20)),

@@ -247,7 +247,6 @@ TestEngineMachine.settings = settings(
     max_examples=120,
     stateful_step_count=25,
     phases=[Phase.explicit, Phase.generate],
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )

@@ -45,7 +45,7 @@ def test_a_listed_prefix_is_computed_once_for_all_tenants_and_what_follows_it_by
     assert hits == [0, 8, 20]
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=40, deadline=None)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=40)
 @given(seed=st.integers(0, 2**32), lists_prefix=st.booleans())
 def test_two_tenants_never_hold_one_block_unless_a_listed_prefix_fills_it(seed: int, lists_prefix: bool) -> None:
     rng = random.Random(seed)

@@ -173,7 +173,6 @@ class LayerMachine(RuleBasedStateMachine):
 LayerMachine.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=30,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     derandomize=True,

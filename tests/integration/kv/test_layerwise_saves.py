@@ -131,7 +131,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreWorker, "wait_layer", counted)
 
 
-SEEDED = settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
+SEEDED = settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
 
 
 @pytest.mark.usefixtures("_counted", "_nobody_ahead")

@@ -138,7 +138,6 @@ def test_clients_may_leave_at_every_moment(server: LiveServer) -> None:
         settings=settings(
             max_examples=25,
             stateful_step_count=20,
-            deadline=None,
             derandomize=True,
             database=None,
             phases=[Phase.explicit, Phase.generate],

@@ -106,7 +106,6 @@ TIMEOUT_S = 60  # of a busy machine; a request takes milliseconds
 MOST_EXAMPLES = 30
 TRIED = settings(
     max_examples=MOST_EXAMPLES,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.generate],

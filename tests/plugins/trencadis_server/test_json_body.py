@@ -38,7 +38,7 @@ def num_containers(value: object) -> int:
     return 1 + sum(map(num_containers, value)) if isinstance(value, list) else 0
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(_VALUES)
 def test_lists_and_objects_are_counted_and_brackets_in_text_are_not(value: object) -> None:
     for ascii_only in (True, False):
@@ -65,15 +65,15 @@ def test_a_text_without_end_is_a_text(body: bytes) -> None:
 def test_the_event_loop_goes_on_while_a_large_body_is_checked(body: bytes) -> None:
     async def largest_gap_s() -> float:
         check = asyncio.create_task(ValueCheck().check(body))
-        gap_s, last_s = 0.0, time.perf_counter()
+        gap_s, last_s = 0.0, time.process_time()
         while not check.done():
             await asyncio.sleep(0)
-            now_s = time.perf_counter()
+            now_s = time.process_time()
             gap_s, last_s = max(gap_s, now_s - last_s), now_s
         await asyncio.gather(check, return_exceptions=True)
         return gap_s
 
-    assert asyncio.run(largest_gap_s()) < 1.5  # parsing the first takes three seconds and cannot be interrupted
+    assert asyncio.run(largest_gap_s()) < 1.5  # CPU seconds; parsing the first takes three and cannot be interrupted
 
 
 def limits_of(value: object) -> tuple[int, int, int]:

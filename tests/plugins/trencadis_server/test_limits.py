@@ -174,7 +174,7 @@ holds = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=150, phases=[Phase.explicit, Phase.generate])
 @given(holds)
 def test_no_sequence_of_holds_leaks_or_exceeds_a_cap(steps):
     clock = SimulatedClock()

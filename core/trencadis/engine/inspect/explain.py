@@ -284,11 +284,11 @@ def _why_not_reached(notes: StepNotes) -> str:
             notes.stop.reason
         ]
     if any(preemption.for_slot < 0 for preemption in notes.preemptions):
-        return "nobody is admitted in a step that preempts for blocks"
+        return "no sequence is scheduled in a step that preempts for blocks"
     if notes.num_left <= 0:
         given = notes.split is None or notes.split.prefill > 0
         return "the token budget was used up" if given else "the policy gave prefills no tokens"
-    return "nobody was admitted"
+    return "no sequence was scheduled"
 
 
 def _place(slots: Int32Array | None, slot: int) -> int:

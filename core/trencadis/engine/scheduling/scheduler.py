@@ -2,7 +2,7 @@
 
 Running sequences come first: decodes as one array operation, then unfinished prefills in chunks, then new admissions with what
 is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
-run out of blocks; then the policy names victims until the rest fit, and nobody is admitted in that step. Before all that, a
+run out of blocks; then the policy names victims until the rest fit, and no waiting sequence is scheduled in that step. Before all that, a
 policy that preempts may make running sequences give way to the waiting one that it puts first. Drafts come last: they get tokens and
 blocks that nobody else could use, and give the blocks back before the next plan.
 """

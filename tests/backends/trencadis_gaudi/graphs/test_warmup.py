@@ -189,7 +189,7 @@ def test_smallest_middling_and_largest_represent_a_phase(count, expected):
     assert representatives(buckets[::-1]) == [buckets[n] for n in expected]
 
 
-@settings(max_examples=60, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=60, phases=(Stage.explicit, Stage.generate))
 @given(st.one_of(st.lists(PADDED, max_size=12, unique=True), st.lists(UNIFIED, max_size=12, unique=True)))
 def test_every_bucket_is_covered_by_one_of_those_in_front_and_none_of_these_by_another(buckets):
     order, num_front = required_first(buckets)
@@ -253,7 +253,7 @@ def test_idle_work_spends_nothing_that_steps_saved():
     assert pace.allows(is_idle=False)
 
 
-@settings(max_examples=50, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=50, phases=(Stage.explicit, Stage.generate))
 @given(st.lists(st.floats(0.01, 2.0), min_size=1, max_size=20), st.floats(0.01, 0.5))
 def test_work_behind_steps_takes_their_share_of_time_and_one_piece_more_at_most(pieces, step_s):
     pace, _ = make(step_s=step_s, expected_s=pieces[0])

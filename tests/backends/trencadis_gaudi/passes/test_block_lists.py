@@ -103,7 +103,7 @@ def test_pass_without_sequences_is_padding_alone():
     assert slots.tolist() == [[32, 33]]
 
 
-@settings(max_examples=200, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=200, phases=(Stage.explicit, Stage.generate))
 @given(size=st.integers(1, 6), window=st.integers(1, 20), query_len=st.integers(1, 5), start=st.integers(0, 40))
 def test_window_list_holds_every_block_a_query_can_see(size, window, query_len, start):
     seen = {

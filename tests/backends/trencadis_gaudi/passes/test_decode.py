@@ -45,7 +45,7 @@ def test_outputs_follow_the_definition(contiguous, window, options, sequences, s
     run(scene, scene.one(size), contiguous=contiguous, **options)
 
 
-@settings(max_examples=40, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=40, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())
 def test_outputs_follow_the_definition_whatever_the_tables(data):
     query_len = data.draw(st.integers(1, 4))

@@ -20,7 +20,7 @@ def run(scene, bucket, kernel=None, **options):
     return scene.check(attention, np.cumsum(lengths) - lengths, bucket.query_len, **options)
 
 
-@settings(max_examples=40, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=40, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())
 def test_outputs_follow_the_definition_whatever_the_tables(data):
     sequences = data.draw(st.lists(st.tuples(st.integers(0, 14), st.integers(1, 6)), min_size=1, max_size=4))

@@ -42,7 +42,7 @@ class TestUnified(BackendConformance):
         return tiny_models.greedy_reference(self.path, prompt, num_tokens)
 
 
-@settings(max_examples=80, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=80, phases=(Stage.explicit, Stage.generate))
 @given(st.data())
 def test_backend_and_engine_agree_on_the_shape_of_a_pass(data):
     sequences = data.draw(

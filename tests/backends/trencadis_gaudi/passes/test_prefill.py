@@ -35,7 +35,7 @@ def test_outputs_follow_the_definition(kernel, window, options, sequences, bucke
     run(Scene(sequences, window=window, value_dim=KEY_DIM), bucket, kernel, **options)
 
 
-@settings(max_examples=30, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=30, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())
 def test_outputs_follow_the_definition_whatever_the_tables(data):
     sequences = data.draw(st.lists(st.tuples(st.integers(0, 14), st.integers(1, 6)), min_size=1, max_size=3))

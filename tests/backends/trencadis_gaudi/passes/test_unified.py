@@ -28,7 +28,7 @@ def run(scene, bucket=None, cached=None, **options):
     return scene.check(GaudiUnified(scene.cache, tensors), firsts, len(tensors.slots), **options)
 
 
-@settings(max_examples=60, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=60, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())
 def test_outputs_follow_the_definition_whatever_the_mixture(data):
     sequences = data.draw(

@@ -44,7 +44,7 @@ def with_sinks(shape, options):
     return {"sinks": torch.linspace(-2.0, 3.0, shape.num_kv_heads * shape.groups)}
 
 
-@settings(max_examples=20, phases=[Phase.explicit, Phase.generate], deadline=None)
+@settings(max_examples=20, phases=[Phase.explicit, Phase.generate])
 @given(
     shape=SHAPES,
     places=st.lists(PLACES, min_size=1, max_size=4),

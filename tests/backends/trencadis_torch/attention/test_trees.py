@@ -135,7 +135,7 @@ def trees(draw):
     ]
 
 
-@settings(max_examples=8, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=8, phases=(Stage.explicit, Stage.generate))
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3", "gpt_oss", "gpt2"])
 @given(data=st.data())
 def test_every_node_gets_the_logits_of_its_path_run_alone(kind, data):

@@ -87,7 +87,7 @@ def test_number_of_blocks_in_one_copy_does_not_matter(most):
         assert torch.equal(part[ids], old[ids])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=60, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(ids=st.lists(st.integers(0, 30), max_size=25), most=st.integers(1, 9))
 def test_runs_are_the_ids_in_order_in_pieces_that_count_up(ids, most):
     found = list(runs(np.array(ids, np.int32), most=most))

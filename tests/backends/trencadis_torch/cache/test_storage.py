@@ -11,7 +11,7 @@ from trencadis_torch.cache.storage import STORED_DTYPES, decode, encode, stored_
 BOUNDS = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0.5 / 127 * 1.0001}
 
 
-@settings(max_examples=30, phases=[Phase.explicit, Phase.generate], deadline=None)
+@settings(max_examples=30, phases=[Phase.explicit, Phase.generate])
 @given(
     name=st.sampled_from(sorted(BOUNDS)), seed=st.integers(0, 999), dim=st.integers(1, 70), size=st.floats(1e-3, 1e3)
 )

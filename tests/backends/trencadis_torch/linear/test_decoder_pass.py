@@ -86,7 +86,6 @@ def schedules(draw):
 @pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
 @settings(
     max_examples=10,
-    deadline=None,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

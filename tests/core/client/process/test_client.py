@@ -164,7 +164,6 @@ MOVES = st.one_of(
 @settings(
     phases=[Phase.explicit, Phase.generate],
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(moves=st.lists(MOVES, max_size=60), refuses=st.booleans())

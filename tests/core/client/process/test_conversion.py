@@ -68,7 +68,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=100, deadline=None)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=100)
 @given(request=REQUESTS, ticket=IDS)
 def test_a_request_arrives_as_it_was_sent(request: Request, ticket: int) -> None:
     message = decode_client_message(encode(add_message(request, ticket)))

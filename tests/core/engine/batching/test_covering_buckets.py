@@ -83,7 +83,7 @@ limits = st.builds(
 
 
 @pytest.mark.parametrize("strategy", [Exponential, Linear, PaddingAware, Unified])
-@settings(max_examples=40, deadline=None, derandomize=True, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=40, derandomize=True, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())
 def test_with_it_every_shape_that_a_step_can_have_is_prepared(strategy, data) -> None:
     bounds = data.draw(limits)

@@ -27,7 +27,7 @@ def test_decode_reads_the_block_that_its_token_begins_and_a_prompt_does_not() ->
     assert unified_shape(ints([0]), ints([9]), tables, block_size=4) == UnifiedShape(9, 0, 0, True)
 
 
-@settings(max_examples=150, deadline=None, phases=(Stage.explicit, Stage.generate))
+@settings(max_examples=150, phases=(Stage.explicit, Stage.generate))
 @given(st.data())
 def test_shape_equals_a_count_block_by_block(data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 3, 4]))

@@ -300,7 +300,7 @@ def test_swap_leaves_the_order_of_eviction_as_it_was() -> None:
     assert lost == [["old"], ["old", "middle"], ["old", "middle", "new"]]
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(moves=st.lists(st.tuples(st.sampled_from(["take", "give", "hit", "swap"]), st.integers(0, 99)), max_size=40))
 def test_swaps_carry_contents_hashes_and_counts_along(moves: list[tuple[str, int]]) -> None:
     """Model: every block has a content; whatever is found by hash or held must still have the content it had."""

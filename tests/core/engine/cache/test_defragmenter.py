@@ -64,7 +64,7 @@ def _request(name: str, prompt: tuple[int, ...], max_tokens: int) -> Request:
     return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=max_tokens))
 
 
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=3, max_size=10),
     trigger=st.sampled_from(["threshold", "cost"]),

@@ -78,7 +78,7 @@ def test_blocks_inside_a_listed_prefix_are_those_of_every_salt_and_the_next_bloc
     assert not set(chains[0]) & set(hashes(salt="a"))
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=200, deadline=None)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=200)
 @given(
     prefixes=st.lists(st.lists(st.integers(0, 1), min_size=0, max_size=9), max_size=3),
     one=st.lists(st.integers(0, 1), min_size=12, max_size=12),

@@ -91,7 +91,7 @@ def test_nothing_is_computed_twice_and_texts_are_those_of_an_engine_that_recompu
     assert taxed.totals.num_recomputed_tokens > 0
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=40, derandomize=True, phases=(Phase.explicit, Phase.generate))
 @given(
     seed=st.integers(0, 1000),
     overlap=st.booleans(),

@@ -178,7 +178,7 @@ def test_two_adapters_share_no_block_of_the_same_prompt_under_the_same_salt() ->
         assert ends[one.request_id].num_cached_tokens == (12 if one is again else 0)
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=40, deadline=None)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     max_loras=st.integers(1, 3),

@@ -132,7 +132,7 @@ class Swaps(RuleBasedStateMachine):
 
 TestSwaps = Swaps.TestCase
 TestSwaps.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate), database=None
+    max_examples=15, stateful_step_count=20, phases=(Phase.explicit, Phase.generate), database=None
 )
 
 

@@ -147,7 +147,7 @@ def test_policies_see_a_weight_in_every_request() -> None:
     assert policy.weights == [2.5, 0.25]
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=30, deadline=None)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_counts_are_those_of_the_queue_in_any_history_and_nothing_of_a_tenant_that_left_is_kept(seed: int) -> None:
     """Under KV pressure, with preemptions and aborts."""

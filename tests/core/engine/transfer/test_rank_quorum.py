@@ -145,7 +145,7 @@ def stories(draw: st.DrawFn) -> tuple[int, list[list[tuple[int, int, int]]], lis
     return num_ranks, [one for one, _ in steps], [one for _, one in steps]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=400, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(story=stories())
 def test_any_interleaving_of_any_ranks_gives_what_the_definition_says(
     story: tuple[int, list[list[tuple[int, int, int]]], list[list[tuple[int, int]]]],

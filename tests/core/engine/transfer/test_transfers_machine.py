@@ -139,7 +139,6 @@ TestTransferMachine.settings = settings(
     max_examples=80,
     stateful_step_count=30,
     phases=[Phase.explicit, Phase.generate],
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )

@@ -54,7 +54,7 @@ def cut_at_once(tokens, *, chunk_tokens, min_tokens, separator):
     return [span for span in spans if span[1] - span[0] >= min_tokens]
 
 
-@settings(phases=(Phase.explicit, Phase.generate), max_examples=300, deadline=None)
+@settings(phases=(Phase.explicit, Phase.generate), max_examples=300)
 @given(
     tokens=st.lists(st.integers(0, 2), max_size=60),
     piece=st.integers(1, 20),

@@ -83,7 +83,7 @@ def wanted_at_once(library, prompt, least, longest, size):
 tokens = st.integers(0, 2)
 
 
-@settings(phases=(Phase.explicit, Phase.generate), max_examples=200, deadline=None)
+@settings(phases=(Phase.explicit, Phase.generate), max_examples=200)
 @given(
     library=st.lists(st.lists(tokens, min_size=LEAST, max_size=9), max_size=5),
     parts=st.lists(st.one_of(st.integers(0, 4), st.lists(tokens, max_size=6)), max_size=9),

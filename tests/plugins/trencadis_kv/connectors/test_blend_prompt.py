@@ -48,7 +48,7 @@ def added_up(places, first, block_size, num_first):
     return end, whole, sum(lengths), late, sum(span[3] for span in spans)
 
 
-@settings(phases=(Phase.explicit, Phase.generate), max_examples=300, deadline=None)
+@settings(phases=(Phase.explicit, Phase.generate), max_examples=300)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(0, 3)), max_size=6),
     first=st.integers(0, 60),

@@ -92,7 +92,7 @@ def test_only_who_asks_for_it_has_blocks_held(params: dict[str, Any] | None, wan
     assert wants_hold(params) is wants
 
 
-@settings(max_examples=100, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=100, phases=[Phase.explicit, Phase.generate])
 @given(
     change=st.dictionaries(
         st.sampled_from(sorted(GIVEN)), st.none() | st.booleans() | st.integers() | st.floats() | st.text()

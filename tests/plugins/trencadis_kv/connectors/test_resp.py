@@ -69,7 +69,7 @@ replies = st.lists(
 
 
 @given(replies=replies, splits=st.lists(st.integers(1, 3000), max_size=40))
-@settings(deadline=None, max_examples=200, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=200, phases=[Phase.explicit, Phase.generate])
 def test_replies_are_the_same_however_they_were_split(replies: list[object], splits: list[int]) -> None:
     stream, expected = b"", []
     for reply in replies:

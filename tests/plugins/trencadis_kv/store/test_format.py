@@ -82,7 +82,7 @@ def test_layout_of_several_dtypes_and_plain_keys_is_told_by_the_header() -> None
     assert (found.dtype, found.flags) == (255, 0)
 
 
-@settings(max_examples=300, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=300, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 8 * (HEADER_BYTES + len(PAYLOAD)) - 1))
 def test_any_single_flipped_bit_is_noticed(bit: int) -> None:
     data = bytearray(header_of() + PAYLOAD)

@@ -117,7 +117,7 @@ def test_invalid_line_is_skipped_with_its_number_and_what_is_wrong(written, capl
         read_bucket_file(path, strict=True)
 
 
-@settings(max_examples=300, phases=[Stage.explicit, Stage.generate], deadline=None)
+@settings(max_examples=300, phases=[Stage.explicit, Stage.generate])
 @given(st.text(alphabet="()[]range, 0123456789-+'\"#.x\t\u00e9\x0b", max_size=40))
 def test_no_line_crashes_the_reader(tmp_path_factory, line):
     path = tmp_path_factory.getbasetemp() / "any.txt"
@@ -143,7 +143,7 @@ LINE = st.one_of(
 )
 
 
-@settings(max_examples=60, phases=[Stage.explicit, Stage.generate], deadline=None)
+@settings(max_examples=60, phases=[Stage.explicit, Stage.generate])
 @given(st.lists(LINE, min_size=1, max_size=6))
 def test_file_is_the_sum_of_its_lines_and_each_bad_one_is_named(tmp_path_factory, lines):
     """A line alone is good or bad; in a file it is the same, under its number, and spoils no other."""
@@ -181,7 +181,7 @@ class Named(logging.Handler):
         self.numbers.append(record.args[0])
 
 
-@settings(max_examples=150, phases=[Stage.explicit, Stage.generate], deadline=None)
+@settings(max_examples=150, phases=[Stage.explicit, Stage.generate])
 @given(st.binary(max_size=60))
 def test_no_file_crashes_the_reader(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any.bin"

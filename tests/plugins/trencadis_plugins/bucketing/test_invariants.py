@@ -97,7 +97,7 @@ def legal_shape(limits, phase, draw):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@settings(max_examples=12, phases=[Stage.explicit, Stage.generate], deadline=None)
+@settings(max_examples=12, phases=[Stage.explicit, Stage.generate])
 @given(limits=any_limits(), data=st.data())
 def test_every_legal_shape_runs_in_the_cheapest_prepared_bucket_or_in_a_fallback_that_covers_it(
     make, name, limits, data

@@ -115,7 +115,7 @@ def test_long_query_for_which_no_slices_are_prepared_runs_beside_empty_context()
     assert strategy.bucket_for(Shape(1, 8999, 0)) == Bucket(1, 9000, 1)
 
 
-@settings(max_examples=60, phases=[Stage.explicit, Stage.generate], deadline=None)
+@settings(max_examples=60, phases=[Stage.explicit, Stage.generate])
 @given(
     chunk=st.sampled_from([0, 4, 12, 32, 100]),
     slice_tokens=st.sampled_from([0, 16, 48]),

@@ -11,7 +11,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(moves=MOVES)
 def test_the_lowest_rank_is_taken_and_of_equals_the_first(moves: list[tuple[str, int, int]]) -> None:
     candidates = Candidates()

@@ -91,7 +91,7 @@ class House:
         self.evicted.append(sorted(blocks._cached))
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate], derandomize=True)
+@settings(max_examples=40, phases=[Phase.explicit, Phase.generate], derandomize=True)
 @given(moves=MOVES)
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_no_block_is_lost_in_any_history_and_the_same_history_evicts_the_same(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trencadis_plugins.speculation import ngram_index
 from trencadis_plugins.speculation.ngram_index import NgramIndex
 
-QUICK = settings(max_examples=300, deadline=None, phases=[Phase.explicit, Phase.generate])
+QUICK = settings(max_examples=300, phases=[Phase.explicit, Phase.generate])
 
 
 def found_by_search(tokens: list[int], low: int, high: int, *, earliest: bool) -> int:

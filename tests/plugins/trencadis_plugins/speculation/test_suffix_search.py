@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trencadis_plugins.speculation.suffix_search import NOTHING, Search
 from trencadis_plugins.speculation.suffix_tree import END, SuffixTree
 
-QUICK = settings(max_examples=200, deadline=None, phases=[Phase.explicit, Phase.generate])
+QUICK = settings(max_examples=200, phases=[Phase.explicit, Phase.generate])
 
 
 def tree_of(*texts, depth=24, ended=True):

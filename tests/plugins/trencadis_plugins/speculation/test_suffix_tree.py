@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trencadis_plugins.speculation.suffix_tree import END, Node, SuffixTree
 
-QUICK = settings(max_examples=200, deadline=None, phases=[Phase.explicit, Phase.generate])
+QUICK = settings(max_examples=200, phases=[Phase.explicit, Phase.generate])
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
