@@ -261,7 +261,8 @@ class _GuardedConnection(HttpToolsProtocol):
 def _answer(status: int, message: str) -> bytes:
     request_id = new_request_id()
     access.info("A connection was refused: %d %s %s", status, request_id, message)
-    error = ApiError(status, message, code="invalid_http", headers={"x-request-id": request_id})
+    code = "request_timeout" if status == HTTPStatus.REQUEST_TIMEOUT else "invalid_http"
+    error = ApiError(status, message, code=code, headers={"x-request-id": request_id})
     body = error.encoded()
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()]
     lines += [name + b": " + value for name, value in error_headers(error, num_bytes=len(body), close=True)]
