@@ -16,6 +16,7 @@ from typing import Any
 
 from trencadis.clock import SystemClock
 from trencadis.engine.scheduling.scheduler import Scheduler
+from trencadis.engine.stages import Stages
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
@@ -33,9 +34,6 @@ class NoDecisions:
 
     num_steps = 0
 
-    def ran(self, passes: Any) -> None:
-        pass
-
 
 class Subject:
     """One engine whose record can be switched off and on."""
@@ -51,6 +49,7 @@ class Subject:
             explain_steps=1000,
         )
         self._record, self._nothing = self.engine._decisions, NoDecisions()
+        self._on, self._off = self.engine._stages, Stages()
         params = SamplingParams(max_tokens=8000, temperature=0)
         for i in range(num_sequences):
             prompt = tuple((i * 7 + j) % 97 for j in range(40))
@@ -61,6 +60,7 @@ class Subject:
         """Return CPU seconds per step."""
         self.engine._scheduler.__class__ = Scheduler if explains else SilentScheduler
         self.engine._decisions = self.engine._scheduler._decisions = self._record if explains else self._nothing
+        self.engine._stages = self._on if explains else self._off
         step = self.engine.step
         start = time.process_time()
         for _ in range(num_steps):

@@ -38,6 +38,7 @@ from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.engine.scheduling.switch import SchedulingSwitch
 from trencadis.engine.speculation.drafting import Drafting, Speculation, check_numbers
+from trencadis.engine.stages import Stage
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.first_token_terms import SamplingTerms
 from trencadis.engine.transfer.first_tokens import FirstTokens
@@ -626,7 +627,7 @@ def compose_engine(
         executor=executor,
         observers=Observers(parts.observers, clock=clock, budget_ms=config.observer.budget_ms),
         drafting=drafting,
-        defragmenter=_defragmenter(config, capabilities, state, executor),
+        stages=_stages(config, capabilities, state, executor, decisions),
         embeddings=EmbeddingQueue(
             executor,
             parts.model,
@@ -780,6 +781,19 @@ def _policy(parts: Parts, state: EngineState, meters: Meters) -> GuardedScheduli
         meter = meters("scheduling", f"{parts.shadow[0]} (shadow)")
         policy.shadow = Shadow(*parts.shadow, clock=state.clock, meter=meter)
     return policy
+
+
+def _stages(
+    config: Config, capabilities: BackendCapabilities, state: EngineState, executor: Executor, decisions: Decisions
+) -> tuple[Stage, ...]:
+    """Return the stages that the configuration asks for, in the order in which they act."""
+    defragmenter = _defragmenter(config, capabilities, state, executor)
+    wanted: list[tuple[bool, Stage | None]] = [
+        (defragmenter is not None, defragmenter),
+        (state.swapping.num_host_blocks > 0, state.swapping),
+        (config.engine.explain_steps > 0, decisions),
+    ]
+    return tuple(stage for is_on, stage in wanted if is_on and stage is not None)
 
 
 def _defragmenter(

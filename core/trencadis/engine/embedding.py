@@ -66,6 +66,11 @@ class EmbeddingQueue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._suspects)
 
+    @property
+    def has_texts(self) -> bool:
+        """True while texts wait."""
+        return bool(self._waiting or self._suspects)
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self._suspects
 

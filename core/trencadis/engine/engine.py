@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,13 +24,10 @@ from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock, SimulatedClock
 from trencadis.engine.batching.passes import BatchBuilder
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp
-from trencadis.engine.cache.defragmenter import Defragmenter
 from trencadis.engine.commit.committer import Committer
 from trencadis.engine.commit.output_check import FailedStep, OutputCheck
 from trencadis.engine.commit.recovery import Recovery
 from trencadis.engine.embedding import EmbeddingQueue
-from trencadis.engine.failures import Failures
-from trencadis.engine.finish import Departures
 from trencadis.engine.guards import GuardedScheduling
 from trencadis.engine.inspect.accounting import Accounting, SubmittedStep
 from trencadis.engine.inspect.administration import Administration
@@ -39,28 +36,37 @@ from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_validation import Intake
-from trencadis.engine.scheduling.progress_watch import ProgressWatch
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import NO_SHADOW
 from trencadis.engine.speculation.drafting import Drafting
+from trencadis.engine.stages import Stage, Stages
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.guests import Guests
-from trencadis.errors import InvalidRequestError, RequestRefusedError, StepFailedError, UnpreparedShapeError
+from trencadis.errors import (
+    ContractError,
+    InvalidRequestError,
+    RequestRefusedError,
+    StepFailedError,
+    UnpreparedShapeError,
+)
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
-from trencadis.interfaces import Executor, PendingStep
+from trencadis.interfaces import Executor
 from trencadis.records import (
-    Batch,
     Embedding,
     EmbeddingRequest,
     FinishedSequence,
     FinishReason,
     ModelFacts,
+    Plan,
     Request,
     SamplingParams,
     TokenDeltas,
 )
 
 __all__ = ["Engine"]
+
+_MAX_IDLE_STEPS = 2
+"""A policy that schedules nothing so often in a row, although something could run, is at fault."""
 
 _EMPTY = np.empty(0, np.int32)
 _NOTHING = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
@@ -96,7 +102,7 @@ class Engine:
         model: ModelFacts,
         depth: int,
         administration: Administration | None = None,
-        defragmenter: Defragmenter | None = None,
+        stages: Sequence[Stage] = (),
         warm_up: WarmUp | None = None,
         background: BackgroundWarmUp | None = None,
         on_close: Callable[[], None] = lambda: None,
@@ -118,12 +124,11 @@ class Engine:
         self._drafting = drafting
         self._embeddings = embeddings
         self._background = background
-        self._defragmenter = defragmenter
+        self._stages = Stages(stages)
         self._administration = administration or Administration(state, policy, Decisions())
         self._decisions = self._administration.decisions
-        self._progress = ProgressWatch(state, scheduler.admission)
         self._committer = Committer(state)
-        self._recovery = Recovery(state, scheduler)
+        self._recovery = Recovery(state)
         self._preparations = Preparations(state, prepare, waits=isinstance(state.clock, SimulatedClock))
         self._intake = Intake(
             state, policy, embeddings, model, check_params, self._administration.role, self._preparations
@@ -133,30 +138,10 @@ class Engine:
         self._in_flight: deque[SubmittedStep] = deque()
         self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
         self._ended: list[FinishedSequence] = []
-        self._failures = Failures(
-            state,
-            self._recovery,
-            self._decisions,
-            totals=self.totals,
-            in_flight=self._in_flight,
-            ended=self._ended,
-            outputs=self._outputs,
-        )
-        self._departures = Departures(
-            state,
-            policy,
-            decisions=self._decisions,
-            recovery=self._recovery,
-            drafting=drafting,
-            observers=observers,
-            failures=self._failures,
-            totals=self.totals,
-            ended=self._ended,
-        )
+        self._num_idle_steps = 0
         self._guests = Guests(state.transfers.connector, add=self.add, abort=self.abort, backlog=state.backlog)
         # What is off is not on the path of a step.
         self._is_connected = state.transfers.has_connector
-        self._embeds = bool(model.embedding_size)
         self._first_tokens = state.transfers.first_tokens
         self._closed = False
         self.is_paused = False
@@ -178,7 +163,7 @@ class Engine:
         try:
             request, preparation = self._intake.admit(request)
         except StepFailedError as error:
-            self._failures.everything_failed(error)
+            self._end_everything(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
         sequence = state.add(request, asked=asked, preparation=preparation)
         slot = sequence.slot
@@ -188,7 +173,7 @@ class Engine:
             self._decisions.added(request, slot=slot, now_s=float(state.table.arrival_s[slot]))
             self._policy.on_added(slot=slot, request=request)
         except StepFailedError as error:
-            self._failures.everything_failed(error)
+            self._end_everything(error)
         return slot
 
     def embed(self, request: EmbeddingRequest) -> None:
@@ -212,11 +197,11 @@ class Engine:
         """
         if self._embeddings.drop(request_id):
             return None
-        return self._departures.end(request_id, FinishReason.ABORT)
+        return self._end(request_id, FinishReason.ABORT)
 
     def stop(self, request_id: str) -> FinishedSequence | None:
         """End a request because its text is complete (a stop string); None if there is no such request."""
-        return self._departures.end(request_id, FinishReason.STOP)
+        return self._end(request_id, FinishReason.STOP)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work between two steps."""
@@ -269,7 +254,7 @@ class Engine:
         if self._preparations.done:
             self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
-        if self._embeds and self._embeddings:
+        if self._embeddings.has_texts:
             embedded = self._embeddings.run(is_alone=not self._state.slot_of)
         deltas = self._run(embedded)
         return self._guests.without(self._first_tokens.ahead_of(deltas)) if self._is_connected else deltas
@@ -332,7 +317,7 @@ class Engine:
         for request_id in list(self._state.slot_of):
             self.abort(request_id)
         while self._in_flight:
-            self._failures.drain_one()
+            self._drain_one()
         self._bring_message()
         self._observers.close()
         try:
@@ -349,7 +334,7 @@ class Engine:
         with contextlib.suppress(Exception):  # of an executor that is dead already
             for _ in range(2):  # first what a refused plan had for it, if there is any
                 if self._state.transfers.has_message and self._submit_next() and self._in_flight:
-                    self._failures.drain_one()
+                    self._drain_one()
 
     def _run(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
         """Submit what can be, and commit the oldest step in flight; everybody's news, guests included."""
@@ -357,11 +342,11 @@ class Engine:
             pass
         if not self._in_flight:
             self._watch_progress()
-            return self._departures.with_ended(_NOTHING, embedded)
+            return self._announce_all(_NOTHING, embedded)
         step = self._in_flight.popleft()
         plan = step.plan
         if plan.num_tokens:
-            self._progress.num_idle = 0
+            self._num_idle_steps = 0
         else:
             self._watch_progress()
         compiles = step.pass_counts.compiles
@@ -370,18 +355,19 @@ class Engine:
         try:
             output = self._outputs.output_of(step)
         except Exception as error:
-            self._failures.step_failed(plan, error)
-            return self._departures.with_ended(_NOTHING, embedded)
+            self._step_failed(plan, error)
+            return self._announce_all(_NOTHING, embedded)
         start_s = self._clock.now_s()
         if not compiles:
             ACTIVITY.end_step(start_s - wait_s)
         ACTIVITY.begin(_COMMITTING)
         deltas = self._committer.commit(plan, output)
-        if self._scheduler.solo:
+        if self._recovery.suspects:
             self._recovery.step_done(plan)
         if self._drafting.is_on:
             self._drafting.verified(plan, output)
-        deltas = self._departures.with_ended(deltas, embedded)
+        if embedded or deltas.finished or self._ended or self._first_tokens.ended:
+            deltas = self._announce_all(deltas, embedded)
         commit_s = self._clock.now_s() - start_s
         self._accounting.committed(step, output, deltas, num_accepted=self._committer.num_accepted, commit_s=commit_s)
         return deltas
@@ -390,79 +376,171 @@ class Engine:
         """Plan and submit one step; False if there is nothing to run."""
         ACTIVITY.begin(_SCHEDULING)
         start_s = self._clock.now_s()
-        try:
-            plan = self._scheduler.plan(*self._drafting.propose()) if self._drafting.is_on else self._scheduler.plan()
-        except StepFailedError as error:
-            self._failures.everything_failed(error)
-            return False
-        finally:
-            if self._scheduler.failed:
-                self._ended.extend(self._scheduler.failed)
-                self._scheduler.failed.clear()
+        plan = self._plan()
         if plan is None:
             return False
-        swapping = self._state.swapping
-        num_block_swaps = 0
-        if self._defragmenter is not None and not swapping.has_copies:  # copies name blocks as they lie now
-            num_block_swaps = self._defragmenter.run(plan)
-        self.totals.num_block_swaps += num_block_swaps
+        step = self._counted(plan)
+        for after_plan in self._stages.after_plan:
+            after_plan(step)
+        self.totals.num_block_swaps += step.num_block_swaps
         try:
             batch = self._builder.build(plan)
         except UnpreparedShapeError as error:
-            self._failures.refused(plan, error)
-            return True  # something is left to run: what it takes apart, or who was not in it
+            self._refused(plan, error)
+            return True  # the other sequences of the plan can run, and those that were not in it
         except StepFailedError as error:
             self._state.transfers.put_back(plan.connector_message)
-            self._failures.everything_failed(error)
+            self._end_everything(error)
             return False
         try:
-            swapping.flush()
+            for after_build in self._stages.after_build:
+                after_build(step, batch)
         except Exception as error:
-            self._failures.refused(plan, error)
+            self._refused(plan, error)
             return True
-        self._decisions.ran(batch.passes)
-        counts, admission = self._builder.passes.counts, self._scheduler.admission
-        policy, drafting = self._policy, self._drafting
+        counts = step.pass_counts = self._builder.passes.counts
         ACTIVITY.begin_step(plan.step, _COMPILING if counts.compiles else _FORWARD)
-        pending = self._submitted(batch)
-        self._in_flight.append(
-            SubmittedStep(
-                plan=plan,
-                pending=pending,
-                plan_s=self._clock.now_s() - start_s,
-                num_prompt_tokens_admitted=admission.num_prompt_tokens,
-                num_prompt_tokens_cached=admission.num_cached_tokens,
-                num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
-                pass_counts=counts,
-                policy=policy.name,
-                num_quarantined=policy.num_quarantined,
-                shadow=NO_SHADOW if policy.shadow is None else policy.take_shadow_step(),
-                num_block_swaps=num_block_swaps,
-                draft_s=drafting.draft_s,
-                num_drafters_quarantined=drafting.num_quarantined if drafting.is_configured else 0,
-                swap_counts=swapping.counts,
-            )
-        )
+        try:
+            step.pending = self._executor.submit(batch)
+        except BaseException as error:  # it fails as one that ran, for its rows and tables are drained
+            reraise_interrupt(error)
+            step.pending = FailedStep(error)
+        step.plan_s = self._clock.now_s() - start_s
+        self._in_flight.append(step)
         if self._background is not None:
             self._background.behind_step()
         return True
 
-    def _submitted(self, batch: Batch) -> PendingStep:
+    def _plan(self) -> Plan | None:
+        """Return the next plan; None if nothing can run, or the policy failed for good."""
+        scheduler, suspects = self._scheduler, self._recovery.suspects
         try:
-            return self._executor.submit(batch)
-        except BaseException as error:  # it fails as one that ran, for its rows and tables are drained
-            reraise_interrupt(error)
-            return FailedStep(error)
+            if self._drafting.is_on:
+                drafts, draft_slots = self._drafting.propose()
+                return scheduler.plan(drafts, draft_slots, alone=suspects[0] if suspects else None)
+            return scheduler.plan(alone=suspects[0]) if suspects else scheduler.plan()
+        except StepFailedError as error:
+            self._end_everything(error)
+            return None
+        finally:
+            if scheduler.failed:
+                self._ended.extend(scheduler.failed)
+                scheduler.failed.clear()
+
+    def _counted(self, plan: Plan) -> SubmittedStep:
+        """Return a step with the counts of its plan."""
+        policy, drafting, admission = self._policy, self._drafting, self._scheduler.admission
+        return SubmittedStep(
+            plan=plan,
+            num_prompt_tokens_admitted=admission.num_prompt_tokens,
+            num_prompt_tokens_cached=admission.num_cached_tokens,
+            num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
+            policy=policy.name,
+            num_quarantined=policy.num_quarantined,
+            shadow=NO_SHADOW if policy.shadow is None else policy.take_shadow_step(),
+            draft_s=drafting.draft_s,
+            num_drafters_quarantined=drafting.num_quarantined if drafting.is_configured else 0,
+        )
+
+    # -------------------------------------------------------------------------------------------------- finish
+
+    def _end(self, request_id: str, reason: FinishReason) -> FinishedSequence | None:
+        """End a request at once, whatever its state; None if there is no such request."""
+        slot = self._state.slot_of.get(request_id)
+        if slot is None:
+            return None
+        tenant = int(self._state.table.tenant[slot])
+        finished = self._state.finish(self._state.table.sequence(slot), reason)
+        self._announce(finished, tenant)
+        return finished
+
+    def _announce_all(self, deltas: TokenDeltas, embedded: tuple[Embedding, ...]) -> TokenDeltas:
+        """Add embeddings and sequences that ended outside a commit, and announce all that ended."""
+        if self._ended or self._first_tokens.ended or embedded:
+            ended = (*self._ended, *self._first_tokens.take_ended())
+            self._ended.clear()
+            deltas = attrs.evolve(deltas, finished=(*deltas.finished, *ended), embeddings=embedded)
+        for finished in deltas.finished:
+            self._announce(finished, int(self._state.table.tenant[finished.slot]))
+        return deltas
+
+    def _announce(self, finished: FinishedSequence, tenant: int) -> None:
+        """Tell stages, policy and observers that a sequence left."""
+        self.totals.num_finished += 1
+        for on_finish in self._stages.on_finish:
+            on_finish(finished)
+        self._recovery.left(finished.slot)
+        self._drafting.finished(finished.slot, finished.token_ids)
+        try:
+            self._policy.on_finished(slot=finished.slot, tenant=tenant, num_output_tokens=len(finished.token_ids))
+        except StepFailedError as error:
+            self._end_everything(error)
+        if self._observers:
+            self._observers.on_request(finished)
 
     # ------------------------------------------------------------------------------------------------ failures
 
+    def _step_failed(self, plan: Plan, error: Exception) -> None:
+        """Undo a step that failed, and the steps in flight after it."""
+        self.totals.num_failed_steps += 1
+        self._decisions.failed(plan.step, str(error))
+        dropped = []
+        while self._in_flight:
+            dropped.append(self._drain_one())
+        self._ended.extend(self._recovery.step_failed(plan, dropped, error))
+
+    def _refused(self, plan: Plan, error: Exception) -> None:
+        """Undo a plan that was not submitted."""
+        self._state.transfers.put_back(plan.connector_message)
+        self._step_failed(plan, error)
+        rows = set(plan.rows.tolist())
+        self._state.row_starts = [start for start in self._state.row_starts if start.row not in rows]
+
+    def _end_everything(self, error: StepFailedError) -> None:
+        """End every live request: without a working strategy no step can be made."""
+        self.totals.num_failed_steps += 1
+        self._faults.say("everything", f"{error} Every live request ends.", error=error.__cause__, level=logging.ERROR)
+        while self._in_flight:
+            self._drain_one()
+        state = self._state
+        for slot in list(state.slot_of.values()):
+            self._ended.append(state.finish(state.table.sequence(slot), FinishReason.ERROR, error=str(error)))
+        state.row_starts.clear()
+
+    def _drain_one(self) -> Plan:
+        """Wait for the oldest step in flight and drop its output; returns its plan."""
+        step = self._in_flight.popleft()
+        try:
+            output = self._outputs.output_of(step)
+        except Exception:  # the first failure is the one that is reported
+            return step.plan
+        self._state.transfers.apply(output.connector_reports, self._state, missed_layers=output.missed_layers)
+        return step.plan
+
     def _watch_progress(self) -> None:
         """Quarantine a policy that twice in a row schedules nothing although something could run."""
-        num_tokens = sum(step.plan.num_tokens for step in self._in_flight)
-        fault = self._progress.seen(num_tokens=num_tokens, excused=self.is_paused or bool(self._ended))
-        if fault is None:
+        state = self._state
+        if any(step.plan.num_tokens for step in self._in_flight):  # one with a KV connector's message alone has none
+            self._num_idle_steps = 0
             return
+        could_run = state.running.size or self._could_admit()
+        is_excused = self.is_paused or self._ended
+        self._num_idle_steps = self._num_idle_steps + 1 if could_run and not is_excused else 0
+        if self._num_idle_steps < _MAX_IDLE_STEPS:
+            return
+        self._num_idle_steps = 0
+        fault = f"it scheduled nothing twice in a row with {len(state.running)} sequences running and {len(state.waiting)} waiting"
         try:
-            self._policy.quarantine(fault)
+            self._policy.quarantine(ContractError(fault))
         except StepFailedError as error:
-            self._failures.everything_failed(error)
+            self._end_everything(error)
+
+    def _could_admit(self) -> bool:
+        """Whether the first waiting sequence could run: no block is in use, or those held for transfers leave room for all that wait."""
+        state, admission = self._state, self._scheduler.admission
+        if not len(state.waiting) or admission.num_pending or state.transfers.num_parked:
+            return False
+        num_held = state.transfers.num_held_blocks
+        if state.blocks.num_used > num_held:
+            return False
+        return not num_held or all(admission.lacks(slot) == (0, 0) for slot in state.waiting.slots.tolist())

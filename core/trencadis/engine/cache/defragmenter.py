@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from trencadis.config.schema import DefragmenterConfig
 from trencadis.engine.cache.block_manager import BlockManager
+from trencadis.engine.inspect.accounting import SubmittedStep
+from trencadis.engine.stages import Stage
 from trencadis.engine.state import EngineState
 from trencadis.records import Int32Array, Plan
 
@@ -31,7 +33,7 @@ _COPY_COST = 4
 """What a swap of two blocks costs, in blocks read: two are read and two are written."""
 
 
-class Defragmenter:
+class Defragmenter(Stage):
     """Moves blocks between two steps. Engine thread; used after a plan is made and before its batch is built.
 
     Args:
@@ -61,6 +63,11 @@ class Defragmenter:
         self._log = _UpdateLog() if config.log_moves else None
         self.num_runs = 0
         self.num_swaps = 0
+
+    def after_plan(self, step: SubmittedStep) -> None:
+        """Move blocks, unless copies to or from host memory are noted: these name blocks by their present ids."""
+        if not self._state.swapping.has_copies:
+            step.num_block_swaps = self.run(step.plan)
 
     def run(self, plan: Plan) -> int:
         """Move blocks if it pays; returns the number of swaps. O(num_blocks), about 10 µs for 4096 blocks when there is nothing to do."""

@@ -10,15 +10,20 @@ step in flight is in what is copied out, and a block that is given to somebody e
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from trencadis.config.schema import Config
 from trencadis.engine.sequences import Sequence
+from trencadis.engine.stages import Stage
 from trencadis.errors import ConfigValueError, InternalError
 from trencadis.interfaces import BlockCopies, Executor
-from trencadis.records import Int32Array, ModelFacts
+from trencadis.records import Batch, Int32Array, ModelFacts
+
+if TYPE_CHECKING:
+    from trencadis.engine.inspect.accounting import SubmittedStep
 
 __all__ = ["NO_SWAPS", "SwapCounts", "Swapping", "num_host_blocks"]
 
@@ -51,7 +56,7 @@ class _Copy:
     host: Int32Array
 
 
-class Swapping:
+class Swapping(Stage):
     """The host blocks of one engine, and the copies of the plan in the making.
 
     Args:
@@ -127,6 +132,11 @@ class Swapping:
             self._push(*(copy.host for copy in self._ins if copy.sequence is sequence))
             self._outs = [copy for copy in self._outs if copy.sequence is not sequence]
             self._ins = [copy for copy in self._ins if copy.sequence is not sequence]
+
+    def after_build(self, step: SubmittedStep, batch: Batch) -> None:
+        """Hand the copies of the plan to the executor, and note their counts."""
+        self.flush()
+        step.swap_counts = self.counts
 
     def flush(self) -> None:
         """Hand the copies of a plan to the executor; called once for each batch, right before it is submitted.

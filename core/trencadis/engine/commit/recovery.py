@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 
-from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import UnpreparedShapeError
@@ -28,13 +27,15 @@ class Recovery:
     """Takes failed steps apart.
 
     Args:
-        state: The engine's state.
-        scheduler: Runs suspects alone: ``scheduler.solo`` is theirs.
+        state: The engine's state; changed.
+
+    Attributes:
+        suspects: Slots that run alone, one after the other, until the one at fault is found.
     """
 
-    def __init__(self, state: EngineState, scheduler: Scheduler) -> None:
+    def __init__(self, state: EngineState) -> None:
+        self.suspects: list[int] = []
         self._state = state
-        self._scheduler = scheduler
         self._faults = FaultLog(logger)
         self._num_others: dict[int, int] = {}  # by suspect: sequences that were computed anew with it
 
@@ -74,12 +75,12 @@ class Recovery:
             self._num_others[slot] = self._num_others.get(slot, 0) + len(suspects) - 1
         for made in (plan, *dropped):
             self._distrust(made)
-        self._scheduler.solo.extend(slot for slot in suspects if slot not in self._scheduler.solo)
+        self.suspects.extend(slot for slot in suspects if slot not in self.suspects)
         return at_fault
 
     def step_done(self, plan: Plan) -> None:
         """Clear the suspect that ran alone, once it has yielded a token."""
-        if self._scheduler.solo and plan.num_sequences == 1 and plan.samples[0]:
+        if self.suspects and plan.num_sequences == 1 and plan.samples[0]:
             self._cleared(int(plan.slots[0]))
 
     def left(self, slot: int) -> None:
@@ -117,5 +118,5 @@ class Recovery:
 
     def _cleared(self, slot: int) -> None:
         self._num_others.pop(slot, None)
-        if slot in self._scheduler.solo:
-            self._scheduler.solo.remove(slot)
+        if slot in self.suspects:
+            self.suspects.remove(slot)

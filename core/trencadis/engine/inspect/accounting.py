@@ -12,23 +12,35 @@ from trencadis.engine.cache.swapping import NO_SWAPS, SwapCounts
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.scheduling.shadow import NO_SHADOW, ShadowStep
 from trencadis.engine.state import EngineState
+from trencadis.errors import InternalError
 from trencadis.interfaces import PendingStep
 from trencadis.records import Drafts, EngineGauges, Int32Array, Int64Array, Plan, StepOutput, StepStats, TokenDeltas
 
 __all__ = ["Accounting", "DraftCounts", "EngineTotals", "NO_DRAFTS", "SubmittedStep", "added", "count_drafts"]
 
 
+class _NotSubmitted(PendingStep):
+    """The pending step of a plan that was not submitted yet."""
+
+    def wait(self) -> StepOutput:
+        """Raise: there is nothing to wait for."""
+        raise InternalError("a step is awaited that was not submitted")
+
+
+NOT_SUBMITTED, NO_PASSES = _NotSubmitted(), PassCounts()
+
+
 @attrs.define(kw_only=True, eq=False)
 class SubmittedStep:
-    """A step in flight, with what its planning counted. Not changed; frozen, it would take twice as long to make."""
+    """One step from its plan to its commit, with the counts of its planning; stages fill in theirs."""
 
     plan: Plan
-    pending: PendingStep
-    plan_s: float
-    num_prompt_tokens_admitted: int
-    num_prompt_tokens_cached: int
-    num_recomputed_tokens: int
-    pass_counts: PassCounts
+    pending: PendingStep = NOT_SUBMITTED
+    plan_s: float = 0.0
+    num_prompt_tokens_admitted: int = 0
+    num_prompt_tokens_cached: int = 0
+    num_recomputed_tokens: int = 0
+    pass_counts: PassCounts = NO_PASSES
     policy: str = ""
     num_quarantined: int = 0
     shadow: ShadowStep = NO_SHADOW

@@ -10,12 +10,17 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from trencadis.engine.stages import Stage
 from trencadis.interfaces import SchedulerView, TokenSplit
-from trencadis.records import Bucket, FinishedSequence, Int32Array, Pass, Request
+from trencadis.records import Batch, Bucket, FinishedSequence, Int32Array, Request
+
+if TYPE_CHECKING:
+    from trencadis.engine.inspect.accounting import SubmittedStep
 
 __all__ = ["Decisions", "Life", "Preemption", "StepNotes", "Stop"]
 
@@ -164,7 +169,7 @@ class Life:
     error: str = ""
 
 
-class Decisions:
+class Decisions(Stage):
     """Keeps the notes of the last steps and the lives of their requests.
 
     Args:
@@ -188,8 +193,9 @@ class Decisions:
         else:
             kept.append(notes)
 
-    def ran(self, passes: tuple[Pass, ...]) -> None:
+    def after_build(self, step: SubmittedStep, batch: Batch) -> None:
         """Note the buckets of the newest plan."""
+        passes = batch.passes
         if len(passes) == 1 and self._notes:  # nearly always, and three times as fast
             one = passes[0]
             self._notes[-1].passes = ((one.bucket, one.indices),)
@@ -216,7 +222,7 @@ class Decisions:
                 born=self._next,
             )
 
-    def left(self, finished: FinishedSequence) -> None:
+    def on_finish(self, finished: FinishedSequence) -> None:
         """Note that a request ended; forgets those that no kept step knows, and the oldest beyond 16384."""
         life = self._newest.get(finished.request_id)
         if life is None or life.finish_reason:

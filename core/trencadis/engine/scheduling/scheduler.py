@@ -70,17 +70,19 @@ class Scheduler:
         self._epochs: Int64Array = self._places
         self._ones, self._trues = _constant(64, np.int32), _constant(64, np.bool_)
         self.failed: list[FinishedSequence] = []
-        self.solo: list[int] = []
         self.num_recomputed_tokens = 0
 
-    def plan(self, drafts: Drafts | None = None, draft_slots: Int32Array = _EMPTY) -> Plan | None:
+    def plan(
+        self, drafts: Drafts | None = None, draft_slots: Int32Array = _EMPTY, *, alone: int | None = None
+    ) -> Plan | None:
         """Return the next plan, or None if nothing can run now.
 
         Mutates the state: allocates blocks, preempts, admits, and counts scheduled tokens as computed.
 
         Args:
             drafts: Draft tokens for running sequences.
-            draft_slots: Whose they are, in the same order.
+            draft_slots: Slots of these sequences, in the same order.
+            alone: Slot of a suspect of a failed step, which is to run alone; None: there is none.
         """
         state, table = self._state, self._state.table
         self._preempted = []
@@ -89,8 +91,8 @@ class Scheduler:
         self.admission.begin(notes)
         if self._had_drafts:
             self._take_back()
-        if self.solo:
-            return self._plan_solo()
+        if alone is not None:
+            return self._plan_alone(alone)
         view, order = self._views.view(), None
         notes.saw(view)
         if len(state.waiting) and self._policy.preempts:
@@ -288,10 +290,10 @@ class Scheduler:
                 slots.append(np.array([slot], np.int32))
                 counts.append(np.array([chunk], np.int32))
 
-    def _plan_solo(self) -> Plan | None:
+    def _plan_alone(self, slot: int) -> Plan | None:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
-        slot = self._notes.alone = self.solo[0]
+        self._notes.alone = slot
         self._notes.saw(self._views.view())
         if table.sequence(slot).state is SequenceState.PARKED:
             return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited

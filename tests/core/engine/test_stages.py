@@ -1,0 +1,71 @@
+"""Stages: an engine calls only the moments that a configured stage defines, in the order of the stages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trencadis.engine.inspect.accounting import SubmittedStep
+from trencadis.engine.stages import Stage, Stages
+from trencadis.records import Batch, FinishedSequence, Request, SamplingParams
+from trencadis_testing.engines import drain, make_engine
+
+
+class Recorder(Stage):
+    """Keeps the order of its calls in a list that it shares with others."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self._name, self._calls = name, calls
+
+    def after_plan(self, step: SubmittedStep) -> None:
+        self._calls.append(f"{self._name} after plan {step.plan.step}")
+
+    def on_finish(self, finished: FinishedSequence) -> None:
+        self._calls.append(f"{self._name} {finished.request_id}")
+
+
+class FailsOnce(Stage):
+    """Refuses the first batch."""
+
+    num_batches = 0
+
+    def after_build(self, step: SubmittedStep, batch: Batch) -> None:
+        self.num_batches += 1
+        if self.num_batches == 1:
+            raise ValueError("no room on the device")
+
+
+def request(name: str = "a") -> Request:
+    prompt = np.arange(1, 6, dtype=np.int32)
+    return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=3, temperature=0))
+
+
+@pytest.mark.parametrize("num_steps", [0, 8])
+def test_what_is_off_is_not_on_the_path_of_a_step(num_steps: int) -> None:
+    stages = make_engine(explain_steps=num_steps)._stages
+    assert stages.after_plan == ()
+    assert len(stages.after_build) == len(stages.on_finish) == bool(num_steps)
+
+
+def test_an_engine_calls_its_stages_in_their_order() -> None:
+    calls: list[str] = []
+    engine = make_engine()
+    engine._stages = Stages([Recorder("first", calls), Recorder("second", calls)])
+    assert engine._stages.after_build == ()
+    engine.add(request())
+    drain(engine)
+    assert calls[:2] == ["first after plan 0", "second after plan 0"]
+    assert calls[-2:] == ["first a", "second a"]
+
+
+def test_an_error_before_a_batch_is_submitted_fails_the_step_and_no_text() -> None:
+    engine, undisturbed = make_engine(), make_engine()
+    engine._stages = Stages([FailsOnce()])
+    for each in (engine, undisturbed):
+        each.add(request("a"))
+        each.add(request("b"))
+    ended, expected = drain(engine), drain(undisturbed)
+    assert engine.totals.num_failed_steps == 1
+    assert {name: one.token_ids.tolist() for name, one in ended.items()} == {
+        name: one.token_ids.tolist() for name, one in expected.items()
+    }
