@@ -180,13 +180,15 @@ def reference(path: str, device: torch.device, *, size: int, context: int) -> Ca
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(device).eval()
     cache = StaticCache(config=model.config, max_cache_len=context + 8)
     tokens = torch.randint(3, model.config.vocab_size, (size, context - 1), device=device)
-    model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    # The cache stands fourth, by whatever name a release of transformers calls it.
+    model(tokens, None, None, cache, use_cache=True, logits_to_keep=1)
     last, where = tokens[:, :1], torch.full((size, 1), context - 1, device=device)
 
     def step() -> object:
         # The same place again: a static cache is written where the positions say.
-        options = {"past_key_values": cache, "position_ids": where, "cache_position": where[0], "use_cache": True}
-        return model(last, **options).logits[:, -1].argmax(-1).tolist()
+        return (
+            model(last, None, where, cache, cache_position=where[0], use_cache=True).logits[:, -1].argmax(-1).tolist()
+        )
 
     return step
 

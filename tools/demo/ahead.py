@@ -38,13 +38,9 @@ def look_ahead(model: LlamaForCausalLM, inputs: Tensor, depth: int, *, mask_id: 
     for step in range(depth):
         if step:
             seen = torch.cat([seen, torch.eye(length, dtype=torch.bool)], dim=1)
-        logits = model(
-            input_ids=fed,
-            position_ids=(torch.arange(length) + step)[None],
-            attention_mask=seen[None, None],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
+        positions = (torch.arange(length) + step)[None]
+        # By place: the cache has another name in each range of transformers' releases.
+        logits = model(fed, seen[None, None], positions, cache, use_cache=True).logits
         yield logits
         fed = logits.argmax(-1) if mask_id is None else torch.full_like(inputs, mask_id)
 

@@ -81,6 +81,8 @@ class RotaryAttention(nn.Module):
         out: Back to the hidden size.
         original: The module it stands for, whose sizes and norms it takes.
         options: What the original hands to attention besides tensors.
+        unused: Names of what the original is given and does not hand on, a cache among them: each release of
+            transformers has names of its own.
         norms: Weights of the queries' and the keys' norm, or None.
         eps: Of the norms.
         native: The library.
@@ -104,6 +106,7 @@ class RotaryAttention(nn.Module):
         *,
         original: Any,
         options: dict[str, Any],
+        unused: frozenset[str],
         norms: tuple[torch.Tensor | None, torch.Tensor | None],
         eps: float,
         native: Native,
@@ -121,6 +124,7 @@ class RotaryAttention(nn.Module):
         self.num_key_value_groups = self.num_heads // self.num_kv_heads
         self.is_causal = True
         self.options = options
+        self._unused = unused
         # Parameters, though small, for whoever counts a model's memory.
         self.query_norm, self.key_norm = (
             None if norm is None else nn.Parameter(norm, requires_grad=False) for norm in norms
@@ -150,7 +154,7 @@ class RotaryAttention(nn.Module):
         )
         heads = whole.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        others.pop("past_key_values", None)
+        handed = {name: value for name, value in others.items() if name not in self._unused}
         attend = self._attention_functions[getattr(self.config, "_attn_implementation", "")]
-        attended, weights = attend(self, query, key, value, attention_mask, **{**others, **self.options})
+        attended, weights = attend(self, query, key, value, attention_mask, **{**handed, **self.options})
         return self.o_proj(attended.flatten(-2).contiguous()), weights

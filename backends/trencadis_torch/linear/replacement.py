@@ -261,6 +261,7 @@ def _rotary_attention(module: Any, seen: _Seen, pack: Pack, native: Native) -> R
     common: dict[str, Any] = {
         "original": module,
         "options": {name: value for name, value in handed.items() if name not in passed},
+        "unused": frozenset(seen.options.keys() - seen.handed.keys() - {"trencadis_seen"}),
         "eps": float(_eps_of(getattr(module, "q_norm", None))),
         "native": native,
     }
