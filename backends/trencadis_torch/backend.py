@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 import torch
 
-from trencadis.clock import Clock, SystemClock
+from trencadis.clock import Clock, Phases, SystemClock
 from trencadis.errors import BackendError, OutOfMemoryError
 from trencadis.interfaces import (
     AcceptanceRule,
@@ -42,7 +42,6 @@ from trencadis.records import (
     Pass,
     WarmUpReport,
 )
-from trencadis.startup import Phases
 from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.choice import cache_dtypes, choose_kernel

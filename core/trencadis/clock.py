@@ -1,11 +1,12 @@
-"""Time, handed in: the engine reads no other clock, so that a run can be replayed or simulated."""
+"""Time, handed in: the engine reads no other clock, so that a run can be replayed or simulated; and how long phases of work take."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
-__all__ = ["Clock", "SimulatedClock", "SystemClock"]
+__all__ = ["Clock", "Phases", "SimulatedClock", "SystemClock", "in_words"]
 
 
 class Clock(Protocol):
@@ -46,3 +47,42 @@ class SimulatedClock:
         if seconds < 0:
             raise ValueError(f"a clock does not go back: advance({seconds})")
         self._now_s += seconds
+
+
+class Phases:
+    """Times the phases of some work, one after the other without gaps: their times add up to that of the whole.
+
+    Args:
+        clock: Measures.
+        first: The phase that begins now.
+
+    Attributes:
+        took_s: Seconds by name, in order of their beginnings; a name that comes again goes on counting.
+    """
+
+    def __init__(self, clock: Clock, first: str) -> None:
+        self._clock = clock
+        self._name = first
+        self._since_s = clock.now_s()
+        self.took_s: dict[str, float] = {first: 0.0}
+
+    def begin(self, name: str) -> None:
+        """End the phase and begin another one."""
+        now_s = self._clock.now_s()
+        self.took_s[self._name] += now_s - self._since_s
+        self.took_s.setdefault(name, 0.0)
+        self._name, self._since_s = name, now_s
+
+    def end(self) -> str:
+        """Return the whole and its phases in words; what comes later is not counted: ``1.5 s: weights 1.0 s, check 0.5 s``."""
+        self.begin(self._name)
+        return in_words(self.took_s)
+
+
+def in_words(took_s: Mapping[str, float]) -> str:
+    """Return a sum and what it is made of. Pure.
+
+    Args:
+        took_s: Seconds by name.
+    """
+    return f"{sum(took_s.values()):.1f} s: {', '.join(f'{name} {one_s:.1f} s' for name, one_s in took_s.items())}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from trencadis.api import ServerConfig
 from trencadis.clock import Clock
-from trencadis.config.server import ServerConfig
 from trencadis_server.generation.encoding import Encoder
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
 
 __all__ = ["Admission", "EngineSource", "Hold", "ServerContext", "context_of"]
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from trencadis.clock import SimulatedClock
-from trencadis.startup import RARELY, Phases, in_words, rare_collections
+from trencadis.clock import Phases, SimulatedClock, in_words
+from trencadis.startup import RARELY, rare_collections
 
 
 @pytest.fixture

@@ -29,6 +29,18 @@ def test_contracts_engine_and_plugins_command_load_no_torch() -> None:
     assert not set(_run(code).split()) & {"torch", "transformers"}
 
 
+def test_no_module_of_the_core_or_the_kit_imports_a_tensor_library() -> None:
+    code = (
+        "import sys, pkgutil, importlib, trencadis, trencadis_testing\n"
+        "for package in (trencadis, trencadis_testing):\n"
+        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        if not module.name.endswith('__main__'): importlib.import_module(module.name)\n"
+        "assert 'trencadis.engine.engine' in sys.modules and 'trencadis_testing.acceptance' in sys.modules\n"
+        "print(*sorted(m for m in sys.modules if '.' not in m))"
+    )
+    assert not set(_run(code).split()) & {"torch", "transformers"}
+
+
 def test_import_of_trencadis_takes_less_than_its_budget_of_cpu() -> None:
     code = "import time; a = time.process_time(); import trencadis; b = time.process_time(); print(b - a)"
     # The budget is 150 ms; the best of several runs leaves neighbours on the machine out.

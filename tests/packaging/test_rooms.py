@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,19 @@ def test_imports_between_rooms_point_one_way() -> None:
 
 def test_import_contracts_have_no_exceptions() -> None:
     assert "ignore_imports" not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_module_of_the_core_is_public_or_protected() -> None:
+    """A module that is added is in one of the lists: the contracts allow what is listed, and nothing else."""
+    public = {"clock", "errors", "faults", "hookspecs", "interfaces", "records"}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    protected = {
+        module.removeprefix("trencadis.")
+        for contract in contracts
+        if contract["type"] == "protected"
+        for module in contract["protected_modules"]
+    }
+    core = ROOT / "core" / "trencadis"
+    modules = {path.stem for path in core.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert modules - {"__init__", "__main__"} == public | protected
+    assert not public & protected

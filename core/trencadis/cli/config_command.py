@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from trencadis.cli.tables import print_table
 from trencadis.config import Config
 from trencadis.config.explain import as_json, explain
 from trencadis.config.reference import flag_names, reference_page
+from trencadis.console import print_table
 from trencadis.registry import Registry
 
 __all__ = ["add_arguments", "run"]

@@ -7,8 +7,8 @@ import json
 
 import attrs
 
-from trencadis.cli.tables import print_table
 from trencadis.config import Config
+from trencadis.console import print_table
 from trencadis.hookspecs import NOUNS
 from trencadis.registry import Registry, resolve_plan
 from trencadis.registry.listing import processors_of, rows_of

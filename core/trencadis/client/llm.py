@@ -29,8 +29,8 @@ from trencadis.client import (
 from trencadis.client.process import open_placed_frontend
 from trencadis.client.terms import terms_per_prompt
 from trencadis.config import Config
+from trencadis.console import track
 from trencadis.errors import RequestError
-from trencadis.progress import track
 from trencadis.records import (
     DEFAULT_TERMS,
     BeamSearchParams,

@@ -9,7 +9,7 @@ from typing import Any
 from trencadis.client.frontend import Frontend
 from trencadis.client.local_engine import LocalEngineClient
 from trencadis.config import Config
-from trencadis.progress import track
+from trencadis.console import track
 from trencadis.registry import Registry, load_with_plugins
 from trencadis.startup import rare_collections
 from trencadis.text import Tokenizer, load_tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from trencadis.errors import InvalidRequestError, RequestError
-from trencadis.wording import shown
+from trencadis.faults import shown
 
 __all__ = [
     "OnRefusal",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import attrs
 
 from trencadis.activity import ACTIVITY, Lane
-from trencadis.clock import Clock, SystemClock
+from trencadis.clock import Clock, Phases, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
 from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, closing_buckets, warm_up
@@ -46,7 +46,7 @@ from trencadis.engine.transfer.guarded_connector import GuardedConnector, Guarde
 from trencadis.engine.transfer.role import EngineRole
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, PluginLoadError, TrencadisError
-from trencadis.faults import CallMeter, as_words, reraise_interrupt
+from trencadis.faults import CallMeter, as_words, reraise_interrupt, shown
 from trencadis.interfaces import (
     AcceptanceRule,
     AllocationPlan,
@@ -68,9 +68,8 @@ from trencadis.records import Bucket, BucketLimits, ModelFacts, ModelSource, Row
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.collect import OUR_DISTRIBUTION
 from trencadis.registry.switching import SchedulingInForce
-from trencadis.startup import Phases, rare_collections
+from trencadis.startup import rare_collections
 from trencadis.text import model_finder, read_prefixes, resolve_model_path, vocabulary_reader
-from trencadis.wording import shown
 
 __all__ = [
     "ADAPTERS",

@@ -20,10 +20,9 @@ import numpy as np
 
 from trencadis.engine.scheduling.shadow import NO_SHADOW, Shadow, ShadowStep
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import BucketingStrategy, EvictionPolicy, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Bucket, Int32Array, Request, Shape, read_only
-from trencadis.wording import shown
 
 __all__ = ["Fallback", "Guarded", "GuardedBucketing", "GuardedEviction", "GuardedScheduling", "TooSlowError"]
 

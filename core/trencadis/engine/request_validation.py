@@ -13,8 +13,8 @@ from trencadis.engine.preparations import Preparations
 from trencadis.engine.state import EngineState
 from trencadis.engine.transfer.role import EngineRole
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestError, RequestRefusedError, StepFailedError
+from trencadis.faults import shown
 from trencadis.records import ModelFacts, Request, SamplingParams
-from trencadis.wording import shown
 
 __all__ = ["Intake", "check_honoured", "check_request"]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import attrs
 
 from trencadis.errors import InvalidRequestError
+from trencadis.faults import shown
 from trencadis.records.sampling import MAX_INT, MAX_LOGPROBS
-from trencadis.wording import shown
 
 __all__ = ["BeamSearchParams"]
 

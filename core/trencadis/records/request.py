@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError
+from trencadis.faults import shown
 from trencadis.records.plain import check_plain, is_text
 from trencadis.records.sampling import SamplingParams
-from trencadis.wording import shown
 
 __all__ = ["DEFAULT_TERMS", "MAX_TRANSFER_BYTES", "FinishReason", "Request", "RequestTerms", "transfer_table"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError
+from trencadis.faults import shown
 from trencadis.records.plain import check_plain, is_text
 from trencadis.records.structured import StructuredOutput
-from trencadis.wording import shown
 
 __all__ = [
     "LEAST_FLOAT",

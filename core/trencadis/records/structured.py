@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from trencadis.errors import InvalidRequestError, did_you_mean
+from trencadis.faults import shown
 from trencadis.records.plain import is_text
-from trencadis.wording import shown
 
 __all__ = ["MAX_CHOICES", "MAX_STRUCTURE_CHARACTERS", "StructuredOutput"]
 

@@ -10,13 +10,12 @@ import attrs
 from trencadis.config import check_defaults, settings_of_table
 from trencadis.config.schema import Config
 from trencadis.errors import ComponentConflictError, ConfigError, ContractError, PluginError, PluginLoadError
-from trencadis.faults import as_words, reraise_interrupt
+from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Component
 from trencadis.registry.contracts import why_refused
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
-from trencadis.wording import shown
 
 __all__ = ["OUR_DISTRIBUTION", "BrokenPlugin", "RegisteredComponent", "add_component", "components_of"]
 

@@ -9,11 +9,10 @@ from collections.abc import Collection, Mapping
 import attrs
 
 from trencadis.errors import ComponentConflictError, ContractError, PluginError, PluginLoadError
-from trencadis.faults import as_words, reraise_interrupt
+from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.interfaces.command import Command
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
-from trencadis.wording import shown
 
 __all__ = ["InstalledCommands", "installed_commands"]
 

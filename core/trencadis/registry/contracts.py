@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from trencadis.faults import shown
 from trencadis.interfaces import (
     AcceptanceRule,
     Backend,
@@ -21,7 +22,6 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
 )
-from trencadis.wording import shown
 
 __all__ = ["CONTRACTS", "interface_version", "why_refused"]
 

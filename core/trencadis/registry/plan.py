@@ -18,11 +18,11 @@ from trencadis.config import Config
 from trencadis.config.messages import DEFAULT, spot
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, DEFAULT_BACKEND
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, UnknownComponentError
+from trencadis.faults import shown
 from trencadis.hookspecs import NOUNS
 from trencadis.registry.capabilities import negotiate
 from trencadis.registry.collect import RegisteredComponent
 from trencadis.registry.registry import Registry
-from trencadis.wording import shown
 
 __all__ = ["AUTO", "NOTHING_CHOSEN", "UNIFIED_SHAPES", "Choice", "ResolvedPlan", "resolve_plan"]
 

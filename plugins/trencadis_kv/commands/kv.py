@@ -73,7 +73,7 @@ def _check(args: argparse.Namespace) -> None:
 def _show(directory: ObjectDirectory, args: argparse.Namespace) -> int:
     import attrs
 
-    from trencadis.cli.tables import print_table
+    from trencadis.console import print_table
     from trencadis_kv.store.inventory import take_stock
 
     shelves = take_stock(directory)
@@ -96,7 +96,7 @@ def _row(shelf: Shelf) -> list[str]:
 
 
 def _verify(directory: ObjectDirectory, args: argparse.Namespace) -> int:
-    from trencadis.progress import track
+    from trencadis.console import track
     from trencadis.records import TransferCause
     from trencadis_kv.store.inventory import BlockKey, examine
 
@@ -134,7 +134,7 @@ def _print_verdict(counts: dict[str, int], broken: list[dict[str, str]]) -> None
 
 
 def _export(directory: ObjectDirectory, args: argparse.Namespace) -> int:
-    from trencadis.progress import track
+    from trencadis.console import track
     from trencadis_kv.exchange.export_objects import export_objects
 
     with track(f"Writing {args.file}", unit="blocks") as advance:
@@ -143,7 +143,7 @@ def _export(directory: ObjectDirectory, args: argparse.Namespace) -> int:
 
 
 def _import(directory: ObjectDirectory, args: argparse.Namespace) -> int:
-    from trencadis.progress import track
+    from trencadis.console import track
     from trencadis_kv.exchange.import_objects import import_objects
 
     with track(f"Reading {args.file}", unit="blocks") as advance:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trencadis.errors import ContractError, TransferError
-from trencadis.faults import as_words, reraise_interrupt
+from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
-from trencadis.wording import shown
 
 __all__ = ["GuardedCodec"]
 

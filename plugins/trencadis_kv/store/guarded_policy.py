@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import FailureView, KVPolicy, LoadView, PrefillView, SaveView, SourceView
-from trencadis.wording import shown
 
 __all__ = ["GuardedPolicy"]
 

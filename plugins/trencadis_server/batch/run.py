@@ -10,11 +10,10 @@ from pathlib import Path
 
 import attrs
 
-from trencadis.client.async_llm import AsyncLLM
-from trencadis.config import Config
+from trencadis import AsyncLLM
+from trencadis.api import Config, Registry
+from trencadis.console import track
 from trencadis.errors import ConfigError
-from trencadis.progress import track
-from trencadis.registry import Registry
 from trencadis_server.app import make_app
 from trencadis_server.batch.files import OutputFile, count_lines, input_lines, read_output
 from trencadis_server.batch.lines import OutputLine

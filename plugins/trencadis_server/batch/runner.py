@@ -10,8 +10,8 @@ import attrs
 import msgspec
 from starlette.types import ASGIApp
 
+from trencadis.console import Advance
 from trencadis.errors import EngineEndedError
-from trencadis.progress import Advance
 from trencadis_server.asgi_call import Answer, post
 from trencadis_server.batch.files import DUPLICATE, Done
 from trencadis_server.batch.lines import BadLineError, OutputLine, line_id, read_line

@@ -6,8 +6,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from trencadis.config import Config
-from trencadis.registry import Registry
+from trencadis.api import Config, Registry
 
 __all__ = ["add_arguments", "run"]
 

@@ -7,8 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trencadis.config import Config
-from trencadis.registry import Registry
+from trencadis.api import Config, Registry
 
 if TYPE_CHECKING:
     from trencadis_server.lifecycle.opening import OpenServer

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trencadis.text import encode_chat
+from trencadis.api import encode_chat
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.prompts import check_chat_length
 
 if TYPE_CHECKING:
-    from trencadis.text import Tokenizer
+    from trencadis.api import Tokenizer
     from trencadis_server.generation.encoding import Encoder
     from trencadis_server.protocol.chat import ChatMessage
 

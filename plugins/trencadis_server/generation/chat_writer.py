@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 from msgspec import UNSET
 
+from trencadis.api import Tokenizer
 from trencadis.records import CompletionOutput, RequestOutput
-from trencadis.text import Tokenizer
 from trencadis_server.generation.generation import Generation, transfer_fields, usage_of
 from trencadis_server.generation.logprobs import chat_logprobs, prompt_logprobs
 from trencadis_server.generation.progress import Progress, finish_name

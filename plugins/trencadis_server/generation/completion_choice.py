@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 from msgspec import UNSET
 
+from trencadis.api import Tokenizer
 from trencadis.records import CompletionOutput, RequestOutput, TokenLogprobs
-from trencadis.text import Tokenizer
 from trencadis_server.generation.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from trencadis_server.generation.progress import Progress, finish_name
 from trencadis_server.protocol.answers import PromptLogprob

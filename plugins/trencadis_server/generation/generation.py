@@ -19,7 +19,7 @@ from trencadis_server.errors import SERVER_ERROR, ApiError
 from trencadis_server.protocol.answers import Usage
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
     from trencadis_server.context import Admission
 
 __all__ = ["Generation", "answer_id", "finished_outputs", "transfer_fields", "usage_of"]

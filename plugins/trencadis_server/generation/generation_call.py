@@ -23,7 +23,7 @@ from trencadis_server.protocol.json_response import json_response
 from trencadis_server.routes.models import check_generates, check_model
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
     from trencadis_server.context import ServerContext
     from trencadis_server.protocol.generation import GenerationRequest
 

@@ -17,8 +17,8 @@ from trencadis_server.protocol.chat_answers import ChatLogprobs, TokenLogprob, T
 from trencadis_server.protocol.completion_answers import CompletionLogprobs
 
 if TYPE_CHECKING:
+    from trencadis.api import Tokenizer
     from trencadis.records import TokenLogprobs
-    from trencadis.text import Tokenizer
 
 __all__ = ["CompletionLogprobsWriter", "chat_logprobs", "prompt_logprobs", "token_text"]
 

@@ -9,8 +9,8 @@ from trencadis.errors import InvalidRequestError
 from trencadis_server.errors import ApiError
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
-    from trencadis.text import Tokenizer
+    from trencadis import AsyncLLM
+    from trencadis.api import Tokenizer
     from trencadis_server.generation.encoding import Encoder
     from trencadis_server.protocol.completions import CompletionRequest, Inputs
 

@@ -13,7 +13,7 @@ from trencadis_server.errors import ApiError
 from trencadis_server.generation.structured import structured_field, structured_of
 
 if TYPE_CHECKING:
-    from trencadis.text import Tokenizer
+    from trencadis.api import Tokenizer
     from trencadis_server.protocol.generation import GenerationRequest
 
 __all__ = ["http_field", "sampling_params"]

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from trencadis.client.async_llm import AsyncLLM
+from trencadis import AsyncLLM
+from trencadis.api import Config, Registry, ResolvedConfig, resolve_plan
 from trencadis.clock import SystemClock
-from trencadis.config import Config, ResolvedConfig
-from trencadis.config.messages import show
-from trencadis.registry import Registry, resolve_plan
+from trencadis.faults import shown
 from trencadis_server.app import make_app
 from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
@@ -91,7 +90,7 @@ class OpenServer:
             logger.warning(
                 "[server] host = %s without api_keys: whoever reaches this machine can use the server. Set server.api_keys, "
                 "or listen on 127.0.0.1 behind a proxy that checks who asks.",
-                show(server.host),
+                shown(server.host),
             )
 
     def greeting(self) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.config import Config
+from trencadis.api import Config
 
 __all__ = ["config_to_serve", "model_names_of"]
 

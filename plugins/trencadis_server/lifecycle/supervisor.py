@@ -19,7 +19,7 @@ from trencadis.errors import ConfigError, EngineEndedError, TrencadisError
 from trencadis_server.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
 
 __all__ = ["Supervisor"]
 

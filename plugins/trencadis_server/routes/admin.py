@@ -8,11 +8,8 @@ import attrs
 from fastapi import FastAPI, Request
 
 import trencadis
-from trencadis.config import ResolvedConfig
-from trencadis.config.explain import explain
+from trencadis.api import Registry, ResolvedConfig, ResolvedPlan, explain, rows_of
 from trencadis.errors import EngineEndedError
-from trencadis.registry import Registry, ResolvedPlan
-from trencadis.registry.listing import rows_of
 from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.supervisor import Supervisor
@@ -25,7 +22,7 @@ from trencadis_server.routes.admin_role import role_router
 from trencadis_server.routes.admin_scheduling import PlanInForce, scheduling_router
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
 
 __all__ = ["make_admin_app"]
 

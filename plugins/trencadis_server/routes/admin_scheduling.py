@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 
-from trencadis.config import Config
+from trencadis.api import Config, Registry, ResolvedPlan, SchedulingChange, SchedulingInForce, resolve_change
 from trencadis.errors import ConfigError, PluginError, RequestError, TrencadisError
-from trencadis.registry import Registry, ResolvedPlan
-from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
 from trencadis_server.context import ServerContext
 from trencadis_server.errors import ApiError
 from trencadis_server.routes.admin_call import check_content_type, table_of
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
 
 __all__ = ["PlanInForce", "scheduling_router"]
 

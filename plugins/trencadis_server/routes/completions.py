@@ -21,7 +21,7 @@ from trencadis_server.protocol.json_body import JsonRoute
 from trencadis_server.protocol.openapi import documented
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
     from trencadis.records import SamplingParams
     from trencadis_server.context import ServerContext
 

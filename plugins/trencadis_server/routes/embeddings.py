@@ -23,7 +23,7 @@ from trencadis_server.protocol.openapi import documented
 from trencadis_server.routes.models import check_embeds, check_model
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
     from trencadis.records import Embedding
     from trencadis_server.context import ServerContext
 

@@ -17,7 +17,7 @@ from trencadis_server.protocol.json_response import json_response
 from trencadis_server.protocol.openapi import documented
 
 if TYPE_CHECKING:
-    from trencadis.client.async_llm import AsyncLLM
+    from trencadis import AsyncLLM
 
 __all__ = ["check_embeds", "check_generates", "check_model", "make_router"]
 

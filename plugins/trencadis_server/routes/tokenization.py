@@ -22,7 +22,7 @@ from trencadis_server.protocol.tokenization import DetokenizeRequest, TokenizeRe
 from trencadis_server.routes.models import check_model
 
 if TYPE_CHECKING:
-    from trencadis.text import Tokenizer
+    from trencadis.api import Tokenizer
     from trencadis_server.generation.encoding import Encoder
 
 __all__ = ["make_router"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from trencadis.engine.guards import GuardedEviction
+from trencadis.api import GuardedEviction
 from trencadis.interfaces import EvictionPolicy
 from trencadis_tools.bench.block_trace import BlockRequest
 

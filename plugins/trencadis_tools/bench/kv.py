@@ -18,13 +18,10 @@ import attrs
 import numpy as np
 from attrs.validators import ge
 
-from trencadis.config import Config
-from trencadis.engine.build import build_engine
-from trencadis.engine.engine import Engine
+from trencadis.api import Config, Engine, Registry, build_engine
+from trencadis.console import track
 from trencadis.errors import ConfigError, InvalidRequestError, StepFailedError
-from trencadis.progress import track
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
-from trencadis.registry import Registry
 
 __all__ = ["NO_CONNECTOR", "KVResult", "KVWorkload", "measure_kv"]
 

@@ -15,13 +15,10 @@ import attrs
 import numpy as np
 from attrs.validators import ge, gt
 
+from trencadis.api import Config, Engine, Registry, build_engine
 from trencadis.clock import SimulatedClock
-from trencadis.config import Config
-from trencadis.engine.build import build_engine
-from trencadis.engine.engine import Engine
 from trencadis.errors import InternalError, RequestError, StepFailedError
 from trencadis.records import FinishReason, FloatArray, Request, SamplingParams, StepTime, TokenDeltas
-from trencadis.registry import Registry
 from trencadis_tools.bench.latencies import Latencies
 from trencadis_tools.bench.service_gap import ServiceGap
 from trencadis_tools.bench.simulated import SimulatedExecutor

@@ -17,14 +17,10 @@ import attrs
 import numpy as np
 from attrs.validators import ge
 
-from trencadis.config import Config
-from trencadis.engine.build import build_engine
-from trencadis.engine.engine import Engine
+from trencadis.api import Config, Engine, Registry, Tokenizer, build_engine, encode_chat
+from trencadis.console import track
 from trencadis.errors import ConfigError, InvalidRequestError, StepFailedError
-from trencadis.progress import track
 from trencadis.records import FinishReason, Request, SamplingParams
-from trencadis.registry import Registry
-from trencadis.text import Tokenizer, encode_chat
 from trencadis_tools.bench.counts import counted_since
 
 __all__ = ["NO_DRAFTER", "SpeculationResult", "SpeculationWorkload", "measure_speculation", "read_prompts"]

@@ -10,18 +10,15 @@ import attrs
 import numpy as np
 from attrs.validators import ge
 
+from trencadis.api import Config, Registry, build_engine
 from trencadis.clock import Clock, SystemClock
-from trencadis.config import Config
-from trencadis.engine.build import build_engine
+from trencadis.console import track
 from trencadis.errors import InvalidRequestError, StepFailedError
-from trencadis.progress import track
 from trencadis.records import FinishReason, Int32Array, ModelFacts, Request, SamplingParams
-from trencadis.registry import Registry
 from trencadis_tools.bench.counts import counted_since
 
 if TYPE_CHECKING:
-    from trencadis.engine.embedding import EmbeddingEngine
-    from trencadis.engine.engine import Engine
+    from trencadis.api import EmbeddingEngine, Engine
 
 __all__ = ["ThroughputResult", "ThroughputWorkload", "measure_throughput"]
 

@@ -7,9 +7,8 @@ import json
 
 import attrs
 
-from trencadis.cli.tables import print_table
-from trencadis.config import Config
-from trencadis.registry import Registry
+from trencadis.api import Config, Registry
+from trencadis.console import print_table
 from trencadis_tools.commands import bench_eviction, bench_kv, bench_schedule, bench_speculation
 
 __all__ = ["add_arguments", "run"]

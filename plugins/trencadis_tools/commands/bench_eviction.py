@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trencadis.cli.tables import print_table
+from trencadis.api import Config, Registry
 from trencadis.clock import SimulatedClock
-from trencadis.config import Config
+from trencadis.console import print_table
 from trencadis.errors import ConfigError, ConfigValueError
 from trencadis.interfaces import ComponentContext, EvictionPolicy
-from trencadis.registry import Registry
 
 if TYPE_CHECKING:
     from trencadis_tools.bench import EvictionResult

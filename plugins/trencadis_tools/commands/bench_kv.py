@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trencadis.cli.tables import print_table
-from trencadis.config import Config
+from trencadis.api import Config, Registry
+from trencadis.console import print_table
 from trencadis.errors import ConfigError, ConfigValueError
-from trencadis.registry import Registry
 
 if TYPE_CHECKING:
     from trencadis_tools.bench import KVResult

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trencadis.cli.tables import print_table
-from trencadis.config import Config
+from trencadis.api import Config, Registry
+from trencadis.console import print_table
 from trencadis.errors import ConfigValueError
-from trencadis.registry import Registry
 
 if TYPE_CHECKING:
     from trencadis_tools.bench import SpeculationResult
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         ConfigError: The prompts cannot be read, or a flag makes no sense.
         TrencadisError: An engine cannot be built, or a request failed.
     """
-    from trencadis.text import load_tokenizer
+    from trencadis.api import load_tokenizer
     from trencadis_tools.bench import SpeculationWorkload, measure_speculation, read_prompts
 
     drafters = _drafters(args.drafters, registry)

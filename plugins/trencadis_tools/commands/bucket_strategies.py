@@ -7,14 +7,11 @@ from typing import Any
 
 import attrs
 
+from trencadis.api import Config, RegisteredComponent, Registry, reason, value_error
 from trencadis.clock import SystemClock
-from trencadis.config import Config
-from trencadis.config.blame import reason
-from trencadis.config.messages import value_error
 from trencadis.errors import ConfigValueError, UnknownKeyError
 from trencadis.interfaces import BucketingStrategy, ComponentContext
 from trencadis.records import BucketLimits
-from trencadis.registry import RegisteredComponent, Registry
 from trencadis_plugins.bucketing.workloads import DeviceCost
 
 __all__ = ["build_strategies", "device_cost", "max_draft_tokens"]

@@ -10,12 +10,10 @@ from typing import Any
 
 import attrs
 
-from trencadis.cli.tables import print_table
-from trencadis.config import Config
-from trencadis.config.schema import BUCKETING_BY_LAYOUT
+from trencadis.api import BUCKETING_BY_LAYOUT, Config, Registry
+from trencadis.console import print_table
 from trencadis.errors import ConfigError
 from trencadis.records import Bucket, BucketLimits, Phase, UnifiedBucket
-from trencadis.registry import Registry
 from trencadis_plugins.bucketing.workloads.bucket_file import bucket_file_text, write_bucket_file
 from trencadis_plugins.bucketing.workloads.workload import read_source, write_shapes
 from trencadis_tools.buckets import TableReport, measure

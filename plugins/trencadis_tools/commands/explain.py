@@ -10,10 +10,9 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from trencadis.cli.tables import print_table
-from trencadis.config import Config
+from trencadis.api import Config, Registry
+from trencadis.console import print_table
 from trencadis.errors import ConfigError, EngineEndedError, InvalidRequestError, TrencadisError
-from trencadis.registry import Registry
 
 __all__ = ["add_arguments", "run"]
 

@@ -46,8 +46,8 @@ def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
 
 def _refuse_taken(names: PluginNames) -> None:
     """Refuse the name of an installed component: the two could never be loaded together."""
+    from trencadis.api import Registry
     from trencadis.errors import ConfigValueError, PluginError
-    from trencadis.registry import Registry
 
     try:
         taken = Registry.discover().components(names.noun).get(names.name)

@@ -6,12 +6,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from trencadis.cli.tables import print_table
-from trencadis.config import Config
-from trencadis.registry import Registry
+from trencadis.api import Config, Registry
+from trencadis.console import print_table
 
 if TYPE_CHECKING:
-    from trencadis.engine.engine import Engine
+    from trencadis.api import Engine
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,10 +31,9 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         StepFailedError: A request failed.
         TrencadisError: The engine cannot be built.
     """
-    from trencadis.engine.build import build_engine
-    from trencadis.engine.engine import Engine
+    from trencadis.api import Engine, build_engine
+    from trencadis.console import track
     from trencadis.errors import ConfigValueError
-    from trencadis.progress import track
 
     if args.requests < 0:
         raise ConfigValueError(f"trencadis warmup --requests {args.requests}: must be at least 0.")

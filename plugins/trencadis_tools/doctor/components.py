@@ -7,14 +7,12 @@ from typing import Any
 
 import attrs
 
+from trencadis.api import AUTO, NOTHING_CHOSEN, Choice, Config, Registry, ResolvedPlan, resolve_plan
 from trencadis.clock import SystemClock
-from trencadis.config import Config
 from trencadis.errors import TransferError, TrencadisError
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import BucketLimits, ModelFacts
-from trencadis.registry import Choice, Registry, ResolvedPlan, resolve_plan
-from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
 from trencadis_kv.store.settings import StoreSettings
 from trencadis_kv.store.store_connector import StoreConnector
 from trencadis_tools.doctor.findings import Findings

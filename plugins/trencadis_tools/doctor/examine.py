@@ -10,10 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trencadis.config import Config
-from trencadis.registry import Registry
+from trencadis.api import Config, Registry, rules_or_defaults
 from trencadis_tools.doctor.components import check_components
-from trencadis_tools.doctor.configuration import check_configuration, rules_of_plugins
+from trencadis_tools.doctor.configuration import check_configuration
 from trencadis_tools.doctor.distributions import check_distributions
 from trencadis_tools.doctor.findings import Findings
 from trencadis_tools.doctor.installation import check_installation
@@ -39,7 +38,7 @@ def examine(*, file: Path | None, flags: Sequence[str], environ: Mapping[str, st
     with contextlib.redirect_stdout(sys.stderr):
         found.run("installation", check_installation)
         found.run("installation", check_distributions)
-        rules = rules_of_plugins(file, flags, environ)
+        rules = rules_or_defaults(file, flags, environ)
         registry = found.run("plugins", check_plugins, rules) or Registry.discover(entry_points=())
         resolved = found.run("configuration", check_configuration, registry, file, flags, environ)
         config = resolved.config if resolved is not None else Config()

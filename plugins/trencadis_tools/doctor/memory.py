@@ -6,8 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from trencadis.config import Config
-from trencadis.engine.cache.cache_size import most_blocks
+from trencadis.api import Config
 from trencadis.records import ModelFacts
 from trencadis_tools.doctor.findings import Findings
 
@@ -52,7 +51,8 @@ def check_memory(found: Findings, config: Config, model: ModelFacts) -> None:
     else:
         room = int(left * cache.memory_fraction)
         room = min(room, cache.max_bytes) if cache.max_bytes else room
-        room = min(room, most_blocks(config, length, block_size) * block_bytes)
+        # More than every sequence at full length can never be used.
+        room = min(room, config.engine.max_num_seqs * -(-length // block_size) * block_bytes)
     if one_sequence > room:
         found.warn(
             f"one sequence of {length} tokens takes about {_mib(one_sequence)} of KV cache{assumed}, "

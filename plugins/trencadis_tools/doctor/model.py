@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trencadis.config import Config
+from trencadis.api import Config, Tokenizer, load_tokenizer, resolve_model_path
 from trencadis.records import ModelFacts
-from trencadis.text import Tokenizer, load_tokenizer, resolve_model_path
 from trencadis_tools.doctor.findings import Findings
 from trencadis_tools.doctor.memory import check_memory
 from trencadis_tools.doctor.weights import check_weights

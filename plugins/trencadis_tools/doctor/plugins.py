@@ -6,9 +6,8 @@ import importlib.metadata
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 
-from trencadis.config.schema import PluginsConfig
+from trencadis.api import PluginsConfig, Provenance, Registry
 from trencadis.hookspecs import NOUNS, PROJECT_NAME
-from trencadis.registry import Provenance, Registry
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_plugins"]

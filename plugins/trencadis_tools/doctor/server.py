@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from trencadis.config.schema import ServerConfig
+from trencadis.api import ServerConfig
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_server"]

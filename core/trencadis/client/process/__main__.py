@@ -66,8 +66,8 @@ def main() -> int:
 def _serve(start: StartMessage, channel: Channel) -> None:
     from trencadis.client.process.conversion import ready_message
     from trencadis.client.process.host import EngineHost
+    from trencadis.console import track
     from trencadis.engine.build import build_engine
-    from trencadis.progress import track
     from trencadis.registry import load_with_plugins
     from trencadis.startup import rare_collections
 

@@ -15,8 +15,8 @@ from trencadis.client.process.process import EngineProcess
 from trencadis.clock import SystemClock
 from trencadis.config import Config
 from trencadis.config.dump import dump_config
+from trencadis.console import on_terminal, track
 from trencadis.errors import PluginError
-from trencadis.progress import on_terminal, track
 from trencadis.registry import Registry
 from trencadis.startup import rare_collections
 

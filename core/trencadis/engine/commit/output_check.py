@@ -14,10 +14,9 @@ import numpy as np
 
 from trencadis.engine.inspect.accounting import SubmittedStep
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import as_words, reraise_interrupt
+from trencadis.faults import as_words, reraise_interrupt, shown
 from trencadis.interfaces import PendingStep, SampledLogprobs
 from trencadis.records import ConnectorReport, Plan, RowError, StepOutput, TokenLogprobs
-from trencadis.wording import shown
 
 __all__ = ["FailedStep", "OutputCheck", "wrong_logprobs"]
 

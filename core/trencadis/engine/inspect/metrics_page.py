@@ -12,8 +12,7 @@ from typing import Final
 
 import attrs
 
-from trencadis.faults import FaultLog
-from trencadis.wording import shown
+from trencadis.faults import FaultLog, shown
 
 __all__ = ["MAX_PAGE_CHARS", "MetricsPage"]
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from trencadis.clock import Clock
 from trencadis.errors import ContractError
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Int32Array, Request, read_only
-from trencadis.wording import shown
 
 __all__ = ["NO_SHADOW", "Shadow", "ShadowStep"]
 

@@ -18,10 +18,9 @@ from trencadis.engine.guarded_sampling import GuardedAcceptance
 from trencadis.engine.guards import Guarded, TooSlowError
 from trencadis.engine.state import EngineState
 from trencadis.errors import ContractError, StepFailedError
-from trencadis.faults import CallMeter, FaultLog, reraise_interrupt
+from trencadis.faults import CallMeter, FaultLog, reraise_interrupt, shown
 from trencadis.interfaces import AcceptanceRule, DraftLength, DraftView, LengthView, Speculator, VerifiedStep
 from trencadis.records import BoolArray, BucketLimits, Drafts, Int32Array, Plan, SamplingParams, StepOutput, read_only
-from trencadis.wording import shown
 
 __all__ = ["Drafting", "GuardedSpeculator", "Speculation", "check_numbers"]
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from trencadis.activity import ACTIVITY
 from trencadis.errors import ContractError, PluginLoadError, TrencadisError
-from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt
+from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
 from trencadis.interfaces import KVPool, KVSchedulerSide, KVWorkerSide, Lookup
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, Request
 from trencadis.records.request import transfer_table
-from trencadis.wording import shown
 
 __all__ = ["GuardedConnector", "GuardedWorker"]
 

@@ -25,10 +25,9 @@ from trencadis.engine.transfer.guarded_connector import GuardedConnector
 from trencadis.engine.transfer.layer_loads import LayerLoads
 from trencadis.engine.transfer.parked_load import ParkedLoad
 from trencadis.engine.transfer.rank_quorum import RankQuorum
-from trencadis.faults import FaultLog
+from trencadis.faults import FaultLog, shown
 from trencadis.interfaces import Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
-from trencadis.wording import shown
 
 if TYPE_CHECKING:
     from trencadis.engine.cache.block_manager import BlockManager

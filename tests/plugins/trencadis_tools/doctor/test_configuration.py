@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trencadis.registry import Registry
-from trencadis_tools.doctor.configuration import check_configuration, rules_of_plugins
+from trencadis.api import Registry, rules_or_defaults
+from trencadis_tools.doctor.configuration import check_configuration
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_variable_that_starts_like_ours_and_has_no_effect_is_doubtful_and_told_o
 
 
 def test_blocked_names_are_none_where_they_cannot_be_read(tmp_path):
-    assert rules_of_plugins(None, ["--plugins.blocked=a,b"], {}).blocked == ("a", "b")
-    assert rules_of_plugins(tmp_path / "no.toml", [], {}).blocked == ()
+    assert rules_or_defaults(None, ["--plugins.blocked=a,b"], {}).blocked == ("a", "b")
+    assert rules_or_defaults(tmp_path / "no.toml", [], {}).blocked == ()
 
 
 def test_a_value_of_an_unknown_type_does_not_hide_the_others(found, check):

@@ -1,16 +1,19 @@
-"""Progress of long work: a bar on a terminal, whatever the log's level; elsewhere lines in the log, now and then and at the end."""
+"""What commands print: tables on standard output, and the progress of long work.
+
+Progress is a bar on a terminal, whatever the log's level; elsewhere lines in the log, now and then and at the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TextIO
 
 from trencadis.clock import Clock, SystemClock
 
-__all__ = ["Advance", "on_terminal", "track"]
+__all__ = ["Advance", "on_terminal", "print_table", "track"]
 
 logger = logging.getLogger("trencadis")
 
@@ -84,3 +87,27 @@ def _bar(what: str, *, total: int | None, unit: str) -> Iterator[Advance]:
             progress.update(task, completed=done, total=of, amount=amount)
 
         yield advance
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:
+    """Print a table: drawn on a terminal, plain aligned text elsewhere, so that it can be searched and cut.
+
+    Args:
+        headings: One per column.
+        rows: Cells, one per column.
+        stream: Where to; none: standard output.
+    """
+    out = sys.stdout if stream is None else stream
+    if not out.isatty():
+        widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+        for row in [headings, *rows]:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), file=out)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(file=out).print(table)

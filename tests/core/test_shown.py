@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trencadis.faults import shown
 from trencadis.interfaces import TokenSplit
 from trencadis.records import Phase, Shape
-from trencadis.wording import shown
 
 
 class Endless:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import io
 import logging
 import sys
 
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.progress import on_terminal, track
+from trencadis.console import on_terminal, print_table, track
 
 
 def test_elsewhere_one_line_says_what_how_much_and_how_long(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,3 +64,30 @@ def test_a_bar_counts_on_standard_error_and_logs_nothing(
 def test_bars_are_for_terminals(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
     assert on_terminal() is is_terminal
+
+
+HEADINGS = ("name", "meaning")
+ROWS = [("a", "first [red] one"), ("longer", "")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_in_a_file_is_plain_and_aligned() -> None:
+    out = io.StringIO()
+    print_table(HEADINGS, ROWS, stream=out)
+    assert out.getvalue().splitlines() == ["name    meaning", "a       first [red] one", "longer"]
+
+
+def test_a_table_on_a_terminal_shows_brackets_as_they_are() -> None:
+    out = Terminal()
+    print_table(HEADINGS, ROWS, stream=out)
+    assert "first [red] one" in out.getvalue()
+    assert "longer" in out.getvalue()
+
+
+def test_a_table_goes_to_standard_output_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(HEADINGS, [])
+    assert capsys.readouterr().out == "name  meaning\n"

@@ -1,0 +1,122 @@
+"""Names for applications that stand on the engine: commands, servers, benchmarks, clusters.
+
+Plugins need the contracts alone (:mod:`trencadis.interfaces`, :mod:`trencadis.records`); programs that generate text need
+:class:`trencadis.LLM` or :class:`trencadis.AsyncLLM`. An application that loads a configuration with its plugins, resolves which
+component serves each noun, or builds an engine and steps it by itself imports this module, and nothing else of the inside of the
+core. Each name is imported on first use, so that ``trencadis --help`` stays light.
+
+    load_with_plugins ▶ ResolvedConfig, Registry ▶ resolve_plan ▶ ResolvedPlan ▶ build_engine ▶ Engine
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trencadis.config import Config, ResolvedConfig
+    from trencadis.config.blame import reason
+    from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
+    from trencadis.config.explain import explain
+    from trencadis.config.messages import value_error
+    from trencadis.config.schema import BUCKETING_BY_LAYOUT, PluginsConfig
+    from trencadis.config.server import LOOPBACK, ServerConfig
+    from trencadis.engine.build import build_engine
+    from trencadis.engine.embedding import EmbeddingEngine
+    from trencadis.engine.engine import Engine
+    from trencadis.engine.guards import GuardedEviction
+    from trencadis.registry import (
+        Choice,
+        Provenance,
+        RegisteredComponent,
+        Registry,
+        ResolvedPlan,
+        load_with_plugins,
+        resolve_plan,
+    )
+    from trencadis.registry.listing import rows_of
+    from trencadis.registry.plan import AUTO, NOTHING_CHOSEN
+    from trencadis.registry.switching import SchedulingChange, SchedulingInForce, resolve_change
+    from trencadis.text import Tokenizer, encode_chat, load_tokenizer, resolve_model_path
+
+_HOMES = {
+    "AUTO": "registry.plan",
+    "BUCKETING_BY_LAYOUT": "config.schema",
+    "Choice": "registry",
+    "Config": "config",
+    "EmbeddingEngine": "engine.embedding",
+    "Engine": "engine.engine",
+    "GuardedEviction": "engine.guards",
+    "LOOPBACK": "config.server",
+    "NOTHING_CHOSEN": "registry.plan",
+    "PluginsConfig": "config.schema",
+    "Provenance": "registry",
+    "RegisteredComponent": "registry",
+    "Registry": "registry",
+    "ResolvedConfig": "config",
+    "ResolvedPlan": "registry",
+    "SchedulingChange": "registry.switching",
+    "SchedulingInForce": "registry.switching",
+    "ServerConfig": "config.server",
+    "SourceCheck": "config.check_sources",
+    "Tokenizer": "text",
+    "build_engine": "engine.build",
+    "check_sources": "config.check_sources",
+    "encode_chat": "text",
+    "explain": "config.explain",
+    "load_tokenizer": "text",
+    "load_with_plugins": "registry",
+    "reason": "config.blame",
+    "resolve_change": "registry.switching",
+    "resolve_model_path": "text",
+    "resolve_plan": "registry",
+    "rows_of": "registry.listing",
+    "rules_or_defaults": "config.check_sources",
+    "value_error": "config.messages",
+}
+
+__all__ = [
+    "AUTO",
+    "BUCKETING_BY_LAYOUT",
+    "LOOPBACK",
+    "NOTHING_CHOSEN",
+    "Choice",
+    "Config",
+    "EmbeddingEngine",
+    "Engine",
+    "GuardedEviction",
+    "PluginsConfig",
+    "Provenance",
+    "RegisteredComponent",
+    "Registry",
+    "ResolvedConfig",
+    "ResolvedPlan",
+    "SchedulingChange",
+    "SchedulingInForce",
+    "ServerConfig",
+    "SourceCheck",
+    "Tokenizer",
+    "build_engine",
+    "check_sources",
+    "encode_chat",
+    "explain",
+    "load_tokenizer",
+    "load_with_plugins",
+    "reason",
+    "resolve_change",
+    "resolve_model_path",
+    "resolve_plan",
+    "rows_of",
+    "rules_or_defaults",
+    "value_error",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"trencadis.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,138 @@
+"""Every source of the configuration and every value by itself, so that one look shows all that is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trencadis.config.assemble import Assembly
+from trencadis.config.load import ResolvedConfig, load_config, plugin_rules
+from trencadis.config.schema import PluginsConfig
+from trencadis.config.settings import ENVIRONMENT_PREFIX, ComponentClasses, Settings, settings_of
+from trencadis.config.sources import FILE_VARIABLE, Given, from_environment, from_flags, from_tree, read_file
+from trencadis.config.strangers import strangers
+from trencadis.errors import ConfigError
+
+__all__ = ["SourceCheck", "check_sources", "rules_or_defaults"]
+
+
+@attrs.frozen(kw_only=True)
+class SourceCheck:
+    """What is wrong with the sources of a configuration, and the configuration that their valid values make.
+
+    Attributes:
+        errors: One for each wrong value, and for a file that cannot be read.
+        unknown: Variables of the environment that have no effect, each with advice.
+        counts: Number of valid values by source: a file's name, ``environment``, ``flag``; the file's is there even if 0.
+        resolved: Of the valid values; of the defaults alone where these contradict each other.
+    """
+
+    errors: tuple[ConfigError, ...]
+    unknown: Mapping[str, str]
+    counts: Mapping[str, int]
+    resolved: ResolvedConfig
+
+
+def rules_or_defaults(file: Path | None, flags: Sequence[str], environ: Mapping[str, str]) -> PluginsConfig:
+    """Return the table ``[plugins]``; the default if it cannot be known, which :func:`check_sources` then says."""
+    try:
+        return plugin_rules(file=file, flags=flags, environ=environ)
+    except ConfigError:
+        return PluginsConfig()
+
+
+def check_sources(
+    components: ComponentClasses, *, file: Path | None, flags: Sequence[str], environ: Mapping[str, str]
+) -> SourceCheck:
+    """Check file, environment and flags value by value; raises nothing.
+
+    Args:
+        components: Config classes of the components of all plugins that can be loaded.
+        file: As given on the command line, or None.
+        flags: Config flags.
+        environ: The environment.
+    """
+    settings = settings_of(components)
+    named = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    errors: list[ConfigError] = []
+    good: dict[str, Given] = {}
+    for values in _values(settings, named, flags, environ, errors):
+        try:
+            for item in values():
+                alone = {item.path: item}
+                if settings.get(item.path) is not None:
+                    Assembly(settings, alone).config()
+                good.update(alone)
+        except ConfigError as error:
+            errors.append(error)
+    unknown = strangers(environ, settings)
+    # Reported here: loading need not warn of them again.
+    environ = {name: text for name, text in environ.items() if name not in unknown}
+    counts = Counter(item.source.split(" ")[0] for item in good.values())
+    if named is not None:
+        counts.setdefault(named.name, 0)
+    resolved = _resolved(components, good, errors, file=file, flags=flags, environ=environ)
+    return SourceCheck(errors=tuple(errors), unknown=unknown, counts=counts, resolved=resolved)
+
+
+def _resolved(
+    components: ComponentClasses,
+    good: Mapping[str, Given],
+    errors: list[ConfigError],
+    *,
+    file: Path | None,
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+) -> ResolvedConfig:
+    try:
+        return load_config(components=components, file=file, flags=flags, environ=environ)
+    except ConfigError as error:
+        # Each value may be right, and two of them together wrong: only loading all of them tells.
+        if str(error) not in map(str, errors):
+            errors.append(error)
+    overrides = {path: item.raw for path, item in good.items() if not item.is_text}
+    texts = [f"--{path}={item.raw}" for path, item in good.items() if item.is_text]
+    try:
+        return load_config(components=components, flags=texts, environ={}, overrides=overrides)
+    except ConfigError:
+        return load_config(components=components, environ={})
+
+
+def _values(
+    settings: Settings,
+    file: Path | None,
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+    errors: list[ConfigError],
+) -> Iterator[Callable[[], list[Given]]]:
+    """Yield a reader of each value alone, the weakest source first; a file that cannot be read is an error and has none."""
+    if file is not None:
+        try:
+            tree = read_file(file)
+        except ConfigError as error:
+            errors.append(error)
+        else:
+            for path, value in _leaves(tree, ()):
+                nested: Any = value
+                for key in reversed(path):
+                    nested = {key: nested}
+                yield partial(from_tree, nested, settings, file.name)
+    for name, text in sorted(environ.items()):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            yield partial(from_environment, {name: text}, settings)
+    for flag in flags:
+        yield partial(from_flags, [flag], settings)
+
+
+def _leaves(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each key of each table alone; tables in tables, those of components, one level further."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value and len(path) < 2:
+            yield from _leaves(value, (*path, str(key)))
+        else:
+            yield (*path, str(key)), value
