@@ -14,7 +14,6 @@ from typing import Self
 from trencadis import AsyncLLM
 from trencadis.api import Config, Registry, ResolvedConfig, resolve_plan
 from trencadis.clock import SystemClock
-from trencadis.faults import shown
 from trencadis_server.app import make_app
 from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
@@ -88,9 +87,9 @@ class OpenServer:
         self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
         if server.is_open_to_all:
             logger.warning(
-                "[server] host = %s without api_keys: whoever reaches this machine can use the server. Set server.api_keys, "
+                '[server] host = "%s" without api_keys: whoever reaches this machine can use the server. Set server.api_keys, '
                 "or listen on 127.0.0.1 behind a proxy that checks who asks.",
-                shown(server.host),
+                server.host,
             )
 
     def greeting(self) -> list[str]:
