@@ -12,6 +12,7 @@ import attrs
 from attrs.validators import and_, ge, gt, in_, le, lt
 
 from trencadis.errors import ConfigValueError
+from trencadis.interfaces import setting
 
 __all__ = ["BLOCK_SIZES", "DEFAULT_BLOCK_SIZE", "MODES", "GaudiConfig"]
 
@@ -23,18 +24,6 @@ _TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
 _FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 BLOCK_SIZES = (16, 128, 528, 768)
 """Tokens per block that the attention kernels know."""
-
-
-def _setting(
-    default: Any,
-    help: str,  # noqa: A002 - the word of the metadata
-    *,
-    unit: str = "",
-    validator: Any = None,
-    aliases: Any = (),
-) -> Any:
-    metadata = {"help": help, "unit": unit, "aliases": aliases}
-    return attrs.field(default=default, validator=validator, metadata=metadata)
 
 
 def _lazy_or_compile(text: str) -> str:
@@ -71,55 +60,55 @@ def _logs_passes(text: str) -> Any:
 class GaudiConfig:
     """Table ``[backend.gaudi]``."""
 
-    device: str = _setting(
+    device: str = setting(
         "hpu", "hpu: a Gaudi; emulated: a CPU that behaves like one.", validator=in_(["hpu", "emulated"])
     )
-    mode: str = _setting(
+    mode: str = setting(
         "lazy",
         "lazy: HPU graphs; compile: torch.compile; eager: neither.",
         validator=in_(MODES),
         aliases={"PT_HPU_LAZY_MODE": _lazy_or_compile},
     )
-    any_version: bool = _setting(False, "Use a version of the Gaudi software that this backend was not written for.")
-    check_model: bool = _setting(
+    any_version: bool = setting(False, "Use a version of the Gaudi software that this backend was not written for.")
+    check_model: bool = setting(
         True, "Compare the paged forward with the model's own on the CPU before it goes to the device."
     )
 
-    memory_utilization: float = _setting(
+    memory_utilization: float = setting(
         0.9,
         "Share of the free memory that graphs and KV cache may take; the rest is a margin for peaks.",
         validator=[gt(0), le(1)],
     )
-    graph_reserve: float = _setting(
+    graph_reserve: float = setting(
         0.1,
         "Share of the usable memory kept for graphs; 0 is used in eager mode.",
         validator=and_(ge(0), lt(1)),
         aliases="VLLM_GRAPH_RESERVED_MEM",
     )
 
-    layout: str = _setting(
+    layout: str = setting(
         "padded",
         "padded: prefill passes, then one decode pass; unified: one pass of both, which takes the bucketing unified.",
         validator=in_(["padded", "unified"]),
         aliases={"VLLM_UNIFIED_ATTN": _unified_or_padded},
     )
-    contiguous: bool = _setting(
+    contiguous: bool = setting(
         False,
         "Decode passes read KV blocks by range instead of gathering them by id.",
         aliases={"VLLM_CONTIGUOUS_PA": None, "VLLM_PREFIX_CACHING": _contiguous_without_sharing},
     )
-    max_prefill_batch_size: int = _setting(
+    max_prefill_batch_size: int = setting(
         1, "Most prompts in one prefill pass.", unit="sequences", validator=ge(1), aliases="VLLM_PROMPT_BS_BUCKET_MAX"
     )
-    merged_prefill: bool = _setting(
+    merged_prefill: bool = setting(
         False,
         "Prompts of one prefill pass follow each other in one row instead of being padded to the longest.",
         aliases="VLLM_MERGED_PREFILL",
     )
-    fused_sdpa: bool = _setting(
+    fused_sdpa: bool = setting(
         True, "Use the vendor's fused attention in prefills where it can.", aliases="VLLM_PROMPT_USE_FUSEDSDPA"
     )
-    mark_layers: int = _setting(
+    mark_layers: int = setting(
         1,
         "Decoder layers between two calls of mark_step, in lazy mode; 0: none within a forward.",
         unit="layers",
@@ -127,86 +116,84 @@ class GaudiConfig:
         aliases="VLLM_CONFIG_HIDDEN_LAYERS",
     )
 
-    capture: str = _setting(
+    capture: str = setting(
         "capture_all",
         "capture_all: every bucket becomes a graph; budgeted: as many as graph_reserve pays for. Lazy mode.",
         validator=in_(["capture_all", "budgeted"]),
     )
-    prompt_ratio: float = _setting(
+    prompt_ratio: float = setting(
         0.3,
         "Share of the graph budget that prefills have at first.",
         validator=[ge(0), le(1)],
         aliases="VLLM_GRAPH_PROMPT_RATIO",
     )
-    prompt_order: str = _setting(
+    prompt_order: str = setting(
         "min_tokens",
         "Which prefill buckets are captured first: of the fewest tokens, or of the largest batch.",
         validator=in_(["min_tokens", "max_bs"]),
         aliases="VLLM_GRAPH_PROMPT_STRATEGY",
     )
-    decode_order: str = _setting(
+    decode_order: str = setting(
         "max_bs",
         "The same for decode buckets.",
         validator=in_(["min_tokens", "max_bs"]),
         aliases="VLLM_GRAPH_DECODE_STRATEGY",
     )
-    on_memory_shortage: str = _setting(
+    on_memory_shortage: str = setting(
         "skip",
         "skip: buckets whose graphs do not fit run without; fail: stop with an error. Skipping captures the smallest first.",
         validator=in_(["skip", "fail"]),
     )
 
-    compile_only: bool = _setting(True, "Compile during the warm-up without running what was compiled.")
-    hot_replay: bool = _setting(
-        True, "Run the smallest, a middling and the largest bucket once more after the warm-up."
-    )
-    warmup_required: int = _setting(
+    compile_only: bool = setting(True, "Compile during the warm-up without running what was compiled.")
+    hot_replay: bool = setting(True, "Run the smallest, a middling and the largest bucket once more after the warm-up.")
+    warmup_required: int = setting(
         0,
         "Buckets prepared before the first request: those that cover all others, then the largest; the rest follows. 0: all.",
         unit="buckets",
         validator=ge(0),
     )
-    warmup_quiet_s: float = _setting(
+    warmup_quiet_s: float = setting(
         0.5, "How long no step must have run before the rest of the buckets is prepared.", unit="s", validator=ge(0)
     )
-    warmup_step_s: float = _setting(
+    warmup_step_s: float = setting(
         0.0,
         "Time that a step gives to the rest of the buckets, saved up until it pays for one; 0: none.",
         unit="s",
         validator=ge(0),
     )
-    prompt_logprobs: bool = _setting(
+    prompt_logprobs: bool = setting(
         False, "Warm up for log-probabilities of prompts too: a second program for each bucket."
     )
-    expected_graph_s: float = _setting(
+    expected_graph_s: float = setting(
         0.4, "Time to prepare one bucket, for the estimate before the warm-up.", unit="s", validator=gt(0)
     )
-    defragmenter_graphs: str = _setting(
+    defragmenter_graphs: str = setting(
         "auto",
         "Whether block swaps run as graphs: on, off; auto: on with torch.compile.",
         validator=in_(["auto", "on", "off"]),
         aliases={"VLLM_DEFRAG_WITH_GRAPHS": _on_or_off},
     )
 
-    regional: bool = _setting(
+    regional: bool = setting(
         True, "torch.compile one decoder layer at a time.", aliases="VLLM_T_COMPILE_REGIONAL_COMPILATION"
     )
-    dynamic_shapes: bool = _setting(
+    dynamic_shapes: bool = setting(
         False, "Let torch.compile make shapes symbolic.", aliases="VLLM_T_COMPILE_DYNAMIC_SHAPES"
     )
-    fullgraph: bool = _setting(False, "torch.compile refuses to break a graph.", aliases="VLLM_T_COMPILE_FULLGRAPH")
-    recipe_cache: str = _setting(
+    fullgraph: bool = setting(False, "torch.compile refuses to break a graph.", aliases="VLLM_T_COMPILE_FULLGRAPH")
+    recipe_cache: str = setting(
         "", "Directory, ',', true or false (clear it at start), ',', MB: where compiled graphs are kept between runs."
     )
 
-    watch_compilations: bool = _setting(True, "Count what is compiled in a step, and warn about it.")
-    log_passes: bool = _setting(False, "Log the bucket of every pass.", aliases={"VLLM_DEBUG": _logs_passes})
+    watch_compilations: bool = setting(True, "Count what is compiled in a step, and warn about it.")
+    log_passes: bool = setting(False, "Log the bucket of every pass.", aliases={"VLLM_DEBUG": _logs_passes})
 
-    emulated_memory_bytes: int = _setting(16 * 2**30, "Memory of the emulated device.", unit="bytes", validator=ge(1))
-    emulated_compile_s: float = _setting(
+    emulated_memory_bytes: int = setting(16 * 2**30, "Memory of the emulated device.", unit="bytes", validator=ge(1))
+    emulated_compile_s: float = setting(
         0.0, "What the emulated device charges for a compilation.", unit="s", validator=ge(0)
     )
-    emulated_frozen: bool = _setting(False, "On the emulated device, compiling after the warm-up is an error.")
+    emulated_frozen: bool = setting(False, "On the emulated device, compiling after the warm-up is an error.")
 
     @property
     def captures(self) -> bool:

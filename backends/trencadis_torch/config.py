@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import attrs
 from attrs.validators import ge, in_
 
 from trencadis.errors import ConfigValueError
+from trencadis.interfaces import setting
 
 __all__ = ["ATTENTIONS", "COMPILES", "GRAPHS", "KV_DTYPES", "LAYOUTS", "PACKS", "QUANTIZATIONS", "TorchConfig"]
 
@@ -32,10 +32,6 @@ COMPILES = ("off", "buckets")
 
 QUANTIZATIONS = ("none", "int8")
 """``int8``: weights with one scale per output, activations with one per row; on the CPU."""
-
-
-def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None) -> Any:  # noqa: A002
-    return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit})
 
 
 def _check_device(_: object, __: attrs.Attribute[str], device: str) -> None:
@@ -65,53 +61,53 @@ class TorchConfig:
         graphs: ``off``, ``buckets`` or ``checked``; graphs need ``layout = "padded"``.
     """
 
-    device: str = _setting(
+    device: str = setting(
         "auto",
         "auto (the first CUDA device, else the CPU), cpu, cuda or cuda:N.",
         validator=_check_device,
     )
-    layout: str = _setting("ragged", "ragged: nothing padded; padded: static shapes.", validator=in_(LAYOUTS))
-    attention: str = _setting(
+    layout: str = setting("ragged", "ragged: nothing padded; padded: static shapes.", validator=in_(LAYOUTS))
+    attention: str = setting(
         "auto",
         "native: the CPU's own kernel, compiled when first needed; triton: the same for CUDA; sdpa: gathered blocks; auto: the device's "
         "kernel if it can be had.",
         validator=in_(ATTENTIONS),
     )
-    kv_dtype: str = _setting(
+    kv_dtype: str = setting(
         "auto",
         "Of keys and values in the cache: auto (the model's), float32, float16, bfloat16 or int8.",
         validator=in_(KV_DTYPES),
     )
-    max_prefill_batch_size: int = _setting(
+    max_prefill_batch_size: int = setting(
         1, "Most sequences in one padded prefill pass.", unit="sequences", validator=ge(1)
     )
-    num_threads: int = _setting(
+    num_threads: int = setting(
         0,
         "Threads of one operation on the CPU; 0: one for a small model, else PyTorch's choice.",
         unit="threads",
         validator=ge(0),
     )
-    check_model: bool = _setting(True, "Compare the paged forward with the model's own after loading.")
-    pack: str = _setting(
+    check_model: bool = setting(True, "Compare the paged forward with the model's own after loading.")
+    pack: str = setting(
         "auto",
         "auto: pack linear layers of a float32 model on the CPU once, and fuse what is around them; off: compute as transformers.",
         validator=in_(PACKS),
     )
-    quantization: str = _setting(
+    quantization: str = setting(
         "none",
         "int8: hold weights in 8 bits with a scale per output, and round activations to 8 bits row by row; on the CPU.",
         validator=in_(QUANTIZATIONS),
     )
-    compile: str = _setting(
+    compile: str = setting(
         "off",
         'buckets: compile the forward of every bucket at the warm-up, and nothing later; on the CPU, with layout = "padded".',
         validator=in_(COMPILES),
     )
-    compile_cache: str = _setting(
+    compile_cache: str = setting(
         "",
         "Directory that keeps compiled graphs between starts; empty: TORCHINDUCTOR_CACHE_DIR, else ~/.cache/trencadis/inductor.",
     )
-    graphs: str = _setting(
+    graphs: str = setting(
         "off",
         "buckets: capture a CUDA graph for every decode bucket at the warm-up; checked: the same on a CPU, where what CUDA could not "
         "replay is an error.",

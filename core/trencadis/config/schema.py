@@ -13,8 +13,8 @@ import attrs
 from attrs.validators import ge, gt, in_, le
 
 from trencadis.config.server import ServerConfig
-from trencadis.config.setting import setting
 from trencadis.config.tenants import TenantConfig
+from trencadis.interfaces.setting import setting
 
 __all__ = [
     "BUCKETING_BY_LAYOUT",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 from attrs.validators import ge, gt, le
 
-from trencadis.config.setting import setting
 from trencadis.errors import ConfigValueError
+from trencadis.interfaces.setting import setting
 
 __all__ = ["LOOPBACK", "ServerConfig"]
 

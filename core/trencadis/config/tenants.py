@@ -7,7 +7,7 @@ import math
 import attrs
 from attrs.validators import ge, gt, lt
 
-from trencadis.config.setting import setting
+from trencadis.interfaces.setting import setting
 
 __all__ = ["DEFAULT_TENANT", "TenantConfig"]
 

@@ -40,6 +40,7 @@ from trencadis.interfaces.sampling import (
     SupportsPreparation,
 )
 from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.interfaces.setting import setting
 from trencadis.interfaces.speculation import DraftView, Speculator
 from trencadis.interfaces.vocabulary import Vocabulary
 
@@ -96,4 +97,5 @@ __all__ = [
     "VerifiedStep",
     "Vocabulary",
     "import_attribute",
+    "setting",
 ]

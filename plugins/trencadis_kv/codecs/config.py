@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, ge, in_, le
 
+from trencadis.interfaces import setting
+
 __all__ = ["AesGcmConfig", "ZstdConfig"]
 
 
@@ -17,15 +19,12 @@ class ZstdConfig:
         item_bytes: Bytes of one element, whose parts are sorted by significance before they are compressed; 0: the model's.
     """
 
-    level: int = attrs.field(
-        default=1,
-        validator=and_(ge(-7), le(22)),
-        metadata={"help": "Of Zstandard: higher is smaller and slower.", "unit": "level"},
-    )
-    item_bytes: int = attrs.field(
-        default=0,
+    level: int = setting(1, "Of Zstandard: higher is smaller and slower.", unit="level", validator=and_(ge(-7), le(22)))
+    item_bytes: int = setting(
+        0,
+        "Of one element of the KV cache, 1, 2, 4 or 8; 0: of the model's dtype.",
+        unit="bytes",
         validator=in_([0, 1, 2, 4, 8]),
-        metadata={"help": "Of one element of the KV cache, 1, 2, 4 or 8; 0: of the model's dtype.", "unit": "bytes"},
     )
 
 
@@ -39,21 +38,10 @@ class AesGcmConfig:
         inner: Codec that is applied first: what is encrypted cannot be compressed any more.
     """
 
-    key_env: str = attrs.field(
-        default="",
-        metadata={
-            "help": "Environment variable that holds the key: 32 or 64 hexadecimal digits, or the same bytes in base64.",
-            "unit": "",
-        },
+    key_env: str = setting(
+        "", "Environment variable that holds the key: 32 or 64 hexadecimal digits, or the same bytes in base64."
     )
-    key_file: str = attrs.field(
-        default="", metadata={"help": "File that holds the key, in the place of a variable.", "unit": ""}
-    )
-    inner: str = attrs.field(
-        default="none",
-        metadata={
-            "help": "Codec applied before encryption, such as zstd; none: bytes as they are.",
-            "component": "kv_codec",
-            "unit": "",
-        },
+    key_file: str = setting("", "File that holds the key, in the place of a variable.")
+    inner: str = setting(
+        "none", "Codec applied before encryption, such as zstd; none: bytes as they are.", component="kv_codec"
     )

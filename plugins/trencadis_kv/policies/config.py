@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, gt, le
 
+from trencadis.interfaces import setting
+
 __all__ = ["CostAwareConfig"]
 
 
@@ -17,13 +19,15 @@ class CostAwareConfig:
         max_staged_fraction: With a larger share of the staging memory waiting to be written, nothing more is saved.
     """
 
-    max_load_fraction: float = attrs.field(
-        default=0.8,
+    max_load_fraction: float = setting(
+        0.8,
+        "A load may take this share of the time to compute the same tokens.",
+        unit="ratio",
         validator=and_(gt(0), le(1)),
-        metadata={"help": "A load may take this share of the time to compute the same tokens.", "unit": "ratio"},
     )
-    max_staged_fraction: float = attrs.field(
-        default=0.9,
+    max_staged_fraction: float = setting(
+        0.9,
+        "With a larger share of the staging memory in use, nothing more is saved.",
+        unit="ratio",
         validator=and_(gt(0), le(1)),
-        metadata={"help": "With a larger share of the staging memory in use, nothing more is saved.", "unit": "ratio"},
     )

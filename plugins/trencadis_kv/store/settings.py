@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
+from trencadis.interfaces import setting
 from trencadis_kv.store.identity import is_namespace
 
-__all__ = ["StoreSettings", "setting"]
-
-
-def setting(
-    default: Any,
-    help: str,  # noqa: A002 - the word of the metadata
-    *,
-    unit: str = "",
-    validator: Any = None,
-    secret: bool = False,
-    **more: str,
-) -> Any:
-    """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
-
-    Args:
-        default: Value if nobody sets it.
-        help: One sentence: what it means.
-        unit: Such as ``bytes`` or ``s``; empty for none.
-        validator: An attrs validator.
-        secret: The value is never printed.
-        more: Further metadata, such as ``component="eviction"`` for a field that names another component.
-    """
-    return attrs.field(
-        default=default, validator=validator, metadata={"help": help, "unit": unit, "secret": secret, **more}
-    )
+__all__ = ["StoreSettings"]
 
 
 def _is_namespace(_: object, attribute: attrs.Attribute[str], name: str) -> None:

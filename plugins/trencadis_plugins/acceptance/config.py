@@ -7,6 +7,8 @@ from typing import Any
 import attrs
 from attrs.validators import and_, deep_iterable, ge, gt, le, lt, min_len
 
+from trencadis.interfaces import setting
+
 __all__ = ["SyntheticConfig", "TypicalConfig"]
 
 
@@ -19,18 +21,11 @@ class TypicalConfig:
         delta: The threshold is this times exp(-entropy) where that is lower.
     """
 
-    epsilon: float = attrs.field(
-        default=0.09,
-        validator=and_(gt(0.0), lt(1.0)),
-        metadata={"help": "A draft that the model gives more than this probability always stands.", "unit": ""},
+    epsilon: float = setting(
+        0.09, "A draft that the model gives more than this probability always stands.", validator=and_(gt(0.0), lt(1.0))
     )
-    delta: float = attrs.field(
-        default=0.3,
-        validator=gt(0.0),
-        metadata={
-            "help": "Where it is lower, the threshold is this times exp(-entropy of the model's law).",
-            "unit": "",
-        },
+    delta: float = setting(
+        0.3, "Where it is lower, the threshold is this times exp(-entropy of the model's law).", validator=gt(0.0)
     )
 
 
@@ -48,18 +43,16 @@ class SyntheticConfig:
         mean_tokens: Mean tokens of a step instead, 1 or more, if drafts enough are made; 0: go by ``rates``.
     """
 
-    rates: tuple[float, ...] = attrs.field(
-        default=(0.8,),
+    rates: tuple[float, ...] = setting(
+        (0.8,),
+        "Chance that the draft at each place stands if those before it do; the last is that of all further places.",
         validator=and_(min_len(1), deep_iterable(and_(ge(0.0), le(1.0)))),
-        metadata={
-            "help": "Chance that the draft at each place stands if those before it do; the last is that of all further places.",
-            "unit": "",
-        },
     )
-    mean_tokens: float = attrs.field(
-        default=0.0,
+    mean_tokens: float = setting(
+        0.0,
+        "Mean tokens of a step, if so many drafts are made; 0: go by rates.",
+        unit="tokens",
         validator=and_(ge(0.0), _fits),
-        metadata={"help": "Mean tokens of a step, if so many drafts are made; 0: go by rates.", "unit": "tokens"},
     )
 
     def place_rates(self) -> tuple[float, ...]:

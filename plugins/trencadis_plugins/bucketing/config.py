@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from attrs.validators import and_, ge, in_, le
 
+from trencadis.interfaces import setting
 from trencadis_plugins.bucketing.prompt_rules import PromptRules
 from trencadis_plugins.bucketing.vendor_names import vendor_names
 
@@ -20,20 +21,20 @@ __all__ = [
 
 
 def _size(help: str, *, unit: str, default: int = 0) -> Any:  # noqa: A002 - the word of the metadata
-    return attrs.field(default=default, validator=ge(min(default, 0)), metadata={"help": help, "unit": unit})
+    return setting(default, help, unit=unit, validator=ge(min(default, 0)))
 
 
 def _choice(help: str, *choices: str) -> Any:  # noqa: A002
     """One of the choices; the first is the default."""
-    return attrs.field(default=choices[0], validator=in_(list(choices)), metadata={"help": help, "unit": ""})
+    return setting(choices[0], help, validator=in_(list(choices)))
 
 
 def _percent(help: str) -> Any:  # noqa: A002
-    return attrs.field(default=25, validator=and_(ge(0), le(50)), metadata={"help": help, "unit": "percent"})
+    return setting(25, help, unit="percent", validator=and_(ge(0), le(50)))
 
 
 def _switch(help: str, *, default: bool) -> Any:  # noqa: A002
-    return attrs.field(default=default, metadata={"help": help, "unit": ""})
+    return setting(default, help)
 
 
 def _is_one(text: str) -> Any:
@@ -71,13 +72,10 @@ class ExponentialConfig:
     prompt_ctx_max: int = _size(
         "A long model's context fills it up only to fewer blocks; -1: any. Not for 2025-07.", unit="blocks", default=-1
     )
-    single_token_prompts: bool = attrs.field(
-        default=False,
-        metadata={
-            "help": "Also a query of 1, for an engine that decodes what another one prefilled. Not for 2025-07.",
-            "unit": "",
-            "aliases": {"VLLM_PROMPT_QUERY_BUCKET_MIN": _is_one},
-        },
+    single_token_prompts: bool = setting(
+        False,
+        "Also a query of 1, for an engine that decodes what another one prefilled. Not for 2025-07.",
+        aliases={"VLLM_PROMPT_QUERY_BUCKET_MIN": _is_one},
     )
     flat_drafts: bool = _flat_drafts()
     prompts: PromptRules = attrs.field(factory=PromptRules)
@@ -88,9 +86,9 @@ class ExponentialConfig:
             return
         newer = ("prompt_ctx_limit", "clamp_decode_blocks", "prompt_ctx_max", "single_token_prompts", "prompts")
         default = ExponentialConfig()
-        for setting in newer:
-            if getattr(self, setting) != getattr(default, setting):
-                raise ValueError(f'{setting} has no meaning with generation = "2025-07"')
+        for key in newer:
+            if getattr(self, key) != getattr(default, key):
+                raise ValueError(f'{key} has no meaning with generation = "2025-07"')
 
 
 @attrs.frozen(kw_only=True, field_transformer=vendor_names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, ge, gt, le, lt
 
+from trencadis.interfaces import setting
 from trencadis_plugins.draft_length.sizes import read_sizes
 
 __all__ = ["FixedConfig", "GoodputConfig", "TableConfig"]
@@ -22,10 +23,8 @@ class FixedConfig:
         num_draft_tokens: How many; 0 for as many as the speculator makes.
     """
 
-    num_draft_tokens: int = attrs.field(
-        default=0,
-        validator=ge(0),
-        metadata={"help": "Drafts of a sequence in a step; 0: as many as the speculator makes.", "unit": "tokens"},
+    num_draft_tokens: int = setting(
+        0, "Drafts of a sequence in a step; 0: as many as the speculator makes.", unit="tokens", validator=ge(0)
     )
 
 
@@ -41,13 +40,11 @@ class TableConfig:
             the last ``high`` may be left out. ``all``: as many as the speculator makes.
     """
 
-    sizes: tuple[str, ...] = attrs.field(
-        default=("1-8:all", "9-32:3", "33-128:1", "129-:0"),
+    sizes: tuple[str, ...] = setting(
+        ("1-8:all", "9-32:3", "33-128:1", "129-:0"),
+        'Drafts of a sequence by decoding sequences: low-high:drafts, from 1 up; "all": as many as the speculator makes.',
+        unit="tokens",
         validator=_check_sizes,
-        metadata={
-            "help": 'Drafts of a sequence by decoding sequences: low-high:drafts, from 1 up; "all": as many as the speculator makes.',
-            "unit": "tokens",
-        },
     )
 
 
@@ -62,23 +59,21 @@ class GoodputConfig:
         probe_steps: Steps between two trials where nothing is drafted; more if trials would cost over 1 %.
     """
 
-    smoothing: float = attrs.field(
-        default=0.1,
+    smoothing: float = setting(
+        0.1,
+        "Weight of the newest verdict in a sequence's moving acceptance.",
+        unit="ratio",
         validator=and_(gt(0), lt(1)),
-        metadata={"help": "Weight of the newest verdict in a sequence's moving acceptance.", "unit": "ratio"},
     )
-    prior_weight: float = attrs.field(
-        default=2.0,
-        validator=gt(0),
-        metadata={"help": "What the acceptance of all sequences counts for in that of one.", "unit": "verdicts"},
+    prior_weight: float = setting(
+        2.0, "What the acceptance of all sequences counts for in that of one.", unit="verdicts", validator=gt(0)
     )
-    margin_ratio: float = attrs.field(
-        default=0.03,
+    margin_ratio: float = setting(
+        0.03,
+        "Gain that it takes to begin drafting; it goes on while there is any.",
+        unit="ratio",
         validator=and_(ge(0), le(1)),
-        metadata={"help": "Gain that it takes to begin drafting; it goes on while there is any.", "unit": "ratio"},
     )
-    probe_steps: int = attrs.field(
-        default=64,
-        validator=ge(1),
-        metadata={"help": "Fewest steps between two trials of one draft where nothing is drafted.", "unit": "steps"},
+    probe_steps: int = setting(
+        64, "Fewest steps between two trials of one draft where nothing is drafted.", unit="steps", validator=ge(1)
     )

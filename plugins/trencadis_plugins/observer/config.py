@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 from attrs.validators import gt
 
+from trencadis.interfaces import setting
+
 __all__ = ["LogObserverConfig", "PrometheusObserverConfig"]
 
 
@@ -12,26 +14,14 @@ __all__ = ["LogObserverConfig", "PrometheusObserverConfig"]
 class LogObserverConfig:
     """Table ``[observer.log]``: how often a line is written."""
 
-    interval_s: float = attrs.field(
-        default=5.0,
-        validator=gt(0),
-        metadata={
-            "help": "Shortest time between two lines, engine clock.",
-            "unit": "s",
-        },
-    )
+    interval_s: float = setting(5.0, "Shortest time between two lines, engine clock.", unit="s", validator=gt(0))
 
 
 @attrs.frozen(kw_only=True)
 class PrometheusObserverConfig:
     """Table ``[observer.prometheus]``: how the metrics are labelled."""
 
-    model_name: str = attrs.field(
-        default="",
-        metadata={
-            "help": "Label model_name of the metrics under vLLM's names; the server fills in the name it serves."
-        },
+    model_name: str = setting(
+        "", "Label model_name of the metrics under vLLM's names; the server fills in the name it serves."
     )
-    vllm_names: bool = attrs.field(
-        default=True, metadata={"help": "Show the metrics under vLLM's names as well, for dashboards made for it."}
-    )
+    vllm_names: bool = setting(True, "Show the metrics under vLLM's names as well, for dashboards made for it.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from trencadis.interfaces import setting
+
 __all__ = ["LOGPROBS", "ORDERS", "PRESETS", "StandardConfig"]
 
 _MASKS = (
@@ -57,10 +59,8 @@ class StandardConfig:
             penalties, temperature and truncation; of greedy rows with masks and penalties alone. Those of prompts are always raw.
     """
 
-    order: str = attrs.field(
-        default="vllm",
-        validator=attrs.validators.in_(ORDERS),
-        metadata={"help": "Order of temperature and truncation: vllm, hf or llamacpp.", "unit": ""},
+    order: str = setting(
+        "vllm", "Order of temperature and truncation: vllm, hf or llamacpp.", validator=attrs.validators.in_(ORDERS)
     )
     chain: tuple[str, ...] = attrs.field(
         factory=tuple,
@@ -73,8 +73,8 @@ class StandardConfig:
             "unit": "",
         },
     )
-    logprobs: str = attrs.field(
-        default="raw",
+    logprobs: str = setting(
+        "raw",
+        "Log-probabilities of output tokens: raw, or processed as they are drawn from.",
         validator=attrs.validators.in_(LOGPROBS),
-        metadata={"help": "Log-probabilities of output tokens: raw, or processed as they are drawn from.", "unit": ""},
     )

@@ -5,10 +5,10 @@ Every policy has the settings of :class:`FcfsConfig`; its own come on top.
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 from attrs.validators import and_, deep_iterable, ge, gt, in_, instance_of
+
+from trencadis.interfaces import setting
 
 __all__ = [
     "DeadlineConfig",
@@ -24,10 +24,6 @@ __all__ = [
 _VICTIMS = ("youngest", "least_computed", "cheapest", "lowest_priority")
 
 
-def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None, **more: str) -> Any:  # noqa: A002 - the word of the metadata
-    return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit, **more})
-
-
 @attrs.frozen(kw_only=True)
 class FcfsConfig:
     """Table ``[scheduling.fcfs]``: how far prompts may slow decodes down, and who loses its blocks.
@@ -36,30 +32,30 @@ class FcfsConfig:
     RTX 4090. Source: docs/decisions/0014-scheduling-policies-learn-of-requests.md.
     """
 
-    max_prefill_tokens: int = _setting(
+    max_prefill_tokens: int = setting(
         0, "Most prompt tokens of a step, all sequences together; 0: the token budget.", unit="tokens", validator=ge(0)
     )
-    long_prefill_threshold: int = _setting(
+    long_prefill_threshold: int = setting(
         0, "Most tokens of one prompt in a step; 0: the token budget.", unit="tokens", validator=ge(0)
     )
-    chunk_sizes: tuple[int, ...] = _setting(
+    chunk_sizes: tuple[int, ...] = setting(
         (),
         "A part of a prompt has one of these sizes, such as query lengths of buckets; none: any size.",
         unit="tokens",
         validator=deep_iterable(and_(instance_of(int), ge(1))),
     )
-    tpot_target_ms: float = _setting(
+    tpot_target_ms: float = setting(
         0.0,
         "Prompts take no more of a step than keeps decodes this fast, by the step-time model; 0: no target.",
         unit="ms",
         validator=ge(0),
     )
-    step_ms: float = _setting(16.9, "Step-time model: time of an empty step.", unit="ms", validator=ge(0))
-    token_us: float = _setting(90.0, "Step-time model: time of each token.", unit="us", validator=ge(0))
-    context_token_us: float = _setting(
+    step_ms: float = setting(16.9, "Step-time model: time of an empty step.", unit="ms", validator=ge(0))
+    token_us: float = setting(90.0, "Step-time model: time of each token.", unit="us", validator=ge(0))
+    context_token_us: float = setting(
         0.135, "Step-time model: time of each KV entry that attention reads.", unit="us", validator=ge(0)
     )
-    victim: str = _setting(
+    victim: str = setting(
         "youngest",
         f"Who loses its blocks when a running sequence needs one: {', '.join(_VICTIMS)}.",
         validator=in_(_VICTIMS),
@@ -70,28 +66,28 @@ class FcfsConfig:
 class PriorityConfig(FcfsConfig):
     """Table ``[scheduling.priority]``."""
 
-    victim: str = _setting(
+    victim: str = setting(
         "lowest_priority",
         f"Who loses its blocks when a running sequence needs one: {', '.join(_VICTIMS)}.",
         validator=in_(_VICTIMS),
     )
-    age_s: float = _setting(
+    age_s: float = setting(
         30.0, "Waiting this long is worth one step of priority; 0: never.", unit="s", validator=ge(0)
     )
-    preempt: bool = _setting(False, "Running sequences give way to more urgent ones that wait.")
+    preempt: bool = setting(False, "Running sequences give way to more urgent ones that wait.")
 
 
 @attrs.frozen(kw_only=True)
 class ShortestFirstConfig(FcfsConfig):
     """Table ``[scheduling.shortest_first]``."""
 
-    predictor: str = _setting(
+    predictor: str = setting(
         "history",
         "Output tokens to expect: none (only the prompt counts), max_tokens (what the request allows), history (the mean "
         "of its tenant so far), or package.module:function, called with the request.",
     )
-    output_weight: float = _setting(2.0, "Work of an output token, in prompt tokens.", validator=ge(0))
-    age_tokens_per_s: float = _setting(
+    output_weight: float = setting(2.0, "Work of an output token, in prompt tokens.", validator=ge(0))
+    age_tokens_per_s: float = setting(
         100.0, "Work that a second of waiting makes up for; 0: never.", unit="tokens/s", validator=ge(0)
     )
 
@@ -100,29 +96,27 @@ class ShortestFirstConfig(FcfsConfig):
 class FairShareConfig:
     """Table ``[scheduling.fair_share]``: all but the order between tenants is the inner policy's, with its own table."""
 
-    inner: str = _setting(
+    inner: str = setting(
         "fcfs",
         "Policy that orders the requests of one tenant and does all the rest.",
         component="scheduling",
     )
-    prompt_price: float = _setting(1.0, "What a prompt token costs a tenant.", validator=ge(0))
-    output_price: float = _setting(2.0, "What an output token costs a tenant.", validator=ge(0))
+    prompt_price: float = setting(1.0, "What a prompt token costs a tenant.", validator=ge(0))
+    output_price: float = setting(2.0, "What an output token costs a tenant.", validator=ge(0))
 
 
 @attrs.frozen(kw_only=True)
 class DeadlineConfig(FcfsConfig):
     """Table ``[scheduling.deadline]``."""
 
-    ttft_target_ms: float = _setting(
-        2000.0, "First token of requests that state no target.", unit="ms", validator=gt(0)
-    )
-    tpot_target_ms: float = _setting(
+    ttft_target_ms: float = setting(2000.0, "First token of requests that state no target.", unit="ms", validator=gt(0))
+    tpot_target_ms: float = setting(
         100.0,
         "Token to token of requests that state no target; caps prompts, by the step-time model.",
         unit="ms",
         validator=gt(0),
     )
-    shed: bool = _setting(
+    shed: bool = setting(
         False, "Refuse requests that cannot meet their target any more when they arrive, by the step-time model."
     )
 
@@ -131,17 +125,17 @@ class DeadlineConfig(FcfsConfig):
 class PrefixAffinityConfig(FcfsConfig):
     """Table ``[scheduling.prefix_affinity]``."""
 
-    max_waiting: int = _setting(
+    max_waiting: int = setting(
         10_000, "With more sequences waiting they are admitted by arrival.", unit="sequences", validator=ge(0)
     )
-    shared_tokens: int = _setting(
+    shared_tokens: int = setting(
         32,
         "Of waiting sequences that begin with the same so many tokens, uncached, one goes first and fills the cache for "
         "the others; 0: no such rule.",
         unit="tokens",
         validator=ge(0),
     )
-    age_tokens_per_s: float = _setting(
+    age_tokens_per_s: float = setting(
         100.0, "Cached tokens that a second of waiting makes up for; 0: never.", unit="tokens/s", validator=ge(0)
     )
 
@@ -150,15 +144,13 @@ class PrefixAffinityConfig(FcfsConfig):
 class MultiLevelConfig(FcfsConfig):
     """Table ``[scheduling.multi_level]``."""
 
-    num_levels: int = _setting(
-        6, "Queues; each has twice the quantum of the one above.", unit="levels", validator=ge(1)
-    )
-    quantum_tokens: int = _setting(
+    num_levels: int = setting(6, "Queues; each has twice the quantum of the one above.", unit="levels", validator=ge(1))
+    quantum_tokens: int = setting(
         256, "Work of the first level: prompt and, weighted, output.", unit="tokens", validator=ge(1)
     )
-    output_weight: float = _setting(2.0, "Work of an output token, in prompt tokens.", validator=ge(0))
-    starve_s: float = _setting(20.0, "Waiting longer leads back to the first level.", unit="s", validator=gt(0))
-    preempt: bool = _setting(
+    output_weight: float = setting(2.0, "Work of an output token, in prompt tokens.", validator=ge(0))
+    starve_s: float = setting(20.0, "Waiting longer leads back to the first level.", unit="s", validator=gt(0))
+    preempt: bool = setting(
         False, "Running sequences give way to waiting ones of a higher level: worth it only where recomputing is cheap."
     )
 
@@ -167,10 +159,10 @@ class MultiLevelConfig(FcfsConfig):
 class PrefillFirstConfig(FcfsConfig):
     """Table ``[scheduling.prefill_first]``."""
 
-    delay_factor: float = _setting(
+    delay_factor: float = setting(
         0.0, "Prompts wait until the oldest has waited so many times the last prompt step; 0: never.", validator=ge(0)
     )
-    watermark_ratio: float = _setting(
+    watermark_ratio: float = setting(
         0.01, "Share of all blocks that a prompt step leaves free, no less than the engine's 0.01.", validator=ge(0.01)
     )
-    chunked: bool = _setting(False, "Prompts may be cut into chunks; else only one longer than the token budget is.")
+    chunked: bool = setting(False, "Prompts may be cut into chunks; else only one longer than the token budget is.")

@@ -7,17 +7,15 @@ from typing import Any
 import attrs
 from attrs.validators import and_, deep_iterable, ge, in_, instance_of, le, min_len
 
+from trencadis.interfaces import setting
+
 __all__ = ["MixedConfig", "NgramConfig", "SuffixConfig"]
 
 _OCCURRENCES = ("latest", "earliest")
 
 
-def _setting(default: Any, help: str, validator: Any = None, *, unit: str = "", **more: str) -> Any:  # noqa: A002 - the word of the metadata
-    return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit, **more})
-
-
 def _most_drafts(default: int) -> Any:
-    return _setting(default, "Most drafts of a sequence in a step.", ge(1), unit="tokens")
+    return setting(default, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
 
 
 @attrs.frozen(kw_only=True)
@@ -33,12 +31,12 @@ class NgramConfig:
     """
 
     max_draft_tokens: int = _most_drafts(4)
-    min_match: int = _setting(2, "Shortest run of last tokens that is looked up.", ge(1), unit="tokens")
-    max_match: int = _setting(4, "Longest run of last tokens that is looked up.", ge(1), unit="tokens")
-    occurrence: str = _setting(
-        "latest", f"Which occurrence of a run counts: {', '.join(_OCCURRENCES)}.", in_(_OCCURRENCES)
+    min_match: int = setting(2, "Shortest run of last tokens that is looked up.", unit="tokens", validator=ge(1))
+    max_match: int = setting(4, "Longest run of last tokens that is looked up.", unit="tokens", validator=ge(1))
+    occurrence: str = setting(
+        "latest", f"Which occurrence of a run counts: {', '.join(_OCCURRENCES)}.", validator=in_(_OCCURRENCES)
     )
-    continue_period: bool = _setting(
+    continue_period: bool = setting(
         True, "Where what followed reaches the end of the text, the text repeats itself: draft on as it does."
     )
 
@@ -59,18 +57,23 @@ class SuffixConfig:
     """
 
     max_draft_tokens: int = _most_drafts(8)
-    max_depth: int = _setting(
-        24, "Longest run of tokens that is remembered, the match and its drafts together.", ge(2), unit="tokens"
+    max_depth: int = setting(
+        24,
+        "Longest run of tokens that is remembered, the match and its drafts together.",
+        unit="tokens",
+        validator=ge(2),
     )
-    factor: float = _setting(1.0, "Drafts for each token that matches.", ge(0.0), unit="tokens")
-    offset: float = _setting(0.0, "Drafts on top of that.", unit="tokens")
-    min_prob: float = _setting(0.1, "A draft's path must have been taken at least so often.", and_(ge(0.0), le(1.0)))
-    tree: bool = _setting(False, "Draft several tokens behind one, the most frequent first.")
-    max_cached_requests: int = _setting(
-        10_000, "Finished requests whose outputs are remembered; 0: none.", ge(0), unit="requests"
+    factor: float = setting(1.0, "Drafts for each token that matches.", unit="tokens", validator=ge(0.0))
+    offset: float = setting(0.0, "Drafts on top of that.", unit="tokens")
+    min_prob: float = setting(
+        0.1, "A draft's path must have been taken at least so often.", validator=and_(ge(0.0), le(1.0))
     )
-    max_cached_tokens: int = _setting(
-        500_000, "Output tokens that are remembered, all tenants together; 0: none.", ge(0), unit="tokens"
+    tree: bool = setting(False, "Draft several tokens behind one, the most frequent first.")
+    max_cached_requests: int = setting(
+        10_000, "Finished requests whose outputs are remembered; 0: none.", unit="requests", validator=ge(0)
+    )
+    max_cached_tokens: int = setting(
+        500_000, "Output tokens that are remembered, all tenants together; 0: none.", unit="tokens", validator=ge(0)
     )
 
 
@@ -85,14 +88,21 @@ class MixedConfig:
         memory: Steps after which what a member has shown counts a third.
     """
 
-    members: tuple[str, ...] = _setting(
+    members: tuple[str, ...] = setting(
         ("ngram", "suffix"),
         "Speculators to choose among, the cheapest first.",
-        and_(min_len(1), deep_iterable(instance_of(str))),
+        validator=and_(min_len(1), deep_iterable(instance_of(str))),
         component="speculation",
     )
-    explore_every: int = _setting(
-        32, "A request tries the member it has asked least once in so many steps; 0: never.", ge(0), unit="steps"
+    explore_every: int = setting(
+        32,
+        "A request tries the member it has asked least once in so many steps; 0: never.",
+        unit="steps",
+        validator=ge(0),
     )
-    prior_weight: float = _setting(4.0, "What the tenant's requests have shown counts as so many steps.", ge(0.0))
-    memory: int = _setting(32, "Steps after which what a member has shown counts a third.", ge(1), unit="steps")
+    prior_weight: float = setting(
+        4.0, "What the tenant's requests have shown counts as so many steps.", validator=ge(0.0)
+    )
+    memory: int = setting(
+        32, "Steps after which what a member has shown counts a third.", unit="steps", validator=ge(1)
+    )

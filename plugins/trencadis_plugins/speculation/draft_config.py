@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 from attrs.validators import deep_iterable, ge, in_, min_len
+
+from trencadis.interfaces import setting
 
 __all__ = ["TREES", "DraftModelConfig", "DraftWithModelConfig", "ParallelDraftConfig"]
 
 TREES = ("none", "top_k", "static", "sequoia")
 """How drafts branch."""
-
-
-def _setting(default: Any, help: str, *, unit: str = "", validator: Any = None, **metadata: Any) -> Any:  # noqa: A002
-    return attrs.field(default=default, validator=validator, metadata={"help": help, "unit": unit, **metadata})
 
 
 @attrs.frozen(kw_only=True)
@@ -31,22 +27,22 @@ class DraftWithModelConfig:
         warmup: Prepare the draft backend's buckets before the first request.
     """
 
-    model: str = _setting("demo-draft", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
-    backend: str = _setting(
+    model: str = setting("demo-draft", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
+    backend: str = setting(
         "", "Backend that runs it, with the options of its own table; empty: the engine's.", component="backend"
     )
-    max_draft_tokens: int = _setting(4, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
-    sampling: str = _setting(
+    max_draft_tokens: int = setting(4, "Most drafts of a sequence in a step.", unit="tokens", validator=ge(1))
+    sampling: str = setting(
         "greedy",
         "greedy: the most likely tokens; probabilistic: drawn as the request asks.",
         validator=in_(["greedy", "probabilistic"]),
     )
-    tokenizer: str = _setting(
+    tokenizer: str = setting(
         "auto",
         "auto: translate tokens where the two tokenizers differ; same: do not compare them.",
         validator=in_(["auto", "same"]),
     )
-    warmup: bool = _setting(True, "Prepare the draft backend's buckets before the first request.")
+    warmup: bool = setting(True, "Prepare the draft backend's buckets before the first request.")
 
 
 @attrs.frozen(kw_only=True)
@@ -61,16 +57,16 @@ class DraftModelConfig(DraftWithModelConfig):
         tree_shape: Of ``static``: drafts behind each token, depth by depth.
     """
 
-    tree: str = _setting(
+    tree: str = setting(
         "none",
         "none: drafts follow each other; top_k, static, sequoia: they branch, max_draft_tokens of them in all.",
         validator=in_(TREES),
     )
-    tree_width: int = _setting(
+    tree_width: int = setting(
         3, "Most drafts behind one token; of top_k, also tokens expanded at one depth.", unit="tokens", validator=ge(1)
     )
-    tree_depth: int = _setting(4, "Most drafts behind one another.", unit="tokens", validator=ge(1))
-    tree_shape: tuple[int, ...] = _setting(
+    tree_depth: int = setting(4, "Most drafts behind one another.", unit="tokens", validator=ge(1))
+    tree_shape: tuple[int, ...] = setting(
         (2, 1),
         "Of static: drafts behind each token, depth by depth.",
         unit="tokens",
@@ -86,8 +82,8 @@ class ParallelDraftConfig(DraftWithModelConfig):
         mask_token_id: Token that stands for one that is to be guessed; -1: ``mask_token_id`` of the model's ``config.json``.
     """
 
-    model: str = _setting("demo-parallel", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
-    mask_token_id: int = _setting(
+    model: str = setting("demo-parallel", "Draft model: a directory, a .gguf file, a hub id or a built-in name.")
+    mask_token_id: int = setting(
         -1,
         "Token that stands for one to be guessed; -1: mask_token_id of the model's config.json.",
         validator=ge(-1),

@@ -9,7 +9,7 @@ from attrs.validators import ge
 
 from trencadis.config.convert import structure
 from trencadis.config.named_tables import is_named_tables, structure_tables
-from trencadis.config.setting import setting
+from trencadis.interfaces.setting import setting
 
 
 @attrs.frozen(kw_only=True)

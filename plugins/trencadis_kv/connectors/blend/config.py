@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
-from trencadis_kv.store.settings import setting
+from trencadis.interfaces import setting
 
 __all__ = ["BlendConfig"]
 

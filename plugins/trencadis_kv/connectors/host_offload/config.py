@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 from attrs.validators import ge
 
-from trencadis_kv.store.settings import StoreSettings, setting
+from trencadis.interfaces import setting
+from trencadis_kv.store.settings import StoreSettings
 
 __all__ = ["HostOffloadConfig"]
 

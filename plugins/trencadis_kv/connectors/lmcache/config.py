@@ -7,7 +7,8 @@ from typing import Final
 import attrs
 from attrs.validators import and_, ge, gt, le
 
-from trencadis_kv.store.settings import StoreSettings, setting
+from trencadis.interfaces import setting
+from trencadis_kv.store.settings import StoreSettings
 
 __all__ = ["LMCacheConfig"]
 

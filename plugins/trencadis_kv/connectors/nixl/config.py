@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, ge, in_, le
 
+from trencadis.interfaces import setting
 from trencadis_kv.connectors.p2p.config import P2PConfig
-from trencadis_kv.store.settings import setting
 
 __all__ = ["NixlConfig"]
 

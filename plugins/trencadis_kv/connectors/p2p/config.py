@@ -8,9 +8,8 @@ import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces import ComponentContext
+from trencadis.interfaces import ComponentContext, setting
 from trencadis_kv.connectors.p2p.params import address_of, peer_of
-from trencadis_kv.store.settings import setting
 
 __all__ = ["P2PConfig", "check_hold", "check_secret"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, ge, gt, le
 
+from trencadis.interfaces import setting
 from trencadis_kv.connectors.redis.address import RedisAddress
-from trencadis_kv.store.settings import StoreSettings, setting
+from trencadis_kv.store.settings import StoreSettings
 
 __all__ = ["RedisConfig"]
 

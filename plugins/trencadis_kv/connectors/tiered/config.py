@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs.validators import and_, deep_iterable, ge, gt, instance_of, le, min_len
 
-from trencadis_kv.store.settings import setting
+from trencadis.interfaces import setting
 
 __all__ = ["TieredConfig"]
 

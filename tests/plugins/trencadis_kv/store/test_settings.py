@@ -3,7 +3,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis_kv.store.settings import StoreSettings, setting
+from trencadis.interfaces import setting
+from trencadis_kv.store.settings import StoreSettings
 
 
 def test_defaults_work():

@@ -4,7 +4,7 @@ import attrs
 import pytest
 from attrs.validators import ge
 
-from trencadis.config.setting import setting
+from trencadis.interfaces.setting import setting
 
 
 @attrs.frozen(kw_only=True)

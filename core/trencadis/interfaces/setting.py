@@ -1,4 +1,4 @@
-"""How a field of the configuration is declared, so that flags, ``--explain`` and the reference page know it."""
+"""How a field of a config class is declared, so that flags, ``--explain`` and the reference page know it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def setting(
     validator: Any = None,
     factory: Any = None,
     secret: bool = False,
+    **more: Any,
 ) -> Any:
     """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
 
@@ -27,8 +28,9 @@ def setting(
         validator: An attrs validator.
         factory: Makes a mutable default.
         secret: The value is never printed.
+        more: Further metadata, such as ``component="eviction"`` for a field that names another component.
     """
-    metadata = {"help": help, "unit": unit, "secret": secret}
+    metadata = {"help": help, "unit": unit, "secret": secret, **more}
     if factory is not None:
         return attrs.field(factory=factory, validator=validator, metadata=metadata)
     return attrs.field(default=default, validator=validator, metadata=metadata)
