@@ -16,11 +16,10 @@ import statistics
 import sys
 import time
 
-import attrs
-
 from trencadis import AsyncLLM, SamplingParams
 from trencadis.client import configure
 from trencadis_server.app import make_app
+from trencadis_server.config import server_of, with_server
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
 from trencadis_server.lifecycle.opening import make_context
 from trencadis_server.lifecycle.sockets import listen
@@ -69,11 +68,11 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         args.model, config_file=None, tables={"engine": {"placement": "process"}, "observer": {"names": []}}
     )
     supervisor = Supervisor(lambda: AsyncLLM.from_config(config, registry), max_restarts=0)
-    config = attrs.evolve(config, server=attrs.evolve(config.server, model_name="demo"))
+    config = with_server(config, model_name="demo")
     gate, listener = Gate(), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     app = make_app(make_context(config, supervisor), gate=gate)
-    service = Service(app, listener, supervisor=supervisor, gate=gate, config=config.server)
+    service = Service(app, listener, supervisor=supervisor, gate=gate, config=server_of(config))
     running = asyncio.create_task(service.run())
     await supervisor.is_serving.wait()
     client = await asyncio.create_subprocess_exec(

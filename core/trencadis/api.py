@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from trencadis.config.explain import explain
     from trencadis.config.messages import value_error
     from trencadis.config.schema import BUCKETING_BY_LAYOUT, PluginsConfig
-    from trencadis.config.server import LOOPBACK, ServerConfig
     from trencadis.engine.build import build_engine
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
@@ -47,7 +46,6 @@ _HOMES = {
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
     "GuardedEviction": "engine.guards",
-    "LOOPBACK": "config.server",
     "NOTHING_CHOSEN": "registry.plan",
     "PluginsConfig": "config.schema",
     "Provenance": "registry",
@@ -57,7 +55,6 @@ _HOMES = {
     "ResolvedPlan": "registry",
     "SchedulingChange": "registry.switching",
     "SchedulingInForce": "registry.switching",
-    "ServerConfig": "config.server",
     "SourceCheck": "config.check_sources",
     "Tokenizer": "text",
     "build_engine": "engine.build",
@@ -78,7 +75,6 @@ _HOMES = {
 __all__ = [
     "AUTO",
     "BUCKETING_BY_LAYOUT",
-    "LOOPBACK",
     "NOTHING_CHOSEN",
     "Choice",
     "Config",
@@ -93,7 +89,6 @@ __all__ = [
     "ResolvedPlan",
     "SchedulingChange",
     "SchedulingInForce",
-    "ServerConfig",
     "SourceCheck",
     "Tokenizer",
     "build_engine",

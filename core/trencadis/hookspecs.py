@@ -1,6 +1,7 @@
 """Every hook of Trencadís, in one file.
 
-Three kinds, three name shapes, nothing else. *Register* hooks (plural nouns) yield components or commands. *Life cycle* hooks return
+Three kinds, three name shapes, nothing else. *Register* hooks (plural nouns) yield components, commands, configuration
+tables or health checks. *Life cycle* hooks return
 nothing. *Decide* hooks return the first answer that is not None. pluggy runs at start-up and shut-down only: a step calls
 plain methods of the objects that the components' factories made.
 
@@ -20,6 +21,8 @@ import pluggy
 
 from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component
+from trencadis.interfaces.config_table import ConfigTable
+from trencadis.interfaces.health_check import HealthCheck
 
 if TYPE_CHECKING:
     from trencadis.records import ModelFacts
@@ -189,6 +192,34 @@ def trencadis_commands() -> Iterable[Command]:
                 summary="Send a recorded trace to a server.",
                 load=lambda: importlib.import_module("my_package.replay"),
             )
+    """
+
+
+@hookspec
+def trencadis_tables() -> Iterable[ConfigTable]:
+    """Yield tables of the configuration that belong to no component, such as ``[server]``.
+
+    *Called:* once, when the registry is built. *Since:* 0.1.
+
+    Example::
+
+        @hookimpl
+        def trencadis_tables():
+            yield ConfigTable(name="replay", config=ReplayConfig)
+    """
+
+
+@hookspec
+def trencadis_health_checks() -> Iterable[HealthCheck]:
+    """Yield sections of ``trencadis doctor``.
+
+    *Called:* by ``trencadis doctor``, once the configuration is known. *Since:* 0.1.
+
+    Example::
+
+        @hookimpl
+        def trencadis_health_checks():
+            yield HealthCheck(name="replay", run=check_replay)
     """
 
 

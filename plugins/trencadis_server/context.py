@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from trencadis.api import ServerConfig
 from trencadis.clock import Clock
+from trencadis_server.config import ServerConfig
 from trencadis_server.generation.encoding import Encoder
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from trencadis.interfaces import Command
 __all__ = ["trencadis_commands"]
 
 _SUMMARIES = {
-    "explain": "Show why a request was scheduled or not, step by step; asks a server that runs.",
     "bench": "Measure the throughput of this configuration, drafters, KV connectors, or policies on a trace.",
     "buckets": "Print the bucket tables of strategies, and what they cost on a trace; or fit one to it.",
     "warmup": "Prepare every bucket, report buckets, graphs, time and memory, and count what a few requests still compile.",
@@ -24,7 +23,7 @@ _SUMMARIES = {
 
 @hookimpl
 def trencadis_commands() -> Iterable[Command]:
-    """Yield ``explain``, ``bench``, ``buckets``, ``warmup``, ``doctor`` and ``new-plugin``."""
+    """Yield ``bench``, ``buckets``, ``warmup``, ``doctor`` and ``new-plugin``."""
     for name, summary in _SUMMARIES.items():
         module = f"trencadis_tools.commands.{name.replace('-', '_')}"
         yield Command(name=name, summary=summary, load=partial(importlib.import_module, module))

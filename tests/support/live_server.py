@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trencadis.clock import SystemClock
-from trencadis.config.server import ServerConfig
 from trencadis_server.app import make_app
+from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory

@@ -14,9 +14,9 @@ import uvicorn
 
 from trencadis import AsyncLLM
 from trencadis.clock import SystemClock
-from trencadis.config.server import ServerConfig
 from trencadis.errors import EngineEndedError
 from trencadis_server.app import make_app
+from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.middleware.limits import AdmissionControl
 

@@ -10,8 +10,8 @@ import httpx
 from fastapi import APIRouter, FastAPI
 
 from trencadis.clock import SimulatedClock, SystemClock
-from trencadis.config.server import ServerConfig
 from trencadis_server.app import make_app
+from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.errors import EngineUnavailableError
 from trencadis_server.middleware.limits import AdmissionControl

@@ -53,12 +53,14 @@ def built_in_settings() -> Settings:
     registry = Registry.discover(strict=True)
     return settings_of(
         {
-            noun: {
-                name: config_class
-                for name, config_class in components.items()
-                if registry.components(noun)[name].provenance.distribution == _OURS
+            name: {
+                component: config_class
+                for component, config_class in found.items()
+                if registry.components(name)[component].provenance.distribution == _OURS
             }
-            for noun, components in registry.config_classes().items()
+            if isinstance(found, dict)
+            else found
+            for name, found in registry.config_classes().items()
         }
     )
 

@@ -11,7 +11,7 @@ from trencadis.config.blame import culprit, reason
 from trencadis.config.convert import WrongValueError, parse_text, structure
 from trencadis.config.messages import DEFAULT, origin, value_error, with_origin
 from trencadis.config.schema import Config
-from trencadis.config.settings import NOUN_TABLES, Setting, Settings
+from trencadis.config.settings import CORE_TABLES, NOUN_TABLES, Setting, Settings
 from trencadis.config.sources import Given
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError
 
@@ -48,10 +48,10 @@ class Assembly:
             ConfigError: As in :func:`trencadis.config.load_config`.
         """
         tables: dict[str, Any] = {}
-        for field in attrs.fields(Config):
-            extra = {"components": self._components(field.name)} if field.name in NOUN_TABLES else {}
-            tables[field.name] = self._table(field.name, extra)
-        return Config(**tables)
+        for name in CORE_TABLES:
+            extra = {"components": self._components(name)} if name in NOUN_TABLES else {}
+            tables[name] = self._table(name, extra)
+        return Config(**tables, tables={name: self._table(name, {}) for name in self._settings.tables_of_plugins()})
 
     def component(self, table: str) -> Any:
         """Return the config object of the component whose table this is; None where a required value is missing.

@@ -11,6 +11,7 @@ import attrs
 
 from trencadis.config.assemble import is_import_path
 from trencadis.config.schema import Config
+from trencadis.config.settings import CORE_TABLES
 
 __all__ = ["dump_config", "dump_options"]
 
@@ -23,7 +24,8 @@ def dump_config(config: Config) -> dict[str, Any]:
     Args:
         config: Resolved.
     """
-    return {field.name: _table(getattr(config, field.name)) for field in attrs.fields(Config)}
+    tables = {name: getattr(config, name) for name in CORE_TABLES} | dict(config.tables)
+    return {name: _table(table) for name, table in tables.items()}
 
 
 def dump_options(options: Any) -> dict[str, Any]:

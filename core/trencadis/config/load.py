@@ -66,7 +66,7 @@ def load_config(
     """Return the configuration that all sources make together. Reads the file; else pure but for warnings.
 
     Args:
-        components: Config classes of the registered components, by noun and name; none: no component tables.
+        components: Config classes that plugins bring, of components and of tables of their own; none: no tables of theirs.
         file: A TOML or YAML file; none: the one that ``TRENCADIS_CONFIG`` names, if any.
         environ: The environment; none: this process's own.
         flags: Tokens ``["--engine.seed", "3"]``, or a mapping of flag to text.

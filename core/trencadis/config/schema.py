@@ -7,12 +7,11 @@ Component tables (``[bucketing.exponential]``) come from the registered componen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from attrs.validators import ge, gt, in_, le
 
-from trencadis.config.server import ServerConfig
 from trencadis.config.tenants import TenantConfig
 from trencadis.interfaces.setting import setting
 
@@ -32,10 +31,11 @@ __all__ = [
     "ObserverConfig",
     "PluginsConfig",
     "SchedulingConfig",
-    "ServerConfig",
     "TenantConfig",
     "setting",
 ]
+
+T = TypeVar("T")
 
 DEFAULT_BACKEND = "torch"
 """What ``[backend] name = "auto"`` becomes if no plugin answers ``trencadis_select_backend``."""
@@ -335,14 +335,17 @@ class LogConfig:
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """The root. Tables of nouns carry the default component's name as a string."""
+    """The root. Tables of nouns carry the default component's name as a string.
+
+    Attributes:
+        tables: Config objects of tables that belong to plugins, by name; see :meth:`table`.
+    """
 
     model: ModelConfig = attrs.field(factory=ModelConfig)
     engine: EngineConfig = attrs.field(factory=EngineConfig)
     cache: CacheConfig = attrs.field(factory=CacheConfig)
     defragmenter: DefragmenterConfig = attrs.field(factory=DefragmenterConfig)
     embedding: EmbeddingConfig = attrs.field(factory=EmbeddingConfig)
-    server: ServerConfig = attrs.field(factory=ServerConfig)
     bucketing: BucketingConfig = attrs.field(factory=lambda: BucketingConfig(name="auto", fallback="exact"))
     scheduling: SchedulingConfig = attrs.field(factory=lambda: SchedulingConfig(name="fair_share", fallback="fcfs"))
     eviction: NounConfig = attrs.field(factory=lambda: NounConfig(name="lru", fallback="lru"))
@@ -359,3 +362,14 @@ class Config:
     budget: BudgetConfig = attrs.field(factory=BudgetConfig)
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
     log: LogConfig = attrs.field(factory=LogConfig)
+    tables: Mapping[str, Any] = attrs.field(factory=dict, metadata={"of_plugins": True})
+
+    def table(self, name: str, kind: type[T]) -> T:
+        """Return a plugin's own table, such as ``[server]``; of its defaults if the configuration was made without plugins.
+
+        Args:
+            name: As its ``ConfigTable`` has it.
+            kind: Its config class.
+        """
+        found: T = self.tables[name] if name in self.tables else kind()
+        return found

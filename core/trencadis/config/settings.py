@@ -20,6 +20,7 @@ import attrs
 from trencadis.config.schema import Config, NounConfig, ObserverConfig
 
 __all__ = [
+    "CORE_TABLES",
     "ENVIRONMENT_PREFIX",
     "NOUN_TABLES",
     "ComponentClasses",
@@ -31,13 +32,14 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "TRENCADIS_"
 
-ComponentClasses = Mapping[str, Mapping[str, type[Any]]]
-"""Config class of every registered component, by noun and component name."""
+ComponentClasses = Mapping[str, Mapping[str, type[Any]] | type[Any]]
+"""Config classes that plugins bring: by noun, those of its components by name; by any other name, that of a table of its own."""
+
+CORE_TABLES = tuple(field.name for field in attrs.fields(Config) if field.name != "tables")
+"""Tables of the schema, in its order."""
 
 NOUN_TABLES: tuple[str, ...] = tuple(
-    field.name
-    for field in attrs.fields(Config)
-    if isinstance(getattr(Config(), field.name), NounConfig | ObserverConfig)
+    name for name in CORE_TABLES if isinstance(getattr(Config(), name), NounConfig | ObserverConfig)
 )
 """Tables of nouns, in the schema's order."""
 
@@ -108,6 +110,10 @@ class Settings:
         """Return the keys of one table, in the order of its class. Pure."""
         return [setting.key for setting in self if setting.table == table]
 
+    def tables_of_plugins(self) -> list[str]:
+        """Return the names of the tables that belong to plugins and to no noun. Pure."""
+        return [table for table in self._classes if "." not in table and table not in CORE_TABLES]
+
     def components_of(self, noun: str) -> list[str]:
         """Return the names of a noun's component tables, sorted. Pure."""
         return sorted(
@@ -119,7 +125,7 @@ def settings_of(components: ComponentClasses | None = None) -> Settings:
     """Return the catalogue of the schema and of the given components' config classes. Pure.
 
     Args:
-        components: Config classes by noun and component; none: the schema's own tables only.
+        components: Config classes that plugins bring; none: the schema's own tables only.
 
     Raises:
         NameError: An annotation of a config class cannot be resolved.
@@ -127,11 +133,17 @@ def settings_of(components: ComponentClasses | None = None) -> Settings:
     classes: dict[str, type[Any]] = {}
     settings: dict[str, Setting] = {}
     root = Config()
-    for field in attrs.fields(Config):
-        table = getattr(root, field.name)
-        _add_table(field.name, type(table), table, classes, settings)
-        for name, config_class in sorted((components or {}).get(field.name, {}).items()):
-            _add_table(f"{field.name}.{name}", config_class, None, classes, settings)
+    components = components or {}
+    for name in CORE_TABLES:
+        table = getattr(root, name)
+        _add_table(name, type(table), table, classes, settings)
+        of_noun = components.get(name, {})
+        assert isinstance(of_noun, Mapping), f"[{name}] is a table of the core"
+        for component, config_class in sorted(of_noun.items()):
+            _add_table(f"{name}.{component}", config_class, None, classes, settings)
+    for name, own in components.items():
+        if isinstance(own, type):
+            _add_table(name, own, None, classes, settings)
     return Settings(classes, settings)
 
 

@@ -11,10 +11,12 @@ from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.command import Command
 from trencadis.interfaces.component import Component, ComponentContext, NamedModel, NoConfig, import_attribute
+from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
 from trencadis.interfaces.first_token_terms import FirstTokenTerms
+from trencadis.interfaces.health_check import Finding, HealthCheck, Severity
 from trencadis.interfaces.kv_blender import BlendChunk, BlendOrder, KVBlender
 from trencadis.interfaces.kv_codec import KVCodec
 from trencadis.interfaces.kv_connector import ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
@@ -57,13 +59,16 @@ __all__ = [
     "Command",
     "Component",
     "ComponentContext",
+    "ConfigTable",
     "ConnectorPair",
     "DraftLength",
     "DraftView",
     "EvictionPolicy",
     "Executor",
     "FailureView",
+    "Finding",
     "FirstTokenTerms",
+    "HealthCheck",
     "KVBlender",
     "KVCodec",
     "KVPolicy",
@@ -91,6 +96,7 @@ __all__ = [
     "SchedulingPolicy",
     "SourceView",
     "Speculator",
+    "Severity",
     "SupportsPreparation",
     "TokenSplit",
     "Verification",

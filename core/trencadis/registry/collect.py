@@ -10,19 +10,32 @@ import attrs
 from trencadis.config import check_defaults, settings_of_table
 from trencadis.config.schema import Config
 from trencadis.errors import ComponentConflictError, ConfigError, ContractError, PluginError, PluginLoadError
-from trencadis.faults import as_words, reraise_interrupt, shown
+from trencadis.faults import as_words, shown
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import Component
+from trencadis.interfaces.config_table import ConfigTable
+from trencadis.interfaces.health_check import HealthCheck
 from trencadis.registry.contracts import why_refused
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
 
-__all__ = ["OUR_DISTRIBUTION", "BrokenPlugin", "RegisteredComponent", "add_component", "components_of"]
+__all__ = [
+    "OUR_DISTRIBUTION",
+    "BrokenPlugin",
+    "RegisteredComponent",
+    "add_component",
+    "checks_of",
+    "components_of",
+    "tables_of",
+]
 
 K = TypeVar("K", bound=Hashable)
 
 _RESERVED = frozenset({"auto", "components", "none", "options"})
 OUR_DISTRIBUTION = "trencadis"
+_TABLES_HOOK = "trencadis_tables"
+_CHECKS_HOOK = "trencadis_health_checks"
+_CORE_TABLES = frozenset(field.name for field in attrs.fields(Config))
 _HAS_NONE = frozenset({"kv_codec"})
 """Nouns whose ``none`` is a component: a connector asks for a codec, and gets one that does nothing."""
 
@@ -71,16 +84,7 @@ def components_of(loader: PluginLoader, plugin: str) -> Iterator[RegisteredCompo
     """
     provenance = loader.plugins[plugin]
     for noun, hook in NOUNS.items():
-        if not loader.has_hook(plugin, hook):
-            continue
-        try:
-            found = [item for items in loader.hooks_of(plugin, hook)() for item in items]
-        except BaseException as error:
-            reraise_interrupt(error)
-            raise PluginLoadError(
-                f"{provenance} raised in {hook}: {as_words(error)}.", hint=provenance.remedy
-            ) from error
-        for item in found:
+        for item in loader.offered(plugin, hook):
             _check(noun, hook, item, provenance)
             yield RegisteredComponent(noun=noun, name=item.name, component=item, provenance=provenance)
 
@@ -127,14 +131,59 @@ def _check(noun: str, hook: str, item: Any, provenance: Provenance) -> None:
         reserved -= {"none"}
     if item.name in reserved:
         raise ContractError(f"{owner}: the name is reserved.", hint=f"Not allowed: {', '.join(sorted(reserved))}.")
-    if not attrs.has(item.config):
-        raise ContractError(f"{owner}: config = {shown(item.config)} is no attrs class.", hint=provenance.remedy)
-    table = f"{noun}.{item.name}"
+    _check_config_class(owner, f"{noun}.{item.name}", item.config, provenance)
+
+
+def tables_of(loader: PluginLoader, plugin: str) -> dict[str, ConfigTable]:
+    """Return the tables of its own that a plugin offers, checked, by name.
+
+    Raises:
+        PluginLoadError: Its hook raised, or the defaults of a config class cannot be used.
+        ContractError: It yielded what is no usable table, or one of the core's name.
+    """
+    provenance = loader.plugins[plugin]
+    found: dict[str, ConfigTable] = {}
+    for item in loader.offered(plugin, _TABLES_HOOK):
+        if not isinstance(item, ConfigTable):
+            raise ContractError(
+                f"{provenance} yielded {shown(item)} from {_TABLES_HOOK}, where a trencadis.interfaces.ConfigTable is expected.",
+                hint=provenance.remedy,
+            )
+        owner = f"table [{item.name}] of {provenance}"
+        if item.name in _CORE_TABLES or item.name in found:
+            taken = "is one of trencadis itself" if item.name in _CORE_TABLES else "is offered twice"
+            raise ContractError(f"{owner}: the name {taken}.", hint=provenance.remedy)
+        _check_config_class(owner, item.name, item.config, provenance)
+        found[item.name] = item
+    return found
+
+
+def checks_of(loader: PluginLoader, plugin: str) -> list[HealthCheck]:
+    """Return a plugin's health checks.
+
+    Raises:
+        PluginLoadError: Its hook raised.
+        ContractError: It yielded something else.
+    """
+    provenance = loader.plugins[plugin]
+    found = loader.offered(plugin, _CHECKS_HOOK)
+    for item in found:
+        if not isinstance(item, HealthCheck):
+            raise ContractError(
+                f"{provenance} yielded {shown(item)} from {_CHECKS_HOOK}, where a trencadis.interfaces.HealthCheck is expected.",
+                hint=provenance.remedy,
+            )
+    return found
+
+
+def _check_config_class(owner: str, table: str, config_class: Any, provenance: Provenance) -> None:
+    if not attrs.has(config_class):
+        raise ContractError(f"{owner}: config = {shown(config_class)} is no attrs class.", hint=provenance.remedy)
     try:
-        settings = settings_of_table(table, item.config)
+        settings = settings_of_table(table, config_class)
     except Exception as error:
         raise ContractError(
-            f"{owner}: the fields of {item.config.__qualname__} cannot be read: {as_words(error)}.",
+            f"{owner}: the fields of {config_class.__qualname__} cannot be read: {as_words(error)}.",
             hint="Annotate them with types that are imported at run time.",
         ) from error
     try:

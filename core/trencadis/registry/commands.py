@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 
 import attrs
 
-from trencadis.errors import ComponentConflictError, ContractError, PluginError, PluginLoadError
-from trencadis.faults import as_words, reraise_interrupt, shown
+from trencadis.errors import ComponentConflictError, ContractError, PluginError
+from trencadis.faults import shown
 from trencadis.interfaces.command import Command
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
@@ -58,13 +58,7 @@ def installed_commands(own: Collection[str], blocked: Collection[str] = ()) -> I
 
 
 def _commands_of(loader: PluginLoader, provenance: Provenance) -> list[Command]:
-    if not loader.has_hook(provenance.plugin, _HOOK):
-        return []
-    try:
-        offered = [item for items in loader.hooks_of(provenance.plugin, _HOOK)() for item in items]
-    except BaseException as error:
-        reraise_interrupt(error)
-        raise PluginLoadError(f"{provenance} raised in {_HOOK}: {as_words(error)}.", hint=provenance.remedy) from error
+    offered = loader.offered(provenance.plugin, _HOOK)
     for item in offered:
         if not isinstance(item, Command):
             raise ContractError(

@@ -55,6 +55,20 @@ class PluginLoader:
         """True if the plugin implements the hook. Pure."""
         return any(item.plugin_name == plugin for item in getattr(self.hooks, hook).get_hookimpls())
 
+    def offered(self, plugin: str, hook: str) -> list[Any]:
+        """Return what a plugin yields from a register hook; nothing if it does not implement the hook.
+
+        Raises:
+            PluginLoadError: It raised.
+        """
+        if not self.has_hook(plugin, hook):
+            return []
+        try:
+            return [item for items in self.hooks_of(plugin, hook)() for item in items]
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise _broken(self._provenance[plugin], f"raised in {hook}", error) from error
+
     def candidates(self, entry_points: Iterable[EntryPoint] | None) -> list[tuple[EntryPoint, Provenance]]:
         """Return entry points with their provenance, sorted by name, without the blocked ones; imports nothing.
 

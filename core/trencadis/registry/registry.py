@@ -29,8 +29,17 @@ from trencadis.errors import (
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces.component import ComponentContext
+from trencadis.interfaces.config_table import ConfigTable
+from trencadis.interfaces.health_check import HealthCheck
 from trencadis.records import ModelFacts
-from trencadis.registry.collect import BrokenPlugin, RegisteredComponent, add_component, components_of
+from trencadis.registry.collect import (
+    BrokenPlugin,
+    RegisteredComponent,
+    add_component,
+    checks_of,
+    components_of,
+    tables_of,
+)
 from trencadis.registry.contracts import CONTRACTS
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
@@ -40,7 +49,10 @@ __all__ = ["Registry"]
 
 logger = logging.getLogger("trencadis.registry")
 
-_TABLE_OF_NOUN = re.compile(rf"\b({'|'.join(NOUNS)})(\.|__)|TRENCADIS_({'|'.join(NOUNS).upper()})__")
+_OWN_TABLES = "|".join(field.name for field in attrs.fields(Config) if field.name not in NOUNS)
+_KEY_OF_THE_CORE = re.compile(
+    rf"^(\[({_OWN_TABLES})\]|flag --({_OWN_TABLES})\.|environment TRENCADIS_({_OWN_TABLES.upper()})__)"
+)
 
 
 class Registry:
@@ -51,6 +63,7 @@ class Registry:
         self._broken: dict[str, BrokenPlugin] = {}
         self._contested: dict[tuple[str, str], ComponentConflictError] = {}
         self._components: dict[str, dict[str, RegisteredComponent]] = {noun: {} for noun in NOUNS}
+        self._tables: dict[str, tuple[ConfigTable, Provenance]] = {}
         self._sources: Mapping[str, str] = {}
         self._configured: Config | None = None
 
@@ -110,11 +123,19 @@ class Registry:
             self._collect(name, strict=True)
 
     def _collect(self, plugin: str, *, strict: bool) -> None:
-        """Add a plugin's components: all of them, or none if one of them cannot be used."""
+        """Add a plugin's components and tables: all of them, or none if one of them cannot be used."""
         self._loader.check_hooks(plugin)
+        provenance = self._loader.plugins[plugin]
+        tables = tables_of(self._loader, plugin)
+        for name in tables.keys() & self._tables.keys():
+            raise ComponentConflictError(
+                f"Two plugins offer the table [{name}]: {self._tables[name][1]} and {provenance}.",
+                hint=f'Uninstall one of them, or block one: [plugins] blocked = ["{plugin}"].',
+            )
         own: dict[tuple[str, str], RegisteredComponent] = {}
         for found in components_of(self._loader, plugin):
             add_component(own, (found.noun, found.name), found)
+        self._tables.update((name, (table, provenance)) for name, table in tables.items())
         for (noun, name), found in own.items():
             try:
                 add_component(self._components[noun], name, found)
@@ -158,7 +179,7 @@ class Registry:
             yield
         except UnknownKeyError as error:
             trouble = self._trouble()
-            if trouble and _TABLE_OF_NOUN.search(str(error)):
+            if trouble and not _KEY_OF_THE_CORE.search(str(error)):
                 error.args = (f"{error} {trouble}",)
             raise
 
@@ -182,12 +203,21 @@ class Registry:
         """Return a noun's components by name, sorted. Pure."""
         return dict(sorted(self._components[noun].items()))
 
-    def config_classes(self) -> dict[str, dict[str, type[Any]]]:
-        """Return every component's config class by noun and name, as ``load_config`` takes them. Pure."""
-        return {
+    def config_classes(self) -> dict[str, dict[str, type[Any]] | type[Any]]:
+        """Return the config classes of components, by noun and name, and of plugins' own tables, as ``load_config`` takes them. Pure."""
+        return {name: table.config for name, (table, _) in self._tables.items()} | {
             noun: {name: item.component.config for name, item in self.components(noun).items()}
             for noun in self._components
         }
+
+    def health_checks_of(self, plugin: str) -> list[HealthCheck]:
+        """Return the sections of ``trencadis doctor`` that a loaded plugin offers.
+
+        Raises:
+            PluginLoadError: Its hook raised.
+            ContractError: It yielded something else.
+        """
+        return checks_of(self._loader, plugin)
 
     def select(self, noun: str, name: str, *, source: str = "", key: str = "name") -> RegisteredComponent:
         """Return a component by name, or by import path ``package.module:Attribute``, which is imported.

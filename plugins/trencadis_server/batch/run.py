@@ -8,8 +8,6 @@ import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import attrs
-
 from trencadis import AsyncLLM
 from trencadis.api import Config, Registry
 from trencadis.console import track
@@ -18,6 +16,7 @@ from trencadis_server.app import make_app
 from trencadis_server.batch.files import OutputFile, count_lines, input_lines, read_output
 from trencadis_server.batch.lines import OutputLine
 from trencadis_server.batch.runner import BatchRunner, Summary
+from trencadis_server.config import server_of, with_server
 from trencadis_server.lifecycle.opening import make_context
 from trencadis_server.lifecycle.supervisor import Supervisor
 
@@ -44,7 +43,7 @@ async def run_batch(
     num_lines = count_lines(input_file)
     done = read_output(output_file)
     # Nobody else asks this server, and every line is asked by the owner of the file.
-    config = attrs.evolve(config, server=attrs.evolve(config.server, api_keys=()))
+    config = with_server(config, api_keys=())
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(OutputFile(output_file, num_bytes=done.num_bytes))
         errors = stack.enter_context(OutputFile(error_file)) if error_file else output
@@ -54,8 +53,8 @@ async def run_batch(
 
         supervisor = Supervisor(
             functools.partial(AsyncLLM.from_config, config, registry),
-            max_restarts=config.server.max_engine_restarts,
-            window_s=config.server.restart_window_s,
+            max_restarts=server_of(config).max_engine_restarts,
+            window_s=server_of(config).restart_window_s,
         )
         app = make_app(make_context(config, supervisor))
 
@@ -66,7 +65,7 @@ async def run_batch(
                     input_lines(input_file),
                     done=done,
                     write=write,
-                    num_workers=min(config.server.max_requests, config.engine.max_num_seqs),
+                    num_workers=min(server_of(config).max_requests, config.engine.max_num_seqs),
                     advance=advance,
                 )
                 return await runner.run()

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from trencadis.accept_loop import AcceptLoop
-from trencadis.api import ServerConfig
+from trencadis_server.config import ServerConfig
 from trencadis_server.lifecycle.guarded_connection import connection_class
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.gate import Gate

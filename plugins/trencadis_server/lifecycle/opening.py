@@ -15,6 +15,7 @@ from trencadis import AsyncLLM
 from trencadis.api import Config, Registry, ResolvedConfig, resolve_plan
 from trencadis.clock import SystemClock
 from trencadis_server.app import make_app
+from trencadis_server.config import server_of
 from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.lifecycle import Service
@@ -44,9 +45,9 @@ def open_server(config: Config, registry: Registry, *, resolved: ResolvedConfig)
     Raises:
         ConfigError: The port is in use, a key is impossible, or a component does not exist.
     """
-    if config.server.observer:
+    if server_of(config).observer:
         # Added to [observer] names, which would be blamed otherwise.
-        registry.select("observer", config.server.observer, key="names", source="server.observer")
+        registry.select("observer", server_of(config).observer, key="names", source="server.observer")
     return OpenServer(config_to_serve(config), registry, resolved=resolved)
 
 
@@ -69,7 +70,7 @@ class OpenServer:
         self._resolved = resolved
         # A component that does not exist is known before anything is opened.
         self._plan = resolve_plan(config, registry)
-        server = config.server
+        server = server_of(config)
         self._sockets = [listen(server.host, server.port)]
         if server.admin_port:
             try:
@@ -111,8 +112,8 @@ class OpenServer:
         metrics.watch_loop(asyncio.get_running_loop())
         supervisor = Supervisor(
             functools.partial(AsyncLLM.from_config, config, self._registry),
-            max_restarts=config.server.max_engine_restarts,
-            window_s=config.server.restart_window_s,
+            max_restarts=server_of(config).max_engine_restarts,
+            window_s=server_of(config).restart_window_s,
             on_restart=metrics.note_restart,
             on_open=functools.partial(_opened, announce),
         )
@@ -126,7 +127,7 @@ class OpenServer:
                 context, supervisor=supervisor, registry=self._registry, plan=self._plan, resolved=self._resolved
             )
             admin = (pages, self._sockets[1])
-        return Service(app, self._sockets[0], supervisor=supervisor, gate=gate, config=config.server, admin=admin)
+        return Service(app, self._sockets[0], supervisor=supervisor, gate=gate, config=server_of(config), admin=admin)
 
     def close(self) -> None:
         """Stop listening; may be called twice."""
@@ -164,16 +165,16 @@ def make_context(config: Config, supervisor: Supervisor) -> ServerContext:
         ConfigValueError: ``server.api_keys`` has an impossible entry.
     """
     clock = SystemClock()
-    has_others = len(ApiKeys(config.server.api_keys).callers) > 1
+    has_others = len(ApiKeys(server_of(config).api_keys).callers) > 1
     admission = AdmissionControl(
-        max_requests=config.server.max_requests,
-        max_waiting_tokens=config.server.max_waiting_tokens,
-        caller_share=config.server.key_share if has_others else 1.0,
+        max_requests=server_of(config).max_requests,
+        max_waiting_tokens=server_of(config).max_waiting_tokens,
+        caller_share=server_of(config).key_share if has_others else 1.0,
         clock=clock,
     )
     return ServerContext(
         supervisor,
-        config=config.server,
+        config=server_of(config),
         model_names=model_names_of(config),
         admission=admission,
         clock=clock,

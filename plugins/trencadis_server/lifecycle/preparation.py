@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from trencadis.api import Config
+from trencadis_server.config import server_of
 
 __all__ = ["config_to_serve", "model_names_of"]
 
@@ -21,7 +22,7 @@ def config_to_serve(config: Config, *, placement: str = "process") -> Config:
     engine, observer = config.engine, config.observer
     if engine.placement == "auto":
         engine = attrs.evolve(engine, placement=placement)
-    added = config.server.observer
+    added = server_of(config).observer
     if added and added not in observer.names:
         observer = attrs.evolve(observer, names=(*observer.names, added))
     name = model_names_of(config)[0]
@@ -31,7 +32,7 @@ def config_to_serve(config: Config, *, placement: str = "process") -> Config:
 
 def model_names_of(config: Config) -> tuple[str, ...]:
     """Return the names clients may ask for: ``server.model_name``, split at commas, else ``model.path``. Pure."""
-    names = tuple(dict.fromkeys(name for part in config.server.model_name.split(",") if (name := part.strip())))
+    names = tuple(dict.fromkeys(name for part in server_of(config).model_name.split(",") if (name := part.strip())))
     return names or (config.model.path,)
 
 

@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trencadis.api import LOOPBACK
+from trencadis_server.config import LOOPBACK
 from trencadis_server.errors import ApiError
 from trencadis_server.middleware.respond import refuse
 from trencadis_server.protocol.json_body import check_values, decode

@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_alone(args: argparse.Namespace, flags: Sequence[str]) -> int:
     """Examine and print; returns 0 if nothing is wrong, else 1. Warnings are not wrong."""
-    from trencadis_tools.doctor import Severity, examine
+    from trencadis.interfaces import Severity
+    from trencadis_tools.doctor import examine
 
     found = examine(file=args.config, flags=flags, environ=os.environ)
     num_failed = found.count(Severity.FAIL)

@@ -6,6 +6,6 @@ Works where nothing else does: with a broken plugin, a config file that is no TO
 from __future__ import annotations
 
 from trencadis_tools.doctor.examine import examine
-from trencadis_tools.doctor.findings import Finding, Findings, Severity
+from trencadis_tools.doctor.findings import Findings, SectionFinding
 
-__all__ = ["Finding", "Findings", "Severity", "examine"]
+__all__ = ["Findings", "SectionFinding", "examine"]

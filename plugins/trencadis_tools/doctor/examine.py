@@ -1,6 +1,6 @@
 """The examination: every check in order, each fed with what the ones before could save.
 
-installation ▶ plugins (loadable ones) ▶ configuration (valid values) ▶ components ▶ model ▶ server
+installation ▶ plugins (loadable ones) ▶ configuration (valid values) ▶ model ▶ components ▶ checks of plugins
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trencadis.api import Config, Registry, rules_or_defaults
+from trencadis.interfaces import HealthCheck
 from trencadis_tools.doctor.components import check_components
 from trencadis_tools.doctor.configuration import check_configuration
 from trencadis_tools.doctor.distributions import check_distributions
@@ -18,7 +19,6 @@ from trencadis_tools.doctor.findings import Findings
 from trencadis_tools.doctor.installation import check_installation
 from trencadis_tools.doctor.model import check_model
 from trencadis_tools.doctor.plugins import check_plugins
-from trencadis_tools.doctor.server import check_server
 
 __all__ = ["examine"]
 
@@ -44,5 +44,15 @@ def examine(*, file: Path | None, flags: Sequence[str], environ: Mapping[str, st
         config = resolved.config if resolved is not None else Config()
         facts = found.run("model", check_model, config)
         found.run("components", check_components, registry, config, resolved.sources if resolved else {}, facts)
-        found.run("server", check_server, config.server)
+        for plugin in registry.plugins:
+            for check in found.run("plugins", _checks_of, registry, plugin) or ():
+                found.run(check.name, _run_check, check, config)
     return found
+
+
+def _checks_of(_: Findings, registry: Registry, plugin: str) -> list[HealthCheck]:
+    return registry.health_checks_of(plugin)
+
+
+def _run_check(found: Findings, check: HealthCheck, config: Config) -> None:
+    found.add(check.run(config))

@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import enum
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import attrs
 
 from trencadis.errors import TrencadisError
+from trencadis.interfaces import Finding, Severity
 
-__all__ = ["Finding", "Findings", "Severity"]
+__all__ = ["Findings", "SectionFinding"]
 
 T = TypeVar("T")
 
 
-class Severity(enum.Enum):
-    """How bad it is."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
 @attrs.frozen(kw_only=True)
-class Finding:
-    """One thing that was looked at.
+class SectionFinding(Finding):
+    """A finding and where it belongs.
 
     Attributes:
         section: Such as ``plugins``.
-        severity: Whether it is right, doubtful or wrong.
-        message: What was found.
-        remedy: How to mend it; empty if nothing is wrong.
     """
 
     section: str
-    severity: Severity
-    message: str
-    remedy: str = ""
 
 
 class Findings:
     """Findings in the order in which they were made, section by section."""
 
     def __init__(self) -> None:
-        self._items: list[Finding] = []
+        self._items: list[SectionFinding] = []
         self._section = ""
 
-    def __iter__(self) -> Iterator[Finding]:
+    def __iter__(self) -> Iterator[SectionFinding]:
         return iter(self._items)
 
     def count(self, severity: Severity) -> int:
@@ -74,6 +60,11 @@ class Findings:
     def fail_with(self, error: TrencadisError) -> None:
         """Note an error of ours: its hint is the remedy, or what its class says about all errors of its kind."""
         self._add(Severity.FAIL, *_parts_of(error))
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Note what a plugin's check found."""
+        for item in findings:
+            self._add(item.severity, item.message, item.remedy)
 
     def run(self, section: str, check: Callable[..., T], *arguments: Any, otherwise: T | None = None) -> T | None:
         """Run one check; whatever it raises becomes a finding.
@@ -101,7 +92,7 @@ class Findings:
     def _add(self, severity: Severity, message: str, remedy: str) -> None:
         one_line = " ".join(message.split())
         self._items.append(
-            Finding(section=self._section, severity=severity, message=one_line, remedy=" ".join(remedy.split()))
+            SectionFinding(section=self._section, severity=severity, message=one_line, remedy=" ".join(remedy.split()))
         )
 
 

@@ -225,8 +225,8 @@ def test_a_reader_that_goes_away_is_no_error(argument):
 
 
 def test_a_short_form_sets_the_value_it_stands_for_and_its_source_is_the_long_one(command):
-    sys.modules["try_command"].SHORT_FLAGS = {"--port": "--server.port"}
-    assert run_main(["try", "--port", "1234"]) == 7
+    sys.modules["try_command"].SHORT_FLAGS = {"--seed": "--engine.seed"}
+    assert run_main(["try", "--seed", "1234"]) == 7
     args, config, _ = command[0]
-    assert config.server.port == 1234
-    assert args.resolved.sources["server.port"] == "flag --server.port"
+    assert config.engine.seed == 1234
+    assert args.resolved.sources["engine.seed"] == "flag --engine.seed"

@@ -5,11 +5,12 @@ import pytest
 from trencadis.cli import main
 from trencadis.config import settings_of
 from trencadis_server.commands.serve import SHORT_FLAGS
+from trencadis_server.config import ServerConfig
 from trencadis_server.lifecycle.sockets import listen
 
 
 def test_short_flags_stand_for_settings_that_exist():
-    assert set(SHORT_FLAGS.values()) <= {setting.flag for setting in settings_of()}
+    assert set(SHORT_FLAGS.values()) <= {setting.flag for setting in settings_of({"server": ServerConfig})}
 
 
 def test_a_port_in_use_ends_it_with_2_and_words(capsys):

@@ -39,7 +39,14 @@ class Odd:
     inner: Inner = attrs.field(factory=Inner)
 
 
-COMPONENTS: Any = {"scheduling": {"odd": Odd, "plain": Inner}, "observer": {"plain": Inner}}
+@attrs.frozen(kw_only=True)
+class Replay:
+    """A table of a plugin's own."""
+
+    api_keys: tuple[str, ...] = ()
+
+
+COMPONENTS: Any = {"replay": Replay, "scheduling": {"odd": Odd, "plain": Inner}, "observer": {"plain": Inner}}
 TEXT = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)  # what msgpack, and TOML, can hold
@@ -68,7 +75,7 @@ OVERRIDES = st.fixed_dictionaries(
         "model": st.fixed_dictionaries({}, optional={"path": TEXT, "trust_remote_code": st.booleans()}),
         "engine": st.fixed_dictionaries({}, optional={"max_wait_s": st.floats(0.1, 1e9), "seed": st.integers(0, 2**60)}),
         "cache": st.fixed_dictionaries({}, optional={"key": TEXT, "memory_fraction": st.floats(0.01, 1)}),
-        "server": st.fixed_dictionaries({}, optional={"api_keys": st.lists(TEXT, max_size=3)}),
+        "replay": st.fixed_dictionaries({}, optional={"api_keys": st.lists(TEXT, max_size=3)}),
         "plugins": st.fixed_dictionaries({}, optional={"blocked": st.lists(TEXT, max_size=3)}),
         "observer": st.fixed_dictionaries({}, optional={"names": st.lists(st.sampled_from(["plain", "log"]))}),
         "scheduling": st.one_of(

@@ -22,12 +22,14 @@ def built_in():
     """Settings with the tables of the plugins of this distribution only, whatever else is installed."""
     registry = Registry.discover()
     classes = {
-        noun: {
-            name: component
-            for name, component in components.items()
-            if registry.components(noun)[name].provenance.distribution == "trencadis"
+        name: {
+            component: config_class
+            for component, config_class in found.items()
+            if registry.components(name)[component].provenance.distribution == "trencadis"
         }
-        for noun, components in registry.config_classes().items()
+        if isinstance(found, dict)
+        else found
+        for name, found in registry.config_classes().items()
     }
     return settings_of(classes)
 

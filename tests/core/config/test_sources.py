@@ -156,8 +156,8 @@ def test_a_value_where_a_table_belongs_is_refused(settings):
 
 
 def test_a_value_where_a_table_of_the_top_level_belongs_is_refused(settings):
-    assert _said(ConfigValueError, from_tree, {"server": 80}, settings, "serve.toml") == (
-        "server = 80 (from serve.toml): must be a table: write [server] and its keys below."
+    assert _said(ConfigValueError, from_tree, {"engine": 80}, settings, "serve.toml") == (
+        "engine = 80 (from serve.toml): must be a table: write [engine] and its keys below."
     )
 
 

@@ -21,9 +21,19 @@ class OtherConfig:
     port: int = 0
 
 
+@attrs.frozen(kw_only=True)
+class ServerTable:
+    """Table ``[server]``, of a plugin's own."""
+
+    port: int = 0
+    api_keys: tuple[str, ...] = ()
+
+
 @pytest.fixture
 def settings(components):
-    return settings_of({**components, "bucketing": {**components["bucketing"], "other": OtherConfig}})
+    return settings_of(
+        {**components, "server": ServerTable, "bucketing": {**components["bucketing"], "other": OtherConfig}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,10 @@ def test_variables_that_mean_something_are_no_strangers(settings, name):
 
 def test_loading_warns_once_of_each_and_keeps_its_value_untold(caplog):
     with caplog.at_level(logging.WARNING, "trencadis"):
-        load_config(environ={"TRENCADIS_API_KEYS": "s3cret", "TRENCADIS_PORT": "tcp://10.0.0.7:8000"})
+        load_config(
+            components={"server": ServerTable},
+            environ={"TRENCADIS_API_KEYS": "s3cret", "TRENCADIS_PORT": "tcp://10.0.0.7:8000"},
+        )
     assert caplog.messages == [
         'environment TRENCADIS_API_KEYS has no effect. Did you mean "TRENCADIS_SERVER__API_KEYS"?',
         'environment TRENCADIS_PORT has no effect. Did you mean "TRENCADIS_SERVER__PORT"?',

@@ -13,7 +13,7 @@ from openai_server import Running, running
 
 from trencadis import AsyncLLM
 from trencadis.client import configure
-from trencadis.config.server import ServerConfig
+from trencadis_server.config import ServerConfig
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from openai_server import Running, running
 
 from trencadis import AsyncLLM
 from trencadis.client import configure
-from trencadis.config.server import ServerConfig
+from trencadis_server.config import ServerConfig
 
 CHAT: list[Any] = [{"role": "user", "content": "What did the old man see?"}]
 PROMPT = "The old man looked at the sea and"

@@ -17,9 +17,9 @@ import pytest
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.clock import SystemClock
 from trencadis.config import Config
-from trencadis.config.server import ServerConfig
 from trencadis.registry import Registry
 from trencadis_server.app import make_app
+from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.middleware.limits import AdmissionControl
 

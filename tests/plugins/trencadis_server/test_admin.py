@@ -8,6 +8,7 @@ from server_doubles import NoEngine, OneEngine, ask, assert_error, make_context
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import load_config
 from trencadis.registry import resolve_plan
+from trencadis_server.config import ServerConfig
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.routes.admin import make_admin_app
 
@@ -19,7 +20,7 @@ def page(fake_house, engines, **overrides):
         supervisor=Supervisor(lambda: None, max_restarts=0),
         registry=registry,
         plan=resolve_plan(config, registry),
-        resolved=load_config(environ={}, overrides=overrides),
+        resolved=load_config(components={"server": ServerConfig}, environ={}, overrides=overrides),
     )
     shown, other = ask(app, ("GET", "/admin/plugins"), ("GET", "/admin/other"))
     assert_error(other, 404, code="unknown_url")

@@ -117,7 +117,7 @@ def test_a_chat_is_searched_too(serve: Any) -> None:
 
 
 def test_every_beam_takes_a_place_in_the_server(serve: Any) -> None:
-    from trencadis.config.server import ServerConfig
+    from trencadis_server.config import ServerConfig
 
     async def use(api: Any) -> Any:
         return await api.error(PATH, prompt=[[1], [2]], use_beam_search=True, n=3)

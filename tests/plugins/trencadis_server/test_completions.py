@@ -166,14 +166,14 @@ def test_of_best_of_n_are_answered_and_all_are_counted(serve: Any, tokenizer: To
 
 
 def test_each_of_best_of_takes_a_place_in_the_server(serve: Any) -> None:
-    from trencadis.config.server import ServerConfig
+    from trencadis_server.config import ServerConfig
 
     status, error = serve(lambda api: api.error(PATH, prompt="x", best_of=5), config=ServerConfig(max_requests=4))
     assert (status, "5 texts in one request" in error["message"]) == (400, True)
 
 
 def test_more_prompts_than_there_is_room_for_are_told_to_come_later(serve: Any) -> None:
-    from trencadis.config.server import ServerConfig
+    from trencadis_server.config import ServerConfig
 
     async def use(api: Any) -> Any:
         with api.admission.hold(1, num_requests=3):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.config.server import ServerConfig
 from trencadis.errors import EngineEndedError
+from trencadis_server.config import ServerConfig
 from trencadis_server.context import Admission, EngineSource, ServerContext, context_of
 from trencadis_server.middleware.limits import AdmissionControl
 

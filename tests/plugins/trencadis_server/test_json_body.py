@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trencadis.clock import SystemClock
-from trencadis.config.server import ServerConfig
+from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.errors import ApiError
 from trencadis_server.protocol.chat import ChatRequest

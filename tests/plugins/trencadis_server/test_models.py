@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import trencadis
-from trencadis.config.server import ServerConfig
+from trencadis_server.config import ServerConfig
 from trencadis_server.errors import ApiError
 from trencadis_server.routes.models import check_embeds, check_generates
 

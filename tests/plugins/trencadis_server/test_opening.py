@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from trencadis.config import load_config
 from trencadis.config.schema import EngineConfig, ObserverConfig
-from trencadis.config.server import ServerConfig
 from trencadis.errors import ConfigError, ConfigValueError, InvalidRequestError, UnknownComponentError
+from trencadis_server.config import ServerConfig
 from trencadis_server.lifecycle.opening import make_context, open_server
 from trencadis_server.lifecycle.sockets import listen
 
@@ -25,7 +25,7 @@ def house(fake_house):
         config, registry = fake_house()
         table = ServerConfig(**{"port": 0, "observer": "", **server})
         engine = attrs.evolve(config.engine, placement="thread")
-        return attrs.evolve(config, server=table, engine=engine), registry
+        return attrs.evolve(config, tables={"server": table}, engine=engine), registry
 
     return make
 

@@ -13,11 +13,11 @@ from server_doubles import OneEngine, app_with, assert_error, client_of
 
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import Config
-from trencadis.config.server import ServerConfig
 from trencadis.config.tenants import TenantConfig
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import Request, RequestTerms
 from trencadis.registry import Registry
+from trencadis_server.config import ServerConfig
 from trencadis_server.errors import ApiError
 from trencadis_server.generation.terms import terms_of
 from trencadis_server.protocol.generation import GenerationRequest

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from trencadis.errors import ConfigError, UnknownKeyError
-from trencadis_tools.doctor import Findings, Severity
+from trencadis.interfaces import Severity
+from trencadis_tools.doctor import Findings
 
 
 def test_findings_keep_their_order_their_section_and_their_remedy(found):

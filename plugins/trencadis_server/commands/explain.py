@@ -13,6 +13,7 @@ from typing import Any
 from trencadis.api import Config, Registry
 from trencadis.console import print_table
 from trencadis.errors import ConfigError, EngineEndedError, InvalidRequestError, TrencadisError
+from trencadis_server.config import server_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -51,17 +52,18 @@ def _address(url: str | None, config: Config) -> str:
         if urllib.parse.urlsplit(url).scheme not in {"http", "https"}:
             raise ConfigError(f"--url {url}: no address.", hint="It reads http://HOST:PORT.")
         return url.rstrip("/")
-    if not config.server.admin_port:
+    server = server_of(config)
+    if not server.admin_port:
         raise ConfigError(
             "[server] admin_port = 0: the server has no administration pages to ask.",
             hint="Set it for the server and here, or give --url.",
         )
-    return f"http://127.0.0.1:{config.server.admin_port}"
+    return f"http://127.0.0.1:{server.admin_port}"
 
 
 def _key(config: Config) -> str:
     """Return the key that the administration asks for, as far as it is configured here too; empty: none."""
-    server = config.server
+    server = server_of(config)
     return server.admin_key or next((entry.partition(":")[2] or entry for entry in server.api_keys), "").strip()
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from attrs.validators import ge, gt, le
 
+from trencadis.api import Config
 from trencadis.errors import ConfigValueError
-from trencadis.interfaces.setting import setting
+from trencadis.interfaces import setting
 
-__all__ = ["LOOPBACK", "ServerConfig"]
+__all__ = ["LOOPBACK", "ServerConfig", "server_of", "with_server"]
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """Addresses that only this machine reaches."""
@@ -111,3 +114,13 @@ class ServerConfig:
     def is_open_to_all(self) -> bool:
         """Whether other machines may reach the server and no key is asked for."""
         return self.host not in LOOPBACK and not self.api_keys
+
+
+def server_of(config: Config) -> ServerConfig:
+    """Return the table ``[server]`` of a configuration. Pure."""
+    return config.table("server", ServerConfig)
+
+
+def with_server(config: Config, **values: Any) -> Config:
+    """Return a configuration with other values in its table ``[server]``. Pure."""
+    return attrs.evolve(config, tables={**config.tables, "server": attrs.evolve(server_of(config), **values)})
