@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.interfaces import ConnectorPair, Lookup
+from trencadis.interfaces import ConnectorPair, Lookup, SupportsLayerwise
 from trencadis.records import ConnectorReport, Request
 
 __all__ = ["ConnectorDesk", "hashes_of", "request_of"]
@@ -174,6 +174,8 @@ class ConnectorDesk:
         """
         worker, scheduler = self.pair.worker, self.pair.scheduler
         scheduler.on_allocated(ticket, blocks=list(blocks), block_hashes=list(hashes))
+        if not isinstance(scheduler, SupportsLayerwise):
+            raise AssertionError("lookup() says layerwise, and the scheduler side does not inherit SupportsLayerwise")
         scheduler.on_layerwise(ticket)
         worker.begin_step(scheduler.take_message())
         missed = [] if worker.wants_layers else list(range(len(self._arrays)))

@@ -19,6 +19,8 @@ from trencadis.interfaces import (
     LengthView,
     Lookup,
     Speculator,
+    SupportsHandover,
+    SupportsLayerwise,
     Verification,
 )
 from trencadis.records import ConnectorReport, Drafts, FailedLoad, Int32Array, Request
@@ -71,7 +73,7 @@ class LoopConnector:
         return ConnectorPair(scheduler=self.scheduler, worker=self.worker)
 
 
-class _LoopScheduler(KVSchedulerSide):
+class _LoopScheduler(KVSchedulerSide, SupportsHandover, SupportsLayerwise):
     def __init__(self, store: _LoopStore, block_size: int) -> None:
         self._store = store
         self._block_size = block_size

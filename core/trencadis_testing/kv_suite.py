@@ -13,7 +13,7 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.errors import StepFailedError
-from trencadis.interfaces import ConnectorPair, KVPool
+from trencadis.interfaces import ConnectorPair, KVPool, SupportsMetrics
 from trencadis.records import Batch, StepOutput
 from trencadis_testing.connector_desk import ConnectorDesk
 from trencadis_testing.engines import make_engine
@@ -76,7 +76,7 @@ class ConnectorSuite:
         quiet, before, until_s = 0, "", time.monotonic() + _PATIENCE_S
         while self.has_threads and quiet < 5 and time.monotonic() < until_s:
             time.sleep(5 * _NAP_S)
-            now = pair.scheduler.metrics()
+            now = pair.scheduler.metrics() if isinstance(pair.scheduler, SupportsMetrics) else ""
             quiet = quiet + 1 if now == before else 0
             before = now
 

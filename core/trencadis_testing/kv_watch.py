@@ -6,13 +6,32 @@ What the worker side reports is noted where it says it: the engine passes on to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from trencadis.interfaces import ConnectorPair, FirstTokenTerms, KVPool, KVSchedulerSide, KVWorkerSide, Lookup
-from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
+from trencadis.interfaces import (
+    ConnectorPair,
+    KVPool,
+    KVSchedulerSide,
+    KVWorkerSide,
+    Lookup,
+    SupportsHandover,
+    SupportsLayerwise,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
+from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 
 __all__ = ["TicketBooks", "watched"]
+
+_CAPABILITIES: tuple[type[Any], ...] = (
+    SupportsHandover,
+    SupportsRemotePrefill,
+    SupportsLayerwise,
+    SupportsStepTimes,
+    SupportsMetrics,
+)
 
 
 class TicketBooks:
@@ -85,8 +104,16 @@ class TicketBooks:
 
 def watched(pair: ConnectorPair) -> tuple[ConnectorPair, TicketBooks]:
     """Return a connector that does the same, and the books about it."""
-    books = TicketBooks()
-    return ConnectorPair(scheduler=_Watched(pair.scheduler, books), worker=_WatchedWorker(pair.worker, books)), books
+    books, side = TicketBooks(), pair.scheduler
+    capabilities = [capability for capability in _CAPABILITIES if isinstance(side, capability)]
+    names = [name for capability in capabilities for name in vars(capability) if not name.startswith("_")]
+    kind = type("_WatchedScheduler", (_Watched, *capabilities), {name: _passed_on(name) for name in names})
+    return ConnectorPair(scheduler=kind(side, books), worker=_WatchedWorker(pair.worker, books)), books
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    """Return a method that calls the one of this name of the side that is watched."""
+    return lambda self, *args, **kwargs: getattr(self._side, name)(*args, **kwargs)
 
 
 class _Watched(KVSchedulerSide):
@@ -107,9 +134,6 @@ class _Watched(KVSchedulerSide):
         self._books.unused(ticket)
         self._side.on_unused(ticket)
 
-    def on_layerwise(self, ticket: int) -> None:
-        self._side.on_layerwise(ticket)
-
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         self._side.on_computed(blocks=blocks, block_hashes=block_hashes)
 
@@ -128,54 +152,11 @@ class _Watched(KVSchedulerSide):
     def on_report(self, report: ConnectorReport) -> None:
         self._side.on_report(report)
 
-    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        return self._side.finished_params(request)
-
-    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
-        self._side.on_rejected(transfer_params)
-
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         return self._side.on_failed(request, failed)
 
     def on_ready(self, layout: KVLayout) -> None:
         self._side.on_ready(layout)
-
-    def on_abandoned(self, request: Request) -> None:
-        self._side.on_abandoned(request)
-
-    def on_sampling(self, terms: FirstTokenTerms) -> None:
-        self._side.on_sampling(terms)
-
-    def on_role(self, role: str) -> None:
-        self._side.on_role(role)
-
-    def on_waker(self, wake: Callable[[], None]) -> None:
-        self._side.on_waker(wake)
-
-    @property
-    def has_requests(self) -> bool:
-        return self._side.has_requests
-
-    def take_requests(self) -> Sequence[Request]:
-        return self._side.take_requests()
-
-    def take_withdrawn(self) -> Sequence[str]:
-        return self._side.take_withdrawn()
-
-    def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        self._side.on_request_token(request_id, first)
-
-    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error)
-
-    def on_backlog(self, num_tokens: int) -> None:
-        self._side.on_backlog(num_tokens)
-
-    def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        self._side.on_step(num_tokens=num_tokens, device_s=device_s)
-
-    def metrics(self) -> str:
-        return self._side.metrics()
 
     def close(self) -> None:
         self._side.close()

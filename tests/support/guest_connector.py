@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trencadis.interfaces import SupportsRemotePrefill
 from trencadis.records import FirstToken, Request
 from trencadis_testing.doubles import LoopConnector
 
@@ -16,8 +17,8 @@ class Host(LoopConnector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.new: list[Request] = []
-        self.withdrawn: list[str] = []
+        self._new: list[Request] = []
+        self._withdrawn: list[str] = []
         self.ends: list[tuple[str, bool, str]] = []
         self.wakers: list[Any] = []
         self.backlogs: list[int] = []
@@ -26,17 +27,13 @@ class Host(LoopConnector):
         side = self.scheduler
         host = self
 
-        class Side(type(side)):  # type: ignore[misc]
-            @property
-            def has_requests(self) -> bool:
-                return bool(host.new or host.withdrawn)
-
+        class Side(type(side), SupportsRemotePrefill):  # type: ignore[misc]
             def take_requests(self) -> list[Request]:
-                new, host.new = host.new, []
+                new, host._new = host._new, []
                 return new
 
             def take_withdrawn(self) -> list[str]:
-                withdrawn, host.withdrawn = host.withdrawn, []
+                withdrawn, host._withdrawn = host._withdrawn, []
                 return withdrawn
 
             def on_request_ended(
@@ -59,3 +56,27 @@ class Host(LoopConnector):
                 host.backlogs.append(num_tokens)
 
         side.__class__ = Side
+
+    @property
+    def new(self) -> list[Request]:
+        """Requests that the engine is to run; when they are set, it is woken."""
+        return self._new
+
+    @new.setter
+    def new(self, requests: list[Request]) -> None:
+        self._new = requests
+        self._wake()
+
+    @property
+    def withdrawn(self) -> list[str]:
+        """Ids of those that are no longer wanted; when they are set, it is woken."""
+        return self._withdrawn
+
+    @withdrawn.setter
+    def withdrawn(self, request_ids: list[str]) -> None:
+        self._withdrawn = request_ids
+        self._wake()
+
+    def _wake(self) -> None:
+        for wake in self.wakers:
+            wake()

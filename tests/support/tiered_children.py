@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import ComponentContext, ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.interfaces import (
+    ComponentContext,
+    ConnectorPair,
+    KVSchedulerSide,
+    KVWorkerSide,
+    Lookup,
+    SupportsHandover,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.connector import make_tiered
@@ -29,7 +39,7 @@ def loop(**options):
     return LoopConnector(**options).pair()
 
 
-class RaisingScheduler(KVSchedulerSide):
+class RaisingScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics):
     """Raises whatever it is asked."""
 
     def lookup(self, request, *, block_hashes, num_local_tokens):
@@ -96,7 +106,7 @@ def raising():
     return ConnectorPair(scheduler=RaisingScheduler(), worker=RaisingWorker())
 
 
-class ScriptedScheduler(KVSchedulerSide):
+class ScriptedScheduler(KVSchedulerSide, SupportsHandover, SupportsRemotePrefill, SupportsMetrics):
     """Has what a test says, and remembers what it was told.
 
     Attributes:
@@ -148,6 +158,18 @@ class ScriptedScheduler(KVSchedulerSide):
 
     def finished_params(self, request):
         return self.params
+
+    def on_waker(self, wake):
+        self.told.append(("on_waker", wake))
+
+    def take_requests(self):
+        return ()
+
+    def on_request_ended(self, request_id, *, transfer_params, error):
+        self.told.append(("on_request_ended", request_id, transfer_params, error))
+
+    def metrics(self):
+        return ""
 
     def on_rejected(self, transfer_params):
         self.told.append(("on_rejected", transfer_params))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from trencadis.interfaces import ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.interfaces import (
+    ConnectorPair,
+    KVSchedulerSide,
+    KVWorkerSide,
+    Lookup,
+    SupportsLayerwise,
+    SupportsMetrics,
+)
 from trencadis.records import ConnectorReport, FailedLoad
 
 
@@ -150,7 +157,7 @@ class WildConnector:
         return slice(block * self.block_size, (block + 1) * self.block_size)
 
 
-class _Scheduler(KVSchedulerSide):
+class _Scheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
     def __init__(self, wild: WildConnector) -> None:
         self._wild = wild
 

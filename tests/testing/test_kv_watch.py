@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from trencadis.interfaces import ConnectorPair, KVSchedulerSide, Lookup
+from trencadis.interfaces import (
+    ConnectorPair,
+    KVSchedulerSide,
+    Lookup,
+    SupportsHandover,
+    SupportsLayerwise,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport, FailedLoad, Request
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.executor_fakes import QuietWorker
@@ -68,7 +77,9 @@ def test_hit_of_which_the_engine_says_nothing_is_a_fault():
     assert books.faults() == ["hit 3 was neither loaded nor said to be of no use"]
 
 
-class Told(KVSchedulerSide):
+class Told(
+    KVSchedulerSide, SupportsHandover, SupportsRemotePrefill, SupportsLayerwise, SupportsStepTimes, SupportsMetrics
+):
     """Notes every call."""
 
     def __init__(self) -> None:
@@ -122,11 +133,6 @@ class Told(KVSchedulerSide):
 
     def on_waker(self, wake):
         self.calls.append("on_waker")
-
-    @property
-    def has_requests(self):
-        self.calls.append("has_requests")
-        return True
 
     def take_requests(self):
         self.calls.append("take_requests")
@@ -208,7 +214,6 @@ def test_every_call_reaches_the_connector():
     side.on_sampling(None)
     side.on_role("prefill")
     side.on_waker(print)
-    assert side.has_requests is True
     assert (side.take_requests(), side.take_withdrawn()) == (["request"], ["withdrawn"])
     side.on_request_token("a", None)
     side.on_request_ended("a", transfer_params=None, error="")
@@ -216,8 +221,14 @@ def test_every_call_reaches_the_connector():
     side.on_step(num_tokens=1, device_s=0.1)
     assert side.metrics() == "text"
     side.close()
-    public = {name for name in vars(KVSchedulerSide) if not name.startswith("_")}
+    public = {name for base in Told.__bases__ for name in vars(base) if not name.startswith("_")}
     assert set(told.calls) == public, "a method of the contract is not passed on"
+
+
+def test_it_has_the_capabilities_of_the_connector_and_no_others():
+    side = watched(LoopConnector().pair())[0].scheduler
+    assert isinstance(side, SupportsLayerwise)
+    assert not isinstance(side, SupportsRemotePrefill | SupportsStepTimes | SupportsMetrics)
 
 
 def test_what_the_worker_side_reports_is_noted_although_the_engine_passes_less_on():

@@ -63,6 +63,7 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
     SupportsPreparation,
+    SupportsRemotePrefill,
 )
 from trencadis.records import Bucket, BucketLimits, ModelFacts, ModelSource, RowStart, SamplingParams, parameters_in
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, resolve_plan
@@ -754,7 +755,7 @@ def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
     executor.allocate(plan)
     if parts.connector is not None:
         parts.connector.scheduler.on_ready(executor.kv_layout())
-        if parts.first_token_terms is not None:
+        if parts.first_token_terms is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
             parts.connector.scheduler.on_sampling(parts.first_token_terms)
 
 

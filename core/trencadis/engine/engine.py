@@ -41,7 +41,7 @@ from trencadis.engine.scheduling.shadow import NO_SHADOW
 from trencadis.engine.speculation.drafting import Drafting
 from trencadis.engine.stages import Stage, Stages
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.guests import Guests
+from trencadis.engine.transfer.remote_prefills import RemotePrefills
 from trencadis.errors import (
     ContractError,
     InvalidRequestError,
@@ -139,7 +139,12 @@ class Engine:
         self._outputs = OutputCheck(vocab_size=model.vocab_size, label=device_label)
         self._ended: list[FinishedSequence] = []
         self._num_idle_steps = 0
-        self._guests = Guests(state.transfers.connector, add=self.add, abort=self.abort, backlog=state.backlog)
+        connector = state.transfers.connector
+        self._remote_prefills: RemotePrefills | None = None
+        if connector is not None and connector.remote_prefill is not None:
+            self._remote_prefills = RemotePrefills(
+                connector.remote_prefill, add=self.add, abort=self.abort, backlog=state.backlog
+            )
         # What is off is not on the path of a step.
         self._is_connected = state.transfers.has_connector
         self._first_tokens = state.transfers.first_tokens
@@ -206,13 +211,14 @@ class Engine:
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when a sequence can run or the KV connector brings work between two steps."""
         self._preparations.wake = wake
-        self._guests.wake_by(wake)
+        if self._remote_prefills is not None:
+            self._remote_prefills.wake = wake
 
     @property
     def has_work(self) -> bool:
         """True while a step can change anything."""
         sequences = self._in_flight or self._ended or self._state.slot_of or self._state.transfers.wants_step
-        return bool(sequences or self._embeddings or self._guests.are_waiting)
+        return bool(sequences or self._embeddings or (self._remote_prefills and self._remote_prefills.are_waiting))
 
     @property
     def is_stalled(self) -> bool:
@@ -249,15 +255,17 @@ class Engine:
         Raises:
             InternalError: An invariant does not hold.
         """
-        if self._is_connected:
-            self._guests.let_in()
+        if self._remote_prefills is not None:
+            self._remote_prefills.admit()
         if self._preparations.done:
             self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
         if self._embeddings.has_texts:
             embedded = self._embeddings.run(is_alone=not self._state.slot_of)
         deltas = self._run(embedded)
-        return self._guests.without(self._first_tokens.ahead_of(deltas)) if self._is_connected else deltas
+        if self._is_connected:
+            deltas = self._first_tokens.ahead_of(deltas)
+        return deltas if self._remote_prefills is None else self._remote_prefills.without(deltas)
 
     def work_ahead(self) -> float | None:
         """Use idle time: prepare one more bucket of those that the warm-up put off. A request that arrives meanwhile waits for it.
@@ -337,7 +345,7 @@ class Engine:
                     self._drain_one()
 
     def _run(self, embedded: tuple[Embedding, ...]) -> TokenDeltas:
-        """Submit what can be, and commit the oldest step in flight; everybody's news, guests included."""
+        """Submit what can be, and commit the oldest step in flight; the deltas of all requests, remote prefills included."""
         while not self.is_paused and len(self._in_flight) < self._depth and self._submit_next():
             pass
         if not self._in_flight:

@@ -19,7 +19,17 @@ from trencadis.interfaces.first_token_terms import FirstTokenTerms
 from trencadis.interfaces.health_check import Finding, HealthCheck, Severity
 from trencadis.interfaces.kv_blender import BlendChunk, BlendOrder, KVBlender
 from trencadis.interfaces.kv_codec import KVCodec
-from trencadis.interfaces.kv_connector import ConnectorPair, KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.interfaces.kv_connector import (
+    ConnectorPair,
+    KVSchedulerSide,
+    KVWorkerSide,
+    Lookup,
+    SupportsHandover,
+    SupportsLayerwise,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
 from trencadis.interfaces.kv_policy import (
     FailureView,
     KVPolicy,
@@ -97,7 +107,12 @@ __all__ = [
     "SourceView",
     "Speculator",
     "Severity",
+    "SupportsHandover",
+    "SupportsLayerwise",
+    "SupportsMetrics",
     "SupportsPreparation",
+    "SupportsRemotePrefill",
+    "SupportsStepTimes",
     "TokenSplit",
     "Verification",
     "VerifiedStep",

@@ -1,29 +1,38 @@
 """Contract of the noun ``kv_connector``: KV blocks in and out of this engine.
 
-Two classes for two places: the scheduler side decides on the engine thread, the worker side moves bytes next to the
-device. They speak through one bytes message a step, and the worker's report. A connector may be slow, wrong or dead; the only
-allowed effects are a cache miss and a counter. A load parks its sequence: blocks are allocated but neither shared nor
-hashed until the report says they are verified; a failed load is recomputed from the last valid token.
+The scheduler side decides on the engine thread, the worker side moves bytes next to the device. They exchange one bytes message per step
+and the worker's report. A connector may be slow, wrong or dead; the only allowed effects are a cache miss and a counter. A sequence whose
+KV is loaded waits: its blocks are allocated but neither shared nor hashed until the report says that they are verified. A failed load
+is recomputed from the last valid token.
 
     lookup ─ Miss ▶ computed here
            ├ Pending ▶ asked again next step
            ├ Hit(ticket, num_tokens) ▶ on_unused ▶ computed here, or lookup again
-           └ Hit(ticket, num_tokens) ▶ on_allocated ▶ parked ─ loaded ▶ runs
-                                                             └ failed ▶ on_failed ▶ runs, recomputes; or lookup again
+           └ Hit(ticket, num_tokens) ▶ on_allocated ▶ waits ─ loaded ▶ runs
+                                                            └ failed ▶ on_failed ▶ runs, recomputes; or lookup again
     finish ─ on_finished ─ None ▶ blocks freed
-                         └ ticket ▶ blocks held until released
+                         └ ticket ▶ blocks pinned until released
 
-A hit may come with the first token behind the prompt, chosen where the prompt was computed. The engine checks it, shows it at once, and
-goes on behind it when the load has ended, whichever way:
+:class:`KVSchedulerSide` is all that a connector to a store needs. What few connectors need stands beside it, as capabilities: a scheduler
+side that inherits one of them is asked for it, others are not. The engine looks once, when it is composed.
 
-    Hit(ticket, first_token) ▶ taken ▶ on_allocated ▶ parked ─ loaded, or failed ▶ runs
+    SupportsHandover        prefill here, decode elsewhere: parameters that travel with the request
+    SupportsRemotePrefill   requests of other engines, run here for them
+    SupportsLayerwise       a step waits for its loads layer by layer
+    SupportsStepTimes       what computing takes here, to compare a load with
+    SupportsMetrics         counters of the connector
+
+A hit may come with the first token after the prompt, chosen where the prompt was computed. The engine validates it, streams it at once, and
+continues after it when the load has ended, either way:
+
+    Hit(ticket, first_token) ▶ taken ▶ on_allocated ▶ waits ─ loaded, or failed ▶ runs
                                      └ its last ▶ on_unused, on_abandoned
 
-A layer-wise load parks nobody: its sequence runs at once, and each layer of that step waits until the load has brought it. What
-it computes counts if the report of that same step says ``loaded``; else it is void, and the sequence is computed anew.
+With a layer-wise load the sequence does not wait: it runs at once, and each layer of that step waits until the load has brought it. The
+step counts if its report says ``loaded``; else its tokens are discarded and the sequence is computed again.
 
-    Hit(ticket, layerwise) ▶ on_allocated ▶ on_layerwise ▶ runs: wait_layer(0) … wait_layer(n) ─ loaded ▶ goes on
-                                                                                               └ else ▶ void
+    Hit(ticket, layerwise) ▶ on_allocated ▶ on_layerwise ▶ runs: wait_layer(0) … wait_layer(n) ─ loaded ▶ continues
+                                                                                               └ else ▶ discarded
 """
 
 from __future__ import annotations
@@ -39,9 +48,20 @@ from trencadis.interfaces.first_token_terms import FirstTokenTerms
 from trencadis.interfaces.kv_pool import KVPool
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 
-__all__ = ["INTERFACE_VERSION", "ConnectorPair", "KVSchedulerSide", "KVWorkerSide", "Lookup"]
+__all__ = [
+    "INTERFACE_VERSION",
+    "ConnectorPair",
+    "KVSchedulerSide",
+    "KVWorkerSide",
+    "Lookup",
+    "SupportsHandover",
+    "SupportsLayerwise",
+    "SupportsMetrics",
+    "SupportsRemotePrefill",
+    "SupportsStepTimes",
+]
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 
 
 @attrs.frozen(kw_only=True)
@@ -57,11 +77,12 @@ class Lookup:
         timeout_s: Longest that the load may take, seconds; it is given up then, or at ``cache.load_timeout_s`` if that is sooner.
         approximate: What is loaded is near to what computing would give, not equal: for requests that asked for it. The blocks
             that ``on_allocated`` hands over then begin with the local hit, which is only read. While a sequence reads such
-            blocks, nothing of it is shared, offered by ``on_computed`` or held by ``on_finished``; its answer says so.
-        layerwise: The load need not be waited for: the worker side brings it layer by layer, and ``wait_layer`` knows how far it is.
-            A wish: where backend or engine cannot, and for a sequence one of whose loads has failed, the sequence is parked.
-        first_token: What follows the prompt, chosen elsewhere by this engine's terms (``on_sampling``); None: it is chosen here. The
-            engine checks it, takes it once, and shows it at once, whatever becomes of the load; the sequence is parked then.
+            blocks, nothing of it is shared, offered by ``on_computed`` or pinned by ``on_finished``; its answer says so.
+        layerwise: The sequence need not wait for the load: the worker side brings it layer by layer, and ``wait_layer`` knows how far it
+            is. Needs :class:`SupportsLayerwise`. A wish: where backend or engine cannot, and for a sequence one of whose loads has failed,
+            the sequence waits.
+        first_token: The token after the prompt, chosen elsewhere by this engine's terms (``on_sampling``); None: it is chosen here. The
+            engine validates it, takes it once, and streams it at once, whether or not the load arrives; the sequence waits then.
     """
 
     num_tokens: int = 0
@@ -80,9 +101,17 @@ class KVSchedulerSide(ABC):
     one that raises is. ``on_ready`` may take its time.
     """
 
+    def on_ready(self, layout: KVLayout) -> None:
+        """Called once, before anything else, with the layout of a block; the only call that may wait.
+
+        Raises:
+            ConfigValueError: What the config names cannot be used, and must be.
+        """
+        return
+
     @abstractmethod
     def lookup(self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int) -> Lookup:
-        """Say what can be loaded beyond the local prefix hit.
+        """Return what can be loaded beyond the local prefix hit.
 
         Args:
             request: Whose prompt; as it came, so that another engine may add its own tenant's entry.
@@ -92,52 +121,39 @@ class KVSchedulerSide(ABC):
 
     @abstractmethod
     def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Take the blocks to load into: those behind the local hit, in order, with their hashes."""
+        """Begin a load into these blocks: those after the local hit, in order, with their hashes."""
 
-    def on_layerwise(self, ticket: int) -> None:
-        """Be told, right after ``on_allocated``, that the sequence runs with the next step, whose layers wait for this load.
+    def on_unused(self, ticket: int) -> None:
+        """Called instead of ``on_allocated`` for a hit that has no more than the local one, or that there is no room for now.
 
-        Told only of look-ups that said ``layerwise``. A load of which it is not told is an ordinary one: no step may wait for it.
+        The ticket can be forgotten; no report names it. The request may be looked up again, and then gets a new ticket; ``on_finished`` or
+        :meth:`SupportsHandover.on_abandoned` says that it will not be.
         """
         return
 
     @abstractmethod
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Be told of full blocks whose committed content may be saved. They may be reused any time after this step."""
+        """Called with full blocks whose committed content may be saved. They may be reused any time after this step."""
 
     @abstractmethod
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Return a ticket that holds the blocks of a finished sequence until it is released, or None to free them."""
-
-    def on_unused(self, ticket: int) -> None:
-        """Be told that nothing is loaded under the ticket of a hit: it has no more than the local one, or there is no room now.
-
-        What is kept under the ticket can be forgotten; no report names it. The request may be looked up again, and then gets a new
-        ticket; ``on_finished`` or ``on_abandoned`` says that it will not be.
-        """
-        return
-
-    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        """Return what whoever asked for the request is to tell the engine that goes on with it; None for nothing.
-
-        Asked right after ``on_finished`` of the same request. JSON values: they travel in the answer, as ``kv_transfer_params``.
-        """
-        return None
-
-    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
-        """Be told that a request with transfer parameters is not served: refused, or given up before anybody looked it up.
-
-        Whoever holds its KV for this engine need not. The parameters are a client's, and may be anything.
-        """
-        return
-
-    def on_abandoned(self, request: Request) -> None:
-        """Be told that a request was given up, or has ended, whose look-up had not led to a load: it is not asked about again."""
-        return
+        """Return a ticket that pins the blocks of a finished sequence until it is released, or None to free them."""
 
     @abstractmethod
     def on_cancelled(self, ticket: int) -> None:
-        """Be told that a load is no longer wanted; its blocks stay held until the ticket is released."""
+        """Called when a load is no longer wanted; its blocks stay pinned until the ticket is released."""
+
+    def on_failed(self, request: Request, failed: FailedLoad) -> str:
+        """Return what to do with a sequence whose load was reported as failed.
+
+        Args:
+            request: Whose prompt.
+            failed: The load, as it stands in the report.
+
+        Returns:
+            ``compute``: the rest is computed here. ``retry``: it is looked up again, at most three times a sequence.
+        """
+        return "compute"
 
     @abstractmethod
     def take_message(self) -> bytes:
@@ -151,87 +167,110 @@ class KVSchedulerSide(ABC):
         arrived anywhere, as released if none touches its blocks any more.
         """
 
-    def on_failed(self, request: Request, failed: FailedLoad) -> str:
-        """Say what becomes of a sequence whose load was reported as failed, with what arrived of it.
+    def close(self) -> None:
+        """Stop this side's own threads; called before the worker side's ``close``. May be called twice."""
+        return
 
-        Args:
-            request: Whose prompt.
-            failed: The load, as it stands in the report.
 
-        Returns:
-            ``compute``: the rest is computed here. ``retry``: it is looked up again, at most three times a sequence.
+class SupportsHandover(ABC):  # noqa: B024 - every method has a default
+    """Capability: a request that ends here continues in another engine, or began in one. Engine thread.
+
+    Such requests carry transfer parameters, which an HTTP client sends and gets as ``kv_transfer_params``.
+    """
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return the transfer parameters for the engine that continues a request; None for none.
+
+        Called right after ``on_finished`` of the same request. JSON values.
         """
-        return "compute"
+        return None
 
-    def on_ready(self, layout: KVLayout) -> None:
-        """Be told what blocks are made of, once, before anything else; the only call that may wait.
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+        """Called when a request with transfer parameters is not served: refused, or given up before it was looked up.
 
-        Raises:
-            ConfigValueError: What the config names cannot be used, and must be.
+        The engine that holds its KV need not. The parameters are a client's, and may be anything.
         """
-        return
 
-    def on_sampling(self, terms: FirstTokenTerms) -> None:
-        """Be handed what can tell another engine how a first token is chosen here; once, right after ``on_ready``."""
-        return
+    def on_abandoned(self, request: Request) -> None:  # noqa: B027 - optional
+        """Called when a request was given up, or has ended, whose look-up had not led to a load: it is not looked up again."""
 
-    def on_role(self, role: str) -> None:
-        """Be told the engine's role, ``both``, ``prefill`` or ``decode``: once after ``on_ready``, and when it changes."""
-        return
+    def on_role(self, role: str) -> None:  # noqa: B027 - optional
+        """Called with the engine's role, ``both``, ``prefill`` or ``decode``: once after ``on_ready``, and when it changes."""
 
+
+class SupportsRemotePrefill(ABC):
+    """Capability: requests that the connector receives from other engines run here. Engine thread, where nothing else is said.
+
+    on_waker ─▶ wake() ─▶ take_requests ─▶ admitted like those of clients ─▶ on_request_token ─▶ on_request_ended
+                        └ take_withdrawn ─▶ aborted ───────────────────────────────────────────▶┘
+    """
+
+    @abstractmethod
     def on_waker(self, wake: Callable[[], None]) -> None:
-        """Be handed what wakes an engine that rests, to be called when :attr:`has_requests` becomes True. Once; from any thread."""
-        return
+        """Called once with a function to call, from any thread, when the next two methods have something to return.
 
-    @property
-    def has_requests(self) -> bool:
-        """True if ``take_requests`` or ``take_withdrawn`` would return something."""
-        return False
-
-    def take_requests(self) -> Sequence[Request]:
-        """Return and forget requests that the engine is to run for this connector, such as another engine's prefill.
-
-        Once before each step. They are admitted like those of clients; what they say is nobody's output. Their ids must be unique.
+        They are not called before the first wake-up; requests that came before this call are to be announced at once.
         """
-        return ()
+
+    @abstractmethod
+    def take_requests(self) -> Sequence[Request]:
+        """Return and forget requests that the engine is to run; before the next step after a wake-up.
+
+        They are admitted like those of clients; clients get none of their output. Their ids must be unique.
+        """
 
     def take_withdrawn(self) -> Sequence[str]:
-        """Return and forget the ids of such requests that are not wanted any more; once before each step, after the former."""
+        """Return and forget the ids of such requests that are no longer wanted; right after ``take_requests``."""
         return ()
 
-    def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        """Be told the first token of such a request, before ``on_request_ended``; once, as soon as it is known."""
-        return
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:  # noqa: B027 - optional
+        """Called with the first token of such a request, before ``on_request_ended``; once, as soon as it is known."""
 
+    @abstractmethod
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        """Be told that such a request has ended.
+        """Called when such a request has ended.
 
         Args:
             request_id: Of the request.
             transfer_params: As ``finished_params`` returned them; None if it was not finished.
             error: Why it was not: refused, failed or withdrawn; empty if it was.
         """
-        return
 
-    def on_backlog(self, num_tokens: int) -> None:
-        """Be told how much this engine has to do: tokens that wait to be computed, of everybody's requests.
+    def on_backlog(self, num_tokens: int) -> None:  # noqa: B027 - optional
+        """Called with the number of queued tokens, of all requests, when it changes; at most twice a step, before planning and after.
 
-        When that changes; at most twice a step, before it is planned and after it. What runs is not counted any more, and neither are
-        requests that :meth:`take_requests` has not returned yet.
+        What runs is not counted any more, and neither are requests that :meth:`take_requests` has not returned yet.
         """
-        return
 
+    def on_sampling(self, terms: FirstTokenTerms) -> None:  # noqa: B027 - optional
+        """Called once, right after ``on_ready``, with what can tell another engine how a first token is chosen here."""
+
+
+class SupportsLayerwise(ABC):
+    """Capability: the worker side can bring a load layer by layer, while the step that reads it runs. Engine thread."""
+
+    @abstractmethod
+    def on_layerwise(self, ticket: int) -> None:
+        """Called right after ``on_allocated`` if the sequence runs with the next step, whose layers wait for this load.
+
+        Only for look-ups that said ``layerwise``. A load without this call is an ordinary one: no step may wait for it.
+        """
+
+
+class SupportsStepTimes(ABC):
+    """Capability: loads are compared with what computing takes here. Engine thread."""
+
+    @abstractmethod
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Be told how many tokens a step computed, and in how many seconds: what a load must be quicker than."""
-        return
+        """Called after each step with the number of tokens that it computed, and in how many seconds."""
 
+
+class SupportsMetrics(ABC):
+    """Capability: the connector counts."""
+
+    @abstractmethod
     def metrics(self) -> str:
-        """Return what is counted, in Prometheus' text format; empty if nothing. From any thread."""
-        return ""
-
-    def close(self) -> None:
-        """Stop what runs on threads of this side's own; called before the worker side's ``close``. May be called twice."""
-        return
+        """Return what is counted, in Prometheus' text format, names that begin with ``trencadis_kv_``. From any thread."""
 
 
 class KVWorkerSide(ABC):
@@ -242,11 +281,11 @@ class KVWorkerSide(ABC):
         """Take the device's KV cache; a backend's own object may show more, as its documentation describes."""
 
     def expect_layers(self) -> None:
-        """Be told, right before ``begin_step``, that blocks to be saved may be copied out while the step is computed.
+        """Called right before ``begin_step`` if blocks to be saved may be copied out while the step is computed.
 
-        If :attr:`wants_layers` says so then, ``wait_layer`` is called before each layer is written to, and nobody else writes to blocks
-        before. Of a step of which it is not told, blocks are copied out in ``begin_step``. A step that fails may not come to every layer:
-        a layer that was not asked for may be that of another sequence by ``end_step``, and is not to be saved.
+        If :attr:`wants_layers` is True then, ``wait_layer`` is called before each layer is written to, and no block is written to before.
+        In a step without this call, blocks are copied out in ``begin_step``. A step that fails may not come to every layer: a layer that
+        was not asked for may hold another sequence's KV by ``end_step``, and is not to be saved.
         """
         return
 

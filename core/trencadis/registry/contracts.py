@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trencadis.faults import shown
@@ -22,8 +22,9 @@ from trencadis.interfaces import (
     SchedulingPolicy,
     Speculator,
 )
+from trencadis.registry.kv_connector_1 import from_version_1
 
-__all__ = ["CONTRACTS", "interface_version", "why_refused"]
+__all__ = ["ADAPTERS", "CONTRACTS", "interface_version", "why_refused"]
 
 CONTRACTS: Mapping[str, type[Any]] = {
     "bucketing": BucketingStrategy,
@@ -41,6 +42,9 @@ CONTRACTS: Mapping[str, type[Any]] = {
     "observer": Observer,
 }
 """Class of what a factory returns, by noun."""
+
+ADAPTERS: Mapping[tuple[str, int], Callable[[Any], Any]] = {("kv_connector", 1): from_version_1}
+"""By noun and interface version, the function that makes what a factory of that version returns one of the current version."""
 
 
 def interface_version(noun: str) -> int:

@@ -40,7 +40,7 @@ from trencadis.registry.collect import (
     components_of,
     tables_of,
 )
-from trencadis.registry.contracts import CONTRACTS
+from trencadis.registry.contracts import ADAPTERS, CONTRACTS
 from trencadis.registry.import_path import import_component
 from trencadis.registry.manager import PluginLoader
 from trencadis.registry.provenance import Provenance
@@ -280,7 +280,8 @@ class Registry:
                 f"{registered} built a {type(made).__qualname__}, which is no {contract.__name__}.",
                 hint=registered.provenance.remedy,
             )
-        return made
+        adapt = ADAPTERS.get((registered.noun, registered.component.interface_version))
+        return made if adapt is None else adapt(made)
 
     # ----------------------------------------------------------------------------------------------------- hooks
 

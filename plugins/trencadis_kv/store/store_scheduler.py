@@ -9,7 +9,15 @@ from collections.abc import Sequence
 import attrs
 
 from trencadis.errors import ConfigValueError, TransferError
-from trencadis.interfaces import FailureView, KVSchedulerSide, LoadView, Lookup, SaveView
+from trencadis.interfaces import (
+    FailureView,
+    KVSchedulerSide,
+    LoadView,
+    Lookup,
+    SaveView,
+    SupportsMetrics,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request, TransferCause
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.canary import Canary
@@ -34,7 +42,7 @@ class _Started:
     deadline_s: float
 
 
-class StoreScheduler(KVSchedulerSide):
+class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
     """Asks, decides and keeps the books; moves nothing.
 
     Args:

@@ -1,4 +1,7 @@
-"""Both sides of a KV connector, guarded: what they raise is a miss, and a scheduler side that keeps raising is switched off."""
+"""Both sides of a KV connector, guarded: an exception is a miss, and a scheduler side that keeps raising is switched off.
+
+The capabilities of a scheduler side are found once, here: an attribute that is None stands for one that it lacks, and is not called.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,21 @@ import numpy as np
 from trencadis.activity import ACTIVITY
 from trencadis.errors import ContractError, PluginLoadError, TrencadisError
 from trencadis.faults import CallMeter, FaultLog, as_words, reraise_interrupt, shown
-from trencadis.interfaces import KVPool, KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.interfaces import (
+    KVPool,
+    KVSchedulerSide,
+    KVWorkerSide,
+    Lookup,
+    SupportsHandover,
+    SupportsLayerwise,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, Request
 from trencadis.records.request import transfer_table
 
-__all__ = ["GuardedConnector", "GuardedWorker"]
+__all__ = ["GuardedConnector", "GuardedHandover", "GuardedRemotePrefill", "GuardedWorker"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -26,6 +39,137 @@ T = TypeVar("T")
 _MAX_ANSWERS = 65_536
 _MAX_ERRORS = 3
 """An exception may be one request's bad luck; three in a row are the connector's."""
+
+
+class _Guard:
+    """Calls of one scheduler side; nothing that they raise gets out.
+
+    Args:
+        label: Names the component and its distribution in messages.
+        meter: Measures its calls; one that is too slow is switched off.
+
+    Attributes:
+        is_off: It was switched off: only calls that are made in any case are made.
+        label: As given.
+        num_errors: Calls that raised or broke the contract.
+    """
+
+    def __init__(self, label: str, meter: CallMeter) -> None:
+        self.label = label
+        self._meter = meter
+        self._faults = FaultLog(logger)
+        self._num_in_a_row = 0
+        self.is_off = False
+        self.num_errors = 0
+
+    def call(self, name: str, call: Callable[[], T], otherwise: T, *, always: bool = False) -> T:
+        """Return what a call returns; ``otherwise`` if it raises, or if the side is off and the call is not ``always`` made."""
+        if self.is_off and not always:
+            return otherwise
+        meter = self._meter
+        began = meter.begin()
+        try:
+            result = call()
+        except BaseException as error:
+            meter.end(began)
+            reraise_interrupt(error)
+            self._raised(name, error)
+            return otherwise
+        took_s = meter.end(began)
+        if took_s > meter.budget_s and (slow := meter.overran(name, took_s)):
+            self._switch_off(slow)
+        self._num_in_a_row = 0
+        return result
+
+    def contained(self, name: str, call: Callable[[], T], otherwise: T) -> T:
+        """Return what a call returns whose failure is no reason to switch the side off."""
+        try:
+            return call()
+        except BaseException as error:
+            reraise_interrupt(error)
+            self.say(name, f"raised {as_words(error)} in {name}().", error)
+            return otherwise
+
+    def say(self, name: str, fault: str, error: BaseException | None = None) -> None:
+        """Log a fault of a method, once in a while."""
+        self._faults.say(f"{self.label}.{name}", f"{self.label} {fault}", error=error)
+
+    def _raised(self, name: str, error: BaseException) -> None:
+        self.num_errors += 1
+        self._num_in_a_row += 1
+        self.say(name, f"raised {as_words(error)} in {name}(); counted as a miss.", error)
+        if self._num_in_a_row >= _MAX_ERRORS:
+            self._switch_off(f"raised {_MAX_ERRORS} times in a row")
+
+    def _switch_off(self, fault: str) -> None:
+        if not self.is_off:
+            self.is_off = True
+            logger.error(
+                "%s %s and is switched off; serving goes on without it. Mend it, or choose another in kv_connector.name.",
+                self.label,
+                fault,
+            )
+
+
+class GuardedHandover:
+    """Calls of a scheduler side that hands requests over; nothing that they raise gets out."""
+
+    def __init__(self, side: SupportsHandover, guard: _Guard) -> None:
+        self._side = side
+        self._call = guard.call
+
+    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
+        """Return the transfer parameters for the engine that continues a request, or None; a value that JSON cannot hold is a fault."""
+        return self._call("finished_params", lambda: transfer_table(self._side.finished_params(request)), None)
+
+    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
+        """Pass on that a request is not served."""
+        self._call("on_rejected", lambda: self._side.on_rejected(transfer_params), None)
+
+    def on_abandoned(self, request: Request) -> None:
+        """Pass on that a request is not looked up again."""
+        self._call("on_abandoned", lambda: self._side.on_abandoned(request), None)
+
+    def on_role(self, role: str) -> None:
+        """Pass the engine's role on."""
+        self._call("on_role", lambda: self._side.on_role(role), None)
+
+
+class GuardedRemotePrefill:
+    """Calls of a scheduler side that brings requests of other engines; nothing that they raise gets out."""
+
+    def __init__(self, side: SupportsRemotePrefill, guard: _Guard) -> None:
+        self._side = side
+        self._call = guard.call
+
+    def on_waker(self, wake: Callable[[], None]) -> None:
+        """Pass on the function that wakes the engine."""
+        self._call("on_waker", lambda: self._side.on_waker(wake), None)
+
+    def take_requests(self) -> Sequence[Request]:
+        """Return requests of other engines."""
+        return self._call("take_requests", lambda: _all_of(self._side.take_requests(), Request), ())
+
+    def take_withdrawn(self) -> Sequence[str]:
+        """Return ids of such requests that are no longer wanted."""
+        return self._call("take_withdrawn", lambda: _all_of(self._side.take_withdrawn(), str), ())
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Pass on the first token of such a request."""
+        self._call("on_request_token", lambda: self._side.on_request_token(request_id, first), None)
+
+    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
+        """Pass on that such a request has ended; also to a side that is off."""
+        self._call(
+            "on_request_ended",
+            lambda: self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
+            None,
+            always=True,
+        )
+
+    def on_backlog(self, num_tokens: int) -> None:
+        """Pass the number of queued tokens on."""
+        self._call("on_backlog", lambda: self._side.on_backlog(num_tokens), None)
 
 
 class GuardedConnector:
@@ -37,21 +181,37 @@ class GuardedConnector:
         meter: Measures its calls; one that is too slow is switched off.
 
     Attributes:
-        is_off: It was switched off: nobody is asked any more, and nothing is saved.
-        label: As given.
-        num_errors: Calls that raised or broke the contract.
+        handover: Its calls as :class:`~trencadis.interfaces.SupportsHandover`; None if it does not.
+        remote_prefill: Its calls as :class:`~trencadis.interfaces.SupportsRemotePrefill`; None if it does not.
+        is_layerwise: It has ``on_layerwise``.
+        is_timed: It has ``on_step``.
     """
 
     def __init__(
         self, side: KVSchedulerSide, *, label: str = "the KV connector", meter: CallMeter | None = None
     ) -> None:
         self._side = side
-        self.label = label
-        self._meter = meter or CallMeter(label)
-        self._faults = FaultLog(logger)
-        self._num_in_a_row = 0
-        self.is_off = False
-        self.num_errors = 0
+        self._guard = guard = _Guard(label, meter or CallMeter(label))
+        self._call = guard.call
+        self.handover = GuardedHandover(side, guard) if isinstance(side, SupportsHandover) else None
+        self.remote_prefill = GuardedRemotePrefill(side, guard) if isinstance(side, SupportsRemotePrefill) else None
+        self.is_layerwise = isinstance(side, SupportsLayerwise)
+        self.is_timed = isinstance(side, SupportsStepTimes)
+
+    @property
+    def is_off(self) -> bool:
+        """It was switched off or closed: it is asked nothing any more, and nothing is saved."""
+        return self._guard.is_off
+
+    @property
+    def label(self) -> str:
+        """Names the component and its distribution in messages."""
+        return self._guard.label
+
+    @property
+    def num_errors(self) -> int:
+        """Calls that raised or broke the contract."""
+        return self._guard.num_errors
 
     def lookup(
         self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int, is_used: Callable[[int], bool]
@@ -62,7 +222,7 @@ class GuardedConnector:
             request: Whose prompt.
             block_hashes: Of its full blocks.
             num_local_tokens: Tokens that the local prefix cache has.
-            is_used: Whether a ticket names a load or held blocks already.
+            is_used: Whether a ticket names a load or pinned blocks already.
         """
 
         def ask() -> Lookup:
@@ -80,7 +240,7 @@ class GuardedConnector:
         return self._call("lookup", ask, Lookup())
 
     def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> bool:
-        """Hand over the blocks to load into; False if it raised, so that the load is to be given up."""
+        """Pass on the blocks to load into; False if it raised, so that the load is to be given up."""
 
         def tell() -> bool:
             self._side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
@@ -88,77 +248,33 @@ class GuardedConnector:
 
         return self._call("on_allocated", tell, False)
 
-    def on_unused(self, ticket: int) -> None:
-        """Tell of a hit that nothing is loaded for."""
-        self._call("on_unused", lambda: self._side.on_unused(ticket), None)
-
     def on_layerwise(self, ticket: int) -> bool:
-        """Tell that steps wait for a load; False if it raised, so that none is to."""
+        """Pass on that a step waits for a load; False if it raised or cannot, so that no step is to."""
 
         def tell() -> bool:
+            if not isinstance(self._side, SupportsLayerwise):
+                return False
             self._side.on_layerwise(ticket)
             return True
 
         return self._call("on_layerwise", tell, False)
+
+    def on_unused(self, ticket: int) -> None:
+        """Pass on that nothing is loaded for a hit."""
+        self._call("on_unused", lambda: self._side.on_unused(ticket), None)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Offer blocks for saving."""
         self._call("on_computed", lambda: self._side.on_computed(blocks=blocks, block_hashes=block_hashes), None)
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Return a ticket that holds the blocks, or None."""
+        """Return a ticket that pins the blocks, or None."""
         return self._call(
             "on_finished", lambda: _of_type(self._side.on_finished(request, blocks=blocks), int | None), None
         )
 
-    def finished_params(self, request: Request) -> Mapping[str, Any] | None:
-        """Return the transfer parameters for the engine that continues a request, or None; a value that JSON cannot hold is a fault."""
-        return self._call("finished_params", lambda: transfer_table(self._side.finished_params(request)), None)
-
-    def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
-        """Tell of a request that is not served."""
-        self._call("on_rejected", lambda: self._side.on_rejected(transfer_params), None)
-
-    def on_abandoned(self, request: Request) -> None:
-        """Tell of a request that is not asked about again."""
-        self._call("on_abandoned", lambda: self._side.on_abandoned(request), None)
-
-    def on_role(self, role: str) -> None:
-        """Tell which role the engine has."""
-        self._call("on_role", lambda: self._side.on_role(role), None)
-
-    def on_waker(self, wake: Callable[[], None]) -> None:
-        """Hand over what wakes the engine."""
-        self._call("on_waker", lambda: self._side.on_waker(wake), None)
-
-    @property
-    def has_requests(self) -> bool:
-        """Whether there are requests of its own to take, or to withdraw."""
-        return self._call("has_requests", lambda: bool(self._side.has_requests), False, is_proof=False)
-
-    def take_requests(self) -> Sequence[Request]:
-        """Return requests of its own."""
-        return self._call("take_requests", lambda: _all_of(self._side.take_requests(), Request), ())
-
-    def take_withdrawn(self) -> Sequence[str]:
-        """Return ids of requests of its own that are not wanted any more."""
-        return self._call("take_withdrawn", lambda: _all_of(self._side.take_withdrawn(), str), ())
-
-    def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        """Tell the first token of a request of its own."""
-        self._call("on_request_token", lambda: self._side.on_request_token(request_id, first), None)
-
-    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        """Tell of the end of a request of its own."""
-        self._call(
-            "on_request_ended",
-            lambda: self._side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
-            None,
-            always=True,
-        )
-
     def on_cancelled(self, ticket: int) -> None:
-        """Take a load back; told to one that is switched off as well, for it must still release the blocks."""
+        """Pass on that a load is given up; also to a side that is off, for it must still release the blocks."""
         self._call("on_cancelled", lambda: self._side.on_cancelled(ticket), None, always=True)
 
     def on_failed(self, request: Request, failed: FailedLoad) -> bool:
@@ -180,74 +296,26 @@ class GuardedConnector:
         """Pass a report on."""
         self._call("on_report", lambda: self._side.on_report(report), None, always=True)
 
-    def on_backlog(self, num_tokens: int) -> None:
-        """Tell how many tokens wait to be computed."""
-        self._call("on_backlog", lambda: self._side.on_backlog(num_tokens), None)
-
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
-        """Tell what a step computed."""
-        self._call("on_step", lambda: self._side.on_step(num_tokens=num_tokens, device_s=device_s), None)
+        """Pass on what a step computed, to a side that is timed."""
+        side = self._side
+        if isinstance(side, SupportsStepTimes):
+            self._call("on_step", lambda: side.on_step(num_tokens=num_tokens, device_s=device_s), None)
 
     def metrics(self) -> str:
-        """Return what it counts."""
-        text = self._contained("metrics", self._side.metrics, "")
+        """Return what it counts; empty if it does not."""
+        if not isinstance(self._side, SupportsMetrics):
+            return ""
+        text = self._guard.contained("metrics", self._side.metrics, "")
         if isinstance(text, str):
             return text
-        said = f"{self.label} metrics() returned {type(text).__name__}, which is no text."
-        self._faults.say(f"{self.label}.metrics returned", said)
+        self._guard.say("metrics returned", f"metrics() returned {type(text).__name__}, which is no text.")
         return ""
 
     def close(self) -> None:
         """Close it; may be called twice."""
-        self.is_off = True
-        self._contained("close", self._side.close, None)
-
-    def _contained(self, name: str, call: Callable[[], T], otherwise: T) -> T:
-        """Return what a call returns that says nothing about whether to go on with it."""
-        try:
-            return call()
-        except BaseException as error:
-            reraise_interrupt(error)
-            self._faults.say(f"{self.label}.{name}", f"{self.label} raised {as_words(error)} in {name}().", error=error)
-            return otherwise
-
-    def _call(
-        self, name: str, call: Callable[[], T], otherwise: T, *, always: bool = False, is_proof: bool = True
-    ) -> T:
-        if self.is_off and not always:
-            return otherwise
-        meter = self._meter
-        began = meter.begin()
-        try:
-            result = call()
-        except BaseException as error:
-            meter.end(began)
-            reraise_interrupt(error)
-            self._raised(name, error)
-            return otherwise
-        took_s = meter.end(began)
-        if took_s > meter.budget_s and (slow := meter.overran(name, took_s)):
-            self._switch_off(slow)
-        if is_proof:  # what is asked all the time, and costs nothing, says little
-            self._num_in_a_row = 0
-        return result
-
-    def _raised(self, name: str, error: BaseException) -> None:
-        self.num_errors += 1
-        self._num_in_a_row += 1
-        said = f"{self.label} raised {as_words(error)} in {name}(); counted as a miss."
-        self._faults.say(f"{self.label}.{name}", said, error=error)
-        if self._num_in_a_row >= _MAX_ERRORS:
-            self._switch_off(f"raised {_MAX_ERRORS} times in a row")
-
-    def _switch_off(self, fault: str) -> None:
-        if not self.is_off:
-            self.is_off = True
-            logger.error(
-                "%s %s and is switched off; serving goes on without it. Mend it, or choose another in kv_connector.name.",
-                self.label,
-                fault,
-            )
+        self._guard.is_off = True
+        self._guard.contained("close", self._side.close, None)
 
 
 def _are_whole(*numbers: object) -> bool:

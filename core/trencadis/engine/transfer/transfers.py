@@ -80,6 +80,8 @@ class Transfers:
         first_tokens: FirstTokens | None = None,
     ) -> None:
         self._connector = connector
+        self._handover = None if connector is None else connector.handover
+        self._is_timed = connector is not None and connector.is_timed
         self._faults = FaultLog(logger)
         self._load_timeout_s = load_timeout_s
         self._lookup_timeout_s = lookup_timeout_s
@@ -87,7 +89,7 @@ class Transfers:
         self._max_parked = max_parked
         self._close_worker = close_worker
         self._quorum = RankQuorum(num_ranks)
-        self._layerwise = layerwise
+        self._layerwise = layerwise and connector is not None and connector.is_layerwise
         self.layered = LayerLoads()
         self.first_tokens = first_tokens or FirstTokens()
         self._parked: dict[int, ParkedLoad] = {}
@@ -248,23 +250,23 @@ class Transfers:
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return what the engine that goes on with a finished request is to be told; None for nothing."""
-        return None if self._connector is None else self._connector.finished_params(request)
+        return None if self._handover is None else self._handover.finished_params(request)
 
     def not_served(self, transfer_params: Mapping[str, Any] | None) -> None:
         """Tell the connector that a request was refused, or given up before it was looked up."""
-        if self._connector is not None and transfer_params is not None:
-            self._connector.on_rejected(transfer_params)
+        if self._handover is not None and transfer_params is not None:
+            self._handover.on_rejected(transfer_params)
 
     def role(self, name: str) -> None:
         """Tell the connector which role the engine has."""
-        if self._connector is not None:
-            self._connector.on_role(name)
+        if self._handover is not None:
+            self._handover.on_role(name)
 
     def abandoned(self, request: Request) -> None:
         """Tell the connector that a request was given up before it was loaded."""
-        self.not_served(request.transfer_params)
-        if self._connector is not None:
-            self._connector.on_abandoned(request)
+        if self._handover is not None:
+            self.not_served(request.transfer_params)
+            self._handover.on_abandoned(request)
 
     def take_message(self) -> bytes:
         """Return what the worker side is to do in the next step; first what it was to do in one that never was."""
@@ -322,7 +324,8 @@ class Transfers:
 
     def step_done(self, *, num_tokens: int, device_s: float) -> None:
         """Tell the connector what computing takes here."""
-        if self._connector is not None and num_tokens:
+        if self._is_timed and num_tokens:
+            assert self._connector is not None, "only a connector is timed"
             self._connector.on_step(num_tokens=num_tokens, device_s=device_s)
 
     def metrics(self) -> str:

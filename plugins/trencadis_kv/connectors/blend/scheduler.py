@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from trencadis.interfaces import KVSchedulerSide, LoadView, Lookup
+from trencadis.interfaces import (
+    KVSchedulerSide,
+    LoadView,
+    Lookup,
+    SupportsHandover,
+    SupportsMetrics,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport, KVLayout, Request, TransferCause
 from trencadis_kv.connectors.blend.chunks import WantedChunks
 from trencadis_kv.connectors.blend.desk import BlendDesk
@@ -56,7 +63,7 @@ class _Plan:
     predicted_s: float = math.nan
 
 
-class BlendScheduler(KVSchedulerSide):
+class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics):
     """Finds and decides.
 
     Args:

@@ -91,11 +91,6 @@ class Guests:
         with self._lock:
             return self.num_backlog_tokens + sum(len(guest.request.prompt_token_ids) for guest in self._new)
 
-    @property
-    def have_news(self) -> bool:
-        """True if the engine has something to take."""
-        return bool(self._new or self._withdrawn)
-
     def enter(self, invite: Invite) -> Guest:
         """Take a prompt.
 

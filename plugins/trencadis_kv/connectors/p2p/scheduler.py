@@ -12,7 +12,17 @@ from typing import Any, Final, TypeVar
 import attrs
 import msgspec
 
-from trencadis.interfaces import FirstTokenTerms, KVPolicy, KVSchedulerSide, Lookup
+from trencadis.interfaces import (
+    FirstTokenTerms,
+    KVPolicy,
+    KVSchedulerSide,
+    Lookup,
+    SupportsHandover,
+    SupportsLayerwise,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis_kv.connectors.p2p.delegation import Delegation, Waiting
 from trencadis_kv.connectors.p2p.node import Node
@@ -29,7 +39,9 @@ _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT")
 
 
-class P2PScheduler(KVSchedulerSide):
+class P2PScheduler(
+    KVSchedulerSide, SupportsHandover, SupportsRemotePrefill, SupportsLayerwise, SupportsStepTimes, SupportsMetrics
+):
     """Holds the blocks of prefills for who goes on with them, and finds the prefixes that others hold.
 
     Args:
@@ -195,11 +207,6 @@ class P2PScheduler(KVSchedulerSide):
     def on_waker(self, wake: Callable[[], None]) -> None:
         """Wake the engine when another one sends a prompt."""
         self._node.guests.wake = wake
-
-    @property
-    def has_requests(self) -> bool:
-        """Whether prompts of others came, or are not wanted any more."""
-        return self._node.guests.have_news
 
     def take_requests(self) -> Sequence[Request]:
         """Return prompts of others."""

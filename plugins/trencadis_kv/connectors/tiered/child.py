@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trencadis.errors import ConfigValueError
 from trencadis.faults import FaultLog, as_words, reraise_interrupt
@@ -162,6 +162,15 @@ class Child:
             said = f"{self._label} raised {as_words(error)} in {name}(); the others go on."
             self._faults.say(name, said, error=error)
             return otherwise
+
+    def has(self, capability: type[Any]) -> bool:
+        """Return whether its scheduler side has a capability, such as ``SupportsHandover``."""
+        return isinstance(self._side, capability)
+
+    def ask(self, capability: type[Any], name: str, call: Callable[[Any], T], otherwise: T) -> T:
+        """Return what a call of a capability returns; ``otherwise`` if the child lacks it, is closed or raises."""
+        side = self._side
+        return self.call(name, lambda _: call(side), otherwise) if isinstance(side, capability) else otherwise
 
     def insist(self, name: str, call: Callable[[KVSchedulerSide], None]) -> bool:
         """Make a call on which the fate of blocks depends; a child that raises is closed, and False returned."""

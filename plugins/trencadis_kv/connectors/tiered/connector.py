@@ -8,11 +8,11 @@ engine ─▶ tiered ───┼▶ child 1
 from __future__ import annotations
 
 from trencadis.errors import ContractError
-from trencadis.interfaces import ComponentContext, ConnectorPair
+from trencadis.interfaces import ComponentContext, ConnectorPair, SupportsRemotePrefill
 from trencadis_kv.connectors.tiered.child import Child
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.metrics import TierCounters
-from trencadis_kv.connectors.tiered.scheduler import TieredScheduler
+from trencadis_kv.connectors.tiered.scheduler import RemotePrefillScheduler, TieredScheduler
 from trencadis_kv.connectors.tiered.worker import TieredWorker
 from trencadis_kv.store.breaker import Breaker
 from trencadis_kv.store.defaults import policy_of
@@ -49,7 +49,8 @@ def make_tiered(config: TieredConfig, context: ComponentContext) -> ConnectorPai
         )
         for name, label, pair in zip(config.children, labels, pairs, strict=True)
     ]
-    scheduler = TieredScheduler(
+    brings = any(child.has(SupportsRemotePrefill) for child in children)
+    scheduler = (RemotePrefillScheduler if brings else TieredScheduler)(
         children, policy=policy_of(context), clock=context.clock, config=config, counters=counters
     )
     worker = TieredWorker(config.children, [pair.worker for pair in pairs], labels=labels)

@@ -11,7 +11,17 @@ import attrs
 import msgspec
 
 from trencadis.clock import Clock
-from trencadis.interfaces import FirstTokenTerms, KVPolicy, KVSchedulerSide, Lookup, SourceView
+from trencadis.interfaces import (
+    FirstTokenTerms,
+    KVPolicy,
+    KVSchedulerSide,
+    Lookup,
+    SourceView,
+    SupportsHandover,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis_kv.connectors.tiered.child import CLOSED, Child
 from trencadis_kv.connectors.tiered.config import TieredConfig
@@ -21,7 +31,7 @@ from trencadis_kv.connectors.tiered.metrics import TierCounters, merged
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.cost import CostModel
 
-__all__ = ["TieredScheduler"]
+__all__ = ["RemotePrefillScheduler", "TieredScheduler"]
 
 logger = logging.getLogger("trencadis.kv")
 
@@ -48,8 +58,8 @@ class _Load:
     since_s: float = 0.0
 
 
-class TieredScheduler(KVSchedulerSide):
-    """Asks all children and tells all; each of them believes to be alone.
+class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, SupportsMetrics):
+    """Asks all children and passes every call on to all; no child knows of the others.
 
     Args:
         children: The nearest first.
@@ -188,63 +198,25 @@ class TieredScheduler(KVSchedulerSide):
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return those of the nearest child that has any."""
         for child in self._children:
-            params = child.call("finished_params", lambda side: side.finished_params(request), None)
+            params: Mapping[str, Any] | None = child.ask(
+                SupportsHandover, "finished_params", lambda side: side.finished_params(request), None
+            )
             if params is not None:
                 return params
         return None
 
     def on_rejected(self, transfer_params: Mapping[str, Any]) -> None:
         """Tell all: the parameters do not say whose they are."""
-        self._tell("on_rejected", lambda side: side.on_rejected(transfer_params))
+        self._tell(SupportsHandover, "on_rejected", lambda side: side.on_rejected(transfer_params))
 
     def on_abandoned(self, request: Request) -> None:
         """Tell all."""
         self._lookups.forget(request.request_id)
-        self._tell("on_abandoned", lambda side: side.on_abandoned(request))
-
-    # ------------------------------------------------------------------------------------- requests of children
-
-    def on_sampling(self, terms: FirstTokenTerms) -> None:
-        """Hand it to all."""
-        self._tell("on_sampling", lambda side: side.on_sampling(terms))
+        self._tell(SupportsHandover, "on_abandoned", lambda side: side.on_abandoned(request))
 
     def on_role(self, role: str) -> None:
-        """Tell all."""
-        self._tell("on_role", lambda side: side.on_role(role))
-
-    def on_waker(self, wake: Callable[[], None]) -> None:
-        """Hand it to all."""
-        self._tell("on_waker", lambda side: side.on_waker(wake))
-
-    @property
-    def has_requests(self) -> bool:
-        """Whether any child has."""
-        return any(child.call("has_requests", lambda side: side.has_requests, False) for child in self._children)
-
-    def take_requests(self) -> Sequence[Request]:
-        """Return those of all children."""
-        found: list[Request] = []
-        for child in self._children:
-            found += child.call("take_requests", lambda side: tuple(side.take_requests()), ())
-        return found
-
-    def take_withdrawn(self) -> Sequence[str]:
-        """Return those of all children."""
-        found: list[str] = []
-        for child in self._children:
-            found += child.call("take_withdrawn", lambda side: tuple(side.take_withdrawn()), ())
-        return found
-
-    def on_request_token(self, request_id: str, first: FirstToken) -> None:
-        """Tell all: ids are unique."""
-        self._tell("on_request_token", lambda side: side.on_request_token(request_id, first))
-
-    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
-        """Tell all: ids are unique."""
-        self._tell(
-            "on_request_ended",
-            lambda side: side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
-        )
+        """Pass the role on to the children that hand over."""
+        self._tell(SupportsHandover, "on_role", lambda side: side.on_role(role))
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -277,18 +249,14 @@ class TieredScheduler(KVSchedulerSide):
         for ticket in report.released:
             self._unreleased.pop(ticket, None)
 
-    def on_backlog(self, num_tokens: int) -> None:
-        """Tell all."""
-        self._tell("on_backlog", lambda side: side.on_backlog(num_tokens))
-
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Learn what computing takes, and tell all."""
         self._cost.computed(num_tokens=num_tokens, seconds=device_s)
-        self._tell("on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
+        self._tell(SupportsStepTimes, "on_step", lambda side: side.on_step(num_tokens=num_tokens, device_s=device_s))
 
     def metrics(self) -> str:
         """Return what is counted here and, with the label ``tier``, by each child."""
-        texts = {child.name: child.call("metrics", _metrics, "") for child in self._children}
+        texts = {child.name: child.ask(SupportsMetrics, "metrics", _metrics, "") for child in self._children}
         return self._counters.text() + merged(texts)
 
     def close(self) -> None:
@@ -298,9 +266,10 @@ class TieredScheduler(KVSchedulerSide):
 
     # ------------------------------------------------------------------------------------------------- innards
 
-    def _tell(self, name: str, tell: Callable[[KVSchedulerSide], None]) -> None:
+    def _tell(self, capability: type[Any], name: str, tell: Callable[[Any], None]) -> None:
+        """Call a method of all children that have a capability."""
         for child in self._children:
-            child.call(name, tell, None)
+            child.ask(capability, name, tell, None)
 
     def _is_new(self, child: int, own: int) -> bool:
         """Return whether a ticket names nothing else yet; a child that gives one twice has a fault."""
@@ -371,6 +340,48 @@ class TieredScheduler(KVSchedulerSide):
                 self._children[i].close()
 
 
+class RemotePrefillScheduler(TieredScheduler, SupportsRemotePrefill):
+    """The same over children some of which bring requests of other engines."""
+
+    def on_sampling(self, terms: FirstTokenTerms) -> None:
+        """Pass on how first tokens are chosen."""
+        self._tell(SupportsRemotePrefill, "on_sampling", lambda side: side.on_sampling(terms))
+
+    def on_waker(self, wake: Callable[[], None]) -> None:
+        """Pass on the function that wakes the engine."""
+        self._tell(SupportsRemotePrefill, "on_waker", lambda side: side.on_waker(wake))
+
+    def take_requests(self) -> Sequence[Request]:
+        """Return those of all children."""
+        found: list[Request] = []
+        for child in self._children:
+            found += child.ask(SupportsRemotePrefill, "take_requests", lambda side: tuple(side.take_requests()), ())
+        return found
+
+    def take_withdrawn(self) -> Sequence[str]:
+        """Return those of all children."""
+        found: list[str] = []
+        for child in self._children:
+            found += child.ask(SupportsRemotePrefill, "take_withdrawn", lambda side: tuple(side.take_withdrawn()), ())
+        return found
+
+    def on_request_token(self, request_id: str, first: FirstToken) -> None:
+        """Pass it on to all: ids are unique."""
+        self._tell(SupportsRemotePrefill, "on_request_token", lambda side: side.on_request_token(request_id, first))
+
+    def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
+        """Pass it on to all: ids are unique."""
+        self._tell(
+            SupportsRemotePrefill,
+            "on_request_ended",
+            lambda side: side.on_request_ended(request_id, transfer_params=transfer_params, error=error),
+        )
+
+    def on_backlog(self, num_tokens: int) -> None:
+        """Pass the number of queued tokens on."""
+        self._tell(SupportsRemotePrefill, "on_backlog", lambda side: side.on_backlog(num_tokens))
+
+
 def _no_orders(before: Sequence[bytes] = (), after: Sequence[bytes] = ()) -> Orders:
     return Orders(list(before), list(after), [], [], [], [], [])
 
@@ -379,7 +390,7 @@ def _message(side: KVSchedulerSide) -> bytes:
     return side.take_message()
 
 
-def _metrics(side: KVSchedulerSide) -> str:
+def _metrics(side: SupportsMetrics) -> str:
     return side.metrics()
 
 

@@ -8,7 +8,16 @@ import pytest
 
 from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis.errors import PluginLoadError
-from trencadis.interfaces import KVSchedulerSide, KVWorkerSide, Lookup
+from trencadis.interfaces import (
+    KVSchedulerSide,
+    KVWorkerSide,
+    Lookup,
+    SupportsHandover,
+    SupportsLayerwise,
+    SupportsMetrics,
+    SupportsRemotePrefill,
+    SupportsStepTimes,
+)
 from trencadis.records import ConnectorReport, FailedLoad, Request
 
 REQUEST = Request(request_id="r", prompt_token_ids=(1, 2, 3))
@@ -16,7 +25,7 @@ FAILED = FailedLoad(ticket=1, num_valid_tokens=0, cause="evicted")
 HASHES = (b"h" * 32,)
 
 
-class Scripted(KVSchedulerSide):
+class Scripted(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
     """Raises from the methods named in ``raising``; notes every call."""
 
     def __init__(self, *raising: str, answer: str = "retry") -> None:
@@ -57,9 +66,6 @@ class Scripted(KVSchedulerSide):
     def on_report(self, report):
         self._called("on_report")
 
-    def on_backlog(self, num_tokens):
-        self._called("on_backlog")
-
     def on_step(self, *, num_tokens, device_s):
         self._called("on_step")
 
@@ -84,7 +90,6 @@ CALLS = {
     "on_failed": (lambda guard: guard.on_failed(REQUEST, FAILED), True, False),
     "take_message": (lambda guard: guard.take_message(), b"message", b""),
     "on_report": (lambda guard: guard.on_report(ConnectorReport()), None, None),
-    "on_backlog": (lambda guard: guard.on_backlog(5), None, None),
     "on_step": (lambda guard: guard.on_step(num_tokens=1, device_s=0.1), None, None),
 }
 TOLD_WHEN_OFF = {"on_cancelled", "take_message", "on_report"}
@@ -191,8 +196,11 @@ def test_metrics_are_the_sides_own_even_when_it_is_off() -> None:
     assert guard.metrics() == "text"
 
 
-class Brings(Scripted):
-    """Has requests of its own."""
+class Brings(Scripted, SupportsHandover, SupportsRemotePrefill):
+    """Has requests of other engines."""
+
+    def on_backlog(self, num_tokens):
+        self._called("on_backlog")
 
     def on_abandoned(self, request):
         self._called("on_abandoned")
@@ -202,10 +210,6 @@ class Brings(Scripted):
 
     def on_waker(self, wake):
         self._called("on_waker")
-
-    @property
-    def has_requests(self):
-        return self._called("has_requests", True)
 
     def take_requests(self):
         return self._called("take_requests", [REQUEST])
@@ -217,31 +221,47 @@ class Brings(Scripted):
         self._called("on_request_ended")
 
 
-def bring(guarded: GuardedConnector) -> tuple[bool, tuple[Request, ...], tuple[str, ...]]:
-    guarded.on_abandoned(REQUEST)
-    guarded.on_role("both")
-    guarded.on_waker(print)
-    guarded.on_request_ended("r", transfer_params=None, error="")
-    return guarded.has_requests, tuple(guarded.take_requests()), tuple(guarded.take_withdrawn())
+def bring(guarded: GuardedConnector) -> tuple[tuple[Request, ...], tuple[str, ...]]:
+    handover, remote = guarded.handover, guarded.remote_prefill
+    assert handover is not None
+    assert remote is not None
+    handover.on_abandoned(REQUEST)
+    handover.on_role("both")
+    remote.on_waker(print)
+    remote.on_backlog(5)
+    remote.on_request_ended("r", transfer_params=None, error="")
+    return tuple(remote.take_requests()), tuple(remote.take_withdrawn())
 
 
-def test_requests_of_its_own_pass_and_what_raises_brings_none():
-    assert bring(GuardedConnector(Brings())) == (True, (REQUEST,), ("r",))
-    for name in ("has_requests", "take_requests", "take_withdrawn", "on_abandoned", "on_role", "on_waker"):
+def test_requests_of_other_engines_pass_and_what_raises_brings_none():
+    assert bring(GuardedConnector(Brings())) == ((REQUEST,), ("r",))
+    for name in ("take_requests", "take_withdrawn", "on_abandoned", "on_role", "on_waker", "on_backlog"):
         guarded = GuardedConnector(Brings(name))
-        has, requests, withdrawn = bring(guarded)
+        requests, withdrawn = bring(guarded)
         assert guarded.num_errors == 1
-        assert (has, bool(requests), bool(withdrawn)) == tuple(
-            name != one for one in ("has_requests", "take_requests", "take_withdrawn")
-        )
+        assert (bool(requests), bool(withdrawn)) == tuple(name != one for one in ("take_requests", "take_withdrawn"))
 
 
-def test_asking_whether_there_are_requests_does_not_excuse_what_raises():
-    guarded = GuardedConnector(Brings("on_role"))
-    for _ in range(3):
-        guarded.on_role("both")
-        assert guarded.has_requests is not guarded.is_off
-    assert guarded.is_off
+def test_a_capability_that_the_side_does_not_inherit_is_not_there():
+    """A method of that name is not enough: it may be the author's own."""
+
+    class Plain(Scripted):
+        on_layerwise = on_role = take_requests = Scripted.on_unused
+
+    guarded = GuardedConnector(Plain())
+    assert (guarded.handover, guarded.remote_prefill, guarded.is_layerwise) == (None, None, False)
+    assert not guarded.on_layerwise(1)
+    assert guarded.num_errors == 0
+    assert guarded.is_timed
+
+
+def test_layers_are_announced_to_a_side_that_has_them():
+    class Layers(Scripted, SupportsLayerwise):
+        def on_layerwise(self, ticket):
+            self._called("on_layerwise")
+
+    assert GuardedConnector(Layers()).on_layerwise(1)
+    assert not GuardedConnector(Layers("on_layerwise")).on_layerwise(1)
 
 
 LOOKUPS = [
@@ -272,13 +292,13 @@ def test_an_answer_to_a_look_up_that_cannot_be_reckoned_with_is_a_miss(found, ca
         ("on_finished", [1], lambda guard: guard.on_finished(REQUEST, blocks=[1]), None),
         ("take_message", None, lambda guard: guard.take_message(), b""),
         ("take_message", "text", lambda guard: guard.take_message(), b""),
-        ("take_requests", [1], lambda guard: guard.take_requests(), ()),
-        ("take_requests", None, lambda guard: guard.take_requests(), ()),
-        ("take_withdrawn", [1], lambda guard: guard.take_withdrawn(), ()),
+        ("take_requests", [1], lambda guard: guard.remote_prefill.take_requests(), ()),
+        ("take_requests", None, lambda guard: guard.remote_prefill.take_requests(), ()),
+        ("take_withdrawn", [1], lambda guard: guard.remote_prefill.take_withdrawn(), ()),
     ],
 )
 def test_answers_of_another_type_are_none(method, answer, call, otherwise, monkeypatch) -> None:
-    side = Scripted()
+    side = Brings()
     monkeypatch.setattr(side, method, lambda *_, **__: answer)
     guard = GuardedConnector(side)
     assert call(guard) == otherwise

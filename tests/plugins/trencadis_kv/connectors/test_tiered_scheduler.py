@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from trencadis.clock import SimulatedClock
-from trencadis.interfaces import KVPolicy
+from trencadis.interfaces import KVPolicy, SupportsRemotePrefill
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 from trencadis_kv.connectors.tiered.child import CLOSED
 from trencadis_kv.connectors.tiered.message import Orders
@@ -296,29 +296,41 @@ def test_metrics_of_children_have_their_names():
 
 
 def test_requests_that_a_child_brings_are_the_engines_and_their_ends_the_childs():
-    scene, woken = Scene(scripted(), scripted()), []
+    scene, woken, told = Scene(loop(), scripted()), [], []
     child = scene.children[1]
-    told = []
-    type(child).has_requests = property(lambda self: self is child)
-    try:
-        child.take_requests = lambda: [request("guest")]
-        child.take_withdrawn = lambda: ["old"]
-        child.on_waker = told.append
-        child.on_role = told.append
-        child.on_sampling = told.append
-        child.on_request_token = lambda *first: told.append(first)
-        child.on_abandoned = lambda one: told.append(one.request_id)
-        child.on_request_ended = lambda name, **how: told.append((name, how))
-        scene.side.on_waker(woken.append)
-        scene.side.on_role("decode")
-        scene.side.on_sampling("terms")
-        scene.side.on_request_token("guest", "token")
-        scene.side.on_abandoned(request("gone"))
-        assert scene.side.has_requests is True
-        assert [one.request_id for one in scene.side.take_requests()] == ["guest"]
-        assert scene.side.take_withdrawn() == ["old"]
-        scene.side.on_request_ended("guest", transfer_params={"a": 1}, error="")
-    finally:
-        del type(child).has_requests
-    end = "guest", {"transfer_params": {"a": 1}, "error": ""}
-    assert told == [woken.append, "decode", "terms", ("guest", "token"), "gone", end]
+    child.take_requests = lambda: [request("remote")]
+    child.take_withdrawn = lambda: ["old"]
+    child.on_waker = told.append
+    child.on_role = told.append
+    child.on_sampling = told.append
+    child.on_backlog = told.append
+    child.on_request_token = lambda *first: told.append(first)
+    child.on_abandoned = lambda one: told.append(one.request_id)
+    child.on_request_ended = lambda name, **how: told.append((name, how))
+    scene.side.on_waker(woken.append)
+    scene.side.on_role("decode")
+    scene.side.on_sampling("terms")
+    scene.side.on_backlog(7)
+    scene.side.on_request_token("remote", "token")
+    scene.side.on_abandoned(request("gone"))
+    assert [one.request_id for one in scene.side.take_requests()] == ["remote"]
+    assert scene.side.take_withdrawn() == ["old"]
+    scene.side.on_request_ended("remote", transfer_params={"a": 1}, error="")
+    end = "remote", {"transfer_params": {"a": 1}, "error": ""}
+    assert told == [woken.append, "decode", "terms", 7, ("remote", "token"), "gone", end]
+
+
+def test_it_has_remote_prefills_only_if_a_child_has():
+    assert not isinstance(Scene(loop(), loop()).side, SupportsRemotePrefill)
+    assert isinstance(Scene(loop(), scripted()).side, SupportsRemotePrefill)
+
+
+def test_a_child_is_called_for_the_capabilities_that_it_has(caplog):
+    """The loop has no step times, no metrics and no remote prefills."""
+    scene = Scene(loop(), scripted())
+    scene.side.on_step(num_tokens=1, device_s=0.1)
+    scene.side.on_waker(print)
+    assert scene.side.take_requests() == []
+    assert "tier0" not in scene.side.metrics().replace('tier_state{tier="tier0"}', "")
+    assert "raised" not in caplog.text
+    assert scene.told(1, "on_waker") == [("on_waker", print)]

@@ -63,11 +63,11 @@ def test_guests_run_beside_clients_who_get_their_own_tokens_only() -> None:
 def test_engine_that_rests_has_work_once_a_guest_is_there() -> None:
     host = Host()
     engine = engine_of(host.pair())
-    engine.wake_by(run.__call__)
-    assert host.wakers == [run.__call__]
+    woken: list[bool] = []
+    engine.wake_by(lambda: woken.append(engine.has_work))
     assert not engine.has_work
     host.new = [request("guest", 5)]
-    assert engine.has_work
+    assert woken == [True]
     assert run(engine) == {}
     assert host.ends == [("guest", True, "")]
 
@@ -148,7 +148,7 @@ def test_guest_in_the_slot_of_one_that_was_withdrawn_has_its_own_token() -> None
     host = Host()
     engine = engine_of(host.pair())
     host.new = [request("guest 1", 5)]
-    engine._guests.let_in()
+    engine._remote_prefills.admit()
     host.withdrawn, host.new = ["guest 1"], [request("guest 2", 20)]
     run(engine)
     ((name, first),) = host.firsts
