@@ -59,7 +59,7 @@ class WildConnector:
         self.waited: list[tuple[int, int]] = []
 
     def pair(self) -> ConnectorPair:
-        return ConnectorPair(scheduler=_Scheduler(self), worker=_Worker(self))
+        return ConnectorPair(scheduler=WildScheduler(self), worker=_Worker(self))
 
     # ------------------------------------------------------------------------------------ what the test chooses
 
@@ -157,7 +157,9 @@ class WildConnector:
         return slice(block * self.block_size, (block + 1) * self.block_size)
 
 
-class _Scheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
+class WildScheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
+    """The scheduler side of a :class:`WildConnector`."""
+
     def __init__(self, wild: WildConnector) -> None:
         self._wild = wild
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trencadis.interfaces import ConnectorPair
-from trencadis_testing.doubles import LoopConnector, _LoopWorker
+from trencadis.interfaces import ConnectorPair, SupportsMetrics
+from trencadis_testing.doubles import LoopConnector, _LoopScheduler, _LoopWorker
 from trencadis_testing.kv_connector import KVConnectorConformance
 from trencadis_testing.kv_suite import ConnectorSuite, again, twice
 from trencadis_testing.workloads import arrivals, wrong_texts
@@ -105,8 +105,14 @@ def test_threads_are_waited_for_as_the_connector_says():
 
 
 def test_connector_that_tells_nothing_is_at_rest_once_it_counts_no_more():
-    pair, texts = LoopConnector().pair(), iter(["1", "2", *["3"] * 9])
-    pair.scheduler.metrics = lambda: next(texts)  # type: ignore[method-assign]
+    texts = iter(["1", "2", *["3"] * 9])
+
+    class Counts(_LoopScheduler, SupportsMetrics):
+        def metrics(self) -> str:
+            return next(texts)
+
+    one = LoopConnector()
+    pair = ConnectorPair(scheduler=Counts(one.store, 4), worker=one.worker)
     suite = Loop()
     suite.has_threads = True
     suite.settle(pair)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
-from wild_connector import WildConnector
+from wild_connector import WildConnector, WildScheduler
 
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config
 from trencadis.engine.build import Meters
 from trencadis.engine.speculation.drafting import Drafting, Speculation
-from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, TokenSplit
+from trencadis.interfaces import Lookup, SchedulerView, SchedulingPolicy, SupportsHandover, TokenSplit
 from trencadis.records import Bucket, FinishReason, Request, SamplingParams, Shape
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
 from trencadis_testing.engines import ExactShapes, OldestFirst, drain, make_engine
@@ -200,11 +201,15 @@ def test_a_look_up_that_is_pending_for_ever_ends_at_a_deadline_and_the_prompt_is
 ) -> None:
     abandoned: list[str] = []
 
-    def pends(side: Any) -> None:
-        side.lookup = lambda *_, **__: Lookup(pending=True)
-        side.on_abandoned = lambda request: abandoned.append(request.request_id)
+    class Pends(WildScheduler, SupportsHandover):
+        def lookup(self, *_: Any, **__: Any) -> Lookup:
+            return Lookup(pending=True)
 
-    engine, clock = connected(pends)
+        def on_abandoned(self, request: Request) -> None:
+            abandoned.append(request.request_id)
+
+    wild, clock = WildConnector(), SimulatedClock()
+    engine = make_engine(clock=clock, connector=attrs.evolve(wild.pair(), scheduler=Pends(wild)))
     engine.add(request("r"))
     for _ in range(59):
         clock.advance(1.0)

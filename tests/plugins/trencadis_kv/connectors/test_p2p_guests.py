@@ -29,13 +29,13 @@ def guests(max_guests: int = 2) -> tuple[Guests, list[str], list[str]]:
 def test_prompt_becomes_a_request_of_its_tenant_that_is_held_after_one_token() -> None:
     one, _, woken = guests()
     guest = one.enter(invite(5, 6, 2**31 - 1))
-    assert (one.have_news, woken, one.num_guests, one.num_tokens) == (True, ["wake"], 1, 3)
+    assert (woken, one.num_guests, one.num_tokens) == (["wake"], 1, 3)
     (request,) = one.take_new()
     assert (request.prompt_token_ids, request.params.max_tokens) == ((5, 6, 2**31 - 1), 1)
     assert (request.tenant, request.cache_salt, request.adapter) == ("key/user", "s", "a")
     assert (request.priority, request.weight) == (0, None)
     assert wants_hold(request.transfer_params)
-    assert not one.have_news
+    assert (one.take_new(), one.take_withdrawn()) == ([], [])
     assert not guest.wait(0.0)
     one.ended(request.request_id, PARAMS, "")
     assert guest.wait(0.0)
@@ -102,11 +102,11 @@ def test_guest_that_leaves_before_the_engine_saw_it_never_was() -> None:
 
 
 def test_guest_that_leaves_while_it_runs_is_withdrawn_and_what_came_of_it_released() -> None:
-    one, released, _ = guests()
+    one, released, woken = guests()
     guest = one.enter(invite(1))
     one.take_new()
     one.withdraw(guest)
-    assert one.have_news
+    assert woken == ["wake", "wake"]
     assert one.take_withdrawn() == [guest.request.request_id]
     one.ended(guest.request.request_id, PARAMS, "")
     assert released == ["t"]

@@ -53,7 +53,7 @@ def end(producer: Producer, error: str = "") -> None:
 def test_offer_says_where_the_blocks_are_of_the_engine_that_was_asked() -> None:
     with producing() as producer:
         sent = Sent(producer)
-        eventually(lambda: producer.node.guests.have_news)
+        eventually(lambda: producer.node.guests.num_guests == 1)
         assert not sent.invitation.is_done
         (guest,) = producer.node.guests._guests.values()
         for name in ("prompt_token_ids", "tenant", "cache_salt", "adapter", "priority", "weight"):
@@ -66,7 +66,7 @@ def test_offer_says_where_the_blocks_are_of_the_engine_that_was_asked() -> None:
 def test_refusals_and_failures_come_with_their_cause() -> None:
     with producing() as producer:
         sent = Sent(producer)
-        eventually(lambda: producer.node.guests.have_news)
+        eventually(lambda: producer.node.guests.num_guests == 1)
         end(producer, "the prompt is too long")
         assert sent.result() == TransferCause.FULL
         assert "the prompt is too long" in str(sent.invitation.error)
@@ -82,7 +82,7 @@ def test_refusals_and_failures_come_with_their_cause() -> None:
 def test_engine_that_ends_meanwhile_is_noticed_at_once() -> None:
     with producing() as producer:
         sent = Sent(producer)
-        eventually(lambda: producer.node.guests.have_news)
+        eventually(lambda: producer.node.guests.num_guests == 1)
         producer.node.close()
         assert isinstance(sent.result(), TransferCause)
 
@@ -103,13 +103,13 @@ def test_withdrawal_before_during_and_after_leaves_nothing_behind() -> None:
         assert producer.node.guests.num_guests == 0
 
         during = Sent(producer)
-        eventually(lambda: producer.node.guests.have_news)
+        eventually(lambda: producer.node.guests.num_guests == 1)
         during.invitation.withdraw()
         assert isinstance(during.result(), TransferCause)
         eventually(lambda: producer.node.guests.num_guests == 0)
 
         after = Sent(producer)
-        eventually(lambda: producer.node.guests.have_news)
+        eventually(lambda: producer.node.guests.num_guests == 1)
         end(producer)
         assert after.result() == producer.prefix
         after.invitation.withdraw()
