@@ -30,7 +30,7 @@ from faultproxy import FaultProxy
 from kv_ttft import RANDOM, make_random_model
 from served_process import ServedProcess
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
 

@@ -17,7 +17,7 @@ import sys
 import time
 
 from trencadis import AsyncLLM, SamplingParams
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis_server.app import make_app
 from trencadis_server.config import server_of, with_server
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory

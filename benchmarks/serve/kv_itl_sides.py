@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
 

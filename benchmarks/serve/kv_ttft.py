@@ -26,7 +26,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
 from trencadis_tools.bench import KVWorkload, measure_kv

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kv_ttft import RANDOM, make_random_model
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
 from trencadis_kv.store.store_worker import StoreWorker

@@ -27,7 +27,7 @@ from doors import RANDOM, make_random_model
 
 import trencadis.clock
 import trencadis.registry.capabilities
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.text import Tokenizer, load_tokenizer
 from trencadis_tools.bench import SpeculationResult, SpeculationWorkload, measure_speculation
 

@@ -18,7 +18,7 @@ from draft_models import context_of, draft_model, logits_behind, parallel_draft,
 from gaudi_engines import serve as serve_many
 
 from trencadis import LLM
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.clock import SystemClock
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine

@@ -31,7 +31,7 @@ import json, os, signal, socket, sys, traceback, types
 from trencadis_torch.environment import set_environment
 set_environment(os.environ, sys.modules)
 import openai, torch._dynamo, transformers, trencadis, trencadis.cli, trencadis.client.llm, trencadis_torch.backend
-import trencadis.engine.build, trencadis.client.process.opening, trencadis_plugins.sampling.standard
+import trencadis.engine.build, trencadis.client.factory, trencadis_plugins.sampling.standard
 from importlib.metadata import entry_points
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from trencadis.cli import generate_command

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
 from trencadis.records import FinishedSequence, Request, SamplingParams

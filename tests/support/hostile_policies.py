@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from wild_connector import WildConnector
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.config import Config
 from trencadis.interfaces import ConnectorPair, SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.records import Int32Array, Request

@@ -13,7 +13,7 @@ from trencadis.cli.prompts import prompts_of
 from trencadis.cli.sampling_flags import add_sampling_flags, sampling_params_of
 from trencadis.cli.speculation_summary import speculation_summary
 from trencadis.cli.structured_flags import cut_notice
-from trencadis.client import ignored_output
+from trencadis.client.client_request import ignored_output
 from trencadis.client.llm import LLM
 from trencadis.config import Config
 from trencadis.errors import RequestError, StepFailedError

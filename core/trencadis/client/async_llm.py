@@ -1,4 +1,4 @@
-"""Online use: many coroutines, one engine on a thread or in a process of its own."""
+"""``AsyncLLM``: generation for coroutines. The engine runs on a thread, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import attrs
 
-from trencadis.client import BeamRequest, Prompt, configure
-from trencadis.client.beam_tasks import search_beams
-from trencadis.client.commands import AskMetrics, Embed, Submission
+from trencadis.client.beam_request import BeamRequest, search_beams
+from trencadis.client.control import EngineControl, no_answer
+from trencadis.client.dispatcher import Embed, MetricsRequest, Submission
+from trencadis.client.factory import configure, open_runner
 from trencadis.client.output_stream import OutputStream
-from trencadis.client.process import open_runner
-from trencadis.client.questions import EngineQuestions, silent
+from trencadis.client.prompts import Prompt
 from trencadis.config import Config
 from trencadis.records import (
     DEFAULT_TERMS,
@@ -34,7 +34,7 @@ from trencadis.text import Message, Tokenizer, encode_chat
 __all__ = ["AsyncLLM"]
 
 
-class AsyncLLM(EngineQuestions):
+class AsyncLLM(EngineControl):
     """A language model for asyncio. The constructor blocks until the model is ready.
 
     Example::
@@ -108,7 +108,7 @@ class AsyncLLM(EngineQuestions):
     @property
     def num_live(self) -> int:
         """Requests of :meth:`generate` that have not ended."""
-        return self._runner.desk.num_live
+        return self._runner.dispatcher.num_live
 
     async def generate(
         self,
@@ -173,7 +173,7 @@ class AsyncLLM(EngineQuestions):
         try:
             while not is_finished:
                 if stream.is_empty:
-                    await stream.news()
+                    await stream.changed()
                 output = stream.take()
                 if output is not None:
                     is_finished = output.finished
@@ -292,12 +292,12 @@ class AsyncLLM(EngineQuestions):
             EngineEndedError: The engine was closed, died or hung.
             BackendError: It did not answer in time.
         """
-        command = AskMetrics()
+        command = MetricsRequest()
         self._runner.send(command)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
         except TimeoutError:
-            raise silent(timeout_s) from None
+            raise no_answer(timeout_s) from None
 
     def abort(self, request_id: str) -> None:
         """End a request from anywhere; whoever reads it gets what there is, with ``FinishReason.ABORT``.

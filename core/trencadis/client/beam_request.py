@@ -1,13 +1,19 @@
-"""Beam search of one prompt as a client runs it: what to ask the engine next, and in the end the output."""
+"""Beam search as engine requests: one token of each live beam in a round, by ``LLM`` (:class:`BeamRounds`) and ``AsyncLLM``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import attrs
 
 from trencadis.client.beam_search import BeamSearch, EndedBeam
-from trencadis.client.prompts import Prompt, as_token_ids
-from trencadis.errors import InvalidRequestError
+from trencadis.client.client_request import ClientRequest
+from trencadis.client.frontend import Frontend
+from trencadis.client.prompts import Prompt, as_token_ids, at_prompt
+from trencadis.errors import InvalidRequestError, RequestError
 from trencadis.records import (
     MAX_LOGPROBS,
     BeamSearchParams,
@@ -15,6 +21,7 @@ from trencadis.records import (
     FinishReason,
     ModelFacts,
     RequestOutput,
+    RequestTerms,
     SamplingParams,
     TokenLogprobs,
 )
@@ -24,11 +31,11 @@ if TYPE_CHECKING:
     from trencadis.client.beam_search import Beam
     from trencadis.client.frontend import Frontend
 
-__all__ = ["BeamRequest"]
+__all__ = ["Generate", "BeamRequest", "BeamRounds", "search_beams", "together"]
 
 
 class BeamRequest:
-    """Asks for one token of each live beam, round after round, with requests like any others.
+    """Beam search of one prompt: the engine requests of each round, one token for each live beam, and the output.
 
     A beam's prompt is the prompt and its tokens so far. All but the last, incomplete block of it come from the prefix cache, so a round
     costs each beam up to a block of tokens and the way of a request. Measured on one CPU core with the demo model, blocks of 16 and 64
@@ -37,15 +44,15 @@ class BeamRequest:
 
     Args:
         prompt: Text or token ids.
-        params: How to search.
-        request_id: The output's.
+        params: Of the search.
+        request_id: Of the output.
         tokenizer: Of the model.
         model: Has the tokens that end a text.
         max_model_len: Longest sequence, tokens.
 
     Attributes:
-        request_id: As given.
-        step_params: How the engine is to be asked for the next token of a beam.
+        request_id: Of the output.
+        step_params: Sampling parameters of the engine requests.
 
     Raises:
         InvalidRequestError: Beam width and end tokens together are more than the engine reports log-probabilities of.
@@ -104,15 +111,15 @@ class BeamRequest:
 
     @property
     def is_finished(self) -> bool:
-        """True once there is nothing more to ask."""
+        """True once there are no live beams, or one failed."""
         return not self._search.live or self._failure is not None
 
     def prompts(self) -> list[tuple[int, ...]]:
-        """Return the prompt of each live beam; one token of each is wanted, with ``step_params``. Pure."""
+        """Return the prompt of each live beam, to be continued by one token with ``step_params``. Pure."""
         return [self._ids + beam.token_ids() for beam in self._search.live]
 
     def take(self, outputs: Sequence[RequestOutput]) -> None:
-        """Take the finished output of each live beam, in the order of :meth:`prompts`.
+        """Advance the search by the finished output of each live beam, in the order of :meth:`prompts`.
 
         Raises:
             InvalidRequestError: The sampler reports no log-probabilities.
@@ -176,7 +183,7 @@ class BeamRequest:
         )
 
     def _logprobs(self, index: int, path: Sequence[Beam], num_top: int) -> list[TokenLogprobs]:
-        """Return the log-probabilities along a path: at each token what its parent beam offered. Pure."""
+        """Return the log-probabilities along a path: at each token those of its parent beam. Pure."""
         entries = []
         for position, beam in enumerate(path, start=len(self._ids)):
             if beam.entry is None:
@@ -195,3 +202,121 @@ class BeamRequest:
                 )
             )
         return entries
+
+
+class BeamRounds:
+    """Searches several prompts for a caller that steps the engine: a round runs one request for each live beam of each prompt.
+
+    Args:
+        frontend: Serves the requests.
+    """
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._numbers = itertools.count()
+
+    def search(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[BeamSearchParams],
+        *,
+        terms: RequestTerms,
+        run: Callable[[list[ClientRequest]], None],
+    ) -> list[RequestOutput]:
+        """Return the output of each prompt, in order.
+
+        Args:
+            prompts: Text or token ids, each.
+            params: One for each.
+            terms: Of every request.
+            run: Steps the engine until all of some requests have ended, or one was refused.
+
+        Raises:
+            RequestError: A prompt cannot be served; the message names its index if there are several. No request is left in the
+                engine.
+            EngineEndedError: The engine was closed, died or hung.
+        """
+        searches: list[BeamRequest] = []
+        try:
+            for prompt, one_params in zip(prompts, params, strict=True):
+                searches.append(BeamRequest.on(self._frontend, prompt, one_params, request_id=self._next_id()))
+        except RequestError as error:
+            raise _named(error, len(searches), len(prompts)) from None
+        while any(not search.is_finished for search in searches):
+            self._run_round(searches, terms, run)
+        return [search.output() for search in searches]
+
+    def _run_round(
+        self, searches: Sequence[BeamRequest], terms: RequestTerms, run: Callable[[list[ClientRequest]], None]
+    ) -> None:
+        clients: dict[int, list[ClientRequest]] = {}
+        index = -1
+        try:
+            for index, search in enumerate(searches):
+                if not search.is_finished:
+                    mine = clients[index] = []
+                    for beam in search.prompts():
+                        mine.append(self._submit(beam, search, terms))  # noqa: PERF401 - kept if a later one fails
+            run([client for mine in clients.values() for client in mine])
+            for index, mine in clients.items():
+                for client in mine:
+                    if client.refusal is not None:
+                        raise client.refusal
+                searches[index].take([client.output() for client in mine])
+        except RequestError as error:
+            raise _named(error, index, len(searches)) from None
+        finally:
+            for client in (client for mine in clients.values() for client in mine):
+                self._frontend.abort(client)
+
+    def _submit(self, prompt: tuple[int, ...], search: BeamRequest, terms: RequestTerms) -> ClientRequest:
+        terms = attrs.evolve(terms, transfer_params=None)  # a beam that grows has no prefix to load
+        return self._frontend.submit(prompt, search.step_params, request_id=self._next_id(), terms=terms)
+
+    def _next_id(self) -> str:
+        # Separate ids: unseeded requests draw by their id, which must not depend on searches.
+        return f"beam-{next(self._numbers)}"
+
+
+def _named(error: RequestError, index: int, num_prompts: int) -> RequestError:
+    return at_prompt(error, index) if num_prompts > 1 else error
+
+
+_T = TypeVar("_T")
+Generate: TypeAlias = Callable[[Prompt, SamplingParams, str], Coroutine[Any, Any, RequestOutput]]
+"""Generates for a prompt under a request id, to the end."""
+
+
+async def search_beams(search: BeamRequest, generate: Generate) -> RequestOutput:
+    """Run a search to its end; cancelling it ends the requests that run for it.
+
+    Args:
+        search: New; its request id is the beginning of those of the beams.
+        generate: Runs a request.
+
+    Raises:
+        TrencadisError: Whatever ``generate`` raises for a beam; the others have been ended.
+    """
+    num_rounds = 0
+    while not search.is_finished:
+        beams = enumerate(search.prompts())
+        names = f"{search.request_id}/{num_rounds}"
+        search.take(await together(generate(prompt, search.step_params, f"{names}/{beam}") for beam, prompt in beams))
+        num_rounds += 1
+    return search.output()
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Run coroutines concurrently and return their results in order; if one fails, or the caller is cancelled, all end.
+
+    Raises:
+        BaseException: The first that one of them raised, as it was; the others have ended by then.
+    """
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,7 +1,7 @@
-"""Beam search over one prompt: which continuations to follow, which have ended, and when to stop. No engine here.
+"""Beam search algorithm for one prompt; :mod:`trencadis.client.beam_request` runs it on an engine.
 
     live beams ─the likeliest next tokens of each▶ candidates, by sum of log-probabilities
-      ├─ the best that may go on, ``beam_width`` of them ─▶ live beams of the next step
+      ├─ the best that do not end, ``beam_width`` of them ─▶ live beams of the next step
       └─ those among the best ``beam_width`` that end    ─▶ pool of the best ended ones, by score
 
 A beam offers ``beam_width`` tokens and one more for each token that may end a text: so many of all candidates are enough, however
@@ -30,7 +30,7 @@ class Beam:
         parent: The beam it continues; None for the empty one.
         token_id: Its last token; -1 for the empty one.
         total: Sum of the log-probabilities of its tokens.
-        entry: What was reported where its last token was chosen; None for the empty one.
+        entry: Log-probabilities at its last token; None for the empty one.
     """
 
     parent: Beam | None = None
@@ -107,8 +107,8 @@ class BeamSearch:
             if is_last or beam.token_id in self._ends:
                 self.ended.append(EndedBeam(beam, self._score(beam.total, self._length)))
         self.ended = sorted(self.ended, key=lambda ended: -ended.score)[:width]
-        going_on = [] if is_last else [beam for beam in candidates if beam.token_id not in self._ends][:width]
-        self.live = [] if not going_on or self._is_settled(going_on[0]) else going_on
+        unfinished = [] if is_last else [beam for beam in candidates if beam.token_id not in self._ends][:width]
+        self.live = [] if not unfinished or self._is_settled(unfinished[0]) else unfinished
 
     def _candidates(self, entries: Sequence[TokenLogprobs]) -> Iterator[Beam]:
         for beam, entry in zip(self.live, entries, strict=True):

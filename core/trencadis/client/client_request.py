@@ -1,42 +1,54 @@
-"""What a client asked for as a whole: one prompt and its completions."""
+"""Client request: one prompt and its completions, ``n`` or the best of more."""
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import attrs
 import msgspec
 
-from trencadis.client.best_of import best_of
 from trencadis.client.completion import Completion
-from trencadis.client.expand import expand
 from trencadis.client.output_stream import OutputStream
 from trencadis.client.prompts import Prompt
 from trencadis.errors import RequestError
-from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, RequestOutput, TokenLogprobs
+from trencadis.records import (
+    CompletionOutput,
+    FinishedSequence,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 from trencadis.text import Tokenizer
 
-__all__ = ["ClientRequest", "ignored_output"]
+__all__ = ["ClientRequest", "best_of", "expand", "ignored_output", "mean_logprob"]
 
 _FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.IGNORED)
 
 
 class ClientRequest:
-    """Merges the completions of one prompt, by index.
+    """One prompt: the engine requests of its completions, and their merged output.
 
     Args:
-        request: As the client gave it, ``params.n`` and ``params.best_of`` included.
+        request: The client's, with ``params.n`` and ``params.best_of``.
         prompt: Its text, or None if it was given as token ids.
         tokenizer: Of the model.
-        streams: The client wants to see every change, not only the end.
+        streams: Every change is reported, not only the end.
 
     Attributes:
         request_id: The client's.
-        streams: As given; False where ``best_of`` is to choose, which it can at the end only.
-        requests: What the engine runs, by completion index.
+        streams: As given; False with ``best_of``, which chooses at the end.
+        requests: Engine requests, by completion index.
         completions: One for each.
         is_finished: True once every completion has ended.
-        num_changes: How often there was news; the processor counts it.
-        is_changed: For the processor: there is news that it has not counted.
-        refusal: Why the engine did not take it after all, or None.
-        stream: Gets its outputs; None if they are asked for.
+        num_changes: How often the output changed; counted by the output processor.
+        is_changed: Used by the output processor: changed in this step.
+        refusal: Why the engine refused it after it was queued, or None.
+        stream: Gets its outputs; None: the caller reads :meth:`output`.
     """
 
     __slots__ = (
@@ -78,21 +90,20 @@ class ClientRequest:
         self._sorted_prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def finish(self, completion: Completion, finished: FinishedSequence) -> None:
-        """Take the end of a completion's sequence."""
+        """Finish one completion."""
         completion.finish(finished)
-        self._look_for_end()
+        self._update_finished()
 
     def fail(self, completion: Completion, error: str) -> None:
-        """End a completion that has not run."""
+        """Finish a completion that has not run."""
         completion.fail(error)
-        self._look_for_end()
+        self._update_finished()
 
-    def _look_for_end(self) -> None:
-        # Asked for several times a token: looked up once.
+    def _update_finished(self) -> None:
         self.is_finished = all(one.finish_reason is not None for one in self.completions)
 
     def add_prompt_logprobs(self, entry: TokenLogprobs) -> None:
-        """Take the log-probabilities of one prompt token; a prompt that is computed twice gives them twice."""
+        """Store the log-probabilities of one prompt token; a prompt that is computed twice gives them twice."""
         if self._prompt_logprobs is not None:
             self._prompt_logprobs[entry.position] = (
                 entry if entry.index == 0 else msgspec.structs.replace(entry, index=0)
@@ -100,7 +111,7 @@ class ClientRequest:
             self._sorted_prompt_logprobs = None
 
     def output(self) -> RequestOutput:
-        """Return what there is so far, or, where ``best_of`` is to choose, no completion before the end. Pure; O(length)."""
+        """Return the output so far; with ``best_of`` no completion before the end. Pure; O(length)."""
         completions, finished = self.completions, self.is_finished
         if self._prompt_logprobs is not None and self._sorted_prompt_logprobs is None:
             entries = self._prompt_logprobs
@@ -139,3 +150,84 @@ def ignored_output(request_id: str, prompt: Prompt, error: RequestError) -> Requ
         finished=True,
         error=str(error),
     )
+
+
+_NUM_SEEDS = 2**63
+_T = TypeVar("_T")
+
+
+def expand(request: Request) -> tuple[Request, ...]:
+    """Return the engine requests for the completions of ``request``, by index: ``best_of`` of them, or ``n``. Pure.
+
+    They are named ``id/0``, ``id/1`` ... and share the prompt's KV through the prefix cache. With a seed, completion i draws with
+    ``seed + i`` (modulo 2**63), so the first equals what ``n = 1`` gives; without one, each draws from its own name. Log-probabilities
+    of the prompt are computed once, by the first, which alone has the transfer parameters: one prefix is handed over once. With
+    ``best_of``, each token's log-probability is reported.
+    """
+    params = request.params
+    if params.num_generated == 1:
+        return (request,)
+    first = attrs.evolve(
+        params, n=1, best_of=None, logprobs=0 if params.logprobs is None and params.is_chosen else params.logprobs
+    )
+    other = first if first.prompt_logprobs is None else attrs.evolve(first, prompt_logprobs=None)
+    rest = request if request.transfer_params is None else attrs.evolve(request, transfer_params=None)
+    return tuple(
+        _changed(
+            rest if index else request,
+            request_id=f"{request.request_id}/{index}",
+            params=_seeded(other if index else first, index),
+        )
+        for index in range(params.num_generated)
+    )
+
+
+def _seeded(params: SamplingParams, index: int) -> SamplingParams:
+    return params if params.seed is None else _changed(params, seed=(params.seed + index) % _NUM_SEEDS)
+
+
+def _changed(record: _T, **changes: Any) -> _T:
+    """Return a copy of a frozen record with other, valid values; the rest, which may be long, is not checked again."""
+    changed = copy.copy(record)
+    for name, value in changes.items():
+        object.__setattr__(changed, name, value)
+    return changed
+
+
+_WITHOUT_SCORE = (*_FAILED, FinishReason.ABORT)
+
+
+def best_of(completions: Sequence[CompletionOutput], n: int, *, has_logprobs: bool) -> tuple[CompletionOutput, ...]:
+    """Return the n completions with the largest mean log-probability, best first, with that as their score. Pure.
+
+    Among equals the one generated first comes first; failed and aborted ones come last.
+
+    Args:
+        completions: Finished, with log-probabilities.
+        n: How many to return.
+        has_logprobs: The client asked for log-probabilities; else they are left out.
+
+    Source: OpenAI's API reference, ``best_of``: those "with the highest log probability per token".
+    """
+    scores = [
+        -math.inf if one.finish_reason in _WITHOUT_SCORE else mean_logprob(one.logprobs or ()) for one in completions
+    ]
+    order = sorted(range(len(completions)), key=lambda index: -scores[index])
+    return tuple(
+        msgspec.structs.replace(
+            completions[chosen],
+            index=index,
+            logprobs=_reindexed(completions[chosen].logprobs or (), index) if has_logprobs else None,
+            score=scores[chosen],
+        )
+        for index, chosen in enumerate(order[:n])
+    )
+
+
+def mean_logprob(entries: Sequence[TokenLogprobs]) -> float:
+    """Return the mean log-probability of tokens; minus infinity if there are none. Pure."""
+    return math.fsum(entry.logprob for entry in entries) / len(entries) if entries else -math.inf
+
+
+def _reindexed(entries: Sequence[TokenLogprobs], index: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(msgspec.structs.replace(entry, index=index) for entry in entries)

@@ -1,33 +1,32 @@
-"""One continuation of a prompt while it grows: token ids, text, stop strings, log-probabilities."""
+"""One completion of a prompt while it grows: token ids, text, stop strings, log-probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import msgspec
 
-from trencadis.client.token_prefix import TokenPrefix
 from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, TokenLogprobs
 from trencadis.text import Detokenizer, StopChecker, Tokenizer
 
-__all__ = ["Completion"]
+__all__ = ["Completion", "TokenPrefix"]
 
 
 class Completion:
-    """The client's side of one sequence.
+    """Detokenizes one sequence, checks it for stop strings, and collects its log-probabilities.
 
-    A *watched* completion takes its tokens step by step. Any other takes them all at its end, and costs nothing before.
+    A *watched* completion is given its tokens step by step, any other all of them at its end.
 
     Args:
         request: As the engine runs it.
         index: Of the completion, 0 .. n - 1.
         tokenizer: Of the model.
-        streams: Text is wanted as it comes.
+        streams: The text is streamed.
 
     Attributes:
-        request_id: The engine's.
-        slot: The engine's; -1 before the engine has the request.
+        request_id: Of the engine request.
+        slot: In the engine; -1 before the engine has the request.
         finish_reason: None while it runs.
         error: What went wrong, or empty.
         num_cached_tokens: Known at the end.
@@ -75,7 +74,7 @@ class Completion:
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
 
     def append(self, token_ids: Sequence[int], ends_with_stop_token: bool = False) -> bool:
-        """Take new tokens; True if a stop string is complete. The tokens after it are dropped.
+        """Append new tokens; True if a stop string is complete. The tokens after it are dropped.
 
         Args:
             token_ids: In order.
@@ -89,29 +88,29 @@ class Completion:
             self._text += self._detokenizer.add(token_ids if num_text == len(token_ids) else token_ids[:num_text])
             return False
         if self._stops.matched is not None:
-            return False  # an engine elsewhere makes tokens until it learns that the text is complete
+            return False  # an engine in another process makes tokens until it is told to stop
         for position, token in enumerate(token_ids):
             self._token_ids.append(token)
             if position < num_text:
-                self._pass_on(self._detokenizer.add((token,)))
+                self._add_text(self._detokenizer.add((token,)))
             if self._stops.matched is not None:
                 return True
         return False
 
     def add_logprobs(self, entry: TokenLogprobs) -> None:
-        """Take the log-probabilities of the next output token."""
+        """Append the log-probabilities of the next output token."""
         if self._logprobs is not None:
             self._logprobs.append(msgspec.structs.replace(entry, index=self._index))
 
     def finish(self, finished: FinishedSequence) -> None:
-        """Take the end of the sequence."""
+        """Finish: flush the text and store why the sequence ended."""
         stop_token = finished.stop_token_id
         if not self.is_watched:
             self.append(finished.token_ids.tolist(), ends_with_stop_token=stop_token is not None)
         if self._stops is None:
             self._text += self._detokenizer.flush()
         elif self._stops.matched is None:
-            self._pass_on(self._detokenizer.flush())
+            self._add_text(self._detokenizer.flush())
             self._text += self._stops.flush()
         self.finish_reason, self._stop_reason = finished.finish_reason, stop_token
         self.error, self.num_cached_tokens = finished.error, finished.num_cached_tokens
@@ -120,11 +119,11 @@ class Completion:
             self.finish_reason, self._stop_reason = FinishReason.STOP, self._stops.matched
 
     def fail(self, error: str) -> None:
-        """End a request that was refused and never ran."""
+        """Finish a request that was refused and never ran."""
         self.finish_reason, self.error = FinishReason.IGNORED, error
 
     def output(self) -> CompletionOutput:
-        """Return what there is so far. Pure; O(length) at the end and with log-probabilities."""
+        """Return the output so far. Pure; O(length) at the end and with log-probabilities."""
         tokens = self._token_ids
         logprobs = None if self._logprobs is None else tuple(self._logprobs[: len(tokens)])
         return CompletionOutput(
@@ -136,8 +135,52 @@ class Completion:
             logprobs=logprobs,
         )
 
-    def _pass_on(self, delta: str) -> None:
+    def _add_text(self, delta: str) -> None:
         """Add text, unless it may be part of a stop string; none is looked for before ``min_tokens``."""
         if self._stops is not None and len(self._token_ids) > self._params.min_tokens:
             delta = self._stops.feed(delta)
         self._text += delta
+
+
+class TokenPrefix(Sequence[int]):
+    """The first tokens of a list that only grows: behaves as a tuple and equals one. O(1) to make, O(length) to read whole.
+
+    Outputs of a stream hold it, so that no token costs a copy of those before it.
+
+    Args:
+        token_ids: Only ever appended to.
+        length: Of the prefix.
+    """
+
+    __slots__ = ("_length", "_token_ids")
+
+    def __init__(self, token_ids: list[int], length: int) -> None:
+        self._token_ids = token_ids
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return tuple(self._token_ids[start:stop:step]) if step > 0 else tuple(self)[index]
+        return self._token_ids[range(self._length)[index]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._token_ids[: self._length])
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, TokenPrefix | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))

@@ -12,8 +12,17 @@ import queue
 import threading
 from collections.abc import Callable
 
-from trencadis.client.commands import Abort, Ask, AskMetrics, Command, Embed, End, Submission
-from trencadis.client.desk import Desk, after
+from trencadis.client.dispatcher import (
+    Abort,
+    Command,
+    ControlRequest,
+    Embed,
+    End,
+    MetricsRequest,
+    RequestDispatcher,
+    Submission,
+    engine_ended,
+)
 from trencadis.client.frontend import Frontend
 from trencadis.client.output_stream import OutputStream
 from trencadis.errors import EngineEndedError, InternalError
@@ -27,7 +36,7 @@ class EngineThread:
     """Runs a frontend on its own thread. Public methods may be called from any thread.
 
     Args:
-        make_frontend: Builds it, on that thread, where everything else of the engine runs, too.
+        make_frontend: Builds it; called on that thread, on which the engine runs.
 
     Raises:
         TrencadisError: Whatever ``make_frontend`` raises.
@@ -38,7 +47,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._end: BaseException | None = None
         self._ready = threading.Event()
-        self._desk: Desk | None = None
+        self._dispatcher: RequestDispatcher | None = None
         self._frontend: Frontend | None = None
         # A daemon, so that a program that forgets to close still ends.
         self._thread = threading.Thread(target=self._main, args=(make_frontend,), name="trencadis-engine", daemon=True)
@@ -50,17 +59,17 @@ class EngineThread:
 
     @property
     def frontend(self) -> Frontend:
-        """What the thread runs; from other threads only its constant facts may be read."""
+        """The frontend; from other threads only its constants may be read."""
         if self._frontend is None:
             raise InternalError("the engine is not ready.")
         return self._frontend
 
     @property
-    def desk(self) -> Desk:
-        """Who waits for what."""
-        if self._desk is None:
+    def dispatcher(self) -> RequestDispatcher:
+        """The request dispatcher."""
+        if self._dispatcher is None:
             raise InternalError("the engine is not ready.")
-        return self._desk
+        return self._dispatcher
 
     @property
     def is_alive(self) -> bool:
@@ -69,15 +78,15 @@ class EngineThread:
 
     @property
     def failure(self) -> str:
-        """Why the engine ended, in words; empty while it is alive."""
+        """Why the engine ended; empty while it is alive."""
         return "" if self._end is None else str(self._end)
 
     @property
     def stalled(self) -> str:
-        """Nothing: only an engine in a process of its own is watched."""
+        """Always empty: only an engine in a process of its own is watched."""
         return ""
 
-    def send(self, command: Submission | Embed | AskMetrics | Ask) -> None:
+    def send(self, command: Submission | Embed | MetricsRequest | ControlRequest) -> None:
         """Queue a command; the answer, or a refusal, reaches its stream or future.
 
         Raises:
@@ -85,9 +94,9 @@ class EngineThread:
         """
         with self._lock:
             if self._end is not None:
-                raise after(self._end)
+                raise engine_ended(self._end)
             if isinstance(command, Submission):
-                self.desk.announce(command.stream)
+                self.dispatcher.register(command.stream)
             self._commands.put(command)
         self.frontend.engine.interrupt()
 
@@ -112,7 +121,7 @@ class EngineThread:
     def _main(self, make_frontend: Callable[[], Frontend]) -> None:
         try:
             frontend = make_frontend()
-            desk = self._desk = Desk(frontend)
+            dispatcher = self._dispatcher = RequestDispatcher(frontend)
             self._frontend = frontend
         except BaseException as error:
             self._end = error
@@ -120,9 +129,9 @@ class EngineThread:
         finally:
             self._ready.set()
         try:
-            while self._obey(desk):
+            while self._execute(dispatcher):
                 if frontend.has_work:
-                    desk.report(frontend.step())
+                    dispatcher.deliver(frontend.step())
                 else:
                     frontend.engine.rest()
             end: BaseException = EngineEndedError("the engine was closed.")
@@ -132,26 +141,26 @@ class EngineThread:
         except BaseException as error:
             logger.exception("The engine failed; every request ends.")
             end = error
-        self._finish(frontend, desk, end)
+        self._finish(frontend, dispatcher, end)
 
-    def _obey(self, desk: Desk) -> bool:
-        """Carry out what is queued. False: end."""
+    def _execute(self, dispatcher: RequestDispatcher) -> bool:
+        """Execute the queued commands. False: end."""
         while not self._commands.empty():
-            if not desk.obey(self._commands.get()):
+            if not dispatcher.execute(self._commands.get()):
                 return False
         return True
 
-    def _finish(self, frontend: Frontend, desk: Desk, end: BaseException) -> None:
-        """Close, and let nobody wait for ever: not those who run, and not those who queue."""
+    def _finish(self, frontend: Frontend, dispatcher: RequestDispatcher, end: BaseException) -> None:
+        """Close, and answer every running and queued request."""
         with self._lock:
             self._end = end
         if not isinstance(end, EngineEndedError):
-            desk.fail_all(end)
+            dispatcher.fail_all(end)
         try:
             frontend.close()
         except Exception:
             logger.exception("The engine could not be closed in order.")
-        desk.report_finished()
-        desk.fail_all(end)
+        dispatcher.deliver_finished()
+        dispatcher.fail_all(end)
         while not self._commands.empty():
-            desk.refuse(self._commands.get(), end)
+            dispatcher.reject(self._commands.get(), end)

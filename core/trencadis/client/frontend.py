@@ -1,4 +1,4 @@
-"""Engine and tokenizer together: requests of clients in, their outputs out. Single-threaded, as the engine is."""
+"""Frontend: tokenizes prompts, queues requests in an engine, and collects their outputs. Single-threaded, as the engine is."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from trencadis.client.client_embedding import ClientEmbedding
 from trencadis.client.client_request import ClientRequest
 from trencadis.client.engine_client import EngineClient
 from trencadis.client.output_processor import OutputProcessor
 from trencadis.client.prompts import Prompt, as_token_ids
 from trencadis.clock import Clock, SystemClock
-from trencadis.errors import EngineEndedError, InvalidRequestError, RequestError, TrencadisError
-from trencadis.records import DEFAULT_TERMS, Embedding, Request, RequestTerms, SamplingParams
-from trencadis.records.plain import check_plain
+from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, RequestError, TrencadisError
+from trencadis.records import DEFAULT_TERMS, Embedding, EmbeddingRequest, Request, RequestTerms, SamplingParams
+from trencadis.records.plain import check_plain, is_text
 from trencadis.text import Tokenizer, needs_tokenizer
 
-__all__ = ["Frontend"]
+__all__ = ["ClientEmbedding", "Frontend"]
 
 _TRANSFER_POLL_S = 0.001
 _CLOSING_S = 5.0
 
 
 class Frontend:
-    """What serves clients from one engine. All methods are called from the engine's thread.
+    """Serves clients from one engine. All methods are called from the thread that steps the engine.
 
     Args:
         engine: Ready for requests.
@@ -33,8 +32,8 @@ class Frontend:
         clock: Bounds how long closing waits for the engine; the system's if none.
 
     Attributes:
-        engine: As given.
-        tokenizer: As given.
+        engine: The engine.
+        tokenizer: The tokenizer.
     """
 
     def __init__(self, engine: EngineClient, tokenizer: Tokenizer, *, clock: Clock | None = None) -> None:
@@ -77,11 +76,11 @@ class Frontend:
             prompt: Text or token ids.
             params: ``n`` may be above 1.
             request_id: Unique among live requests.
-            terms: Who asks, and how urgent it is.
+            terms: Scheduling parameters.
             streams: :meth:`step` reports every change, not only the end.
 
         Raises:
-            RequestError: The request is at fault or was refused; nothing of it is left in the engine.
+            RequestError: The request is invalid or was refused; nothing of it is left in the engine.
             EngineEndedError: The engine was closed, died or hung.
         """
         try:
@@ -92,7 +91,7 @@ class Frontend:
             if params.stop and not self.tokenizer.has_text:
                 raise needs_tokenizer("a stop string", field="stop")
         except RequestError:
-            self._not_served(terms)
+            self._reject_transfer(terms)
             raise
         request = Request.on_terms(terms, request_id=request_id, prompt_token_ids=tokens, params=params)
         text = prompt if isinstance(prompt, str) else None
@@ -119,7 +118,7 @@ class Frontend:
             future: Gets one vector for each, in order, or an error, within :meth:`step`.
 
         Raises:
-            RequestError: A text is at fault, or the model does not embed; ``future`` is left alone.
+            RequestError: A text is invalid, or the model does not embed; ``future`` stays as it is.
             EngineEndedError: The engine was closed, died or hung.
         """
         self._check_open(request_id)
@@ -134,7 +133,7 @@ class Frontend:
         client.finish_if_complete()
 
     def drop_embeddings(self, request_id: str) -> ClientEmbedding | None:
-        """Forget what a client asked to embed; returns it, with its future left alone, or None if it was answered."""
+        """Drop an embedding request; returns it, with its future as it is, or None if it was answered."""
         dropped = None
         for name in [name for name, client in self._embeddings.items() if client.request_id == request_id]:
             dropped = self._embeddings.pop(name)
@@ -144,7 +143,7 @@ class Frontend:
     def abort(self, client: ClientRequest) -> None:
         """End a request; nothing happens if it has ended. What it has so far stays in its output.
 
-        It is finished at once, or, with an engine elsewhere, after a later step.
+        It is finished at once, or, with an engine in another process, after a later step.
         """
         for completion in client.completions:
             if completion.finish_reason is None and completion.slot >= 0:
@@ -155,41 +154,41 @@ class Frontend:
             self._forget(client)
 
     def step(self, *, timeout_s: float | None = None) -> list[ClientRequest]:
-        """Take one step of the engine; returns the clients with news: streams that grew, and whoever is finished.
+        """Take one step of the engine; returns the changed clients: streams that grew, and requests that finished.
 
         Args:
-            timeout_s: The longest wait for an engine elsewhere; None: until there is news.
+            timeout_s: The longest wait for an engine in another process; None: until there are outputs.
 
         Raises:
             EngineEndedError: The engine died or hung.
         """
         if self.engine.is_stalled:
             self.engine.rest(_TRANSFER_POLL_S)
-        news = self.engine.step(timeout_s=timeout_s)
-        changed = self._processor.process(news)
-        for embedding in news.embeddings:
+        outputs = self.engine.step(timeout_s=timeout_s)
+        changed = self._processor.process(outputs)
+        for embedding in outputs.embeddings:
             owner = self._embeddings.pop(embedding.request_id, None)
             if owner is not None:
                 owner.add(embedding)
-        for request_id, error in news.refused:
+        for request_id, error in outputs.refused:
             changed += self._refuse(request_id, error)
         for client in changed:
             if client.is_finished:
                 self._forget(client)
         return changed
 
-    def ask(self, question: str, **arguments: Any) -> dict[str, Any]:
-        """Ask an operator's question, or for a change, and wait for the answer.
+    def control(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Send a control request and wait for the answer.
 
         Args:
-            question: As of :meth:`trencadis.engine.inspect.administration.Administration.answer`.
-            arguments: The same.
+            name: Of the control request, see :meth:`trencadis.engine.inspect.administration.Administration.answer`.
+            arguments: Its arguments.
 
         Raises:
-            TrencadisError: As of the same, or the engine has ended.
+            TrencadisError: The engine cannot answer it, or has ended.
         """
         answers: list[dict[str, Any] | TrencadisError] = []
-        self.engine.ask(question, arguments, answers.append)
+        self.engine.control(name, arguments, answers.append)
         while not answers:
             self.engine.rest()
         answer = answers[0]
@@ -211,21 +210,22 @@ class Frontend:
         if self._is_closed:
             raise InvalidRequestError(f"request {request_id!r} came after the engine was closed.")
 
-    def _not_served(self, terms: RequestTerms) -> None:
-        """Let the KV connector know of a request that never reached the engine."""
+    def _reject_transfer(self, terms: RequestTerms) -> None:
+        """Tell the KV connector of a request with transfer parameters that never reached the engine."""
         if terms.transfer_params is not None and not self._is_closed:
             arguments = {"transfer_params": dict(terms.transfer_params)}
             with contextlib.suppress(TrencadisError):
-                self.engine.ask("reject_transfer", arguments, lambda _: None)
+                self.engine.control("reject_transfer", arguments, lambda _: None)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             return as_token_ids(prompt)
-        check_plain(prompt, "prompt")
+        if not is_text(prompt):
+            check_plain(prompt, "prompt")
         return self.tokenizer.encode(prompt)
 
     def _refuse(self, request_id: str, error: RequestError) -> list[ClientRequest]:
-        """Give up a request that the engine did not take after all; its other completions end with it."""
+        """End a request that the engine refused after it was queued; its other completions end with it."""
         embedding = self._embeddings.pop(request_id, None)
         if embedding is not None:
             embedding.fail(error)
@@ -246,3 +246,43 @@ class Frontend:
     def _forget(self, client: ClientRequest) -> None:
         if self._live.get(client.request_id) is client:
             del self._live[client.request_id]
+
+
+class ClientEmbedding:
+    """An embedding request: some texts, and one future for all their vectors, in order.
+
+    Args:
+        request_id: The client's; texts are named ``id/0``, ``id/1`` ...
+        token_ids: Of each text.
+        future: Gets all vectors, or the first error.
+
+    Attributes:
+        request_id: The client's.
+        requests: Engine requests, one for each text.
+    """
+
+    def __init__(self, request_id: str, token_ids: Sequence[tuple[int, ...]], future: Future[list[Embedding]]) -> None:
+        self.request_id = request_id
+        self.requests = tuple(
+            EmbeddingRequest(request_id=f"{request_id}/{index}", token_ids=ids) for index, ids in enumerate(token_ids)
+        )
+        self._future = future
+        self._vectors: dict[str, Embedding] = {}
+
+    def add(self, embedding: Embedding) -> None:
+        """Store one vector, or fail if its text failed."""
+        if embedding.error:
+            self.fail(BackendError(f"request {embedding.request_id!r} failed: {embedding.error}"))
+            return
+        self._vectors[embedding.request_id] = embedding
+        self.finish_if_complete()
+
+    def finish_if_complete(self) -> None:
+        """Set the result once every vector is there; without texts that is at once."""
+        if len(self._vectors) == len(self.requests) and not self._future.done():
+            self._future.set_result([self._vectors[request.request_id] for request in self.requests])
+
+    def fail(self, error: TrencadisError) -> None:
+        """Set an error; later vectors are dropped."""
+        if not self._future.done():
+            self._future.set_exception(error)

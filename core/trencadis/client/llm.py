@@ -1,33 +1,30 @@
-"""Offline use: prompts in, texts out; the engine is in this process and thread, or in a process of its own."""
+"""``LLM``: offline generation. The engine runs on the calling thread, or in a process of its own."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import Any, Self
 
-from trencadis.client import (
-    BeamRounds,
-    ClientRequest,
-    ClientStream,
-    Frontend,
+from trencadis.client.beam_request import BeamRounds
+from trencadis.client.client_request import ClientRequest, ignored_output
+from trencadis.client.factory import configure, open_frontend
+from trencadis.client.frontend import Frontend
+from trencadis.client.prompts import (
     OnRefusal,
     Prompt,
     as_list,
     at_prompt,
     check_on_refusal,
-    configure,
-    ignored_output,
     is_single,
     per_prompt,
+    terms_per_prompt,
 )
-from trencadis.client.process import open_placed_frontend
-from trencadis.client.terms import terms_per_prompt
 from trencadis.config import Config
 from trencadis.console import track
 from trencadis.errors import RequestError
@@ -45,7 +42,7 @@ from trencadis.registry import Registry
 from trencadis.registry.switching import change_table
 from trencadis.text import Message, Tokenizer, encode_chat
 
-__all__ = ["LLM"]
+__all__ = ["ClientStream", "LLM"]
 
 logger = logging.getLogger("trencadis")
 
@@ -80,7 +77,7 @@ class LLM:
         self, model: str | Mapping[str, Any] | None = None, *, config_file: str | Path | None = None, **tables: Any
     ) -> None:
         config, registry = configure(model, config_file=config_file, tables=tables)
-        self._open(open_placed_frontend(config, registry))
+        self._open(open_frontend(config, registry))
 
     @classmethod
     def from_config(cls, config: Config, registry: Registry) -> LLM:
@@ -90,7 +87,7 @@ class LLM:
             TrencadisError: As the constructor.
         """
         llm = cls.__new__(cls)
-        llm._open(open_placed_frontend(config, registry))  # noqa: SLF001 - its own class
+        llm._open(open_frontend(config, registry))  # noqa: SLF001 - its own class
         return llm
 
     def _open(self, frontend: Frontend) -> None:
@@ -350,15 +347,17 @@ class LLM:
             ConfigError: No such policy, or an option that its table does not have.
             PluginError: It cannot be built. In both cases nothing has changed.
         """
-        return self._frontend.ask("set_scheduling", table=change_table(name, options, shadow), source="set_scheduling")
+        return self._frontend.control(
+            "set_scheduling", table=change_table(name, options, shadow), source="set_scheduling"
+        )
 
     def scheduling(self) -> dict[str, Any]:
         """Return which policy schedules; see ``AsyncLLM.scheduling``."""
-        return self._frontend.ask("scheduling")
+        return self._frontend.control("scheduling")
 
     def totals(self) -> dict[str, Any]:
         """Return what the engine has counted since it was opened; see ``AsyncLLM.totals``."""
-        return self._frontend.ask("totals")
+        return self._frontend.control("totals")
 
     def explain(self, request_id: str) -> dict[str, Any]:
         """Return why a request was or was not scheduled in each of the last steps; see ``AsyncLLM.explain``.
@@ -369,7 +368,7 @@ class LLM:
         Raises:
             InvalidRequestError: It was never seen, or the record does not reach back to it.
         """
-        return self._frontend.ask("explain", request_id=request_id)
+        return self._frontend.control("explain", request_id=request_id)
 
     # -------------------------------------------------------------------------------------------------- closing
 
@@ -436,3 +435,53 @@ def _warn_of_ignored(outputs: Sequence[RequestOutput]) -> None:
 def _running(requests: list[ClientRequest | RequestOutput]) -> list[ClientRequest]:
     """Return those that the engine has."""
     return [request for request in requests if isinstance(request, ClientRequest)]
+
+
+class ClientStream(Iterator[RequestOutput]):
+    """Iterator over the outputs of one request; steps the engine until the output has changed.
+
+    Args:
+        client: The request, queued.
+        step: Takes a step of the engine.
+        abort: Ends a request.
+        abandoned: Gets the request if nobody reads it any more; whoever steps the engine ends what is in there first.
+    """
+
+    def __init__(
+        self,
+        client: ClientRequest,
+        *,
+        step: Callable[[], list[ClientRequest]],
+        abort: Callable[[ClientRequest], None],
+        abandoned: deque[ClientRequest],
+    ) -> None:
+        self._client = client
+        self._step = step
+        self._abort = abort
+        self._abandoned = abandoned
+        self._done = False
+        self._num_seen = 0
+
+    def __next__(self) -> RequestOutput:
+        if self._done:
+            raise StopIteration
+        while not self._has_news():
+            self._step()
+        self._num_seen = self._client.num_changes
+        self._done = self._client.is_finished
+        if self._done and self._client.refusal is not None:
+            raise self._client.refusal
+        return self._client.output()
+
+    def close(self) -> None:
+        """End the request if it runs, and the iteration."""
+        self._done = True
+        self._abort(self._client)
+
+    def __del__(self) -> None:
+        # Garbage is collected anywhere, also within a step: the engine must not change now, but before its next step.
+        if not self._done:
+            self._abandoned.append(self._client)
+
+    def _has_news(self) -> bool:
+        return self._client.is_finished or self._client.num_changes > self._num_seen

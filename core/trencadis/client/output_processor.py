@@ -1,6 +1,6 @@
-"""New tokens of a step to the clients they belong to.
+"""Output processor: gives the tokens of a step to the completions they belong to.
 
-Per step this touches only sequences whose client streams or has stop strings; the others cost next to nothing until they end.
+A step touches only sequences whose client streams or has stop strings; the others are processed when they end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from trencadis.client.client_request import ClientRequest
 from trencadis.client.completion import Completion
-from trencadis.client.news import StepNews
+from trencadis.client.engine_client import StepOutputs
 from trencadis.errors import RequestError
 from trencadis.records import FinishedSequence
 
@@ -17,7 +17,7 @@ __all__ = ["OutputProcessor"]
 
 
 class OutputProcessor:
-    """Keeps which completion has which slot. Engine thread.
+    """Maps slots and request ids to completions. Used by the thread that steps the engine.
 
     Args:
         stop: Ends a sequence in the engine by its request id, because its text is complete; None if it has ended already.
@@ -33,7 +33,7 @@ class OutputProcessor:
         return len(self._by_id)
 
     def add(self, client: ClientRequest, completion: Completion, *, slot: int) -> None:
-        """Expect tokens for a completion in a slot."""
+        """Register a completion for the tokens of a slot."""
         completion.slot = slot
         entry = (client, completion)
         self._by_slot[slot] = self._by_id[completion.request_id] = entry
@@ -42,14 +42,14 @@ class OutputProcessor:
         else:
             self._watched.pop(slot, None)
 
-    def process(self, news: StepNews) -> list[ClientRequest]:
-        """Take a step's tokens; returns the clients that have news: streams that grew, and whoever is finished."""
+    def process(self, outputs: StepOutputs) -> list[ClientRequest]:
+        """Process the outputs of a step; returns the changed clients: streams that grew, and requests that finished."""
         changed: list[ClientRequest] = []
-        if news.logprobs or news.prompt_logprobs:
-            self._take_logprobs(news)
+        if outputs.logprobs or outputs.prompt_logprobs:
+            self._add_logprobs(outputs)
         if self._watched:
-            self._append(news, changed)
-        for finished in news.finished:
+            self._append(outputs, changed)
+        for finished in outputs.finished:
             owner = self.finish(finished)
             if owner is not None and (owner.streams or owner.is_finished) and not owner.is_changed:
                 owner.is_changed = True
@@ -59,12 +59,12 @@ class OutputProcessor:
             client.is_changed = False
         return changed
 
-    def _append(self, news: StepNews, changed: list[ClientRequest]) -> None:
-        """Give watched completions their tokens, and note whose clients want to know."""
-        ended = {finished.request_id: finished for finished in news.finished} if news.finished else None
-        token_ids, watched = news.token_ids, self._watched
+    def _append(self, outputs: StepOutputs, changed: list[ClientRequest]) -> None:
+        """Append tokens to watched completions, and collect the clients to report."""
+        ended = {finished.request_id: finished for finished in outputs.finished} if outputs.finished else None
+        token_ids, watched = outputs.token_ids, self._watched
         end = 0
-        for slot, num_tokens in zip(news.slots, news.num_tokens, strict=True):
+        for slot, num_tokens in zip(outputs.slots, outputs.num_tokens, strict=True):
             start, end = end, end + num_tokens
             entry = watched.get(slot)
             if entry is None:
@@ -82,7 +82,7 @@ class OutputProcessor:
                 changed.append(client)
 
     def finish(self, finished: FinishedSequence) -> ClientRequest | None:
-        """Take the end of a sequence; returns whose it was, or None if nobody waits for it."""
+        """Finish the completion of a sequence; returns its client, or None if there is none."""
         client, completion = self._forget(finished.request_id)
         if client is None or completion is None:
             return None
@@ -90,7 +90,7 @@ class OutputProcessor:
         return client
 
     def refuse(self, request_id: str, error: RequestError) -> ClientRequest | None:
-        """Learn that the engine did not take a request after all; returns whose it was, or None if nobody waits for it."""
+        """Fail the completion of a request that the engine refused; returns its client, or None if there is none."""
         client, completion = self._forget(request_id)
         if client is None or completion is None:
             return None
@@ -108,12 +108,12 @@ class OutputProcessor:
             self._watched.pop(completion.slot, None)
         return client, completion
 
-    def _take_logprobs(self, news: StepNews) -> None:
-        for entry in news.logprobs:
-            _, completion = self._by_slot.get(news.slots[entry.index], (None, None))
+    def _add_logprobs(self, outputs: StepOutputs) -> None:
+        for entry in outputs.logprobs:
+            _, completion = self._by_slot.get(outputs.slots[entry.index], (None, None))
             if completion is not None:
                 completion.add_logprobs(entry)
-        for entry in news.prompt_logprobs:
+        for entry in outputs.prompt_logprobs:
             client, _ = self._by_slot.get(entry.index, (None, None))
             if client is not None:
                 client.add_prompt_logprobs(entry)

@@ -1,4 +1,4 @@
-"""Outputs of one request on their way from the engine's thread to a coroutine."""
+"""Output stream: passes the outputs of one request from the engine's thread to a coroutine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable
 
 from trencadis.records import RequestOutput
 
-__all__ = ["OutputStream", "deliver", "running_loop"]
+__all__ = ["OutputStream", "call_on_loops", "running_loop"]
 
 
 class OutputStream:
     """Holds the newest output until the coroutine takes it.
 
-    Outputs are cumulative, so a slow reader misses none of the text: it sees fewer, longer steps, and nothing piles up.
+    Outputs are cumulative, so a slow reader gets the whole text in fewer outputs, and nothing piles up.
 
     Args:
         loop: The event loop of the reader; everything here runs on it.
 
     Attributes:
-        loop: As given.
-        is_empty: :meth:`take` has nothing.
+        loop: The event loop of the reader.
+        is_empty: :meth:`take` would return None.
     """
 
     __slots__ = ("_error", "_output", "_waiter", "is_empty", "loop")
@@ -43,7 +43,7 @@ class OutputStream:
                 waiter.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Let the reader raise ``error``, now and ever after."""
+        """Make :meth:`take` raise ``error`` from now on."""
         self._error = error
         self.is_empty = False
         if self._waiter is not None and not self._waiter.done():
@@ -53,7 +53,7 @@ class OutputStream:
         """Return the newest output, once; None if there is none since the last.
 
         Raises:
-            BaseException: What :meth:`fail` was given.
+            BaseException: The error given to :meth:`fail`.
         """
         if self._error is not None:
             raise self._error
@@ -61,22 +61,22 @@ class OutputStream:
         self.is_empty = True
         return output
 
-    def news(self) -> asyncio.Future[None]:
-        """Return what the one reader awaits while :meth:`take` has nothing for it."""
+    def changed(self) -> asyncio.Future[None]:
+        """Return a future that ends with the next output or error; for one reader."""
         waiter = self._waiter = self.loop.create_future()
         return waiter
 
 
-def deliver(calls: Iterable[tuple[OutputStream, Callable[[], None]]]) -> list[OutputStream]:
+def call_on_loops(calls: Iterable[tuple[OutputStream, Callable[[], None]]]) -> list[OutputStream]:
     """Run calls on the loops of their streams, each loop woken once; called from the engine's thread.
 
     Returns:
-        Streams whose loop is closed: nobody reads them any more.
+        Streams whose loop is closed.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Callable[[], None]]]] = {}
     for stream, call in calls:
         by_loop.setdefault(stream.loop, []).append((stream, call))
-    orphans: list[OutputStream] = []
+    unread: list[OutputStream] = []
     here = running_loop()
     for loop, batch in by_loop.items():
         if loop is here:
@@ -85,8 +85,8 @@ def deliver(calls: Iterable[tuple[OutputStream, Callable[[], None]]]) -> list[Ou
         try:
             loop.call_soon_threadsafe(_run_all, [call for _, call in batch])
         except RuntimeError:
-            orphans.extend(stream for stream, _ in batch)
-    return orphans
+            unread.extend(stream for stream, _ in batch)
+    return unread
 
 
 def _run_all(calls: list[Callable[[], None]]) -> None:

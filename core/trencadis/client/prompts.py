@@ -1,4 +1,4 @@
-"""The shapes in which users give prompts."""
+"""Arguments of ``LLM`` and ``AsyncLLM``: prompts and parameters, one for all or one for each, as lists."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from trencadis.errors import InvalidRequestError, RequestError
 from trencadis.faults import shown
+from trencadis.records import DEFAULT_TERMS, RequestTerms
 
 __all__ = [
     "OnRefusal",
@@ -17,13 +18,14 @@ __all__ = [
     "check_on_refusal",
     "is_single",
     "per_prompt",
+    "terms_per_prompt",
 ]
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
 
 OnRefusal: TypeAlias = Literal["ignore", "raise"]
-"""What becomes of a list of which one prompt is refused."""
+"""How a list is treated of which one prompt is refused."""
 
 _T = TypeVar("_T")
 
@@ -53,7 +55,7 @@ def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
     Raises:
         InvalidRequestError: It is no sequence, or an element is no whole number.
     """
-    if type(prompt) is tuple and set(map(type, prompt)) <= {int}:  # what a server gives, and may be long
+    if type(prompt) is tuple and set(map(type, prompt)) <= {int}:  # from a server, and may be long
         return prompt
     if not _is_sequence(prompt) or not all(_is_number(token) for token in prompt):
         raise InvalidRequestError(f"the prompt {shown(prompt)} is neither text nor a list of token ids.")
@@ -61,7 +63,7 @@ def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def per_prompt(value: _T | Sequence[_T] | None, num_prompts: int, *, name: str, default: _T) -> list[_T]:
-    """Return one value for each prompt: a list as it is given, anything else repeated. Pure.
+    """Return one value for each prompt: a list unchanged, anything else repeated. Pure.
 
     Raises:
         InvalidRequestError: A list of another length.
@@ -89,7 +91,7 @@ def check_on_refusal(value: str) -> None:
 
 
 def at_prompt(error: RequestError, index: int) -> RequestError:
-    """Return an error of the same kind that says which of several prompts it is about. Pure."""
+    """Return an error of the same class whose message names the index of the prompt. Pure."""
     located = type(error)(f"prompts[{index}]: {error}")
     if isinstance(error, InvalidRequestError) and isinstance(located, InvalidRequestError):
         located.field = error.field
@@ -102,3 +104,42 @@ def _is_number(value: Any) -> bool:
 
 def _is_sequence(value: Any) -> bool:
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | dict)
+
+
+_LIST_OF = {
+    "priority": "priorities",
+    "tenant": "tenants",
+    "cache_salt": "cache_salts",
+    "weight": "weights",
+    "ttft_target_s": "ttft_targets_s",
+    "tpot_target_s": "tpot_targets_s",
+    "adapter": "adapters",
+    "transfer_params": "transfer_params",
+}
+"""Argument of ``LLM.generate`` for each field of ``RequestTerms``."""
+
+
+def terms_per_prompt(num_prompts: int, **given: Any) -> list[RequestTerms]:
+    """Return the scheduling parameters of each prompt. Pure.
+
+    Args:
+        num_prompts: How many there are.
+        given: By field of ``RequestTerms``: one value for all, a list or tuple with one for each, or None for the default.
+
+    Raises:
+        InvalidRequestError: A list of another length; the message has the name that ``LLM.generate`` gives it. Or an impossible
+            value; the message has the index of the prompt if there are several.
+    """
+    if all(value is None for value in given.values()):
+        return [DEFAULT_TERMS] * num_prompts
+    columns = {
+        name: per_prompt(value, num_prompts, name=_LIST_OF[name], default=getattr(DEFAULT_TERMS, name))
+        for name, value in given.items()
+    }
+    terms = []
+    for index in range(num_prompts):
+        try:
+            terms.append(RequestTerms(**{name: column[index] for name, column in columns.items()}))
+        except RequestError as error:
+            raise at_prompt(error, index) if num_prompts > 1 else error from None
+    return terms

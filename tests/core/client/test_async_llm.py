@@ -182,7 +182,7 @@ def test_a_cancelled_question_is_forgotten(run: Any) -> None:
             await task
         await until_idle(llm)
         assert not llm._runner.frontend.has_work
-        assert not llm._runner.desk.num_questions
+        assert not llm._runner.dispatcher.num_unanswered
 
     run(use)
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from trencadis.client.beam_rounds import BeamRounds
+from trencadis.client.beam_request import BeamRounds
 from trencadis.client.client_request import ClientRequest
+from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.frontend import Frontend
-from trencadis.client.local_engine import LocalEngineClient
 from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestRefusedError
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import DEFAULT_TERMS, BeamSearchParams, FinishReason, Request, RequestOutput, RequestTerms

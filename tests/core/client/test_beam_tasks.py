@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from trencadis.client.beam_request import BeamRequest
-from trencadis.client.beam_tasks import search_beams, together
+from trencadis.client.beam_request import BeamRequest, search_beams, together
 from trencadis.errors import EngineEndedError
 from trencadis.records import (
     BeamSearchParams,

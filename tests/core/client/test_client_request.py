@@ -1,9 +1,13 @@
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from trencadis.client.client_request import ClientRequest
-from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams, TokenLogprobs
+import attrs
+import numpy as np
+import pytest
+
+from trencadis.client.client_request import ClientRequest, best_of, expand, mean_logprob
+from trencadis.records import CompletionOutput, FinishedSequence, FinishReason, Request, SamplingParams, TokenLogprobs
 from trencadis.text import Tokenizer
 
 
@@ -77,3 +81,84 @@ def test_where_nothing_is_chosen_there_is_no_score_and_nothing_is_discarded(toke
         client.finish(client.completions[index], end(f"r/{index}", (8,), FinishReason.LENGTH))
     assert [one.score for one in client.output().outputs] == [None, None]
     assert client.output().num_discarded_tokens == 0
+
+
+def request(**params: object) -> Request:
+    return Request(request_id="r", prompt_token_ids=(1, 2), params=SamplingParams(**params), tenant="t", priority=3)
+
+
+def test_one_completion_is_the_request_itself() -> None:
+    one = request(seed=5)
+    assert expand(one) == (one,)
+
+
+def test_each_completion_has_its_own_name_and_the_seed_counted_up() -> None:
+    parts = expand(request(n=3, seed=5, temperature=0.5))
+    assert [part.request_id for part in parts] == ["r/0", "r/1", "r/2"]
+    assert [part.params.seed for part in parts] == [5, 6, 7]
+    assert all(part.params.n == 1 and part.params.temperature == 0.5 for part in parts)
+    assert all((part.tenant, part.priority, part.prompt_token_ids) == ("t", 3, (1, 2)) for part in parts)
+
+
+def test_the_largest_seed_wraps_around() -> None:
+    assert [part.params.seed for part in expand(request(n=2, seed=2**63 - 1))] == [2**63 - 1, 0]
+
+
+def test_without_a_seed_no_completion_gets_one() -> None:
+    assert [part.params.seed for part in expand(request(n=2))] == [None, None]
+
+
+def test_prompt_logprobs_are_computed_once() -> None:
+    assert [part.params.prompt_logprobs for part in expand(request(n=3, prompt_logprobs=2))] == [2, None, None]
+
+
+def test_best_of_runs_so_many_and_reports_what_is_needed_to_choose() -> None:
+    parts = expand(request(n=2, best_of=4, seed=5))
+    assert [part.request_id for part in parts] == ["r/0", "r/1", "r/2", "r/3"]
+    assert [part.params.seed for part in parts] == [5, 6, 7, 8]
+    assert {(part.params.n, part.params.best_of, part.params.logprobs) for part in parts} == {(1, None, 0)}
+
+
+def test_log_probabilities_that_were_asked_for_stay_as_they_are() -> None:
+    assert {part.params.logprobs for part in expand(request(best_of=2, logprobs=3))} == {3}
+    assert {part.params.logprobs for part in expand(request(n=2, best_of=2))} == {None}
+
+
+def test_one_prefix_is_handed_over_once() -> None:
+    one = attrs.evolve(request(n=3), transfer_params={"a": 1})
+    assert [part.transfer_params for part in expand(one)] == [{"a": 1}, None, None]
+
+
+def made(index: int, *logprobs: float, reason: FinishReason = FinishReason.LENGTH) -> CompletionOutput:
+    entries = tuple(
+        TokenLogprobs(index=index, position=at, token_id=5, logprob=logprob, rank=1)
+        for at, logprob in enumerate(logprobs)
+    )
+    return CompletionOutput(
+        index=index, text=f"text {index}", token_ids=(5,) * len(logprobs), finish_reason=reason, logprobs=entries
+    )
+
+
+def test_the_largest_mean_comes_first_whatever_the_length() -> None:
+    chosen = best_of([made(0, -3.0), made(1, -1.0, -2.0, -1.5), made(2, -1.0, -1.2)], 2, has_logprobs=False)
+    assert [(one.index, one.text, one.score) for one in chosen] == [
+        (0, "text 2", pytest.approx(-1.1)),
+        (1, "text 1", pytest.approx(-1.5)),
+    ]
+    assert all(one.logprobs is None for one in chosen)
+
+
+def test_log_probabilities_are_kept_for_who_asked_with_the_new_index() -> None:
+    (best,) = best_of([made(0, -3.0), made(1, -1.0)], 1, has_logprobs=True)
+    assert best.logprobs is not None
+    assert [(entry.index, entry.logprob) for entry in best.logprobs] == [(0, -1.0)]
+
+
+def test_equals_keep_their_order_and_what_failed_comes_last() -> None:
+    failed = made(0, -0.1, reason=FinishReason.ERROR)
+    chosen = best_of([failed, made(1, -2.0), made(2, -2.0)], 3, has_logprobs=False)
+    assert [one.text for one in chosen] == ["text 1", "text 2", "text 0"]
+
+
+def test_no_token_is_the_worst_text() -> None:
+    assert mean_logprob(()) == -math.inf

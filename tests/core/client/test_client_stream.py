@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from trencadis.client.client_request import ClientRequest
-from trencadis.client.client_stream import ClientStream
+from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.frontend import Frontend
-from trencadis.client.local_engine import LocalEngineClient
+from trencadis.client.llm import ClientStream
 from trencadis.records import SamplingParams
 from trencadis.text import Tokenizer
 from trencadis_testing.engines import make_engine

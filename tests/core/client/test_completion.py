@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.client.completion import Completion
+from trencadis.client.completion import Completion, TokenPrefix
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams, TokenLogprobs
 from trencadis.text import Tokenizer
 
@@ -141,8 +141,8 @@ def test_a_stop_token_is_kept_as_a_token_but_not_as_text(
 def test_logprobs_are_given_to_those_who_asked_and_no_more_than_there_are_tokens(tokenizer: Tokenizer) -> None:
     entry = TokenLogprobs(index=9, position=1, token_id=5, logprob=-1.0, rank=1)
     ids = list(tokenizer.encode("one two"))
-    asked, silent = make(tokenizer, stop=["on"], logprobs=0), make(tokenizer)
-    for completion in (asked, silent):
+    asked, no_answer = make(tokenizer, stop=["on"], logprobs=0), make(tokenizer)
+    for completion in (asked, no_answer):
         for _ in ids:
             completion.add_logprobs(entry)
         completion.append(ids)
@@ -150,7 +150,7 @@ def test_logprobs_are_given_to_those_who_asked_and_no_more_than_there_are_tokens
     assert logprobs is not None
     assert len(logprobs) == len(asked.output().token_ids) < len(ids)
     assert {entry.index for entry in logprobs} == {2}
-    assert silent.output().logprobs is None
+    assert no_answer.output().logprobs is None
 
 
 def test_an_error_is_kept_with_the_text_so_far(tokenizer: Tokenizer) -> None:
@@ -158,3 +158,32 @@ def test_an_error_is_kept_with_the_text_so_far(tokenizer: Tokenizer) -> None:
     completion.finish(end(list(tokenizer.encode("one")), FinishReason.ERROR, error="the device is gone"))
     assert completion.output().text == "one"
     assert completion.error == "the device is gone"
+
+
+def test_a_prefix_stays_as_it_was_while_its_list_grows() -> None:
+    tokens = [5, 6, 7]
+    prefix = TokenPrefix(tokens, 3)
+    tokens += [8, 9]
+    assert prefix == (5, 6, 7)
+    assert [*prefix] == [5, 6, 7]
+    assert len(prefix) == 3
+    assert prefix != (5, 6, 7, 8)
+    assert prefix == TokenPrefix([5, 6, 7], 3)
+
+
+def test_a_prefix_behaves_as_the_tuple_that_it_equals() -> None:
+    whole = (5, 6, 7, 8)
+    prefix = TokenPrefix([*whole, 9, 10], 4)
+    for start in (None, 0, 2, 4, 9, -1, -9):
+        for stop in (None, 0, 2, 4, 9, -1, -9):
+            for step in (None, 1, 2, -1, -2):
+                assert prefix[start:stop:step] == whole[start:stop:step]
+    assert [prefix[i] for i in (0, 3, -1, -4)] == [5, 8, 8, 5]
+    assert {prefix: 1}[whole] == 1  # type: ignore[index]
+    assert repr(prefix) == repr(whole)
+    for index in (4, -5):
+        try:
+            prefix[index]
+        except IndexError:
+            continue
+        raise AssertionError(index)

@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+
+import attrs
+import msgspec
+import numpy as np
 import pytest
 
-from trencadis.client.engine_client import EngineClient
+from trencadis.client.engine_client import NO_OUTPUTS, EngineClient, LocalEngineClient, StepOutputs, step_outputs
+from trencadis.interfaces import Observer
+from trencadis.records import EmbeddingRequest, FinishedSequence, FinishReason, Request, SamplingParams, TokenDeltas
+from trencadis_testing.engines import make_engine
 
 
 def test_a_client_that_lacks_a_method_fails_when_it_is_made() -> None:
@@ -11,3 +21,73 @@ def test_a_client_that_lacks_a_method_fails_when_it_is_made() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Half()  # type: ignore[abstract]
+
+
+def test_news_are_the_deltas_in_plain_numbers() -> None:
+    end = FinishedSequence(
+        request_id="a", slot=4, token_ids=np.array([5, 6]), finish_reason=FinishReason.LENGTH, num_prompt_tokens=3
+    )
+    deltas = TokenDeltas(
+        slots=np.array([4, 2], np.int32),
+        num_tokens=np.array([2, 1], np.int32),
+        token_ids=np.array([5, 6, 7], np.int32),
+        finished=(end,),
+    )
+    outputs = step_outputs(deltas)
+    assert (outputs.slots, outputs.num_tokens, outputs.token_ids) == ([4, 2], [2, 1], [5, 6, 7])
+    assert all(type(number) is int for number in (*outputs.slots, *outputs.num_tokens, *outputs.token_ids))
+    assert outputs.finished == (end,)
+
+
+def test_nothing_of_the_deltas_is_left_out() -> None:
+    assert {*StepOutputs.__struct_fields__} == {field.name for field in attrs.fields(TokenDeltas)} | {"refused"}
+    assert not any(msgspec.structs.astuple(NO_OUTPUTS))
+
+
+class Measures(Observer):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def metrics(self) -> str:
+        return f"{self.name} 1"
+
+
+@pytest.fixture
+def client() -> Iterator[LocalEngineClient]:
+    made = LocalEngineClient(make_engine(observers=[("a", Measures("mine")), ("b", Measures("yours"))]))
+    yield made
+    made.close()
+
+
+def test_an_interrupt_ends_the_present_rest_and_the_next_one(client: LocalEngineClient) -> None:
+    client.interrupt()
+    client.rest()
+    threading.Timer(0.05, client.interrupt).start()
+    client.rest()
+    start_s = time.monotonic()
+    client.rest(0.02)
+    assert time.monotonic() - start_s >= 0.015
+
+
+def test_ends_are_known_at_once(client: LocalEngineClient) -> None:
+    for name in "ab":
+        client.add(Request(request_id=name, prompt_token_ids=(1, 2), params=SamplingParams(max_tokens=9)))
+    aborted, stopped = client.abort("a"), client.stop("b")
+    assert aborted is not None
+    assert stopped is not None
+    assert (aborted.finish_reason, stopped.finish_reason) == (FinishReason.ABORT, FinishReason.STOP)
+    assert client.abort("a") is None
+    assert not client.has_work
+    assert not client.is_stalled
+
+
+def test_texts_are_embedded_in_a_step(client: LocalEngineClient) -> None:
+    client.embed(EmbeddingRequest(request_id="e", token_ids=(1, 2)))
+    assert client.has_work
+    assert [one.request_id for one in client.step().embeddings] == ["e"]
+
+
+def test_the_texts_of_all_observers_come_one_after_the_other(client: LocalEngineClient) -> None:
+    answers: list[str] = []
+    client.request_metrics(answers.append)
+    assert answers == ["mine 1\nyours 1\n"]

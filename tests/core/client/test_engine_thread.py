@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from trencadis.client.commands import AskMetrics, Embed, Submission
+from trencadis.client.dispatcher import Embed, MetricsRequest, Submission
+from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.engine_thread import EngineThread
 from trencadis.client.frontend import Frontend
-from trencadis.client.local_engine import LocalEngineClient
 from trencadis.client.output_stream import OutputStream
 from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError, ModelLoadError
 from trencadis.records import FinishReason, RequestOutput, SamplingParams
@@ -52,7 +52,7 @@ def submission(name: str = "a", prompt: object = PROMPT, num_tokens: int = 5, *,
 
 async def next_of(stream: OutputStream) -> RequestOutput:
     while (output := stream.take()) is None:
-        await stream.news()
+        await stream.changed()
     return output
 
 
@@ -77,11 +77,11 @@ class Watched(Frontend):
     def __init__(self, tokenizer: Tokenizer) -> None:
         backend = FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=1024)
         super().__init__(LocalEngineClient(make_engine(backend=backend, num_blocks=512)), tokenizer)
-        self.num_questions = 0
+        self.num_unanswered = 0
 
     @property
     def has_work(self) -> bool:
-        self.num_questions += 1
+        self.num_unanswered += 1
         return super().has_work
 
 
@@ -95,9 +95,9 @@ def test_without_work_the_thread_is_blocked(tokenizer: Tokenizer) -> None:
         await last_of(one.stream)
 
     asyncio.run(read())
-    before = frontend.num_questions
+    before = frontend.num_unanswered
     threading.Event().wait(0.2)  # thousands of turns for a thread that does not block
-    assert frontend.num_questions <= before + 5
+    assert frontend.num_unanswered <= before + 5
     thread.close()
 
 
@@ -211,7 +211,7 @@ def test_a_question_that_is_ended_while_it_is_asked_leaves_nothing_behind(
 ) -> None:
     thread = open_thread()
     gate = threading.Event()
-    held, question = AskMetrics(), Embed(prompts=[PROMPT], request_id="e")
+    held, question = MetricsRequest(), Embed(prompts=[PROMPT], request_id="e")
     held.future.add_done_callback(lambda _: gate.wait(5))  # on the engine's thread: it finds what follows in one go
     thread.send(held)
     thread.send(question)
@@ -219,4 +219,4 @@ def test_a_question_that_is_ended_while_it_is_asked_leaves_nothing_behind(
     gate.set()
     with pytest.raises(EngineEndedError, match="'e' was ended"):
         question.future.result(5)
-    assert thread.desk.num_questions == 0
+    assert thread.dispatcher.num_unanswered == 0

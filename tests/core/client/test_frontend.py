@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
-from trencadis.client.frontend import Frontend
-from trencadis.client.local_engine import LocalEngineClient
-from trencadis.errors import InvalidRequestError, PromptTooLongError
-from trencadis.records import FinishReason, RequestOutput, SamplingParams
+from trencadis.client.engine_client import LocalEngineClient
+from trencadis.client.frontend import ClientEmbedding, Frontend
+from trencadis.errors import BackendError, InvalidRequestError, PromptTooLongError
+from trencadis.records import Embedding, FinishReason, RequestOutput, SamplingParams
 from trencadis.text import Tokenizer
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
@@ -140,3 +142,36 @@ def test_closing_ends_what_runs_and_refuses_what_comes(frontend: Frontend) -> No
     assert client.output().outputs[0].finish_reason is FinishReason.ABORT
     with pytest.raises(InvalidRequestError, match="closed"):
         frontend.submit(PROMPT, SamplingParams(), request_id="b")
+
+
+def vector(name: str, error: str = "") -> Embedding:
+    return Embedding(request_id=name, vector=np.zeros(0 if error else 2, np.float32), num_tokens=1, error=error)
+
+
+def test_vectors_come_in_the_order_of_the_texts_whichever_is_done_first() -> None:
+    future: Future[list[Embedding]] = Future()
+    client = ClientEmbedding("a", [(1,), (2,), (3,)], future)
+    assert [request.request_id for request in client.requests] == ["a/0", "a/1", "a/2"]
+    for name in ("a/2", "a/0"):
+        client.add(vector(name))
+        assert not future.done()
+    client.add(vector("a/1"))
+    assert [one.request_id for one in future.result()] == ["a/0", "a/1", "a/2"]
+
+
+def test_one_failure_fails_them_all_and_what_comes_later_is_dropped() -> None:
+    future: Future[list[Embedding]] = Future()
+    client = ClientEmbedding("a", [(1,), (2,)], future)
+    client.add(vector("a/1", error="the device is on fire"))
+    with pytest.raises(BackendError, match=r"'a/1' failed: the device is on fire"):
+        future.result(0)
+    client.add(vector("a/0"))
+    client.fail(InvalidRequestError("late"))
+    with pytest.raises(BackendError):
+        future.result(0)
+
+
+def test_no_texts_are_answered_at_once() -> None:
+    future: Future[list[Embedding]] = Future()
+    ClientEmbedding("a", [], future).finish_if_complete()
+    assert future.result(0) == []

@@ -5,7 +5,7 @@ import pytest
 
 from trencadis.client.client_request import ClientRequest
 from trencadis.client.completion import Completion
-from trencadis.client.news import StepNews
+from trencadis.client.engine_client import StepOutputs
 from trencadis.client.output_processor import OutputProcessor
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams, TokenLogprobs
 from trencadis.text import Tokenizer
@@ -48,8 +48,8 @@ def end(
     )
 
 
-def deltas(tokens: dict[int, list[int]], *finished: FinishedSequence, **more: object) -> StepNews:
-    return StepNews(
+def deltas(tokens: dict[int, list[int]], *finished: FinishedSequence, **more: object) -> StepOutputs:
+    return StepOutputs(
         slots=list(tokens),
         num_tokens=[len(ids) for ids in tokens.values()],
         token_ids=[token for ids in tokens.values() for token in ids],

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trencadis.client.output_stream import OutputStream, deliver
+from trencadis.client.output_stream import OutputStream, call_on_loops
 from trencadis.records import RequestOutput
 
 
@@ -16,7 +16,7 @@ def output(name: str) -> RequestOutput:
 
 async def next_of(stream: OutputStream) -> RequestOutput:
     while (found := stream.take()) is None:
-        await stream.news()
+        await stream.changed()
     return found
 
 
@@ -61,7 +61,7 @@ def test_calls_from_another_thread_reach_every_loop_in_order() -> None:
     async def read() -> list[str]:
         streams = [OutputStream(asyncio.get_running_loop()) for _ in range(3)]
         calls = [(stream, functools.partial(stream.put, output(str(i)))) for i, stream in enumerate(streams)]
-        thread = threading.Thread(target=deliver, args=(calls,))
+        thread = threading.Thread(target=call_on_loops, args=(calls,))
         thread.start()
         names = [(await next_of(stream)).request_id for stream in streams]
         thread.join()
@@ -87,7 +87,7 @@ def test_a_loop_is_woken_once_for_all_its_streams(monkeypatch: pytest.MonkeyPatc
             return wake(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        deliver((stream, functools.partial(stream.put, output("a"))) for stream in streams)
+        call_on_loops((stream, functools.partial(stream.put, output("a"))) for stream in streams)
         monkeypatch.undo()
         return num_wakes
 
@@ -98,4 +98,4 @@ def test_streams_of_a_closed_loop_are_returned() -> None:
     loop = asyncio.new_event_loop()
     stream = OutputStream(loop)
     loop.close()
-    assert deliver([(stream, functools.partial(stream.put, output("a")))]) == [stream]
+    assert call_on_loops([(stream, functools.partial(stream.put, output("a")))]) == [stream]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trencadis.client.local_engine import LocalEngineClient
+from trencadis.client.engine_client import LocalEngineClient
 from trencadis.clock import SystemClock
 from trencadis.engine.engine import Engine
 from trencadis.errors import InvalidRequestError, RequestRefusedError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from p2p_ends import LOOPBACK_PEERS, SECRET
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import FinishedSequence, Request, SamplingParams, TokenLogprobs
 

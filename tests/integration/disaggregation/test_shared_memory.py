@@ -11,7 +11,7 @@ import pytest
 from p2p_ends import LOOPBACK_PEERS, SECRET
 from served_process import ServedProcess
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_kv.connectors.p2p.shared_memory import shared_memory

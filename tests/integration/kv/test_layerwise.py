@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from faultproxy import FaultProxy
 from p2p_ends import LOOPBACK_PEERS, SECRET
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
 from trencadis.records import FinishedSequence, Request, SamplingParams

@@ -14,7 +14,7 @@ from hypothesis import Phase, example, given, settings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.clock import SimulatedClock
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine

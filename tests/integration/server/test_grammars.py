@@ -12,7 +12,7 @@ import pytest
 from openai_server import Running, running
 
 from trencadis import AsyncLLM
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis_server.config import ServerConfig
 
 

@@ -14,7 +14,7 @@ import pytest
 from openai_server import Running, running
 
 from trencadis import AsyncLLM
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis_server.config import ServerConfig
 
 CHAT: list[Any] = [{"role": "user", "content": "What did the old man see?"}]

@@ -1,15 +1,9 @@
-"""The engine in a process of its own, behind ZeroMQ and msgspec; the user's side cannot tell the difference.
+"""An engine in a process of its own, connected by ZeroMQ and msgspec; it behaves as an engine in this process does.
 
-    Frontend ─▶ RemoteEngineClient ══ ipc socket ══▶ EngineHost ─▶ Engine        (``python -m trencadis.client.process``)
+    Frontend ─▶ RemoteEngineClient ══ ipc socket ══▶ EngineWorker ─▶ Engine        (``python -m trencadis.client.process``)
                      │    ▲                              │
                      │    └── StepMessage, one per step ─┘
-                     └── EngineProcess: starts it, hears its death, kills it when it hangs
+                     └── EngineProcess: starts the process, reports its end, kills it when it hangs
 
-What only one placement needs, ZeroMQ above all, is imported when it is chosen.
+Imported only where ``[engine] placement`` is ``process``; this package imports nothing.
 """
-
-from __future__ import annotations
-
-from trencadis.client.process.opening import open_placed_frontend, open_runner
-
-__all__ = ["open_placed_frontend", "open_runner"]

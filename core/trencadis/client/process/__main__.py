@@ -1,7 +1,8 @@
-"""``python -m trencadis.client.process``: the child. Not for people; :class:`trencadis.client.process.process.EngineProcess` starts it."""
+"""``python -m trencadis.client.process``: the worker process. Started by :class:`trencadis.client.process.process.EngineProcess`."""
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -11,10 +12,9 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.client.process.heaps import share_heaps
 from trencadis.client.process.messages import FailedMessage, StartMessage, decode_start, encode
 from trencadis.client.process.process import LENGTH
 from trencadis.client.process.stall_watch import DUMP_SIGNAL, beat_s
@@ -22,13 +22,15 @@ from trencadis.client.process.stall_watch import DUMP_SIGNAL, beat_s
 if TYPE_CHECKING:
     from trencadis.client.process.channel import Channel
 
+__all__ = ["NUM_HEAPS", "share_heaps"]
+
 _LINGER_S = 2.0
 
 logger = logging.getLogger("trencadis")
 
 
 def main() -> int:
-    """Build the engine that standard input describes and serve its one client; returns the exit code."""
+    """Build the engine of the ``StartMessage`` on standard input and serve its one client; returns the exit code."""
     share_heaps()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = _take_standard_streams()
@@ -65,7 +67,7 @@ def main() -> int:
 
 def _serve(start: StartMessage, channel: Channel) -> None:
     from trencadis.client.process.conversion import ready_message
-    from trencadis.client.process.host import EngineHost
+    from trencadis.client.process.worker import EngineWorker
     from trencadis.console import track
     from trencadis.engine.build import build_engine
     from trencadis.registry import load_with_plugins
@@ -86,15 +88,15 @@ def _serve(start: StartMessage, channel: Channel) -> None:
     try:
         ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash=engine.plan_hash)
         channel.send(encode(ready))
-        gc.freeze()  # what loading left behind lives as long as the process: collections need not look at it
-        EngineHost(engine, channel, beat_s=beat_s(config.engine.watchdog_s)).run()
+        gc.freeze()  # loaded objects live as long as the process: keep them out of collections
+        EngineWorker(engine, channel, beat_s=beat_s(config.engine.watchdog_s)).run()
     finally:
         ACTIVITY.begin(EnginePhase.CLOSING)
         engine.close()
 
 
 def _take_standard_streams() -> int:
-    """Return a file for the parent's words, and keep both pipes from everything that runs here.
+    """Return the descriptor of standard input, and redirect both standard streams for everything that runs here.
 
     What is printed goes to standard error. The copy of standard output is closed by this process's end, and so tells the parent.
     """
@@ -112,13 +114,13 @@ def _read(source: int, num_bytes: int) -> bytes:
     while len(data) < num_bytes:
         part = os.read(source, num_bytes - len(data))
         if not part:
-            os._exit(1)  # the parent died while it spoke
+            os._exit(1)  # the parent died while it wrote
         data += part
     return data
 
 
 def _end_with_parent(source: int, address: str) -> None:
-    """Wait for the parent's end, whatever the engine does meanwhile, and follow it."""
+    """Wait for the end of the parent, and end this process at once."""
     while os.read(source, 1):
         pass
     shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
@@ -127,3 +129,23 @@ def _end_with_parent(source: int, address: str) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+NUM_HEAPS: Final = 2
+"""One that the loop of the engine rarely has to wait for, while another thread compiles a grammar."""
+
+_M_ARENA_MAX: Final = -8
+
+
+def share_heaps() -> bool:
+    """Have all threads of this process share ``NUM_HEAPS`` heaps; call it before any thread is started. Source: mallopt(3).
+
+    Returns:
+        False: malloc is not glibc's, or the environment says how many.
+    """
+    if "MALLOC_ARENA_MAX" in os.environ or "glibc.malloc.arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    return bool(libc.mallopt(_M_ARENA_MAX, NUM_HEAPS))

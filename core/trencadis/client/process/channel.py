@@ -1,19 +1,21 @@
-"""Two processes, one socket: every message arrives, in order, and neither side waits for the other for ever.
+"""Message channel between two processes over ZeroMQ, and a file that wakes a poll.
 
-A full socket blocks its sender and drops nothing. While a sender waits it takes in what the other side has sent; so two senders
-that wait for each other both make room.
+Every message arrives, in order. A full socket blocks its sender and drops nothing; a sender that waits receives meanwhile, so two
+senders cannot block each other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "WakeUpFile"]
 
 _POLLIN, _EVENTS, _NOBLOCK = int(zmq.POLLIN), zmq.EVENTS, zmq.NOBLOCK  # arithmetic with members of an enum is slow
 HIGH_WATER_MARK = 64
@@ -21,13 +23,13 @@ HIGH_WATER_MARK = 64
 
 
 class Channel:
-    """One end. Used by one thread.
+    """One end of the channel. Used by one thread.
 
     Args:
         address: Such as ``ipc:///run/x/engine``.
         binds: This end makes the address; the other one connects.
         high_water_mark: Messages in the socket before a sender waits.
-        never_waits: :meth:`send` leaves in memory what the other side does not take; for a thread that serves others, too.
+        never_waits: :meth:`send` keeps messages in memory while the socket is full; for a thread that also serves others.
     """
 
     def __init__(
@@ -47,9 +49,9 @@ class Channel:
         self._watched: list[Any] = []
 
     def fileno(self) -> int:
-        """Return a file that becomes readable when something may have come: once, then :meth:`receive` must be asked.
+        """Return a file that becomes readable once when messages may have come; :meth:`receive` resets it.
 
-        Sending takes notice, too; so ask after each :meth:`send`.
+        :meth:`send` resets it, too: call :meth:`receive` after each.
 
         Source: zmq_getsockopt(3), ZMQ_FD.
         """
@@ -60,7 +62,7 @@ class Channel:
         self._watched.append((fileno, zmq.POLLIN))
 
     def send(self, data: bytes, *, while_waiting: Callable[[list[int]], float | None] = lambda _: None) -> None:
-        """Send a message; waits while the socket is full, and takes in what comes meanwhile.
+        """Send a message; waits while the socket is full, and receives meanwhile.
 
         Args:
             data: The message.
@@ -72,7 +74,7 @@ class Channel:
             try:
                 self._socket.send(data, zmq.NOBLOCK)
             except zmq.Again:
-                self._take_in()
+                self._receive_all()
                 readable = self._poll(zmq.POLLIN | zmq.POLLOUT, while_waiting(readable))
             else:
                 return
@@ -81,12 +83,12 @@ class Channel:
         """Return, in order, every message that is here; does not wait.
 
         Args:
-            is_likely: The socket's file says that there is one: no need to ask before the first.
+            is_likely: The socket's file is readable: the first receive needs no check.
         """
         if is_likely:
             with contextlib.suppress(zmq.Again):
                 self._inbox.append(self._socket.recv(_NOBLOCK))
-        self._take_in()
+        self._receive_all()
         messages, self._inbox = self._inbox, []
         return messages
 
@@ -103,7 +105,7 @@ class Channel:
         """Free the socket; may be called twice.
 
         Args:
-            linger_s: The longest wait for what is under way to be sent.
+            linger_s: The longest wait for queued messages to be sent.
         """
         self._socket.close(linger=int(linger_s * 1000))
         self._context.term()
@@ -115,8 +117,47 @@ class Channel:
         ready = zmq.zmq_poll([(self._socket, events), *files], timeout_ms)
         return [one for one, _ in ready if one is not self._socket]
 
-    def _take_in(self) -> None:
+    def _receive_all(self) -> None:
         # Asking is cheaper than an exception for each time that there is nothing.
         socket = self._socket
         while int(socket.getsockopt(_EVENTS)) & _POLLIN:
             self._inbox.append(socket.recv(_NOBLOCK))
+
+
+class WakeUpFile:
+    """A file that is readable from :meth:`wake` to :meth:`clear`; wakes a thread that polls it, from any other."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._lock = threading.Lock()
+        self._is_awake = False
+        self._is_closed = False
+
+    def fileno(self) -> int:
+        """Return the file to poll."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """Make the file readable. From any thread; nothing happens after :meth:`close`."""
+        with self._lock:
+            if not self._is_awake and not self._is_closed:
+                self._is_awake = True
+                self._writer.send(b"\0")
+
+    def clear(self) -> None:
+        """Make the file no_answer again."""
+        with self._lock:
+            if self._is_awake:
+                self._is_awake = False
+                with contextlib.suppress(BlockingIOError):
+                    self._reader.recv(1)
+
+    def close(self) -> None:
+        """Free the file; may be called twice."""
+        with self._lock:
+            self._is_closed = True
+            self._is_awake = False
+            self._reader.close()
+            self._writer.close()

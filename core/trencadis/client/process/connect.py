@@ -1,17 +1,18 @@
-"""From a configuration to an engine in a process of its own, ready for requests."""
+"""Starts a worker process and returns the frontend that uses it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
-from trencadis.client import Frontend, load_frontend_tokenizer
+from trencadis.client.factory import load_frontend_tokenizer
+from trencadis.client.frontend import Frontend
 from trencadis.client.process.channel import Channel
 from trencadis.client.process.client import RemoteEngineClient
 from trencadis.client.process.conversion import error_of
-from trencadis.client.process.link import Link
 from trencadis.client.process.messages import FailedMessage, ReadyMessage
 from trencadis.client.process.process import EngineProcess
+from trencadis.client.process.transport import Transport
 from trencadis.clock import SystemClock
 from trencadis.config import Config
 from trencadis.config.dump import dump_config
@@ -22,24 +23,24 @@ from trencadis.startup import rare_collections
 
 __all__ = ["connect_frontend"]
 
-_LOOK_S = 0.2
-"""How often the child's progress is looked at while it loads."""
+_PROGRESS_S = 0.2
+"""Seconds between reads of the worker's progress while it loads."""
 
 
 def connect_frontend(
     config: Config, registry: Registry, *, show_progress: bool | None = None, never_waits: bool = False
 ) -> Frontend:
-    """Start the engine's process, load the tokenizer meanwhile, and return what serves clients.
+    """Start the worker process, load the tokenizer meanwhile, and return the frontend.
 
     Args:
         config: The configuration; the process finds the same plugins and loads it again.
         registry: The plugins.
         show_progress: Draw a bar; None: on a terminal only.
-        never_waits: Requests wait in memory if the process takes none; else whoever sends them waits.
+        never_waits: Requests wait in memory while the socket is full; else their sender waits.
 
     Raises:
         PluginError: A plugin that was given in code cannot travel to another process.
-        TrencadisError: What went wrong there, as it would have here.
+        TrencadisError: The error of the worker process.
         EngineEndedError: The process died before it was ready.
     """
     _check_plugins(registry)
@@ -50,17 +51,17 @@ def connect_frontend(
         watchdog_s=config.engine.watchdog_s,
     )
     channel = Channel(process.address, binds=True, never_waits=never_waits)
-    link = Link(channel, process, clock=SystemClock())
+    transport = Transport(channel, process, clock=SystemClock())
     try:
         with track(f"Loading {config.model.path}", unit="buckets", show=show_progress) as advance:
             with rare_collections():
                 tokenizer = load_frontend_tokenizer(config)  # while the child imports and loads
             shows = on_terminal() if show_progress is None else show_progress  # else the child's log says it
-            ready = _wait_until_ready(link, (lambda: advance(*process.progress)) if shows else None)
-            return Frontend(RemoteEngineClient(link, ready), tokenizer)
+            ready = _wait_until_ready(transport, (lambda: advance(*process.progress)) if shows else None)
+            return Frontend(RemoteEngineClient(transport, ready), tokenizer)
     except BaseException:
-        link.failure = link.failure or "the engine was not ready."
-        link.close()
+        transport.failure = transport.failure or "the engine was not ready."
+        transport.close()
         raise
 
 
@@ -73,9 +74,9 @@ def _check_plugins(registry: Registry) -> None:
         )
 
 
-def _wait_until_ready(link: Link, look: Callable[[], None] | None) -> ReadyMessage:
+def _wait_until_ready(transport: Transport, look: Callable[[], None] | None) -> ReadyMessage:
     while True:
-        messages = link.receive(_LOOK_S if look is not None else None)
+        messages = transport.wait(_PROGRESS_S if look is not None else None)
         if look is not None:
             look()
         for message in messages:

@@ -1,4 +1,4 @@
-"""Records to parts of messages and back: nothing is lost, arrays are copied once."""
+"""Converts records to messages and back; arrays are copied once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from trencadis import errors
-from trencadis.client.news import StepNews
+from trencadis.client.engine_client import StepOutputs
 from trencadis.client.process.messages import (
     AddMessage,
     EmbeddingPart,
@@ -41,7 +41,7 @@ __all__ = [
     "int32_bytes",
     "int32_ids",
     "model_of",
-    "news_of",
+    "step_outputs",
     "prompt_messages",
     "readable",
     "ready_message",
@@ -56,7 +56,7 @@ _MAX_ENTRIES = 128
 _REASONS = {reason.value: reason for reason in FinishReason}
 
 
-# ---------------------------------------------------------------------------------------------------- client to host
+# ---------------------------------------------------------------------------------------------------- client to worker
 
 
 def int32_bytes(token_ids: Iterable[int]) -> bytes:
@@ -69,19 +69,19 @@ def int32_ids(data: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(data, "<i4").tolist())
 
 
-def add_message(request: Request, ticket: int, prompt: bytes | None = None) -> AddMessage:
+def add_message(request: Request, handle: int, prompt: bytes | None = None) -> AddMessage:
     """Return a request as a message. Pure.
 
     Args:
         request: The request.
-        ticket: How both sides call it.
+        handle: Its number on both sides.
         prompt: Its token ids as :func:`int32_bytes` gives them, if they are at hand.
     """
     terms = _changed(request, _DEFAULT_TERMS)
     if "transfer_params" in terms:
         terms["transfer_params"] = _json_bytes(request.transfer_params)
     return AddMessage(
-        ticket=ticket,
+        handle=handle,
         request_id=request.request_id,
         prompt_token_ids=int32_bytes(request.prompt_token_ids) if prompt is None else prompt,
         params=_changed(request.params, _DEFAULTS),
@@ -120,11 +120,11 @@ def _json_table(data: bytes) -> dict[str, Any] | None:
     return table
 
 
-# ---------------------------------------------------------------------------------------------------- host to client
+# ---------------------------------------------------------------------------------------------------- worker to client
 
 
 def ready_message(model: ModelFacts, *, max_model_len: int, plan_hash: str) -> ReadyMessage:
-    """Return what a client must know about an engine. Pure."""
+    """Return the first message of a worker. Pure."""
     return ReadyMessage(model=attrs.asdict(model), max_model_len=max_model_len, plan_hash=plan_hash)
 
 
@@ -134,43 +134,43 @@ def model_of(message: ReadyMessage) -> ModelFacts:
     return ModelFacts(**{**facts, "eos_token_ids": tuple(facts["eos_token_ids"])})
 
 
-def prompt_messages(deltas: TokenDeltas, ticket_of_slot: Int32Array) -> Iterator[StepMessage]:
+def prompt_messages(deltas: TokenDeltas, handle_of_slot: Int32Array) -> Iterator[StepMessage]:
     """Yield messages with the log-probabilities of prompts, which may be many: a client takes other messages between two of them. Pure.
 
     Args:
         deltas: Of the engine.
-        ticket_of_slot: Ticket of the sequence in each slot.
+        handle_of_slot: Ticket of the sequence in each slot.
     """
     entries = deltas.prompt_logprobs
     for start in range(0, len(entries), _MAX_ENTRIES):
         part = [
-            _logprobs_part(entry, int(ticket_of_slot[entry.index])) for entry in entries[start : start + _MAX_ENTRIES]
+            _logprobs_part(entry, int(handle_of_slot[entry.index])) for entry in entries[start : start + _MAX_ENTRIES]
         ]
-        yield StepMessage(tickets=[], num_tokens=[], token_ids=[], prompt_logprobs=tuple(part))
+        yield StepMessage(handles=[], num_tokens=[], token_ids=[], prompt_logprobs=tuple(part))
 
 
-def step_message(deltas: TokenDeltas, ticket_of_slot: Int32Array, tickets: Iterable[int]) -> StepMessage:
-    """Return a step's news as a message, but for log-probabilities of prompts. Pure.
+def step_message(deltas: TokenDeltas, handle_of_slot: Int32Array, handles: Iterable[int]) -> StepMessage:
+    """Return the outputs of a step as a message, without log-probabilities of prompts. Pure.
 
     Args:
         deltas: Of the engine.
-        ticket_of_slot: Ticket of the sequence in each slot.
-        tickets: Of the finished sequences, in their order: a slot may have been given to another already.
+        handle_of_slot: Ticket of the sequence in each slot.
+        handles: Of the finished sequences, in their order: a slot may have been given to another already.
     """
     return StepMessage(
-        tickets=ticket_of_slot[deltas.slots].tolist(),
+        handles=handle_of_slot[deltas.slots].tolist(),
         num_tokens=deltas.num_tokens.tolist(),
         token_ids=deltas.token_ids.tolist(),
-        finished=tuple(map(_finished_part, deltas.finished, tickets)),
+        finished=tuple(map(_finished_part, deltas.finished, handles)),
         logprobs=tuple([_logprobs_part(entry, entry.index) for entry in deltas.logprobs]),
         embeddings=tuple(map(_embedding_part, deltas.embeddings)),
     )
 
 
-def news_of(message: StepMessage) -> StepNews:
-    """Return a step's news, tickets for slots. Pure."""
-    return StepNews(
-        slots=message.tickets,
+def step_outputs(message: StepMessage) -> StepOutputs:
+    """Return the outputs of a step, with handles as slots. Pure."""
+    return StepOutputs(
+        slots=message.handles,
         num_tokens=message.num_tokens,
         token_ids=message.token_ids,
         finished=tuple(map(_finished, message.finished)),
@@ -180,10 +180,10 @@ def news_of(message: StepMessage) -> StepNews:
     )
 
 
-def _finished_part(finished: FinishedSequence, ticket: int) -> FinishedPart:
+def _finished_part(finished: FinishedSequence, handle: int) -> FinishedPart:
     return FinishedPart(
         request_id=finished.request_id,
-        ticket=ticket,
+        handle=handle,
         token_ids=finished.token_ids.astype("<i4", copy=False).tobytes(),
         finish_reason=finished.finish_reason.value,
         num_prompt_tokens=finished.num_prompt_tokens,
@@ -203,7 +203,7 @@ def _finished_part(finished: FinishedSequence, ticket: int) -> FinishedPart:
 def _finished(part: FinishedPart) -> FinishedSequence:
     return FinishedSequence(
         request_id=part.request_id,
-        slot=part.ticket,
+        slot=part.handle,
         token_ids=np.frombuffer(part.token_ids, "<i4"),
         finish_reason=_REASONS[part.finish_reason],
         num_prompt_tokens=part.num_prompt_tokens,
@@ -287,7 +287,7 @@ def readable(text: str) -> str:
 
 
 def error_of(fault: Fault) -> TrencadisError:
-    """Return the error with the class and the words that :func:`fault_of` saw. Pure."""
+    """Return the error that :func:`fault_of` was given. Pure."""
     found = getattr(errors, fault.kind, None) if fault.kind in errors.__all__ else None
     kind = found if isinstance(found, type) and issubclass(found, TrencadisError) else InternalError
     error = kind(fault.message)  # the hint is part of the message already

@@ -1,11 +1,9 @@
-"""An engine in another process, served by the event loop of those who use it: no thread, no hand-over, one wake-up per step.
+"""Engine loop: runs a remote engine's client on the event loop of its users, without a thread and with one wake-up per step.
 
-    coroutine ──▶ socket ══▶ host        host ══▶ socket ──▶ loop: read, step, put ──▶ OutputStream ──▶ coroutine
+    coroutine ──▶ socket ══▶ worker        worker ══▶ socket ──▶ loop: read, step, put ──▶ OutputStream ──▶ coroutine
 
-The loop watches the socket and the end of the process. Without work it has nothing to do.
-
-One loop serves, the first that sends a command; when it has ended, the next. Are there several at a time, none can be relied upon:
-a loop on a thread of its own takes over, and commands and outputs are handed from loop to loop.
+The loop watches the socket and the end of the process. The first loop that sends a command serves; when it has ended, the next.
+If several are in use at a time, a loop on a thread of its own serves instead, and commands and outputs go from loop to loop.
 """
 
 from __future__ import annotations
@@ -19,9 +17,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from trencadis.client import Frontend
-from trencadis.client.commands import Abort, Ask, AskMetrics, Command, Embed, Submission
-from trencadis.client.desk import Desk, after
+from trencadis.client.dispatcher import (
+    Abort,
+    Command,
+    ControlRequest,
+    Embed,
+    MetricsRequest,
+    RequestDispatcher,
+    Submission,
+    engine_ended,
+)
+from trencadis.client.frontend import Frontend
 from trencadis.client.output_stream import OutputStream, running_loop
 from trencadis.client.process.client import RemoteEngineClient
 from trencadis.errors import EngineEndedError
@@ -41,20 +47,20 @@ class EngineLoop:
         frontend: Serves the requests, over a ``RemoteEngineClient`` whose channel never waits to send.
 
     Attributes:
-        frontend: As given.
-        desk: Who waits for what.
+        frontend: The frontend.
+        dispatcher: Of its requests.
     """
 
     def __init__(self, frontend: Frontend) -> None:
         self.frontend = frontend
-        self.desk = Desk(frontend)
+        self.dispatcher = RequestDispatcher(frontend)
         self._engine = cast("RemoteEngineClient", frontend.engine)
-        # Held by whoever touches the engine. Loops that serve in turn never wait for each other longer than for a turn.
+        # Held while the engine is used: at most for one turn.
         self._lock = threading.RLock()
         self._commands: deque[Command] = deque()
         self._end: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._own_loop: asyncio.AbstractEventLoop | None = None
         self._closed = threading.Event()
 
     @property
@@ -62,12 +68,12 @@ class EngineLoop:
         """False once the engine was closed or has failed."""
         with self._lock:
             if self._end is None and not self._is_served:
-                self._look()
+                self._check_end()
             return self._end is None
 
     @property
     def failure(self) -> str:
-        """Why the engine ended, in words; empty while it is alive."""
+        """Why the engine ended; empty while it is alive."""
         return "" if self.is_alive else str(self._end)
 
     @property
@@ -75,8 +81,8 @@ class EngineLoop:
         """Where the engine has made no progress for too long; empty while all is well."""
         return self._engine.stalled
 
-    def send(self, command: Submission | Embed | AskMetrics | Ask) -> None:
-        """Carry out a command of a coroutine; the answer, or a refusal, reaches its stream or future.
+    def send(self, command: Submission | Embed | MetricsRequest | ControlRequest) -> None:
+        """Execute a command of a coroutine; the answer, or a refusal, reaches its stream or future.
 
         Raises:
             EngineEndedError: The engine was closed or has failed; the cause is attached.
@@ -84,9 +90,9 @@ class EngineLoop:
         here = asyncio.get_running_loop()
         with self._lock:
             if self._end is not None:
-                raise after(self._end)
+                raise engine_ended(self._end)
             if isinstance(command, Submission):
-                self.desk.announce(command.stream)
+                self.dispatcher.register(command.stream)
             self._commands.append(command)
             self._serve_from(here)
 
@@ -115,49 +121,49 @@ class EngineLoop:
             self._close_frontend()
         self._closed.wait()
 
-    # ------------------------------------------------------------------------------------------- who serves
+    # ------------------------------------------------------------------------------------------- which loop serves
 
     @property
     def _is_served(self) -> bool:
-        return self._loop is not None and (self._loop is self._home or self._loop.is_running())
+        return self._loop is not None and (self._loop is self._own_loop or self._loop.is_running())
 
     def _serve_from(self, here: asyncio.AbstractEventLoop) -> None:
-        """Carry out what is queued, on the loop that serves; ``here`` is the running one."""
+        """Execute the queued commands on the loop that serves; ``here`` is the running one."""
         if not self._is_served:
             self._detach()
             self._attach(here)
         if self._loop is here:
             self._turn()
             return
-        self._call(self._turn if self._loop is self._home else self._go_home)
-        here.call_later(_LOOK_S, self._look_after, here)
+        self._call(self._turn if self._loop is self._own_loop else self._start_own_loop)
+        here.call_later(_LOOK_S, self._check_served, here)
 
-    def _look_after(self, here: asyncio.AbstractEventLoop) -> None:
-        """Make sure that commands do not wait for a loop that has ended meanwhile."""
+    def _check_served(self, here: asyncio.AbstractEventLoop) -> None:
+        """Execute commands that wait for a loop that has ended meanwhile."""
         with self._lock:
             if self._end is None and self._commands:
                 self._serve_from(here)
 
-    def _go_home(self) -> None:
-        """Let a loop serve that does not end before the engine."""
+    def _start_own_loop(self) -> None:
+        """Start a loop on a thread of its own and let it serve."""
         with self._lock:
-            if self._end is None and self._home is None:
+            if self._end is None and self._own_loop is None:
                 self._detach()
-                self._loop = self._home = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(self._home,), name="trencadis-engine", daemon=True).start()
-                self._home.call_soon_threadsafe(self._attach_home)
+                self._loop = self._own_loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(self._own_loop,), name="trencadis-engine", daemon=True).start()
+                self._own_loop.call_soon_threadsafe(self._attach_own_loop)
 
-    def _attach_home(self) -> None:
+    def _attach_own_loop(self) -> None:
         with self._lock:
-            if self._end is None and self._home is not None:
-                self._attach(self._home)
+            if self._end is None and self._own_loop is not None:
+                self._attach(self._own_loop)
                 self._turn()
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         loop.add_reader(self._engine.socket_file, self._turn, True)
         loop.add_reader(self._engine.end_file, self._read_end)
-        self.desk.drop_unread()
+        self.dispatcher.drop_unread()
 
     def _detach(self) -> None:
         """Leave a loop, on its thread or while it rests."""
@@ -182,73 +188,77 @@ class EngineLoop:
         if not left.is_set():
             self._detach()
 
-    def _call(self, what: Callable[[], None]) -> None:
+    def _call(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed: the next takes its place
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(what)
+                self._loop.call_soon_threadsafe(call)
 
-    # ------------------------------------------------------------------------------------------- what it does
+    # ------------------------------------------------------------------------------------------- turns
 
     def _turn(self, is_likely: bool = False) -> None:
-        """Carry out what is queued and take in what has come, which is likely if the socket says so; does not wait."""
+        """Execute the queued commands and process the received messages; does not wait.
+
+        Args:
+            is_likely: The socket's file is readable.
+        """
         with self._lock:
             if self._end is not None:
                 return
             try:
                 while self._commands:
-                    self.desk.obey(self._commands.popleft())
-                    is_likely = False  # what was sent may have taken notice of what the socket says
-                # Also after sending: the socket's file tells only once that something has come, and sending may take notice.
-                has_news = self._engine.take_in(is_likely=is_likely)
-                while has_news:
-                    self.desk.report(self.frontend.step())
-                    has_news = self._engine.has_news
+                    self.dispatcher.execute(self._commands.popleft())
+                    is_likely = False  # sending may have reset the socket's file
+                # Also after sending, which may have reset the socket's file.
+                has_outputs = self._engine.receive(is_likely=is_likely)
+                while has_outputs:
+                    self.dispatcher.deliver(self.frontend.step())
+                    has_outputs = self._engine.has_outputs
                 if self._engine.has_rest and self._loop is not None:
-                    self._loop.call_soon_threadsafe(self._turn)  # others of this loop come first
+                    self._loop.call_soon_threadsafe(self._turn)  # other callbacks of the loop run first
             except BaseException as error:
                 self._fail(error)
 
-    def _look(self) -> None:
-        """Look after the engine while no loop does; whoever asks for it has the lock."""
+    def _check_end(self) -> None:
+        """Detect the end of the process while no loop does; called with the lock."""
         if select.select([self._engine.end_file], [], [], 0)[0]:
             self._read_end()
 
     def _read_end(self) -> None:
-        """Take in the last words of a process that has ended, or learn that there are none."""
+        """Process the last messages of a process that has ended, or fail if there are none."""
         with self._lock:
             if self._end is not None:
                 return
             try:
-                self._engine.take_last()
+                self._engine.receive_last()
             except BaseException as error:
                 self._fail(error)
             else:
                 self._turn()
 
     def _fail(self, error: BaseException) -> None:
-        """Tell everybody at once; freeing what is left may take a while and is done elsewhere."""
+        """Answer every request with the error; closing may take a while and is done on a thread."""
         if isinstance(error, EngineEndedError):
             logger.error("%s Every request ends.", error)
         else:
             logger.error("The engine failed; every request ends.", exc_info=error)
         self._end = error
         self._detach()
-        self.desk.fail_all(error)
+        self.dispatcher.fail_all(error)
         threading.Thread(target=self._close_frontend, name="trencadis-close", daemon=True).start()
 
     def _close_frontend(self) -> None:
-        """Close, and let nobody wait for ever."""
+        """Close, and answer every running and queued request."""
         try:
             self.frontend.close()
         except Exception:
             logger.exception("The engine could not be closed in order.")
         end = self._end or EngineEndedError("the engine was closed.")
-        self.desk.report_finished()
-        self.desk.fail_all(end)
+        self.dispatcher.deliver_finished()
+        self.dispatcher.fail_all(end)
         while self._commands:
-            self.desk.refuse(self._commands.popleft(), end)
-        if self._home is not None:
-            self._home.call_soon_threadsafe(self._home.stop)
+            self.dispatcher.reject(self._commands.popleft(), end)
+        if self._own_loop is not None:
+            self._own_loop.call_soon_threadsafe(self._own_loop.stop)
         self._closed.set()
 
 

@@ -1,6 +1,6 @@
-"""What the two processes tell each other: msgpack, numbers and text only; long arrays are little-endian bytes.
+"""Messages between client and worker process, in msgpack: numbers and text; long arrays are little-endian bytes.
 
-Nothing that arrives is ever executed: a message is one of these types, or an error.
+A received message is one of these types, or an error; nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from trencadis.records.plain import plain_fault
 __all__ = [
     "AddMessage",
     "AnswerMessage",
-    "AskMessage",
-    "AskMetricsMessage",
+    "ControlMessage",
+    "GetMetricsMessage",
     "ClientMessage",
     "CloseMessage",
     "DropMessage",
@@ -28,7 +28,7 @@ __all__ = [
     "FailedMessage",
     "Fault",
     "FinishedPart",
-    "HostMessage",
+    "WorkerMessage",
     "LogprobsPart",
     "MetricsMessage",
     "ReadyMessage",
@@ -36,10 +36,10 @@ __all__ = [
     "StartMessage",
     "StepMessage",
     "decode_client_message",
-    "decode_host_message",
+    "decode_worker_message",
     "decode_start",
     "encode",
-    "host_message_decoder",
+    "worker_message_decoder",
 ]
 
 
@@ -61,19 +61,19 @@ class Fault(Part):
     retry_after_s: float = 1.0
 
 
-# ------------------------------------------------------------------------------------------------- client to host
+# ------------------------------------------------------------------------------------------------- client to worker
 
 
 class StartMessage(Message):
-    """How the host is to be set up; comes through its standard input, as it holds secrets.
+    """Configuration of the worker process; sent through its standard input, as it holds secrets.
 
     Attributes:
         address: Of the socket.
         tables: The configuration.
-        sources: Who set each value.
+        sources: Source of each value, for messages.
         log_level: Of the logger ``trencadis``.
         python_path: ``PYTHONPATH`` as it was, or None.
-        activity_file: Memory to write to what the engine does, see :mod:`trencadis.activity`; -1: none.
+        activity_file: Shared memory for the engine's activity, see :mod:`trencadis.activity`; -1: none.
     """
 
     address: str
@@ -85,9 +85,9 @@ class StartMessage(Message):
 
 
 class AddMessage(Message):
-    """A request. ``ticket`` is how both sides call it; ``params`` and ``terms`` hold what differs from the defaults."""
+    """A request. ``handle`` is its number on both sides; ``params`` and ``terms`` hold the values that differ from the defaults."""
 
-    ticket: int
+    handle: int
     request_id: str
     prompt_token_ids: bytes
     params: dict[str, Any]
@@ -95,9 +95,9 @@ class AddMessage(Message):
 
 
 class EndMessage(Message):
-    """End a request, if it has not ended: because its text is complete, or because nobody wants it."""
+    """End a request, if it has not ended: because its text is complete, or because it was aborted."""
 
-    ticket: int
+    handle: int
     is_complete: bool
 
 
@@ -109,19 +109,19 @@ class EmbedMessage(Message):
 
 
 class DropMessage(Message):
-    """Forget a text, if it waits."""
+    """Drop a text that waits to be embedded."""
 
     request_id: str
 
 
-class AskMetricsMessage(Message):
-    """Answer with a ``MetricsMessage``."""
+class GetMetricsMessage(Message):
+    """Request a ``MetricsMessage``."""
 
 
-class AskMessage(Message):
-    """Answer a question of an operator with an ``AnswerMessage``."""
+class ControlMessage(Message):
+    """A control request; its answer is an ``AnswerMessage``."""
 
-    question: str
+    name: str
     arguments: dict[str, Any]
 
 
@@ -130,10 +130,10 @@ class CloseMessage(Message):
 
 
 ClientMessage: TypeAlias = (
-    AddMessage | EndMessage | EmbedMessage | DropMessage | AskMetricsMessage | AskMessage | CloseMessage
+    AddMessage | EndMessage | EmbedMessage | DropMessage | GetMetricsMessage | ControlMessage | CloseMessage
 )
 
-# ------------------------------------------------------------------------------------------------- host to client
+# ------------------------------------------------------------------------------------------------- worker to client
 
 
 class ReadyMessage(Message):
@@ -151,17 +151,17 @@ class FailedMessage(Message):
 
 
 class RefusedMessage(Message):
-    """A request or a text that the engine did not take."""
+    """A request or a text that the engine refused."""
 
     request_id: str
     fault: Fault
 
 
 class FinishedPart(Part):
-    """A ``FinishedSequence``, its slot replaced by the ticket; ``transfer_params`` is JSON."""
+    """A ``FinishedSequence``, its slot replaced by the handle; ``transfer_params`` is JSON."""
 
     request_id: str
-    ticket: int
+    handle: int
     token_ids: bytes
     finish_reason: str
     num_prompt_tokens: int
@@ -199,9 +199,9 @@ class EmbeddingPart(Part):
 
 
 class StepMessage(Message):
-    """The ``TokenDeltas`` of one step, slots replaced by tickets."""
+    """The ``TokenDeltas`` of one step, slots replaced by handles."""
 
-    tickets: list[int]
+    handles: list[int]
     num_tokens: list[int]
     token_ids: list[int]
     finished: tuple[FinishedPart, ...] = ()
@@ -211,19 +211,19 @@ class StepMessage(Message):
 
 
 class MetricsMessage(Message):
-    """What the observers measured."""
+    """Metrics of the observers, in Prometheus' text format."""
 
     text: str
 
 
 class AnswerMessage(Message):
-    """The answer to an ``AskMessage``; questions are answered in their order. ``fault``: why there is none."""
+    """The answer to a ``ControlMessage``, in their order. ``fault``: the error instead."""
 
     table: dict[str, Any]
     fault: Fault | None = None
 
 
-HostMessage: TypeAlias = ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage
+WorkerMessage: TypeAlias = ReadyMessage | FailedMessage | RefusedMessage | StepMessage | MetricsMessage | AnswerMessage
 
 
 def encode(message: Message) -> bytes:
@@ -268,7 +268,7 @@ def _plain_number(value: Any) -> Any:
 
 
 def decode_start(data: bytes) -> StartMessage:
-    """Return what :func:`encode` was given. Pure.
+    """Decode the first message. Pure.
 
     Raises:
         msgspec.DecodeError: It is no such message; also the others.
@@ -277,19 +277,19 @@ def decode_start(data: bytes) -> StartMessage:
 
 
 def decode_client_message(data: bytes) -> ClientMessage:
-    """Return what the client encoded. Pure."""
+    """Decode a message of the client. Pure."""
     message: ClientMessage = _client_decoder().decode(data)
     return message
 
 
-def decode_host_message(data: bytes) -> HostMessage:
-    """Return what the host encoded. Pure."""
-    return host_message_decoder()(data)
+def decode_worker_message(data: bytes) -> WorkerMessage:
+    """Decode a message of the worker. Pure."""
+    return worker_message_decoder()(data)
 
 
-def host_message_decoder() -> Callable[[bytes], HostMessage]:
-    """Return :func:`decode_host_message` for who calls it every step: without a layer around it."""
-    decode: Callable[[bytes], HostMessage] = _host_decoder().decode
+def worker_message_decoder() -> Callable[[bytes], WorkerMessage]:
+    """Return :func:`decode_worker_message` without a function around it, for every step."""
+    decode: Callable[[bytes], WorkerMessage] = _worker_decoder().decode
     return decode
 
 
@@ -309,5 +309,5 @@ def _client_decoder() -> msgspec.msgpack.Decoder[Any]:
 
 
 @functools.cache
-def _host_decoder() -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(HostMessage)
+def _worker_decoder() -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(WorkerMessage)

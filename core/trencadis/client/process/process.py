@@ -1,7 +1,7 @@
 """The engine's process as its parent sees it: started, watched, ended.
 
     parent ── standard input: StartMessage, then open as long as the parent lives ──▶ child ends with it
-    parent ◀── standard output: silent, open as long as the child lives ── child     parent hears its end at once
+    parent ◀── standard output: no_answer, open as long as the child lives ── child     parent hears its end at once
 
 What the child prints goes to standard error. It is in a session of its own, so Ctrl-C reaches the parent alone.
 """
@@ -39,7 +39,7 @@ class EngineProcess:
 
     Args:
         tables: The configuration.
-        sources: Who set each value.
+        sources: Source of each value, for messages.
         log_level: Of the child's log, such as ``info``.
         watchdog_s: Without progress for longer it is killed, seconds; see :class:`StallWatch`.
 
@@ -84,17 +84,17 @@ class EngineProcess:
         self._watch = StallWatch(child, self._view, watchdog_s=watchdog_s, kill=lambda: _kill(child))
         self._release = weakref.finalize(self, _release, child, self._directory, self._watch, self._view)
         self._watch.start()
-        with contextlib.suppress(BrokenPipeError):  # its end is heard, too
+        with contextlib.suppress(BrokenPipeError):  # its end is detected by fileno
             _write(self._child.stdin, LENGTH.pack(len(start)) + start)
 
     @property
     def address(self) -> str:
-        """Of the socket between the two; in a directory that nobody else may enter."""
+        """Of the socket between the two; in a directory of mode 0700."""
         return f"ipc://{self._directory}/engine"
 
     @property
     def pid(self) -> int:
-        """The child's."""
+        """Process id of the child."""
         return self._child.pid
 
     def fileno(self) -> int:
@@ -103,7 +103,7 @@ class EngineProcess:
 
     @property
     def progress(self) -> tuple[int, int | None]:
-        """How many buckets the child has prepared, and how many there are, if that is known."""
+        """Number of buckets that the child has prepared, and of all buckets, if known."""
         reading = self._view.read()
         return reading.done, reading.total or None
 
@@ -113,7 +113,7 @@ class EngineProcess:
         return self._watch.stalled
 
     def describe_end(self) -> str:
-        """Return how the child ended, in words, and what it was calling; call it when :meth:`fileno` is readable."""
+        """Return how the child ended, and the plugin call it was in; to be called when :meth:`fileno` is readable."""
         try:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -122,7 +122,7 @@ class EngineProcess:
         return self._watch.verdict or f"{describe_exit(code)}{self._view.read().called}"
 
     def close(self) -> None:
-        """End the child if it has not ended, first in good manners, and remove the directory; may be called twice."""
+        """Terminate the child, kill it if it does not end, and remove the directory; may be called twice."""
         if self._child.poll() is None:
             self._child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,7 +146,7 @@ def describe_exit(code: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without our own variables: the tables say it all, and some are secrets."""
+    """Return the environment without the variables of Trencadís: the tables hold the values, and some are secrets."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
     return {**environment, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 

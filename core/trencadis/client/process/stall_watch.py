@@ -1,7 +1,7 @@
-"""Notices from outside that an engine's process makes no progress; shows where it is stuck, and ends it if it stays so.
+"""Stall watch: detects from outside that a worker process makes no progress, logs where it is stuck, and kills it in the end.
 
-    every second   ActivityView.read ─ the beat has changed ──────────────▶ it is well
-                                     └ not for watchdog_s / 2 ─────────────▶ stalled: said, logged, with the stacks of all its threads
+    every second   ActivityView.read ─ the beat has changed ──────────────▶ it makes progress
+                                     └ not for watchdog_s / 2 ─────────────▶ stalled: logged, with the stacks of all its threads
                                      └ not for watchdog_s ─────────────────▶ killed
 
 Progress is what counts, never how soon something is answered: an engine that is saturated, loads or compiles is well. An idle one

@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 import pytest
 
-from trencadis.client import configure
+from trencadis.client.factory import configure
 from trencadis.client.process.channel import Channel
 from trencadis.client.process.client import RemoteEngineClient
 from trencadis.client.process.conversion import ready_message
-from trencadis.client.process.host import EngineHost
-from trencadis.client.process.link import Link
+from trencadis.client.process.transport import Transport
+from trencadis.client.process.worker import EngineWorker
 from trencadis.clock import SystemClock
 from trencadis.config import Config
 from trencadis.registry import Registry
@@ -78,28 +78,28 @@ class FakePeer:
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """Both ends of a line: a client, and a host with a fake engine, in one thread."""
+    """Both ends of a line: a client, and a worker with a fake engine, in one thread."""
 
     client: RemoteEngineClient
-    host: EngineHost
+    worker: EngineWorker
     engine: Any
     peer: FakePeer
-    link: Link
+    transport: Transport
     far: Channel
     refused: list[tuple[str, Exception]] = attrs.field(factory=list)
 
     def settle(self) -> list[Any]:
-        """Let both work until neither has anything to do; returns the news of every step."""
-        news = []
+        """Let both work until neither has anything to do; returns the outputs of every step."""
+        outputs = []
         answers: list[str] = []
         self.client.request_metrics(answers.append)
         for _ in range(5000):
-            self.host.turn()
+            self.worker.turn()
             if self.client.has_work:
-                news.append(self.client.step(timeout_s=0.001))
-                self.refused.extend(news[-1].refused)
+                outputs.append(self.client.step(timeout_s=0.001))
+                self.refused.extend(outputs[-1].refused)
             elif answers:
-                return news
+                return outputs
             else:
                 self.client.rest(0.001)
         raise AssertionError("the line does not come to rest")
@@ -121,10 +121,17 @@ def open_line(tmp_path: Path) -> Iterator[Callable[..., Line]]:
         backend = FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024, strict=False)
         engine = make_engine(backend=backend, num_blocks=512, **options)
         peer = FakePeer()
-        link = Link(near, peer, clock=SystemClock())
+        transport = Transport(near, peer, clock=SystemClock())
         ready = ready_message(engine.model, max_model_len=engine.max_model_len, plan_hash="x")
-        host = EngineHost(engine, far)
-        line = Line(client=RemoteEngineClient(link, ready), host=host, engine=engine, peer=peer, link=link, far=far)
+        worker = EngineWorker(engine, far)
+        line = Line(
+            client=RemoteEngineClient(transport, ready),
+            worker=worker,
+            engine=engine,
+            peer=peer,
+            transport=transport,
+            far=far,
+        )
         opened.append(line)
         return line
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from trencadis.client.process.channel import Channel
+from trencadis.client.process.channel import Channel, WakeUpFile
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def exchange(channel: Channel, num_messages: int, size: int, received: list[int]
 def test_with_the_smallest_sockets_every_message_of_both_sides_arrives_in_order(ends: tuple[Channel, Channel]) -> None:
     received: tuple[list[int], list[int]] = [], []
     threads = [
-        threading.Thread(target=exchange, args=(channel, 4000, 3000, news), daemon=True)
-        for channel, news in zip(ends, received, strict=True)
+        threading.Thread(target=exchange, args=(channel, 4000, 3000, outputs), daemon=True)
+        for channel, outputs in zip(ends, received, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -94,3 +95,33 @@ def test_a_message_that_is_likely_need_not_be_there(ends: tuple[Channel, Channel
         received += ends[0].receive(is_likely=True)
     assert received == [bytes([number]) for number in range(num_messages)]
     assert ends[0].receive(is_likely=True) == []
+
+
+@pytest.fixture
+def wake_up() -> Iterator[WakeUpFile]:
+    made = WakeUpFile()
+    yield made
+    made.close()
+
+
+def is_awake(wake_up: WakeUpFile) -> bool:
+    return bool(select.select([wake_up], [], [], 0)[0])
+
+
+def test_it_is_readable_from_wake_to_clear(wake_up: WakeUpFile) -> None:
+    assert not is_awake(wake_up)
+    for _ in range(3):
+        wake_up.wake()
+    assert is_awake(wake_up)
+    wake_up.clear()
+    assert not is_awake(wake_up)
+    wake_up.clear()
+    wake_up.wake()
+    assert is_awake(wake_up)
+
+
+def test_after_closing_nothing_happens(wake_up: WakeUpFile) -> None:
+    wake_up.close()
+    wake_up.wake()
+    wake_up.clear()
+    wake_up.close()

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from remote_parts import AtMostTwo
 
+from trencadis.client.process.client import RequestHandles
 from trencadis.errors import (
     EngineEndedError,
     InternalError,
@@ -29,8 +30,8 @@ def request(name: str, num_tokens: int = 5, **more: Any) -> Request:
     return Request(**{"request_id": name, "prompt_token_ids": PROMPT, "params": SamplingParams(**params), **more})
 
 
-def endings(news: list[Any]) -> dict[str, FinishReason]:
-    return {finished.request_id: finished.finish_reason for deltas in news for finished in deltas.finished}
+def endings(outputs: list[Any]) -> dict[str, FinishReason]:
+    return {finished.request_id: finished.finish_reason for deltas in outputs for finished in deltas.finished}
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_a_refusal_of_the_engine_comes_with_its_class_and_words(open_line: Calla
     assert name == "c"
     assert type(error) is RequestRefusedError
     assert "nobody serves c" in str(error)
-    assert not line.client.has_news
-    assert line.client.num_live == line.host.num_live == 0
+    assert not line.client.has_outputs
+    assert line.client.num_live == line.worker.num_live == 0
 
 
 def test_an_abort_is_answered_with_what_there_is(open_line: Callable[..., Any]) -> None:
@@ -90,7 +91,7 @@ def test_an_abort_is_answered_with_what_there_is(open_line: Callable[..., Any]) 
     line.client.add(request("a", 500))
     line.client.add(request("b", 500))
     while not line.client.step(timeout_s=0.01).slots:
-        line.host.turn()
+        line.worker.turn()
     assert line.client.abort("a") is None
     assert line.client.stop("b") is None
     line.client.abort("a")
@@ -98,7 +99,7 @@ def test_an_abort_is_answered_with_what_there_is(open_line: Callable[..., Any]) 
     ends = [end for deltas in line.settle() for end in deltas.finished]
     assert {end.request_id: end.finish_reason for end in ends} == {"a": FinishReason.ABORT, "b": FinishReason.STOP}
     assert all(0 < len(end.token_ids) < 500 for end in ends)
-    assert line.client.num_live == line.host.num_live == 0
+    assert line.client.num_live == line.worker.num_live == 0
 
 
 def test_texts_are_embedded_and_bad_ones_refused(open_line: Callable[..., Any]) -> None:
@@ -119,9 +120,9 @@ def test_a_dropped_text_leaves_nothing_behind(open_line: Callable[..., Any]) -> 
     line.client.embed(EmbeddingRequest(request_id="a", token_ids=(5, 6)))
     line.client.abort("a")
     assert not line.client.has_work
-    news = line.settle()  # the engine may have been quicker than the word of it
-    assert {embedding.request_id for some in news for embedding in some.embeddings} <= {"a"}
-    assert not any(some.slots or some.finished for some in news)
+    outputs = line.settle()  # the engine may have been quicker than the word of it
+    assert {embedding.request_id for some in outputs for embedding in some.embeddings} <= {"a"}
+    assert not any(some.slots or some.finished for some in outputs)
     assert not line.engine.has_work
     assert not line.client.has_work
 
@@ -187,15 +188,15 @@ def test_whatever_the_order_of_requests_aborts_and_steps_nothing_is_left(
             case "drop":
                 line.client.abort(f"e{number}")
             case "client":
-                news = line.client.step(timeout_s=0.0)
-                ended += [end.request_id for end in news.finished]
-                line.refused.extend(news.refused)
+                outputs = line.client.step(timeout_s=0.0)
+                ended += [end.request_id for end in outputs.finished]
+                line.refused.extend(outputs.refused)
             case "host":
-                line.host.turn()
+                line.worker.turn()
     ended += [end.request_id for deltas in line.settle() for end in deltas.finished]
     ended += [name for name, _ in line.refused if name.startswith("r")]
     assert sorted(ended) == sorted(f"r{number}" for number in range(num_added))
-    assert line.client.num_live == line.host.num_live == 0
+    assert line.client.num_live == line.worker.num_live == 0
     assert not line.engine.has_work
     assert line.engine._state.blocks.num_used == 0
 
@@ -203,10 +204,10 @@ def test_whatever_the_order_of_requests_aborts_and_steps_nothing_is_left(
 def test_questions_are_answered_in_their_order_each_with_its_own_answer_or_error(open_line: Callable[..., Any]) -> None:
     line = open_line()
     answers: list[Any] = []
-    line.client.ask("nonsense", {}, answers.append)
-    line.client.ask("scheduling", {}, answers.append)
+    line.client.control("nonsense", {}, answers.append)
+    line.client.control("scheduling", {}, answers.append)
     with pytest.raises(InvalidRequestError, match="request_id is of the type object"):
-        line.client.ask("explain", {"request_id": object()}, answers.append)
+        line.client.control("explain", {"request_id": object()}, answers.append)
     line.settle()
     error, answer = answers
     assert isinstance(error, InvalidRequestError)
@@ -244,7 +245,7 @@ def test_a_value_that_cannot_be_sent_is_refused_alone_and_named(
     assert caught.value.field == field
     line.client.add(request("bad"))  # the id is free again
     assert set(endings(line.settle())) == {"before", "bad"}
-    assert line.client.num_live == line.host.num_live == 0
+    assert line.client.num_live == line.worker.num_live == 0
 
 
 def test_numbers_of_numpy_are_sent_as_numbers(open_line: Callable[..., Any]) -> None:
@@ -260,8 +261,8 @@ def test_an_operators_change_that_cannot_be_sent_is_refused_alone(
     line = open_line()
     answers: list[Any] = []
     with pytest.raises(InvalidRequestError, match="table"):
-        line.client.ask("set_scheduling", {"table": table, "source": "a test"}, answers.append)
-    line.client.ask("role", {}, answers.append)
+        line.client.control("set_scheduling", {"table": table, "source": "a test"}, answers.append)
+    line.client.control("role", {}, answers.append)
     line.settle()
     assert answers[0]["role"] == "both"
 
@@ -274,8 +275,8 @@ def test_an_answer_that_cannot_be_sent_becomes_an_error_and_the_engine_goes_on(
 ) -> None:
     line = open_line()
     answers: list[Any] = []
-    monkeypatch.setattr(line.engine, "answer", lambda question, arguments: answer)
-    line.client.ask("scheduling", {}, answers.append)
+    monkeypatch.setattr(line.engine, "answer", lambda name, arguments: answer)
+    line.client.control("scheduling", {}, answers.append)
     line.client.add(request("after"))
     assert set(endings(line.settle())) == {"after"}
     assert isinstance(answers[0], InternalError)
@@ -294,3 +295,13 @@ def test_words_that_no_utf_8_can_hold_are_sent_as_escapes(
     line.settle()
     [(_, error)] = line.refused
     assert str(error) == "no \\ud800"
+
+
+def test_the_smallest_free_number_is_given() -> None:
+    handles = RequestHandles()
+    assert [handles.take() for _ in range(4)] == [0, 1, 2, 3]
+    handles.give_back(2)
+    handles.give_back(0)
+    assert handles.num_taken == 2
+    assert [handles.take() for _ in range(3)] == [0, 2, 4]
+    assert handles.num_taken == 5

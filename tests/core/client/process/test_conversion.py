@@ -15,13 +15,13 @@ from trencadis.client.process.conversion import (
     error_of,
     fault_of,
     model_of,
-    news_of,
     prompt_messages,
     ready_message,
     request_of,
     step_message,
+    step_outputs,
 )
-from trencadis.client.process.messages import decode_client_message, decode_host_message, encode
+from trencadis.client.process.messages import decode_client_message, decode_worker_message, encode
 from trencadis.errors import InternalError, InvalidRequestError, PluginLoadError, RequestRefusedError, TrencadisError
 from trencadis.records import (
     Embedding,
@@ -69,11 +69,11 @@ REQUESTS = st.builds(
 
 
 @settings(phases=[Phase.explicit, Phase.generate], max_examples=100)
-@given(request=REQUESTS, ticket=IDS)
-def test_a_request_arrives_as_it_was_sent(request: Request, ticket: int) -> None:
-    message = decode_client_message(encode(add_message(request, ticket)))
+@given(request=REQUESTS, handle=IDS)
+def test_a_request_arrives_as_it_was_sent(request: Request, handle: int) -> None:
+    message = decode_client_message(encode(add_message(request, handle)))
     assert request_of(message) == request  # type: ignore[arg-type]
-    assert message.ticket == ticket  # type: ignore[union-attr]
+    assert message.handle == handle  # type: ignore[union-attr]
 
 
 def test_every_sampling_parameter_travels() -> None:
@@ -113,17 +113,17 @@ def test_a_step_arrives_with_tickets_for_slots() -> None:
         prompt_logprobs=(msgspec.structs.replace(entry, index=2),),
         embeddings=(embedding,),
     )
-    tickets = np.array([9, 9, 30, 9, 40], np.int32)
-    # Slot 4 has been given to another already: the ticket of what finished is told apart.
-    message = decode_host_message(encode(step_message(deltas, tickets, [41])))
-    arrived = news_of(message)  # type: ignore[arg-type]
+    handles = np.array([9, 9, 30, 9, 40], np.int32)
+    # Slot 4 has been given to another already: the handle of what finished is told apart.
+    message = decode_worker_message(encode(step_message(deltas, handles, [41])))
+    arrived = step_outputs(message)  # type: ignore[arg-type]
     assert arrived.slots == [40, 30]
     assert (arrived.num_tokens, arrived.token_ids) == ([2, 1], [5, 6, 7])
     assert arrived.finished == (attrs.evolve(finished, slot=41),)
     assert arrived.logprobs == (entry,)
     assert arrived.embeddings == (embedding,)
-    (before,) = prompt_messages(deltas, tickets)
-    first = news_of(decode_host_message(encode(before)))  # type: ignore[arg-type]
+    (before,) = prompt_messages(deltas, handles)
+    first = step_outputs(decode_worker_message(encode(before)))  # type: ignore[arg-type]
     assert first.prompt_logprobs == (msgspec.structs.replace(entry, index=30),)
     assert not first.slots
 
@@ -137,7 +137,7 @@ def test_log_probabilities_of_a_long_prompt_are_many_messages_none_of_them_long(
     deltas = TokenDeltas(slots=empty, num_tokens=empty, token_ids=empty, prompt_logprobs=entries)
     messages = [encode(message) for message in prompt_messages(deltas, np.array([3], np.int32))]
     assert max(map(len, messages)) < 2**17
-    arrived = [one for data in messages for one in news_of(decode_host_message(data)).prompt_logprobs]  # type: ignore[arg-type]
+    arrived = [one for data in messages for one in step_outputs(decode_worker_message(data)).prompt_logprobs]  # type: ignore[arg-type]
     assert [one.position for one in arrived] == list(range(1, 1000))
     assert not any(map(gc.is_tracked, arrived)), "the garbage collector looks at them"
 
@@ -147,7 +147,7 @@ def test_facts_about_the_model_arrive() -> None:
         architecture="A", dtype="float32", vocab_size=5, max_model_len=6, eos_token_ids=(1, 2), num_parameters=3,
         weights_bytes=2**40, kv_bytes_per_token=1, generates=False, embedding_size=8,
     )  # fmt: skip
-    message = decode_host_message(encode(ready_message(model, max_model_len=4, plan_hash="h")))
+    message = decode_worker_message(encode(ready_message(model, max_model_len=4, plan_hash="h")))
     assert model_of(message) == model  # type: ignore[arg-type]
     assert (message.max_model_len, message.plan_hash) == (4, "h")  # type: ignore[union-attr]
 

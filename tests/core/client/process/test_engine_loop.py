@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trencadis.client.async_llm import AsyncLLM
-from trencadis.client.commands import AskMetrics, Submission
+from trencadis.client.dispatcher import MetricsRequest, Submission
 from trencadis.client.frontend import Frontend
 from trencadis.client.output_stream import OutputStream
 from trencadis.client.process.engine_loop import EngineLoop
@@ -24,7 +24,7 @@ LONG = SamplingParams(max_tokens=900)
 
 
 class Served:
-    """A loop's client, and a host on a thread that goes on until it is told to stop."""
+    """A loop's client, and a worker on a thread that goes on until it is told to stop."""
 
     def __init__(self, line: Any, tokenizer: Tokenizer) -> None:
         self.line = line
@@ -44,7 +44,7 @@ class Served:
             self._thread = None
 
     def _host(self) -> None:
-        while not self._stopping.is_set() and self.line.host.turn():
+        while not self._stopping.is_set() and self.line.worker.turn():
             if not self.line.engine.has_work:
                 self.line.far.wait(0.02)
         self.line.peer.end()
@@ -72,7 +72,7 @@ async def read(
     finished = False
     while not finished:
         while (output := stream.take()) is None:
-            await asyncio.wait_for(stream.news(), 20)
+            await asyncio.wait_for(stream.changed(), 20)
         finished = output.finished
         yield output
 
@@ -96,7 +96,7 @@ def test_many_requests_of_one_loop_do_not_mix(serve: Callable[..., Served]) -> N
 
     for number, output in enumerate(asyncio.run(use())):
         assert output.outputs[0].token_ids == expected(20, (5, number))
-    assert runner.desk.num_live == 0
+    assert runner.dispatcher.num_live == 0
 
 
 def test_a_refusal_reaches_its_reader_alone(serve: Callable[..., Served]) -> None:
@@ -117,12 +117,12 @@ def test_loops_serve_one_after_the_other_and_end_what_the_last_one_left(serve: C
     async def leave() -> None:
         stream = OutputStream(asyncio.get_running_loop())
         runner.send(Submission(prompt=(5, 6), params=LONG, request_id="left", streams=True, stream=stream))
-        await stream.news()
+        await stream.changed()
 
     asyncio.run(leave())
     assert asyncio.run(last_of(runner, "next", SamplingParams(max_tokens=5))).finished
     assert runner.frontend.find("left") is None
-    assert runner.desk.num_live == 0
+    assert runner.dispatcher.num_live == 0
 
 
 def test_loops_at_the_same_time_are_all_served_also_after_the_first_has_ended(serve: Callable[..., Served]) -> None:
@@ -171,8 +171,8 @@ def test_who_serves_others_never_waits_for_a_host_without_room(serve: Callable[.
     async def use() -> list[RequestOutput]:
         params = SamplingParams(max_tokens=2)
         tasks = [asyncio.create_task(last_of(served.runner, str(n), params)) for n in range(300)]
-        await asyncio.sleep(0)  # all are sent while the host takes nothing
-        assert served.runner.desk.num_live == 300
+        await asyncio.sleep(0)  # all are sent while the worker receives nothing
+        assert served.runner.dispatcher.num_live == 300
         served.start_host()
         return await asyncio.gather(*tasks)
 
@@ -183,7 +183,7 @@ def test_everybody_is_told_when_the_process_ends_and_later_requests_too(serve: C
     served = serve()
 
     async def use() -> None:
-        question = AskMetrics()
+        question = MetricsRequest()
         served.runner.send(question)
         waiting = asyncio.create_task(last_of(served.runner, "a"))
         await asyncio.sleep(0)
@@ -229,7 +229,7 @@ def test_the_end_of_the_process_reaches_its_readers(serve: Callable[..., Served]
                 pass
 
     asyncio.run(use())
-    assert served.runner.desk.num_live == 0
+    assert served.runner.dispatcher.num_live == 0
 
 
 def test_a_broken_invariant_on_this_side_ends_everything(

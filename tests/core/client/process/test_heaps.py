@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from trencadis.client.process.heaps import NUM_HEAPS
+from trencadis.client.process.__main__ import NUM_HEAPS
 
 _THREADS = """
 import ctypes, sys, threading
 if "share" in sys.argv:
-    from trencadis.client.process.heaps import share_heaps
+    from trencadis.client.process.__main__ import share_heaps
     print(share_heaps())
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fdopen.restype = ctypes.c_void_p

@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from trencadis.client.process.conversion import news_of, step_message
+from trencadis.client.process.conversion import step_message, step_outputs
 from trencadis.client.process.messages import (
     AddMessage,
     MetricsMessage,
     StartMessage,
     decode_client_message,
-    decode_host_message,
     decode_start,
+    decode_worker_message,
     encode,
 )
 from trencadis.records import TokenDeltas
@@ -21,10 +21,10 @@ from trencadis.records import TokenDeltas
 
 def test_what_is_no_message_is_refused() -> None:
     alive = encode(MetricsMessage(text="a"))
-    assert decode_host_message(alive) == MetricsMessage(text="a")
+    assert decode_worker_message(alive) == MetricsMessage(text="a")
     for data in (b"", b"\x80", alive[:-1], b"cos\nsystem\n(S'true'\ntR."):
         with pytest.raises(msgspec.DecodeError):
-            decode_host_message(data)
+            decode_worker_message(data)
     with pytest.raises(msgspec.DecodeError):
         decode_client_message(alive)  # a message of the other side
 
@@ -36,7 +36,7 @@ def test_fields_of_another_type_are_refused() -> None:
 
 
 def test_token_ids_may_be_whole_keys_of_a_table() -> None:
-    message = AddMessage(ticket=0, request_id="a", prompt_token_ids=b"", params={"logit_bias": {5: 1.0}}, terms={})
+    message = AddMessage(handle=0, request_id="a", prompt_token_ids=b"", params={"logit_bias": {5: 1.0}}, terms={})
     assert decode_client_message(encode(message)) == message
 
 
@@ -54,10 +54,10 @@ def test_a_step_of_32_sequences_costs_a_tenth_of_a_millisecond_at_most() -> None
         num_tokens=np.ones(32, np.int32),
         token_ids=np.arange(32, dtype=np.int32),
     )
-    tickets = np.arange(256, dtype=np.int32)
+    handles = np.arange(256, dtype=np.int32)
     times = []
     for _ in range(200):
         start_s = time.thread_time()
-        news_of(decode_host_message(encode(step_message(deltas, tickets, ()))))  # type: ignore[arg-type]
+        step_outputs(decode_worker_message(encode(step_message(deltas, handles, ()))))  # type: ignore[arg-type]
         times.append(time.thread_time() - start_s)
     assert min(times) < 100e-6

@@ -7,29 +7,29 @@ from typing import Any
 
 import pytest
 
-from trencadis.client.process.link import Link
 from trencadis.client.process.messages import (
-    AskMetricsMessage,
     CloseMessage,
+    GetMetricsMessage,
     MetricsMessage,
     decode_client_message,
     encode,
 )
+from trencadis.client.process.transport import Transport
 from trencadis.errors import EngineEndedError
 
 
-def send_for_ever(link: Link) -> None:
+def send_for_ever(transport: Transport) -> None:
     while True:
-        link.send(AskMetricsMessage())
+        transport.send(GetMetricsMessage())
 
 
 def test_an_interrupt_ends_the_present_wait_and_the_next_one(open_line: Callable[..., Any]) -> None:
-    link = open_line().link
-    link.interrupt()
-    assert link.receive() == []
-    threading.Timer(0.05, link.interrupt).start()
-    assert link.receive() == []
-    assert link.receive(0.001) == []
+    transport = open_line().transport
+    transport.interrupt()
+    assert transport.wait() == []
+    threading.Timer(0.05, transport.interrupt).start()
+    assert transport.wait() == []
+    assert transport.wait(0.001) == []
 
 
 def test_the_end_of_the_peer_is_heard_at_once_also_without_work(open_line: Callable[..., Any]) -> None:
@@ -37,28 +37,28 @@ def test_the_end_of_the_peer_is_heard_at_once_also_without_work(open_line: Calla
     threading.Timer(0.05, line.peer.end).start()
     start_s = time.monotonic()
     with pytest.raises(EngineEndedError, match="process ended in a test"):
-        line.link.receive()
+        line.transport.wait()
     assert time.monotonic() - start_s < 30
-    assert "ended in a test" in line.link.failure
+    assert "ended in a test" in line.transport.failure
     with pytest.raises(EngineEndedError, match="ended in a test"):
-        line.link.check()
+        line.transport.check()
 
 
 def test_last_words_are_read_before_the_end(open_line: Callable[..., Any]) -> None:
     line = open_line()
     line.far.send(encode(MetricsMessage(text="last")))
     line.peer.end()
-    assert line.link.receive() == [MetricsMessage(text="last")]
+    assert line.transport.wait() == [MetricsMessage(text="last")]
     with pytest.raises(EngineEndedError, match="ended in a test"):
-        line.link.receive()
+        line.transport.wait()
 
 
 def test_the_end_is_heard_while_sending(open_line: Callable[..., Any]) -> None:
     line = open_line(high_water_mark=1)
-    line.link.interrupt()
+    line.transport.interrupt()
     threading.Timer(0.1, line.peer.end).start()
     with pytest.raises(EngineEndedError, match="ended in a test"):
-        send_for_ever(line.link)
+        send_for_ever(line.transport)
 
 
 def test_closing_asks_first_and_then_waits_for_the_end(open_line: Callable[..., Any]) -> None:
@@ -72,11 +72,11 @@ def test_closing_asks_first_and_then_waits_for_the_end(open_line: Callable[..., 
 
     thread = threading.Thread(target=peer)
     thread.start()
-    line.link.close()
+    line.transport.close()
     thread.join()
     assert asked == [CloseMessage()]
     assert line.peer.was_closed
-    line.link.close()
+    line.transport.close()
 
 
 def test_what_came_is_decoded_in_portions_and_in_order(open_line: Callable[..., Any]) -> None:
@@ -87,9 +87,9 @@ def test_what_came_is_decoded_in_portions_and_in_order(open_line: Callable[..., 
     got: list[str] = []
     portions = []
     while len(got) < len(texts):
-        portion = [message.text for message in line.link.receive(10)]
+        portion = [message.text for message in line.transport.wait(10)]
         portions.append(len(portion))
         got += portion
     assert got == texts
     assert max(portions) <= 3
-    assert not line.link.has_rest
+    assert not line.transport.has_rest

@@ -23,14 +23,14 @@ def request(name: str, num_tokens: int = 5, prompt: tuple[int, ...] = PROMPT) ->
 
 def test_tokens_come_under_the_ticket_of_their_request(open_line: Callable[..., Any]) -> None:
     line = open_line()
-    tickets = {line.client.add(request(name, prompt=(5, n))): (5, n) for n, name in enumerate("abc")}
-    got: dict[int, list[int]] = {ticket: [] for ticket in tickets}
+    handles = {line.client.add(request(name, prompt=(5, n))): (5, n) for n, name in enumerate("abc")}
+    got: dict[int, list[int]] = {handle: [] for handle in handles}
     for deltas in line.settle():
         start = 0
-        for ticket, count in zip(deltas.slots, deltas.num_tokens, strict=True):
-            got[ticket] += deltas.token_ids[start : start + count]
+        for handle, count in zip(deltas.slots, deltas.num_tokens, strict=True):
+            got[handle] += deltas.token_ids[start : start + count]
             start += count
-    assert got == {ticket: fake_text(prompt, 5, vocab_size=4096, eos=-1) for ticket, prompt in tickets.items()}
+    assert got == {handle: fake_text(prompt, 5, vocab_size=4096, eos=-1) for handle, prompt in handles.items()}
 
 
 def test_more_requests_than_the_table_of_slots_has_at_first(open_line: Callable[..., Any]) -> None:
@@ -44,9 +44,9 @@ def test_more_requests_than_the_table_of_slots_has_at_first(open_line: Callable[
 def test_an_impossible_request_is_refused_and_the_host_goes_on(open_line: Callable[..., Any]) -> None:
     line = open_line()
     # What a client of ours never sends: parameters that cannot be.
-    line.link.send(
+    line.transport.send(
         AddMessage(
-            ticket=7,
+            handle=7,
             request_id="bad",
             prompt_token_ids=b"\5\0\0\0",
             params={"top_p": 9.0},
@@ -55,12 +55,12 @@ def test_an_impossible_request_is_refused_and_the_host_goes_on(open_line: Callab
     )
     line.client.add(request("good"))
     assert [end.finish_reason for deltas in line.settle() for end in deltas.finished] == [FinishReason.LENGTH]
-    assert line.host.num_live == 0
+    assert line.worker.num_live == 0
 
 
 def test_a_host_at_rest_beats_and_says_nothing(open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     line = open_line()
-    monkeypatch.setattr(line.host, "_beat_s", 0.001)
+    monkeypatch.setattr(line.worker, "_beat_s", 0.001)
     seen: list[tuple[int, EnginePhase]] = []
     view = ActivityView()
     ACTIVITY.share(view.file)
@@ -75,8 +75,8 @@ def test_a_host_at_rest_beats_and_says_nothing(open_line: Callable[..., Any], mo
         return wait(timeout_s, **more)
 
     monkeypatch.setattr(line.far, "wait", look)
-    monkeypatch.setattr(line.link, "_await_end", lambda: None)
-    line.host.run()
+    monkeypatch.setattr(line.transport, "_await_end", lambda: None)
+    line.worker.run()
     assert {phase for _, phase in seen} == {EnginePhase.IDLE}
     beats = [beat for beat, _ in seen]
     assert sorted(set(beats)) == beats, "each is new"
@@ -86,14 +86,14 @@ def test_a_host_whose_client_takes_nothing_makes_no_progress_and_is_not_to_blame
     open_line: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = open_line(high_water_mark=1)
-    monkeypatch.setattr(line.host, "_beat_s", 0.001)
+    monkeypatch.setattr(line.worker, "_beat_s", 0.001)
     view = ActivityView()
     ACTIVITY.share(view.file)
     view.close_file()
 
     def send() -> None:
         for _ in range(50):
-            line.host._send(MetricsMessage(text="x" * 100_000))
+            line.worker._send(MetricsMessage(text="x" * 100_000))
 
     sender = threading.Thread(target=send)
     sender.start()
@@ -105,5 +105,5 @@ def test_a_host_whose_client_takes_nothing_makes_no_progress_and_is_not_to_blame
     finally:
         num_taken = 0
         while num_taken < 50:
-            num_taken += len(line.link.receive(10))
+            num_taken += len(line.transport.wait(10))
         sender.join()

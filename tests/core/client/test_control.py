@@ -6,26 +6,28 @@ from typing import Any
 
 import pytest
 
-from trencadis.client.commands import Ask
-from trencadis.client.questions import EngineQuestions, silent
+from trencadis.client.control import EngineControl, no_answer
+from trencadis.client.dispatcher import ControlRequest
 from trencadis.errors import BackendError, InvalidRequestError
 
 
 class Engine:
     """Answers, or does not."""
 
-    def __init__(self, answer: Callable[[Ask], None]) -> None:
-        self.asked: list[Ask] = []
+    def __init__(self, answer: Callable[[ControlRequest], None]) -> None:
+        self.asked: list[ControlRequest] = []
         self._answer = answer
 
-    def send(self, command: Ask) -> None:
+    def send(self, command: ControlRequest) -> None:
         self.asked.append(command)
         self._answer(command)
 
 
-def ask(call: Callable[[EngineQuestions], Any], answer: Callable[[Ask], None] | None = None) -> tuple[Any, Ask]:
+def ask(
+    call: Callable[[EngineControl], Any], answer: Callable[[ControlRequest], None] | None = None
+) -> tuple[Any, ControlRequest]:
     engine = Engine(answer or (lambda command: command.future.set_result({"a": 1})))
-    result = asyncio.run(call(EngineQuestions(engine)))
+    result = asyncio.run(call(EngineControl(engine)))
     return result, engine.asked[0]
 
 
@@ -40,10 +42,10 @@ def ask(call: Callable[[EngineQuestions], Any], answer: Callable[[Ask], None] | 
     ],
 )  # fmt: skip
 def test_question_reaches_the_engine_with_its_arguments(
-    call: Callable[[EngineQuestions], Any], question: str, arguments: dict[str, Any]
+    call: Callable[[EngineControl], Any], question: str, arguments: dict[str, Any]
 ) -> None:
     result, asked = ask(call)
-    assert (asked.question, asked.arguments) == (question, arguments)
+    assert (asked.name, asked.arguments) == (question, arguments)
     assert result == (None if question == "reject_transfer" else {"a": 1})
 
 
@@ -62,5 +64,5 @@ def test_error_of_the_engine_is_raised() -> None:
 
 def test_engine_that_does_not_answer_is_an_error_in_words() -> None:
     with pytest.raises(BackendError, match=r"did not answer within 0\.01 s"):
-        ask(lambda q: q._ask("totals", timeout_s=0.01), lambda _: None)
-    assert "ask again" in silent(1).hint
+        ask(lambda q: q._control("totals", timeout_s=0.01), lambda _: None)
+    assert "ask again" in no_answer(1).hint

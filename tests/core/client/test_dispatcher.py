@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from trencadis.client.commands import Abort, Ask, AskMetrics, Embed, End, Submission
-from trencadis.client.desk import Desk, after
+from trencadis.client.dispatcher import (
+    Abort,
+    ControlRequest,
+    Embed,
+    End,
+    MetricsRequest,
+    RequestDispatcher,
+    Submission,
+    engine_ended,
+)
+from trencadis.client.engine_client import LocalEngineClient
 from trencadis.client.frontend import Frontend
-from trencadis.client.local_engine import LocalEngineClient
 from trencadis.client.output_stream import OutputStream
 from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError
 from trencadis.records import FinishReason, SamplingParams
@@ -18,19 +26,21 @@ from trencadis_testing.fakes import FakeBackend
 
 
 class House:
-    """A desk, its frontend, and a loop that rests unless a test runs it."""
+    """A dispatcher, its frontend, and a loop that rests unless a test runs it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         backend = FakeBackend(vocab_size=4096, eos=-1, max_model_len=1024)
         self.frontend = Frontend(LocalEngineClient(make_engine(backend=backend, num_blocks=512)), tokenizer)
-        self.desk = Desk(self.frontend)
+        self.dispatcher = RequestDispatcher(self.frontend)
         self.loop = asyncio.new_event_loop()
 
     def submit(self, name: str, prompt: Any = (5, 6), *, loop: asyncio.AbstractEventLoop | None = None) -> OutputStream:
         stream = OutputStream(loop or self.loop)
         params = SamplingParams(max_tokens=50)
-        self.desk.announce(stream)
-        assert self.desk.obey(Submission(prompt=prompt, params=params, request_id=name, streams=True, stream=stream))
+        self.dispatcher.register(stream)
+        assert self.dispatcher.execute(
+            Submission(prompt=prompt, params=params, request_id=name, streams=True, stream=stream)
+        )
         return stream
 
     def told(self) -> None:
@@ -49,13 +59,13 @@ def house(tokenizer: Tokenizer) -> Any:
 
 def test_outputs_of_other_loops_wait_until_these_run(house: House) -> None:
     stream = house.submit("a")
-    house.desk.report(house.frontend.step())
+    house.dispatcher.deliver(house.frontend.step())
     assert stream.take() is None
     house.told()
     output = stream.take()
     assert output is not None
     assert len(output.outputs[0].token_ids) == 1
-    assert house.desk.num_live == 1
+    assert house.dispatcher.num_live == 1
 
 
 def test_a_request_at_fault_is_counted_no_more_and_its_reader_told(house: House) -> None:
@@ -63,19 +73,19 @@ def test_a_request_at_fault_is_counted_no_more_and_its_reader_told(house: House)
     house.told()
     with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
         stream.take()
-    assert house.desk.num_live == 0
+    assert house.dispatcher.num_live == 0
 
 
 def test_an_abort_spares_a_request_whose_outputs_go_elsewhere(house: House) -> None:
     stream = house.submit("a")
-    house.desk.obey(Abort(request_id="a", only=OutputStream(house.loop)))
+    house.dispatcher.execute(Abort(request_id="a", only=OutputStream(house.loop)))
     assert house.frontend.find("a") is not None
-    house.desk.obey(Abort(request_id="a", only=stream))
+    house.dispatcher.execute(Abort(request_id="a", only=stream))
     house.told()
     output = stream.take()
     assert output is not None
     assert output.outputs[0].finish_reason is FinishReason.ABORT
-    assert house.desk.num_live == 0
+    assert house.dispatcher.num_live == 0
 
 
 def test_requests_of_a_closed_loop_are_dropped_and_others_kept(house: House) -> None:
@@ -83,44 +93,53 @@ def test_requests_of_a_closed_loop_are_dropped_and_others_kept(house: House) -> 
     house.submit("gone", loop=gone)
     house.submit("here")
     gone.close()
-    house.desk.drop_unread()
+    house.dispatcher.drop_unread()
     assert [client.request_id for client in house.frontend.live] == ["here"]
-    assert house.desk.num_live == 1
+    assert house.dispatcher.num_live == 1
 
 
 def test_after_the_end_everybody_who_waits_is_told_why(house: House) -> None:
     end = BackendError("the bus is on fire")
     running, late = house.submit("a"), OutputStream(house.loop)
-    house.desk.announce(late)
-    question, late_question = Embed(prompts=[(5, 6)], request_id="e"), AskMetrics()
-    house.desk.obey(question)
-    assert house.desk.num_questions == 1
-    house.desk.fail_all(end)
-    house.desk.refuse(Submission(prompt=(5,), params=SamplingParams(), request_id="b", streams=True, stream=late), end)
-    house.desk.refuse(late_question, end)
+    house.dispatcher.register(late)
+    question, late_question = Embed(prompts=[(5, 6)], request_id="e"), MetricsRequest()
+    house.dispatcher.execute(question)
+    assert house.dispatcher.num_unanswered == 1
+    house.dispatcher.fail_all(end)
+    house.dispatcher.reject(
+        Submission(prompt=(5,), params=SamplingParams(), request_id="b", streams=True, stream=late), end
+    )
+    house.dispatcher.reject(late_question, end)
     house.told()
     for waiting in (running.take, late.take, question.future.result, late_question.future.result):
         with pytest.raises(EngineEndedError, match=r"the engine has ended: .*on fire") as caught:
             waiting()
         assert caught.value.__cause__ is end
-    assert house.desk.num_live == house.desk.num_questions == 0
+    assert house.dispatcher.num_live == house.dispatcher.num_unanswered == 0
 
 
 def test_an_end_is_not_obeyed_but_said(house: House) -> None:
-    assert house.desk.obey(End()) is False
+    assert house.dispatcher.execute(End()) is False
 
 
 def test_what_is_said_after_the_end_names_the_cause() -> None:
     cause = ValueError("x")
-    assert after(cause).__cause__ is cause
+    assert engine_ended(cause).__cause__ is cause
 
 
 def test_a_question_is_answered_between_steps_and_what_cannot_be_is_its_own_error(house: House) -> None:
-    question, wrong, late = (Ask(question=name) for name in ("scheduling", "nonsense", "scheduling"))
-    assert house.desk.obey(question)
-    assert house.desk.obey(wrong)
+    question, wrong, late = (ControlRequest(name=name) for name in ("scheduling", "nonsense", "scheduling"))
+    assert house.dispatcher.execute(question)
+    assert house.dispatcher.execute(wrong)
     assert question.future.result()["quarantined"] == []
     assert isinstance(wrong.future.exception(), InvalidRequestError)
-    house.desk.refuse(late, EngineEndedError("it has ended."))
+    house.dispatcher.reject(late, EngineEndedError("it has ended."))
     assert isinstance(late.future.exception(), EngineEndedError)
-    assert house.desk.num_questions == 0
+    assert house.dispatcher.num_unanswered == 0
+
+
+def test_every_question_has_an_answer_of_its_own() -> None:
+    first, second = Embed(prompts=("a",), request_id="x"), Embed(prompts=("a",), request_id="x")
+    assert first != second
+    assert first.future is not second.future
+    assert MetricsRequest().future is not MetricsRequest().future

@@ -1,26 +1,30 @@
-"""From what a user writes to an engine with its tokenizer: tables, plugins, model."""
+"""Factory: configuration and plugins from arguments, and a frontend with the engine where the configuration places it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trencadis.client.engine_client import LocalEngineClient
+from trencadis.client.engine_thread import EngineThread
 from trencadis.client.frontend import Frontend
-from trencadis.client.local_engine import LocalEngineClient
 from trencadis.config import Config
 from trencadis.console import track
 from trencadis.registry import Registry, load_with_plugins
 from trencadis.startup import rare_collections
 from trencadis.text import Tokenizer, load_tokenizer
 
-__all__ = ["configure", "load_frontend_tokenizer", "open_frontend"]
+if TYPE_CHECKING:
+    from trencadis.client.process.engine_loop import EngineLoop
+
+__all__ = ["configure", "load_frontend_tokenizer", "open_local_frontend", "open_frontend", "open_runner"]
 
 
 def configure(
     model: str | Mapping[str, Any] | None, *, config_file: str | Path | None, tables: Mapping[str, Any]
 ) -> tuple[Config, Registry]:
-    """Return the configuration and the plugins that arguments from Python ask for.
+    """Resolve the configuration and load the plugins for the arguments of ``LLM`` and ``AsyncLLM``.
 
     Args:
         model: ``model.path``, or the whole table ``[model]``; None leaves it to the file, the environment or the default.
@@ -51,8 +55,8 @@ def load_frontend_tokenizer(config: Config) -> Tokenizer:
     )
 
 
-def open_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
-    """Load tokenizer and model, warm up, and return what serves clients. Takes seconds to minutes.
+def open_local_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
+    """Load tokenizer and model in this process, warm up, and return the frontend. Takes seconds to minutes.
 
     Args:
         config: The configuration.
@@ -70,3 +74,36 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
         tokenizer = load_frontend_tokenizer(config)
         engine = build_engine(config, registry=registry, progress=advance)
         return Frontend(LocalEngineClient(engine), tokenizer)
+
+
+def open_frontend(config: Config, registry: Registry, *, show_progress: bool | None = None) -> Frontend:
+    """Load tokenizer and model where ``[engine] placement`` says, and return the frontend. Takes seconds to minutes.
+
+    Args:
+        config: The configuration; ``auto`` is this process.
+        registry: The plugins.
+        show_progress: Draw bars; None: on a terminal only.
+
+    Raises:
+        PluginError: A plugin that was given in code cannot travel to another process.
+        TrencadisError: As of :func:`trencadis.client.open_local_frontend`, wherever it happened.
+    """
+    if config.engine.placement != "process":
+        return open_local_frontend(config, registry, show_progress=show_progress)
+    from trencadis.client.process.connect import connect_frontend
+
+    return connect_frontend(config, registry, show_progress=show_progress)
+
+
+def open_runner(config: Config, registry: Registry) -> EngineThread | EngineLoop:
+    """Load as :func:`open_frontend` does, and return the engine thread or engine loop that serves coroutines.
+
+    Raises:
+        TrencadisError: See :func:`open_frontend`.
+    """
+    if config.engine.placement != "process":
+        return EngineThread(lambda: open_local_frontend(config, registry))
+    from trencadis.client.process.connect import connect_frontend
+    from trencadis.client.process.engine_loop import EngineLoop
+
+    return EngineLoop(connect_frontend(config, registry, never_waits=True))

@@ -1,4 +1,4 @@
-"""Questions to an engine on a thread or in a process of its own, and what may be changed while it serves."""
+"""Control requests: read and change the state of an engine while it serves. The part of ``AsyncLLM`` that does not generate."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from collections.abc import Mapping
 from types import EllipsisType
 from typing import Any, Protocol
 
-from trencadis.client.commands import Ask
+from trencadis.client.dispatcher import ControlRequest
 from trencadis.errors import BackendError
 from trencadis.registry.switching import change_table
 
-__all__ = ["EngineQuestions", "silent"]
+__all__ = ["EngineControl", "no_answer"]
 
 
-class _Asked(Protocol):
-    """Who takes questions."""
+class _Sender(Protocol):
+    """An engine thread or engine loop."""
 
-    def send(self, command: Ask) -> None:
-        """Pass a question on."""
+    def send(self, command: ControlRequest) -> None:
+        """Send a control request to the engine."""
         ...
 
 
-class EngineQuestions:
-    """What is asked of the engine beside requests; the answer comes between two steps.
+class EngineControl:
+    """Sends control requests to an engine, which answers between two steps.
 
     Args:
-        asked: Takes the questions.
+        sender: Engine thread or engine loop.
     """
 
-    def __init__(self, asked: _Asked) -> None:
-        self._asked = asked
+    def __init__(self, sender: _Sender) -> None:
+        self._sender = sender
 
     async def totals(self) -> dict[str, Any]:
         """Return what the engine has counted since it was opened, such as ``num_steps`` and ``num_emitted_tokens``.
 
         Raises:
-            TrencadisError: As of :meth:`scheduling`, or the model does not generate.
+            TrencadisError: See :meth:`scheduling`, or the model does not generate.
         """
-        return await self._ask("totals")
+        return await self._control("totals")
 
     async def role(self) -> dict[str, Any]:
         """Return the engine's role, as ``role``, and the number of live requests, as ``num_live``.
 
         Raises:
-            TrencadisError: As of :meth:`scheduling`.
+            TrencadisError: See :meth:`scheduling`.
         """
-        return await self._ask("role")
+        return await self._control("role")
 
     async def set_role(self, role: str) -> dict[str, Any]:
-        """Take another role between two steps. Requests that are live run to their end; newcomers are judged by the new role.
+        """Take another role between two steps. Live requests run to their end; the new role applies to new requests.
 
         Args:
             role: ``prefill``, ``decode`` or ``both``.
@@ -59,9 +59,9 @@ class EngineQuestions:
 
         Raises:
             InvalidRequestError: No such role, or nothing that hands KV over; nothing has changed.
-            TrencadisError: As of :meth:`scheduling`.
+            TrencadisError: See :meth:`scheduling`.
         """
-        return await self._ask("set_role", role=role)
+        return await self._control("set_role", role=role)
 
     async def set_scheduling(
         self,
@@ -72,7 +72,7 @@ class EngineQuestions:
     ) -> dict[str, Any]:
         """Put another scheduling policy in force, or another shadow beside it, between two steps; no request is lost.
 
-        The new policy is told of every live request. Its fallback stays the configured one, and an engine that is opened again has
+        The new policy is given every live request. Its fallback stays the configured one, and an engine that is opened again has
         the configured policy.
 
         Args:
@@ -96,12 +96,12 @@ class EngineQuestions:
 
         Args:
             table: ``name``, ``options`` and ``shadow``, each optional.
-            source: Who asks, for messages.
+            source: Of the change, for messages.
 
         Raises:
-            TrencadisError: As of :meth:`set_scheduling`.
+            TrencadisError: See :meth:`set_scheduling`.
         """
-        return await self._ask("set_scheduling", table=dict(table), source=source)
+        return await self._control("set_scheduling", table=dict(table), source=source)
 
     async def scheduling(self) -> dict[str, Any]:
         """Return which policy schedules.
@@ -114,7 +114,7 @@ class EngineQuestions:
             EngineEndedError: The engine was closed, died or hung.
             BackendError: It did not answer in time.
         """
-        return await self._ask("scheduling")
+        return await self._control("scheduling")
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Return why a request was or was not scheduled in each of the last ``engine.explain_steps`` steps.
@@ -131,10 +131,10 @@ class EngineQuestions:
             EngineEndedError: The engine was closed, died or hung.
             BackendError: It did not answer in time.
         """
-        return await self._ask("explain", request_id=request_id)
+        return await self._control("explain", request_id=request_id)
 
     async def reject_transfer(self, transfer_params: Mapping[str, Any]) -> None:
-        """Tell the KV connector that a request is not served here, so that who holds its KV for us need not.
+        """Tell the KV connector that a request is not served here, so that the engine that holds its KV can free it.
 
         Args:
             transfer_params: Those of the request.
@@ -143,18 +143,18 @@ class EngineQuestions:
             EngineEndedError: The engine was closed, died or hung.
             BackendError: It did not answer in time.
         """
-        await self._ask("reject_transfer", transfer_params=dict(transfer_params))
+        await self._control("reject_transfer", transfer_params=dict(transfer_params))
 
-    async def _ask(self, question: str, *, timeout_s: float = 10.0, **arguments: Any) -> dict[str, Any]:
-        command = Ask(question=question, arguments=arguments)
-        self._asked.send(command)
+    async def _control(self, name: str, *, timeout_s: float = 10.0, **arguments: Any) -> dict[str, Any]:
+        command = ControlRequest(name=name, arguments=arguments)
+        self._sender.send(command)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(command.future), timeout_s)
         except TimeoutError:
-            raise silent(timeout_s) from None
+            raise no_answer(timeout_s) from None
 
 
-def silent(timeout_s: float) -> BackendError:
+def no_answer(timeout_s: float) -> BackendError:
     """Return the error for an engine that does not answer. Pure."""
     return BackendError(
         f"the engine did not answer within {timeout_s:g} s.", hint="It may be in a long step; ask again."

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import pytest
 
-from trencadis.client.opening import configure, open_frontend
+from trencadis.client.engine_client import LocalEngineClient
+from trencadis.client.engine_thread import EngineThread
+from trencadis.client.factory import configure, open_frontend, open_local_frontend, open_runner
+from trencadis.client.process.client import RemoteEngineClient
 from trencadis.config import Config
 from trencadis.errors import ModelLoadError, UnknownKeyError
 from trencadis.records import SamplingParams
@@ -40,7 +45,7 @@ def test_a_misspelt_table_or_key_is_named_with_a_suggestion(tables: dict[str, di
 
 
 def test_a_frontend_is_ready_for_requests(fake_house: Callable[..., tuple[Config, Registry]]) -> None:
-    frontend = open_frontend(*fake_house())
+    frontend = open_local_frontend(*fake_house())
     client = frontend.submit("Hello", SamplingParams(max_tokens=2), request_id="a")
     while frontend.has_work:
         frontend.step()
@@ -57,4 +62,39 @@ def test_a_wrong_tokenizer_path_is_known_before_any_weights_are_read(
     config, registry = fake_house(policy=refuse)
     config = attrs.evolve(config, model=attrs.evolve(config.model, tokenizer="/no/such/place"))
     with pytest.raises(ModelLoadError, match="/no/such/place"):
-        open_frontend(config, registry)
+        open_local_frontend(config, registry)
+
+
+House = Callable[..., tuple[Config, Registry]]
+
+
+@pytest.mark.parametrize("placement", ["auto", "thread"])
+def test_auto_and_thread_are_this_process(fake_house: House, placement: str) -> None:
+    config, registry = fake_house()
+    config = attrs.evolve(config, engine=attrs.evolve(config.engine, placement=placement))
+    frontend = open_frontend(config, registry)
+    assert isinstance(frontend.engine, LocalEngineClient)
+    frontend.close()
+
+
+def test_process_is_another(process_house: House) -> None:
+    frontend = open_frontend(*process_house())
+    assert isinstance(frontend.engine, RemoteEngineClient)
+    frontend.close()
+
+
+def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_process(
+    fake_house: House, process_house: House
+) -> None:
+    here, there = open_runner(*fake_house()), open_runner(*process_house())
+    assert isinstance(here, EngineThread)
+    assert isinstance(there.frontend.engine, RemoteEngineClient)
+    here.close()
+    there.close()
+    assert (here.is_alive, there.is_alive) == (False, False)
+
+
+def test_what_only_another_process_needs_is_not_imported_for_this_one() -> None:
+    code = "import sys, trencadis.client.llm, trencadis.client.async_llm; print('zmq' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"

@@ -1,8 +1,8 @@
-"""The engine's side: takes what the client sends between steps, and sends what each step brought.
+"""Main loop of the worker process: receives messages between steps, and sends the outputs of each step.
 
     receive ▶ add, end, embed ▶ engine.step ▶ send
 
-Without work it is asleep in the socket.
+Without work it sleeps in the socket.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ import attrs
 import numpy as np
 
 from trencadis.activity import ACTIVITY, EnginePhase
-from trencadis.client.process.channel import Channel
+from trencadis.client.process.channel import Channel, WakeUpFile
 from trencadis.client.process.conversion import fault_of, int32_ids, prompt_messages, readable, request_of, step_message
 from trencadis.client.process.messages import (
     AddMessage,
     AnswerMessage,
-    AskMessage,
-    AskMetricsMessage,
     ClientMessage,
     CloseMessage,
+    ControlMessage,
     DropMessage,
     EmbedMessage,
     EndMessage,
-    HostMessage,
+    GetMetricsMessage,
     MetricsMessage,
     RefusedMessage,
+    WorkerMessage,
     decode_client_message,
     encode,
 )
-from trencadis.client.process.waker import Waker
 from trencadis.errors import InternalError, InvalidRequestError, RequestError, TrencadisError
 from trencadis.records import EmbeddingRequest, FinishedSequence, Int32Array, TokenDeltas
 
@@ -39,20 +38,20 @@ if TYPE_CHECKING:
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
 
-__all__ = ["EngineHost"]
+__all__ = ["EngineWorker"]
 
 _TRANSFER_POLL_S = 0.001
-_HOLD_POLL_S = 0.02
-"""Nobody waits: blocks are only held for others, and what comes meanwhile ends the rest."""
+_PINNED_POLL_S = 0.02
+"""No request waits: blocks are only pinned for transfers, and a message ends the sleep."""
 _EMPTY = np.empty(0, np.int32)
-_NO_NEWS = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
+_NO_DELTAS = TokenDeltas(slots=_EMPTY, num_tokens=_EMPTY, token_ids=_EMPTY)
 
 
-class EngineHost:
-    """Serves one client. Used by one thread.
+class EngineWorker:
+    """Serves one client with an engine. Used by one thread.
 
     Args:
-        engine: Ready for requests; whoever made it closes it.
+        engine: Ready for requests; closed by its maker.
         channel: To the client.
         beat_s: The longest time without a sign of progress while there is nothing to do, seconds.
     """
@@ -61,49 +60,49 @@ class EngineHost:
         self._engine = engine
         self._channel = channel
         self._beat_s = beat_s
-        self._ticket_of: dict[str, int] = {}
+        self._handle_of: dict[str, int] = {}
         self._id_of: dict[int, str] = {}
-        self._ticket_of_slot: Int32Array = np.full(256, -1, np.int32)
+        self._handle_of_slot: Int32Array = np.full(256, -1, np.int32)
         self._ended: list[FinishedSequence] = []
         self._is_open = True
 
     @property
     def num_live(self) -> int:
         """Requests that have neither ended nor been refused."""
-        return len(self._ticket_of)
+        return len(self._handle_of)
 
     def run(self) -> None:
-        """Serve until the client says that it closes.
+        """Serve until the client closes.
 
         Raises:
             InternalError: An invariant of the engine does not hold.
         """
-        waker = Waker()
-        self._channel.watch(waker.fileno())
-        self._engine.wake_by(waker.wake)
+        wake_up = WakeUpFile()
+        self._channel.watch(wake_up.fileno())
+        self._engine.wake_by(wake_up.wake)
         try:
             while self.turn():
                 if not self._engine.has_work:
                     ahead_s = self._engine.work_ahead()
                     ACTIVITY.begin(EnginePhase.IDLE)
                     self._channel.wait(self._beat_s if ahead_s is None else min(ahead_s, self._beat_s))
-                    waker.clear()
+                    wake_up.clear()
                 elif self._engine.is_stalled:
-                    self._channel.wait(_TRANSFER_POLL_S if self._engine.num_waiting else _HOLD_POLL_S)
-                    waker.clear()
+                    self._channel.wait(_TRANSFER_POLL_S if self._engine.num_waiting else _PINNED_POLL_S)
+                    wake_up.clear()
         finally:
-            waker.close()
+            wake_up.close()
 
     def turn(self) -> bool:
-        """Carry out what was sent and take one step; does not sleep. False: the client closes."""
+        """Execute the received messages and take one step; does not sleep. False: the client closes."""
         ACTIVITY.begin(EnginePhase.REQUESTS)
         for data in self._channel.receive():
-            self._obey(decode_client_message(data))
+            self._execute(decode_client_message(data))
         if self._is_open and (self._ended or self._engine.has_work):
             self._step()
         return self._is_open
 
-    def _obey(self, message: ClientMessage) -> None:
+    def _execute(self, message: ClientMessage) -> None:
         match message:
             case AddMessage():
                 self._add(message)
@@ -113,9 +112,9 @@ class EngineHost:
                 self._embed(message)
             case DropMessage():
                 self._engine.abort(message.request_id)
-            case AskMetricsMessage():
+            case GetMetricsMessage():
                 self._send(MetricsMessage(text=readable(self._engine.metrics())))
-            case AskMessage():
+            case ControlMessage():
                 self._send_answer(self._answer(message))
             case CloseMessage():
                 self._is_open = False
@@ -126,29 +125,29 @@ class EngineHost:
         except RequestError as error:
             self._send(RefusedMessage(request_id=message.request_id, fault=fault_of(error)))
             return
-        while slot >= len(self._ticket_of_slot):
-            self._ticket_of_slot = np.concatenate([self._ticket_of_slot, np.full_like(self._ticket_of_slot, -1)])
-        self._ticket_of_slot[slot] = message.ticket
-        self._ticket_of[message.request_id] = message.ticket
-        self._id_of[message.ticket] = message.request_id
+        while slot >= len(self._handle_of_slot):
+            self._handle_of_slot = np.concatenate([self._handle_of_slot, np.full_like(self._handle_of_slot, -1)])
+        self._handle_of_slot[slot] = message.handle
+        self._handle_of[message.request_id] = message.handle
+        self._id_of[message.handle] = message.request_id
 
-    def _answer(self, message: AskMessage) -> AnswerMessage:
+    def _answer(self, message: ControlMessage) -> AnswerMessage:
         try:
-            return AnswerMessage(table=self._engine.answer(message.question, message.arguments))
+            return AnswerMessage(table=self._engine.answer(message.name, message.arguments))
         except TrencadisError as error:
             return AnswerMessage(table={}, fault=fault_of(error))
 
     def _send_answer(self, answer: AnswerMessage) -> None:
-        """Send an answer; one that holds what cannot be encoded becomes an error, since a question must not end the engine."""
+        """Send an answer; one that cannot be encoded becomes an error, since a control request must not end the engine."""
         try:
             self._send(answer)
         except InvalidRequestError as error:
             self._send(AnswerMessage(table={}, fault=fault_of(InternalError(f"the answer cannot be sent: {error}"))))
 
     def _end(self, message: EndMessage) -> None:
-        request_id = self._id_of.get(message.ticket)
+        request_id = self._id_of.get(message.handle)
         if request_id is None:
-            return  # it ended while this was under way; the client will hear of that
+            return  # it has ended; the client receives its end
         finished = self._engine.stop(request_id) if message.is_complete else self._engine.abort(request_id)
         if finished is not None:
             self._ended.append(finished)
@@ -160,34 +159,34 @@ class EngineHost:
             self._send(RefusedMessage(request_id=message.request_id, fault=fault_of(error)))
 
     def _step(self) -> None:
-        deltas = self._engine.step() if self._engine.has_work else _NO_NEWS
+        deltas = self._engine.step() if self._engine.has_work else _NO_DELTAS
         if self._ended:
             deltas = attrs.evolve(deltas, finished=(*self._ended, *deltas.finished))
             self._ended = []
         if deltas.finished:
             deltas = self._without_refused(deltas)
         if len(deltas.slots) or deltas.finished or deltas.prompt_logprobs or deltas.embeddings:
-            for message in prompt_messages(deltas, self._ticket_of_slot):
+            for message in prompt_messages(deltas, self._handle_of_slot):
                 self._send(message)
-            tickets = [self._ticket_of.pop(finished.request_id) for finished in deltas.finished]
-            self._send(step_message(deltas, self._ticket_of_slot, tickets))
-            for ticket in tickets:
-                del self._id_of[ticket]
+            handles = [self._handle_of.pop(finished.request_id) for finished in deltas.finished]
+            self._send(step_message(deltas, self._handle_of_slot, handles))
+            for handle in handles:
+                del self._id_of[handle]
 
     def _without_refused(self, deltas: TokenDeltas) -> TokenDeltas:
-        """Send the refusals of requests that were taken at first, and return what is left."""
+        """Send the refusals of requests that were queued first, and return the other outputs."""
         refused = [(finished, refusal) for finished in deltas.finished if (refusal := finished.refusal) is not None]
         for finished, refusal in refused:
-            del self._id_of[self._ticket_of.pop(finished.request_id)]
+            del self._id_of[self._handle_of.pop(finished.request_id)]
             self._send(RefusedMessage(request_id=finished.request_id, fault=fault_of(refusal)))
         if not refused:
             return deltas
         return attrs.evolve(deltas, finished=tuple(one for one in deltas.finished if one.refusal is None))
 
-    def _send(self, message: HostMessage) -> None:
+    def _send(self, message: WorkerMessage) -> None:
         self._channel.send(encode(message), while_waiting=self._wait_for_room)
 
     def _wait_for_room(self, _: list[int]) -> float:
-        """Show that it is the client that takes nothing, not the engine that makes no progress."""
+        """Record that the client does not receive, so that the stall watch does not blame the engine."""
         ACTIVITY.begin(EnginePhase.SENDING)
         return self._beat_s
