@@ -9,9 +9,7 @@ import attrs
 import pytest
 
 from trencadis.client.engine_client import LocalEngineClient
-from trencadis.client.engine_thread import EngineThread
-from trencadis.client.factory import configure, open_frontend, open_local_frontend, open_runner
-from trencadis.client.process.client import RemoteEngineClient
+from trencadis.client.factory import configure, open_frontend, open_local_frontend
 from trencadis.config import Config
 from trencadis.errors import ModelLoadError, UnknownKeyError
 from trencadis.records import SamplingParams
@@ -75,23 +73,6 @@ def test_auto_and_thread_are_this_process(fake_house: House, placement: str) -> 
     frontend = open_frontend(config, registry)
     assert isinstance(frontend.engine, LocalEngineClient)
     frontend.close()
-
-
-def test_process_is_another(process_house: House) -> None:
-    frontend = open_frontend(*process_house())
-    assert isinstance(frontend.engine, RemoteEngineClient)
-    frontend.close()
-
-
-def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_process(
-    fake_house: House, process_house: House
-) -> None:
-    here, there = open_runner(*fake_house()), open_runner(*process_house())
-    assert isinstance(here, EngineThread)
-    assert isinstance(there.frontend.engine, RemoteEngineClient)
-    here.close()
-    there.close()
-    assert (here.is_alive, there.is_alive) == (False, False)
 
 
 def test_what_only_another_process_needs_is_not_imported_for_this_one() -> None:

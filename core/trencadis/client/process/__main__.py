@@ -26,6 +26,11 @@ __all__ = ["NUM_HEAPS", "share_heaps"]
 
 _LINGER_S = 2.0
 
+NUM_HEAPS: Final = 2
+"""One that the loop of the engine rarely has to wait for, while another thread compiles a grammar."""
+
+_M_ARENA_MAX: Final = -8
+
 logger = logging.getLogger("trencadis")
 
 
@@ -127,16 +132,6 @@ def _end_with_parent(source: int, address: str) -> None:
     os._exit(1)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-NUM_HEAPS: Final = 2
-"""One that the loop of the engine rarely has to wait for, while another thread compiles a grammar."""
-
-_M_ARENA_MAX: Final = -8
-
-
 def share_heaps() -> bool:
     """Have all threads of this process share ``NUM_HEAPS`` heaps; call it before any thread is started. Source: mallopt(3).
 
@@ -149,3 +144,7 @@ def share_heaps() -> bool:
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
     return bool(libc.mallopt(_M_ARENA_MAX, NUM_HEAPS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

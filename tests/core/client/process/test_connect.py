@@ -8,6 +8,9 @@ from typing import Any
 import attrs
 import pytest
 
+from trencadis.client.engine_thread import EngineThread
+from trencadis.client.factory import open_frontend, open_runner
+from trencadis.client.process.client import RemoteEngineClient
 from trencadis.client.process.connect import connect_frontend
 from trencadis.config import Config
 from trencadis.config.schema import NounConfig
@@ -130,3 +133,20 @@ def test_a_missing_tokenizer_is_said_before_the_child_is_ready(process_house: Ho
     assert isinstance(error, ModelLoadError)
     assert "/no/such/place" in str(error)
     assert not isinstance(error, ConfigValueError)
+
+
+def test_process_is_another(process_house: House) -> None:
+    frontend = open_frontend(*process_house())
+    assert isinstance(frontend.engine, RemoteEngineClient)
+    frontend.close()
+
+
+def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_process(
+    fake_house: House, process_house: House
+) -> None:
+    here, there = open_runner(*fake_house()), open_runner(*process_house())
+    assert isinstance(here, EngineThread)
+    assert isinstance(there.frontend.engine, RemoteEngineClient)
+    here.close()
+    there.close()
+    assert (here.is_alive, there.is_alive) == (False, False)
