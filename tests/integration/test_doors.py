@@ -69,7 +69,7 @@ def offline() -> Iterator[LLM]:
 
 def child_of(llm: Any) -> int:
     frontend = llm._runner.frontend if isinstance(llm, AsyncLLM) else llm._frontend
-    pid: int = frontend.engine._link._peer.pid
+    pid: int = frontend.engine._transport._peer.pid
     return pid
 
 

@@ -116,7 +116,7 @@ def test_after_too_many_deaths_the_server_answers_and_ends_with_the_reason() -> 
 
 def pid_of(server: LiveServer) -> int:
     llm: Any = server.supervisor.llm
-    pid: int = llm._runner.frontend.engine._link._peer.pid
+    pid: int = llm._runner.frontend.engine._transport._peer.pid
     return pid
 
 
@@ -168,4 +168,4 @@ def test_code_that_holds_pythons_lock_is_found_in_the_log_and_its_request_is_tol
     log = capfd.readouterr().err
     assert "Current thread" in log
     assert "in match_catastrophically" in log
-    assert "trencadis/client/process/host.py" in log, "the engine's own thread is shown, too"
+    assert "trencadis/client/process/worker.py" in log, "the engine's own thread is shown, too"
