@@ -33,6 +33,7 @@ from kills import MOST_BACK_S, MOST_SILENCE_S, Kills, kills_beside, run_kills
 from processes import Server, Usage, priority
 
 MOST_LOOP_GAP_S = 0.05
+GAUGES_REMEMBER_S = 65.0
 MOST_STEP_RATIO = 3.0
 MOST_GROWTH_MIB = 64.0
 LONG_LIFE_SHARE = 1 / 3
@@ -175,6 +176,7 @@ def soak(server: Server, arguments: argparse.Namespace, figures: Figures) -> Non
     loop = LoopWatch(server)
     beside = kills_beside(server, arguments.seed, arguments.kill_every)
     with witnesses(server.port, texts) as seen, beside as kills, priority(ATTACKER_NICENESS):
+        loop.server_stops_s = kills.server_stops_s
         asyncio.run(_attack(mounted, server, arguments.minutes * 60, usages, loop))
     under, _ = seen
     held = server.wait_for_rest()
@@ -244,19 +246,33 @@ async def _attack(
 
 
 class LoopWatch:
-    """The server's own gauges of its event loop, looked at more often than they forget."""
+    """The server's own gauges of its event loop, looked at more often than they forget.
+
+    A server that was stopped finds all that arrived meanwhile in one turn of its loop: that is no request's doing, and is shown apart.
+
+    Attributes:
+        most: The largest values of each gauge, seconds.
+        most_after_stop: The same within a minute after the server itself was stopped.
+        server_stops_s: When it was, monotonic.
+        longest_step: Of the engine: seconds and tokens.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self.most: dict[str, float] = {}
+        self.most_after_stop: dict[str, float] = {}
+        self.server_stops_s: list[float] = []
         self.longest_step: tuple[float, int] = (0.0, 0)
 
     def look(self) -> None:
         """Take the present values in."""
         for name in ("trencadis_event_loop_lag_seconds", "trencadis_event_loop_held_seconds"):
             value = self._server.metric(name)
+            now_s = time.monotonic()
+            was_stopped = any(now_s - at_s < GAUGES_REMEMBER_S for at_s in self.server_stops_s)
+            most = self.most_after_stop if was_stopped else self.most
             if value is not None:
-                self.most[name] = max(self.most.get(name, 0.0), value)
+                most[name] = max(most.get(name, 0.0), value)
         self.longest_step = max(self.longest_step, self._server.longest_step())
 
 
@@ -323,6 +339,8 @@ def report_witness(quiet: Witness, under: Witness, wrong: list[str], loop: LoopW
     for name, value in loop.most.items():
         holds = value <= MOST_LOOP_GAP_S if "held" in name else None
         figures.show(name, f"{value * 1000:.0f} ms", holds=holds, wanted="" if holds is None else "50 ms")
+    for name, value in loop.most_after_stop.items():
+        figures.show(f"{name.removeprefix('trencadis_')} after a stop", f"{value * 1000:.0f} ms")
     pings, calm = max(under.pings_s, default=0), max(quiet.pings_s, default=0)
     figures.show(
         "largest time of the probe",

@@ -69,6 +69,7 @@ class Kills:
         usages: What server and engine held when they were back after each event.
         num_ended: Engines that were ended.
         absences_s: When there was no engine because of that: from the kill until it was back, moments on the wall clock.
+        server_stops_s: When the server itself was stopped and went on, monotonic.
     """
 
     events: Counter[str] = field(default_factory=Counter)
@@ -80,6 +81,7 @@ class Kills:
     usages: list[dict[str, Usage | None]] = field(default_factory=list)
     num_ended: int = 0
     absences_s: list[tuple[float, float]] = field(default_factory=list)
+    server_stops_s: list[float] = field(default_factory=list)
 
     def covers(self, begin_s: float, end_s: float) -> bool:
         """Return whether an engine was absent at some time between two moments of the wall clock."""
@@ -287,9 +289,11 @@ class _Killer:
 
     async def _stop_server(self) -> None:
         seconds = self._rng.choice((0.05, 0.3, 1.0))
+        self._result.server_stops_s.append(time.monotonic())
         _send(self._server.pid, signal.SIGSTOP)
         await asyncio.sleep(seconds)
         _send(self._server.pid, signal.SIGCONT)
+        self._result.server_stops_s.append(time.monotonic())
 
     async def _kill_clients(self, number: int) -> None:
         client = subprocess.Popen(
