@@ -1,4 +1,4 @@
-"""Waiting for what other threads and processes do, however slow the machine is."""
+"""Pending for what other threads and processes do, however slow the machine is."""
 
 from __future__ import annotations
 

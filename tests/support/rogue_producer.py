@@ -13,7 +13,7 @@ from trencadis.records import KVLayout
 from trencadis_kv.store.format import pack_header
 from trencadis_kv.wire.handshake import Identity, welcome
 from trencadis_kv.wire.stream import FrameStream, block_head
-from trencadis_kv.wire.stream_messages import Abort, Ack, Invite, Offer, Pull, Release, State, Status
+from trencadis_kv.wire.stream_messages import Abort, Ack, PrefillRequest, PrefillResponse, Pull, Release, State, Status
 
 __all__ = ["RogueProducer"]
 
@@ -24,11 +24,14 @@ class RogueProducer:
     Args:
         identity: What it says of itself.
         layout: Of the blocks that it sends.
-        on_invite: Answers an invitation; the connection is closed behind it.
+        on_invite: Answers an prefill; the connection is closed behind it.
     """
 
     def __init__(
-        self, identity: Identity, layout: KVLayout, on_invite: Callable[[RogueProducer, FrameStream, Invite], None]
+        self,
+        identity: Identity,
+        layout: KVLayout,
+        on_invite: Callable[[RogueProducer, FrameStream, PrefillRequest], None],
     ) -> None:
         self._identity = identity
         self._layout = layout
@@ -37,13 +40,13 @@ class RogueProducer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.num_pulls = 0
-        self.invites: list[Invite] = []
+        self.invites: list[PrefillRequest] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def offer(self, num_tokens: int, num_pushed: int, **more: object) -> Offer:
+    def offer(self, num_tokens: int, num_pushed: int, **more: object) -> PrefillResponse:
         """Return an offer of blocks that nobody holds."""
-        return Offer(ticket="rogue", num_tokens=num_tokens, lease_s=30.0, num_pushed=num_pushed, **more)  # type: ignore[arg-type]
+        return PrefillResponse(ticket="rogue", num_tokens=num_tokens, lease_s=30.0, num_pushed=num_pushed, **more)  # type: ignore[arg-type]
 
     def send_block(self, stream: FrameStream, block_hash: bytes, payload: bytes = b"") -> None:
         """Send a block, well packed whatever is in it."""
@@ -82,13 +85,13 @@ class RogueProducer:
     def _answer(self, stream: FrameStream) -> bool:
         match stream.receive():
             case Status():
-                stream.send(State(accepts=True, num_guests=0, num_tokens=0, tokens_per_s=0.0))
+                stream.send(State(accepts=True, num_remote_prefills=0, num_tokens=0, tokens_per_s=0.0))
             case Release():
                 stream.send(Ack(known=True))
             case Pull():
                 self.num_pulls += 1
                 stream.send(Abort(cause="lost", reason="nothing is held here"))
-            case Invite() as invite:
+            case PrefillRequest() as invite:
                 self.invites.append(invite)
                 self._on_invite(self, stream, invite)
                 return False

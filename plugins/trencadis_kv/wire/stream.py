@@ -19,10 +19,10 @@ slowly, and closing the connection ends a transfer at once::
                                          ◀─ ACK (known)
     STATUS                               ─▶
                                          ◀─ STATE (whether it takes prompts, load, rate)
-    INVITE (prompt, salt, …)             ─▶
-                      (computes it)      ◀─ OFFER (ticket, number of tokens) | ABORT (cause, reason)
-    INVITE (prompt, …, terms, credit)    ─▶   the first token, and blocks that nobody has to ask for any more
-                                         ◀─ OFFER (ticket, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
+    PREFILL_REQUEST (prompt, salt, …)             ─▶
+                      (computes it)      ◀─ PREFILL_RESPONSE (ticket, number of tokens) | ABORT (cause, reason)
+    PREFILL_REQUEST (prompt, …, terms, credit)    ─▶   the first token, and blocks that nobody has to ask for any more
+                                         ◀─ PREFILL_RESPONSE (ticket, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
 
 Who closes the connection while its prompt is computed wants it no more. Before both sides have proved that they know the secret, a
 message has at most 4 KiB; after that, memory for one grows as its bytes come, whatever its head says.
@@ -49,10 +49,10 @@ from trencadis_kv.wire.stream_messages import (
     Ack,
     Commit,
     Hello,
-    Invite,
     Kind,
     Message,
-    Offer,
+    PrefillRequest,
+    PrefillResponse,
     Proof,
     Pull,
     Refuse,
@@ -72,10 +72,10 @@ __all__ = [
     "Commit",
     "FrameStream",
     "Hello",
-    "Invite",
+    "PrefillRequest",
     "Kind",
     "Message",
-    "Offer",
+    "PrefillResponse",
     "Proof",
     "Pull",
     "Refuse",

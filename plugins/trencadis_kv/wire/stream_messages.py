@@ -14,11 +14,11 @@ __all__ = [
     "Ack",
     "Commit",
     "Hello",
-    "Invite",
+    "PrefillRequest",
     "Kind",
     "Layers",
     "Message",
-    "Offer",
+    "PrefillResponse",
     "Placed",
     "Proof",
     "Pull",
@@ -49,8 +49,8 @@ class Kind(enum.IntEnum):
     ACK = 11
     STATUS = 12
     STATE = 13
-    INVITE = 14
-    OFFER = 15
+    PREFILL_REQUEST = 14
+    PREFILL_RESPONSE = 15
     PLACED = 16
     TAKEN = 17
     LAYERS = 18
@@ -145,12 +145,12 @@ class State(_Body):
     """Whether prompts are taken; those taken and not yet computed; tokens that wait, of everybody; and the rate, 0 while nobody knows."""
 
     accepts: bool
-    num_guests: int
+    num_remote_prefills: int
     num_tokens: int
     tokens_per_s: float
 
 
-class Invite(_Body):
+class PrefillRequest(_Body):
     """Compute a prompt, and hold its blocks. ``tokens`` are int32, little endian.
 
     ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
@@ -182,7 +182,7 @@ class Token(_Body):
     top_logprobs: list[float] = []
 
 
-class Offer(_Body):
+class PrefillResponse(_Body):
     """The prompt is computed: so many of its leading tokens are held under a ticket, and for how long.
 
     ``token`` is the first behind it, if it was wanted by terms that hold there, too. ``num_pushed`` blocks follow, and ``COMMIT``.
@@ -225,9 +225,9 @@ Message: TypeAlias = (
     | Ack
     | Status
     | State
-    | Invite
+    | PrefillRequest
     | Layers
-    | Offer
+    | PrefillResponse
     | Placed
     | Taken
 )
@@ -245,8 +245,8 @@ BODIES: Final[dict[Kind, type[Any]]] = {
     Kind.ACK: Ack,
     Kind.STATUS: Status,
     Kind.STATE: State,
-    Kind.INVITE: Invite,
-    Kind.OFFER: Offer,
+    Kind.PREFILL_REQUEST: PrefillRequest,
+    Kind.PREFILL_RESPONSE: PrefillResponse,
     Kind.PLACED: Placed,
     Kind.TAKEN: Taken,
     Kind.LAYERS: Layers,

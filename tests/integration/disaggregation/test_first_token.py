@@ -52,7 +52,7 @@ class Pair:
         self.node = self.decode._state.transfers.connector._side._node
         self._number = 0
         until_s = time.monotonic() + PATIENCE_S
-        while not self.node.registry.ready():
+        while not self.node.prefill_pool.ready():
             assert time.monotonic() < until_s
             threading.Event().wait(0.01)
 

@@ -125,15 +125,15 @@ def test_token_that_cannot_be_chosen_there_is_chosen_here(switched_off: str) -> 
 def test_token_stands_when_its_blocks_are_lost_and_nobody_else_is_asked_for_it(prefiller: Station) -> None:
     """The second engine computes the prompt again, for its blocks alone."""
     with Station() as first, decoder(port_of(first), port_of(prefiller), push=False) as one:
-        for engine in one.node.registry.engines:
+        for engine in one.node.prefill_pool.engines:
             engine.affinity = lambda _, port=engine.port: float(port == port_of(first))
         name = one.add(PROMPT, max_tokens=6)
-        errands = one.pair.scheduler._delegation._errands  # type: ignore[attr-defined]
+        errands = one.pair.scheduler._delegation._delegated  # type: ignore[attr-defined]
 
         def is_offered() -> bool:
             if not errands:
                 one.step()
-            return any(errand.invitation.prefix is not None for errand in errands.values())
+            return any(errand.prefill.prefix is not None for errand in errands.values())
 
         eventually(is_offered, of=(first,))
         (hold,) = first.node.holds._by_name

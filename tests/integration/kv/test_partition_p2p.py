@@ -145,7 +145,7 @@ def test_engine_that_computes_prompts_and_falls_off_the_network_is_missed_within
                     connect_timeout_s=heartbeat_s,
                 )
             )
-        ready = taker.node.registry.ready
+        ready = taker.node.prefill_pool.ready
         _wait_for(lambda: bool(ready()), within_s=60.0)
         there.unplug()
         _wait_for(lambda: not ready(), within_s=3 * heartbeat_s + SLACK_S)

@@ -1,8 +1,8 @@
-"""Requests of this engine whose prompts others compute: the client stays here, and never learns that anything failed.
+"""Requests of this engine whose prompts other engines compute. Failures stay inside: the prompt is computed elsewhere or here.
 
 ordinary request ─▶ policy ─┬─ here
-                            └─ invited ─┬─ offer ─▶ pulled like any other prefix
-                                        └─ refused, failed, slow ─▶ another engine, once ─▶ here
+                            └─ delegated ─┬─ response ─▶ pulled like any other prefix
+                                          └─ refused, failed, slow ─▶ another engine, once ─▶ here
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import attrs
 
 from trencadis.interfaces import KVPolicy, PrefillEngineView, PrefillView
 from trencadis.records import FirstToken, Request, TransferCause
-from trencadis_kv.connectors.p2p.invitation import Invitation
+from trencadis_kv.connectors.p2p.delegated_prefill import DelegatedPrefill
 from trencadis_kv.connectors.p2p.params import RemotePrefix
-from trencadis_kv.connectors.p2p.registry import PrefillEngine
+from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
 from trencadis_kv.store.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from trencadis_kv.connectors.p2p.node import Node
 
-__all__ = ["Delegation", "Waiting"]
+__all__ = ["Delegation", "Pending"]
 
 _MAX_TRIES: Final = 2
 _MAX_LOADING: Final = 4096
@@ -38,22 +38,22 @@ _PULL_BYTES: Final = 1 << 20
 _GONE: Final = (TransferCause.UNREACHABLE, TransferCause.INCOMPATIBLE)
 
 
-class Waiting(enum.Enum):
-    """Nobody knows yet."""
+class Pending(enum.Enum):
+    """The other engine has not answered yet."""
 
-    YES = enum.auto()
+    PENDING = enum.auto()
 
 
 @attrs.define(eq=False)
-class _Errand:
-    invitation: Invitation
+class _Delegated:
+    prefill: DelegatedPrefill
     tried: set[str]
     has_failed: bool = False
     has_given_token: bool = False
 
 
 class Delegation:
-    """Decides where prompts are computed, and keeps the books of those that are computed elsewhere. Engine thread.
+    """Decides where prompts are computed, and tracks those that are computed elsewhere. Engine thread.
 
     Args:
         node: What both sides share.
@@ -63,77 +63,77 @@ class Delegation:
     def __init__(self, node: Node, policy: KVPolicy) -> None:
         self._node = node
         self._policy = policy
-        self._errands: dict[str, _Errand] = {}
-        self._loading: BoundedDict[str, _Errand] = BoundedDict(_MAX_LOADING)
+        self._delegated: dict[str, _Delegated] = {}
+        self._loading: BoundedDict[str, _Delegated] = BoundedDict(_MAX_LOADING)
         self._threads: ThreadPoolExecutor | None = None
-        node.metrics.watch_away(lambda: len(self._errands))
+        node.metrics.watch_away(lambda: len(self._delegated))
 
     def find(
         self, request: Request, *, block_hashes: Sequence[bytes], num_local_tokens: int
-    ) -> RemotePrefix | Waiting | None:
+    ) -> RemotePrefix | Pending | None:
         """Return where another engine has computed a prompt; None: it is to be computed here."""
-        if not self._node.registry.engines:
+        if not self._node.prefill_pool.engines:
             return None
-        errand = self._errands.get(request.request_id)
-        if errand is None:
+        delegated = self._delegated.get(request.request_id)
+        if delegated is None:
             return self._begin(request, block_hashes, num_local_tokens, tried=set())
-        invitation = errand.invitation
-        if not errand.has_failed and not invitation.is_done:
-            return Waiting.YES
-        if not errand.has_failed and invitation.prefix is not None:
-            return invitation.prefix
-        del self._errands[request.request_id]
-        if not errand.has_failed:
-            self._failed(errand)
-        if len(errand.tried) >= _MAX_TRIES:
+        prefill = delegated.prefill
+        if not delegated.has_failed and not prefill.is_done:
+            return Pending.PENDING
+        if not delegated.has_failed and prefill.prefix is not None:
+            return prefill.prefix
+        del self._delegated[request.request_id]
+        if not delegated.has_failed:
+            self._failed(delegated)
+        if len(delegated.tried) >= _MAX_TRIES:
             return None
-        wants_token = not errand.has_given_token
-        return self._begin(request, block_hashes, num_local_tokens, tried=errand.tried, wants_token=wants_token)
+        wants_token = not delegated.has_given_token
+        return self._begin(request, block_hashes, num_local_tokens, tried=delegated.tried, wants_token=wants_token)
 
     def take_token(self, request_id: str) -> FirstToken | None:
         """Return the first token that came with an offer; once, so that no other engine is asked for it either."""
-        errand = self._errands.get(request_id)
-        if errand is None or errand.has_given_token or errand.invitation.first is None:
+        delegated = self._delegated.get(request_id)
+        if delegated is None or delegated.has_given_token or delegated.prefill.first is None:
             return None
-        errand.has_given_token = True
-        return errand.invitation.first
+        delegated.has_given_token = True
+        return delegated.prefill.first
 
     def loading(self, request_id: str) -> None:
         """Learn that what was found is being pulled."""
-        errand = self._errands.pop(request_id, None)
-        if errand is not None:
-            self._node.metrics.invited("served")
-            self._loading[request_id] = errand
+        delegated = self._delegated.pop(request_id, None)
+        if delegated is not None:
+            self._node.metrics.count_delegated("served")
+            self._loading[request_id] = delegated
 
     def tries_again(self, request_id: str) -> bool:
         """Return whether another engine is asked, now that a pull has failed."""
-        errand = self._loading.pop(request_id, None)
-        if errand is None or len(errand.tried) >= _MAX_TRIES or not self._candidates(errand.tried):
+        delegated = self._loading.pop(request_id, None)
+        if delegated is None or len(delegated.tried) >= _MAX_TRIES or not self._candidates(delegated.tried):
             return False
-        errand.has_failed = True
-        self._errands[request_id] = errand
+        delegated.has_failed = True
+        self._delegated[request_id] = delegated
         return True
 
     def forget(self, request_id: str) -> None:
         """Learn that a request has ended, or is not waiting for this any more."""
         self._loading.pop(request_id, None)
-        errand = self._errands.pop(request_id, None)
-        if errand is None or errand.has_failed:
+        delegated = self._delegated.pop(request_id, None)
+        if delegated is None or delegated.has_failed:
             return
-        self._node.metrics.invited("served" if errand.has_given_token else "withdrawn")
-        errand.invitation.withdraw()
+        self._node.metrics.count_delegated("served" if delegated.has_given_token else "withdrawn")
+        delegated.prefill.withdraw()
 
     def close(self) -> None:
         """Withdraw all; may be called twice."""
-        for request_id in list(self._errands):
+        for request_id in list(self._delegated):
             self.forget(request_id)
-        for errand in self._loading.values():
-            errand.invitation.hang_up()
+        for delegated in self._loading.values():
+            delegated.prefill.hang_up()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _candidates(self, tried: set[str]) -> list[PrefillEngine]:
-        return [engine for engine in self._node.registry.ready() if engine.name not in tried]
+        return [engine for engine in self._node.prefill_pool.ready() if engine.name not in tried]
 
     def _begin(
         self,
@@ -143,7 +143,7 @@ class Delegation:
         *,
         tried: set[str],
         wants_token: bool = True,
-    ) -> Waiting | None:
+    ) -> Pending | None:
         node = self._node
         engines = self._candidates(tried)
         num_tokens = len(request.prompt_token_ids) - num_local_tokens
@@ -152,15 +152,15 @@ class Delegation:
             return None
         view = self._view(request, block_hashes, num_tokens, engines)
         index = self._policy.prefill_at(view)
-        if index is None or len(self._errands) >= node.config.max_invites:
-            node.metrics.invited("declined")
+        if index is None or len(self._delegated) >= node.config.max_invites:
+            node.metrics.count_delegated("declined")
             return None
         engine = engines[index]
         engine.num_sent_tokens += num_tokens
         num_local = num_local_tokens // node.block_size
         terms = node.terms.pack(request) if node.terms and wants_token else b""
         is_all = bool(terms) and request.params.max_tokens == 1  # the token alone is an answer
-        invitation = Invitation(
+        prefill = DelegatedPrefill(
             engine,
             request,
             node,
@@ -169,12 +169,12 @@ class Delegation:
             push=None if is_all else node.pushes.open(block_hashes[num_local:], block_bytes=node.block_bytes),
             num_skipped=num_local,
         )
-        errand = _Errand(invitation, tried | {engine.name}, has_given_token=not wants_token)
-        self._errands[request.request_id] = errand
+        delegated = _Delegated(prefill, tried | {engine.name}, has_given_token=not wants_token)
+        self._delegated[request.request_id] = delegated
         if self._threads is None:  # as many again may still receive blocks of prompts that are back
             self._threads = ThreadPoolExecutor(2 * node.config.max_invites, thread_name_prefix="trencadis-p2p-invite")
-        self._threads.submit(errand.invitation.run)
-        return Waiting.YES
+        self._threads.submit(delegated.prefill.run)
+        return Pending.PENDING
 
     def _view(
         self, request: Request, block_hashes: Sequence[bytes], num_tokens: int, engines: Sequence[PrefillEngine]
@@ -207,14 +207,14 @@ class Delegation:
             return longest_s
         return min(longest_s, max(_LEAST_WAIT_S, view.max_slowdown * view.compute_s))
 
-    def _failed(self, errand: _Errand) -> None:
-        error = errand.invitation.error
+    def _failed(self, delegated: _Delegated) -> None:
+        error = delegated.prefill.error
         if error is None:
             return
-        self._node.metrics.invited("failed")
+        self._node.metrics.count_delegated("failed")
         self._node.metrics.failed(error.cause)
         if error.cause in _GONE:
-            errand.invitation.engine.lost(error)
+            delegated.prefill.engine.lost(error)
 
 
 def _remote_s(engine: PrefillEngine, num_tokens: int, pull_s: float) -> float:

@@ -42,12 +42,12 @@ class P2PMetrics(TransferCounters):
             "pulled_bytes", "Bytes of blocks pulled, by the way they came: connection, shared memory or nixl.", "way"
         )
         self._aside = self._gauge("push_bytes", "Bytes of memory set aside for blocks that are sent along.")
-        self._guests = self._gauge("guests", "Prompts of other engines that are being computed here.")
+        self._remote_prefills = self._gauge("guests", "Prompts of other engines that are being computed here.")
         self._away = self._gauge("prompts_away", "Prompts of this engine that another one is computing.")
         self._engines = self._gauge("prefill_engines", "Engines that compute prompts for this one, and take some now.")
 
-    def invited(self, result: str) -> None:
-        """Count an invitation by its result."""
+    def count_delegated(self, result: str) -> None:
+        """Count an prefill by its result."""
         self._invites.labels(self._name, result).inc()
 
     def offered(self, token: str) -> None:
@@ -76,9 +76,9 @@ class P2PMetrics(TransferCounters):
         """Read a gauge from where it is whenever somebody looks."""
         self._aside.labels(self._name).set_function(lambda: float(num_bytes()))
 
-    def watch_guests(self, num_guests: Callable[[], int]) -> None:
+    def watch_remote_prefills(self, num_remote_prefills: Callable[[], int]) -> None:
         """Read a gauge from where it is whenever somebody looks."""
-        self._guests.labels(self._name).set_function(lambda: float(num_guests()))
+        self._remote_prefills.labels(self._name).set_function(lambda: float(num_remote_prefills()))
 
     def watch_away(self, num_away: Callable[[], int]) -> None:
         """Read a gauge from where it is whenever somebody looks."""

@@ -7,14 +7,14 @@ import uuid
 from trencadis.clock import Clock
 from trencadis.interfaces import FirstTokenTerms, KVCodec
 from trencadis.records import KVLayout
+from trencadis_kv.connectors.p2p.background_calls import BackgroundCalls
 from trencadis_kv.connectors.p2p.config import P2PConfig
-from trencadis_kv.connectors.p2p.errands import Errands
-from trencadis_kv.connectors.p2p.guests import Guests
 from trencadis_kv.connectors.p2p.holds import Holds
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
 from trencadis_kv.connectors.p2p.peers import Peers
+from trencadis_kv.connectors.p2p.prefill_pool import PrefillPool
 from trencadis_kv.connectors.p2p.push import Pushes
-from trencadis_kv.connectors.p2p.registry import Registry
+from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
 from trencadis_kv.connectors.p2p.server import BlockServer
 from trencadis_kv.connectors.p2p.transport import Transport
 from trencadis_kv.store.cost import CostModel
@@ -44,11 +44,11 @@ class Node:
         engine: Its id, of this one process.
         holds: Blocks kept for others.
         peers: What is known of others.
-        errands: Short calls on others.
+        background_calls: Short calls to other engines.
         metrics: What is counted.
         cost: What computing and pulling take here.
         pace: When pulls give way to steps.
-        guests: Prompts that are computed for others.
+        remote_prefills: Prompts that are computed for others.
         pushes: Blocks that other engines send along with their offers.
         terms: How first tokens are chosen here; None: nobody can be told.
         registry: Engines that compute prompts for this one.
@@ -81,21 +81,21 @@ class Node:
         )
         named = (*config.peers, *config.prefill_engines)
         self.peers = Peers(named, clock, retry_s=config.retry_s, name=name)
-        self.errands = Errands(self.peers, connect_timeout_s=config.connect_timeout_s)
+        self.background_calls = BackgroundCalls(self.peers, connect_timeout_s=config.connect_timeout_s)
         self.metrics = P2PMetrics(self.holds, self.peers, name=name)
         self.cost = CostModel(clock)
         self.pace = Pace(config.load_share, cost=self.cost, clock=clock)
-        self.guests = Guests(config.max_guests, release=self.holds.release)
-        self.metrics.watch_guests(lambda: self.guests.num_guests)
+        self.remote_prefills = RemotePrefills(config.max_guests, release=self.holds.release)
+        self.metrics.watch_remote_prefills(lambda: self.remote_prefills.num_remote_prefills)
         self.pushes = Pushes(_room(config))
         self.metrics.watch_aside(lambda: self.pushes.num_bytes)
         self.terms: FirstTokenTerms | None = None
-        self.registry = Registry(
+        self.prefill_pool = PrefillPool(
             config.prefill_engines, connect_timeout_s=config.connect_timeout_s, heartbeat_s=config.heartbeat_s
         )
-        self.metrics.watch_engines(lambda: len(self.registry.ready()))
+        self.metrics.watch_engines(lambda: len(self.prefill_pool.ready()))
         self.server = BlockServer(
-            config, self.holds, self.metrics, guests=self.guests, cost=self.cost, transport=transport
+            config, self.holds, self.metrics, remote_prefills=self.remote_prefills, cost=self.cost, transport=transport
         )
         self.block_size = self.block_bytes = 0
         self.identity: Identity | None = None
@@ -113,7 +113,7 @@ class Node:
         """
         # Engines of different codecs are told so when they meet, not block by block.
         model = f"{self._model}\0codec {self._codec.flags}" if self._codec.flags else self._model
-        self.identity = self.errands.identity = Identity(
+        self.identity = self.background_calls.identity = Identity(
             engine=self.engine,
             compat=compat_id(layout, identity=model, exact_numerics=self.config.numerics == "exact"),
             block_bytes=layout.block_bytes,
@@ -124,7 +124,7 @@ class Node:
         if self.transport is not None:
             self.transport.open(layout.block_bytes)
         self.server.start(self.identity, lambda: self.pool)
-        self.registry.start(self.identity)
+        self.prefill_pool.start(self.identity)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -133,11 +133,11 @@ class Node:
 
     def close(self) -> None:
         """Leave; may be called twice."""
-        self.guests.close()
+        self.remote_prefills.close()
         self.pushes.close()
         self.server.close()
-        self.registry.close()
-        self.errands.close()
+        self.prefill_pool.close()
+        self.background_calls.close()
         if self.transport is not None:
             self.transport.close()
 

@@ -22,10 +22,10 @@ from trencadis_kv.wire.stream_messages import (
     Abort,
     Ack,
     Commit,
-    Invite,
     Layers,
-    Offer,
     Placed,
+    PrefillRequest,
+    PrefillResponse,
     Pull,
     Release,
     Renew,
@@ -211,22 +211,22 @@ class PeerConnection:
             raise TransferError(f"{answer!r} came in the place of STATE.", cause=TransferCause.CORRUPT)
         return answer
 
-    def invite(self, invite: Invite) -> Offer:
+    def request_prefill(self, message: PrefillRequest) -> PrefillResponse:
         """Have a prompt computed; returns when its blocks are held there.
 
         Raises:
             TransferError: They are not: ``full``, or whatever else went wrong there; also as of :class:`FrameStream`.
         """
-        self._stream.set_deadline(invite.timeout_s)
-        self._stream.send(invite)
+        self._stream.set_deadline(message.timeout_s)
+        self._stream.send(message)
         answer = self._stream.receive()
         if isinstance(answer, Abort):
             raise _given_up(answer)
-        if not isinstance(answer, Offer) or answer.num_tokens < 1 or answer.num_pushed < 0:
-            raise TransferError(f"{answer!r} came in the place of OFFER.", cause=TransferCause.CORRUPT)
-        if answer.num_pushed * self._me.block_bytes > invite.push_bytes:
+        if not isinstance(answer, PrefillResponse) or answer.num_tokens < 1 or answer.num_pushed < 0:
+            raise TransferError(f"{answer!r} came in the place of PREFILL_RESPONSE.", cause=TransferCause.CORRUPT)
+        if answer.num_pushed * self._me.block_bytes > message.push_bytes:
             raise TransferError(
-                f"{answer.num_pushed} blocks are sent along, and there is room for {invite.push_bytes} bytes.",
+                f"{answer.num_pushed} blocks are sent along, and there is room for {message.push_bytes} bytes.",
                 cause=TransferCause.CORRUPT,
             )
         return answer

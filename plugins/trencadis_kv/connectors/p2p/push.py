@@ -1,6 +1,6 @@
 """Blocks that an engine sends along with its offer: memory set aside for them, and where each is until its request takes it.
 
-    invited ─▶ open: memory is set aside ─▶ the offer comes ─▶ blocks come, each is verified ─▶ committed, broken off, or late
+    delegated ─▶ open: memory is set aside ─▶ the offer comes ─▶ blocks come, each is verified ─▶ committed, broken off, or late
                                               └▶ the request takes them as they come ─▶ close: the memory is free
 
 Nobody waits for blocks to be asked for, and nothing that comes touches the device before the request has blocks there. Whatever does not

@@ -24,7 +24,7 @@ from trencadis.interfaces import (
     SupportsStepTimes,
 )
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
-from trencadis_kv.connectors.p2p.delegation import Delegation, Waiting
+from trencadis_kv.connectors.p2p.delegation import Delegation, Pending
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, offer, wants_hold
 from trencadis_kv.connectors.p2p.worker import LoadOrder, Work
@@ -72,7 +72,7 @@ class P2PScheduler(
         """Answer from the request's parameters, if they say where its prefix is; else another engine may compute it."""
         node, is_ours = self._node, False
         self._keys.look_at(request.transfer_params)
-        prefix: RemotePrefix | Waiting | None = RemotePrefix.of(request.transfer_params)
+        prefix: RemotePrefix | Pending | None = RemotePrefix.of(request.transfer_params)
         if wants_hold(request.transfer_params):
             _remember(self._hashes, request.request_id, tuple(block_hashes))
         elif prefix is None:
@@ -80,7 +80,7 @@ class P2PScheduler(
             prefix = self._delegation.find(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
         if prefix is None:
             return Lookup()
-        if isinstance(prefix, Waiting):
+        if isinstance(prefix, Pending):
             return Lookup(pending=True)
         if not is_ours and (not node.peers.allows(prefix.host, prefix.port) or node.peers.is_down(prefix)):
             node.metrics.looked_up("declined")
@@ -97,7 +97,7 @@ class P2PScheduler(
             node.metrics.looked_up("miss")
             self._delegation.forget(request_id)
             self._unused.pop(request_id, None)
-            node.errands.release(prefix)
+            node.background_calls.release(prefix)
             return Lookup()
         ticket = next(self._tickets)
         _remember(self._found, ticket, (prefix, request_id))
@@ -178,7 +178,7 @@ class P2PScheduler(
         """Let whoever holds the prefix give it up."""
         prefix = RemotePrefix.of(transfer_params)
         if prefix is not None and self._node.peers.allows(prefix.host, prefix.port):
-            self._node.errands.release(prefix)
+            self._node.background_calls.release(prefix)
 
     def on_abandoned(self, request: Request) -> None:
         """Let whoever computes its prompt drop it."""
@@ -193,12 +193,12 @@ class P2PScheduler(
         """Have first tokens chosen where prompts are computed, here and there."""
         if self._node.config.first_token:
             self._node.terms = terms
-            self._node.guests.unpack = terms.unpack
+            self._node.remote_prefills.unpack = terms.unpack
 
     def on_role(self, role: str) -> None:
         """Take prompts of others, or none."""
-        self._node.guests.accepts = role != "decode"
-        if role == "decode" and not self._node.registry.engines:
+        self._node.remote_prefills.accepts = role != "decode"
+        if role == "decode" and not self._node.prefill_pool.engines:
             logger.warning(
                 "The role of this engine is decode, and kv_connector.p2p.prefill_engines names none: prompts are computed here, unless "
                 "a request says where its prefix is."
@@ -206,27 +206,27 @@ class P2PScheduler(
 
     def on_waker(self, wake: Callable[[], None]) -> None:
         """Wake the engine when another one sends a prompt."""
-        self._node.guests.wake = wake
+        self._node.remote_prefills.wake = wake
 
     def take_requests(self) -> Sequence[Request]:
         """Return prompts of others."""
-        return self._node.guests.take_new()
+        return self._node.remote_prefills.take_new()
 
     def take_withdrawn(self) -> Sequence[str]:
         """Return those that are not wanted any more."""
-        return self._node.guests.take_withdrawn()
+        return self._node.remote_prefills.take_withdrawn()
 
     def on_request_token(self, request_id: str, first: FirstToken) -> None:
         """Keep it for whoever wanted the prompt computed."""
-        self._node.guests.said(request_id, first)
+        self._node.remote_prefills.said(request_id, first)
 
     def on_request_ended(self, request_id: str, *, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Let whoever wanted it know where its blocks are."""
-        self._node.guests.ended(request_id, transfer_params, error)
+        self._node.remote_prefills.ended(request_id, transfer_params, error)
 
     def on_backlog(self, num_tokens: int) -> None:
         """Let other engines know before they send more."""
-        self._node.guests.num_backlog_tokens = num_tokens
+        self._node.remote_prefills.num_backlog_tokens = num_tokens
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Learn what computing takes, and that somebody computes."""

@@ -16,11 +16,11 @@ import numpy as np
 from trencadis.errors import ConfigValueError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p.config import P2PConfig
-from trencadis_kv.connectors.p2p.guests import Guest, Guests
 from trencadis_kv.connectors.p2p.holds import Hold, Holds
 from trencadis_kv.connectors.p2p.layers import send_layers
 from trencadis_kv.connectors.p2p.metrics import P2PMetrics
-from trencadis_kv.connectors.p2p.token import told
+from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefill, RemotePrefills
+from trencadis_kv.connectors.p2p.token import encode_token
 from trencadis_kv.connectors.p2p.transport import Flight, Transport
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.format import HEADER_BYTES, for_block, seal_header, start_header
@@ -33,10 +33,10 @@ from trencadis_kv.wire.stream_messages import (
     Abort,
     Ack,
     Commit,
-    Invite,
     Message,
-    Offer,
     Placed,
+    PrefillRequest,
+    PrefillResponse,
     Pull,
     Refuse,
     Release,
@@ -60,7 +60,7 @@ _MIN_PIECE_BYTES: Final = 2048
 _IDLE_S: Final = 10.0
 _GLANCE_S: Final = 0.05
 """While a prompt is computed, it is looked so often whether anybody still wants it."""
-_MAX_GUEST_S: Final = 600.0
+_MAX_REMOTE_PREFILL_S: Final = 600.0
 _GRACE_S: Final = 1.0
 """Whoever gives a prompt up closes the connection; one that vanished never does."""
 _RATE_TOKENS: Final = 1000
@@ -79,7 +79,7 @@ class BlockServer:
         config: Where, and how many at once.
         holds: What there is to pull.
         metrics: Counts what is sent.
-        guests: Prompts that are computed for others.
+        remote_prefills: Prompts that are computed for others.
         cost: Knows how quickly.
         transport: Another way for the bytes, for engines that ask for it.
 
@@ -93,13 +93,13 @@ class BlockServer:
         holds: Holds,
         metrics: P2PMetrics,
         *,
-        guests: Guests,
+        remote_prefills: RemotePrefills,
         cost: CostModel,
         transport: Transport | None = None,
     ) -> None:
         self._config = config
         self._transport = transport
-        self._guests = guests
+        self._remote_prefills = remote_prefills
         self._cost = cost
         self._holds = holds
         self._metrics = metrics
@@ -233,56 +233,56 @@ class BlockServer:
                 stream.send(Ack(known=self._holds.release(message.ticket)))
             case Status():
                 stream.send(self._state())
-            case Invite():
-                self._serve_guest(stream, message)
+            case PrefillRequest():
+                self._serve_prefill(stream, message)
             case _:
                 raise TransferError(f"It sent {message!r}, which asks for nothing.", cause=TransferCause.CORRUPT)
 
     def _state(self) -> State:
-        seconds, guests = self._cost.compute_s(_RATE_TOKENS), self._guests
+        seconds, remote_prefills = self._cost.compute_s(_RATE_TOKENS), self._remote_prefills
         return State(
-            accepts=guests.accepts,
-            num_guests=guests.num_guests,
-            num_tokens=guests.num_tokens,
+            accepts=remote_prefills.accepts,
+            num_remote_prefills=remote_prefills.num_remote_prefills,
+            num_tokens=remote_prefills.num_tokens,
             tokens_per_s=_RATE_TOKENS / seconds if seconds > 0 else 0.0,  # nan is not
         )
 
-    def _serve_guest(self, stream: FrameStream, invite: Invite) -> None:
+    def _serve_prefill(self, stream: FrameStream, message: PrefillRequest) -> None:
         """Have a prompt computed; the other engine's going away, and its time-out, end that."""
         try:
-            guest = self._guests.enter(invite)
+            prefill = self._remote_prefills.enter(message)
         except TransferError as error:
             stream.send(Abort(cause=error.cause, reason=str(error)))
             return
-        until_s = time.monotonic() + min(invite.timeout_s, _MAX_GUEST_S) + _GRACE_S
+        until_s = time.monotonic() + min(message.timeout_s, _MAX_REMOTE_PREFILL_S) + _GRACE_S
         is_served = False
         try:
-            while not guest.wait(_GLANCE_S):
+            while not prefill.wait(_GLANCE_S):
                 if stream.is_gone or time.monotonic() > until_s:
                     return
             if stream.is_gone:
                 return
             with contextlib.ExitStack() as stack:
-                hold, hashes = self._to_push(stream, guest, invite, stack)
+                hold, hashes = self._to_push(stream, prefill, message, stack)
                 stream.set_deadline(self._config.connect_timeout_s)
-                stream.send(_answer_of(guest, num_pushed=len(hashes)))
+                stream.send(_answer_of(prefill, num_pushed=len(hashes)))
                 is_served = True
                 if hold is not None:
                     self._push(stream, hold, hashes)
         finally:
             if not is_served:
-                self._guests.withdraw(guest)
+                self._remote_prefills.withdraw(prefill)
                 stream.cut()
 
     def _to_push(
-        self, stream: FrameStream, guest: Guest, invite: Invite, stack: contextlib.ExitStack
+        self, stream: FrameStream, prefill: RemotePrefill, message: PrefillRequest, stack: contextlib.ExitStack
     ) -> tuple[Hold | None, list[bytes]]:
         """Return what is sent along with an offer: blocks that the other engine does not have, as far as it has room for them."""
-        pool, prefix = self._find_pool(), guest.prefix
+        pool, prefix = self._find_pool(), prefill.prefix
         if pool is None or prefix is None or not self._config.push:
             return None, []
-        num_blocks = invite.push_bytes // pool.layout.block_bytes
-        if num_blocks < 1 or invite.num_skipped < 0:
+        num_blocks = message.push_bytes // pool.layout.block_bytes
+        if num_blocks < 1 or message.num_skipped < 0:
             return None, []
         try:
             hold = self._holds.open(prefix.ticket, stream.cut)
@@ -290,7 +290,7 @@ class BlockServer:
             logger.debug("A prompt's blocks are gone before they could be sent: %s", error)
             return None, []
         stack.callback(self._holds.close, hold, stream.cut)
-        hashes = list(hold.index)[invite.num_skipped :][:num_blocks]
+        hashes = list(hold.index)[message.num_skipped :][:num_blocks]
         return (hold, hashes) if hashes else (None, [])
 
     def _push(self, stream: FrameStream, hold: Hold, hashes: list[bytes]) -> None:
@@ -410,15 +410,15 @@ def _taken(message: object, lent: set[int]) -> int:
     return message.index
 
 
-def _answer_of(guest: Guest, *, num_pushed: int = 0) -> Offer | Abort:
-    prefix = guest.prefix
+def _answer_of(prefill: RemotePrefill, *, num_pushed: int = 0) -> PrefillResponse | Abort:
+    prefix = prefill.prefix
     if prefix is None:
-        return Abort(cause=TransferCause.FULL, reason=guest.error)
-    return Offer(
+        return Abort(cause=TransferCause.FULL, reason=prefill.error)
+    return PrefillResponse(
         ticket=prefix.ticket,
         num_tokens=prefix.num_tokens,
         lease_s=prefix.lease_s,
-        token=None if guest.first is None else told(guest.first),
+        token=None if prefill.first is None else encode_token(prefill.first),
         num_pushed=num_pushed,
     )
 

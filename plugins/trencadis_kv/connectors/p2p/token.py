@@ -5,10 +5,10 @@ from __future__ import annotations
 from trencadis.records import FirstToken, TokenLogprobs
 from trencadis_kv.wire.stream_messages import Token
 
-__all__ = ["heard", "told"]
+__all__ = ["decode_token", "encode_token"]
 
 
-def told(first: FirstToken) -> Token:
+def encode_token(first: FirstToken) -> Token:
     """Return what is sent of a token. Pure."""
     logprobs = first.logprobs
     if logprobs is None:
@@ -22,7 +22,7 @@ def told(first: FirstToken) -> Token:
     )
 
 
-def heard(token: Token) -> FirstToken:
+def decode_token(token: Token) -> FirstToken:
     """Return the token that was sent; the engine looks at whether it can be. Pure."""
     if token.rank < 1:
         return FirstToken(token_id=token.token_id)

@@ -194,7 +194,7 @@ class _Pull:
         now_s = time.monotonic()
         if not self._is_running and now_s - self._renewed_s > self.order.lease_s / 3:
             self._renewed_s = now_s
-            self._node.errands.renew(self._prefix)
+            self._node.background_calls.renew(self._prefix)
 
     def cancel(self) -> None:
         self._was_cancelled.set()
@@ -257,7 +257,7 @@ class _Pull:
         if first == len(self.order.hashes):
             self._count()
             node.metrics.ended(time.monotonic() - self._started_s)
-            node.errands.release(self._prefix)
+            node.background_calls.release(self._prefix)
             return
         with PeerConnection(self._prefix, identity, connect_timeout_s=config.connect_timeout_s) as connection:
             with self._lock:
@@ -290,7 +290,7 @@ class _Pull:
                 connection.release(timeout_s=config.connect_timeout_s)
             except TransferError as error:
                 logger.debug("The blocks came, but could not be released: %s", error)
-                node.errands.release(self._prefix)
+                node.background_calls.release(self._prefix)
 
     def _take_pushed(self, pool: PoolAccess) -> int:
         """Take blocks that were sent along, as they come; returns how many leading ones of the order these are.
@@ -385,7 +385,7 @@ class _Pull:
         if not self._is_given_up:  # too slow to wait for is not out of reach
             self._node.peers.failed(self._prefix, error)
         # Who holds the blocks need not wait for the end of the lease; one that cannot be reached finds out by itself.
-        self._node.errands.release(self._prefix)
+        self._node.background_calls.release(self._prefix)
 
 
 def _cancelled() -> TransferError:

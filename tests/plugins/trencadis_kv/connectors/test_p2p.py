@@ -153,7 +153,7 @@ def test_blocks_of_another_kind_are_refused_and_the_engine_is_not_asked_again() 
             consumer.node.config,
             consumer.node.holds,
             consumer.node.metrics,
-            guests=consumer.node.guests,
+            remote_prefills=consumer.node.remote_prefills,
             cost=consumer.node.cost,
         )
         consumer.node.start(consumer.node.pool.layout)

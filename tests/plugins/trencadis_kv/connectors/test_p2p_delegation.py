@@ -24,7 +24,7 @@ def decoder(*ports: int, **config: Any) -> Iterator[Station]:
     """Have an engine that lets engines at these ports compute its prompts; it knows all of them."""
     given = {"min_remote_tokens": 8, "heartbeat_s": 0.02, **config}
     with Station(prefill_engines=tuple(map(NAME.format, ports)), **given) as one:
-        eventually(lambda: len(one.node.registry.ready()) == len(ports))
+        eventually(lambda: len(one.node.prefill_pool.ready()) == len(ports))
         yield one
 
 
@@ -53,7 +53,7 @@ def test_prompt_is_computed_elsewhere_and_the_text_is_the_same(prefiller: Statio
         assert end.num_cached_tokens == 20
         assert one.count("invites", result="served") == 1
         assert one.count("tokens", direction="load") == 20
-        assert prefiller.ends == {}, "what a guest says is nobody's output"
+        assert prefiller.ends == {}, "what a prefill says is nobody's output"
         assert prefiller.engine.totals.num_finished == 1
         eventually(lambda: prefiller.node.holds.num_holds == 0, of=(one, prefiller))
         eventually(lambda: prefiller.num_used_blocks == 0, of=(one, prefiller))
@@ -77,7 +77,7 @@ def test_prompt_that_was_sent_here_is_not_sent_on(prefiller: Station) -> None:
         assert prefiller.engine.totals.num_finished == 0
 
 
-def test_requests_beside_guests_get_their_own_tokens_and_logprobs(prefiller: Station) -> None:
+def test_requests_beside_remote_prefills_get_their_own_tokens_and_logprobs(prefiller: Station) -> None:
     mine, theirs = prompt_of(5, 9), prompt_of(6, 33)
     with decoder(port_of(prefiller)) as one:
         name = prefiller.add(mine, max_tokens=12)
@@ -109,14 +109,14 @@ def test_engine_that_is_not_there_any_more_is_not_waited_for() -> None:
         first.close()
         assert serve(one, prompt).token_ids.tolist() == true_text(prompt, 5)
         assert one.count("invites", result="failed") == 1
-        assert one.node.registry.ready() == [], "it is left alone until it answers"
+        assert one.node.prefill_pool.ready() == [], "it is left alone until it answers"
         assert serve(one, prompt_of(9, 21)).num_cached_tokens == 0
         assert one.count("invites", result="failed") == 1
 
 
 def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Station) -> None:
     with Station(max_guests=0) as full, decoder(port_of(full), port_of(prefiller)) as one:
-        for engine in one.node.registry.engines:
+        for engine in one.node.prefill_pool.engines:
             engine.affinity = lambda _, port=engine.port: float(port == port_of(full))
         prompt = prompt_of(10, 21)
         end = serve(one, prompt, prefiller)
@@ -138,15 +138,15 @@ def test_third_engine_is_not_asked() -> None:
 def test_blocks_that_are_lost_before_they_are_pulled_are_computed_by_another_engine(prefiller: Station) -> None:
     prompt = prompt_of(12, 21)
     with Station() as first, decoder(port_of(first), port_of(prefiller), push=False) as one:
-        for engine in one.node.registry.engines:
+        for engine in one.node.prefill_pool.engines:
             engine.affinity = lambda _, port=engine.port: float(port == port_of(first))
         name = one.add(prompt, max_tokens=5)
-        errands = one.pair.scheduler._delegation._errands  # type: ignore[attr-defined]
+        calls = one.pair.scheduler._delegation._delegated  # type: ignore[attr-defined]
 
         def is_offered() -> bool:
-            if not errands:
+            if not calls:
                 one.step()
-            return any(errand.invitation.prefix is not None for errand in errands.values())
+            return any(delegated.prefill.prefix is not None for delegated in calls.values())
 
         eventually(is_offered, of=(first,))
         (hold,) = first.node.holds._by_name
@@ -161,9 +161,12 @@ def test_client_that_leaves_takes_its_prompt_back(prefiller: Station) -> None:
     with decoder(port_of(prefiller)) as one:
         name = one.add(prompt_of(13, 21), max_tokens=5)
         one.step()
-        eventually(lambda: prefiller.node.guests.num_guests == 1)
+        eventually(lambda: prefiller.node.remote_prefills.num_remote_prefills == 1)
         one.engine.abort(name)
-        eventually(lambda: not prefiller.node.guests.num_guests and not prefiller.num_used_blocks, of=(one, prefiller))
+        eventually(
+            lambda: not prefiller.node.remote_prefills.num_remote_prefills and not prefiller.num_used_blocks,
+            of=(one, prefiller),
+        )
         assert prefiller.node.holds.num_holds == 0
         assert one.count("invites", result="withdrawn") == 1
 
@@ -173,7 +176,10 @@ def test_engine_that_is_slow_is_given_up_and_drops_the_prompt(prefiller: Station
     with decoder(port_of(prefiller), prefill_timeout_s=0.2) as one:
         assert serve(one, prompt).token_ids.tolist() == true_text(prompt, 5)
         assert one.count("transfer_failures", cause="deadline") == 1
-        eventually(lambda: not prefiller.engine.has_work and not prefiller.node.guests.num_guests, of=(prefiller,))
+        eventually(
+            lambda: not prefiller.engine.has_work and not prefiller.node.remote_prefills.num_remote_prefills,
+            of=(prefiller,),
+        )
         assert prefiller.num_used_blocks == 0
 
 
@@ -185,8 +191,8 @@ def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
 
         def are_done() -> bool:
             nonlocal most
-            most = max(most, few.node.guests.num_guests)
-            assert len(one.pair.scheduler._delegation._errands) <= 4  # type: ignore[attr-defined]
+            most = max(most, few.node.remote_prefills.num_remote_prefills)
+            assert len(one.pair.scheduler._delegation._delegated) <= 4  # type: ignore[attr-defined]
             return all(name in one.ends for name in names)
 
         eventually(are_done, of=(one, few))
@@ -198,7 +204,7 @@ def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
 def test_own_requests_of_an_engine_count_when_others_choose(prefiller: Station) -> None:
     """It computes nothing for others yet, and is no place to go all the same."""
     with Station() as other, decoder(port_of(prefiller), port_of(other), heartbeat_s=0.01) as one:
-        busy, free = one.node.registry.engines
+        busy, free = one.node.prefill_pool.engines
         for number in range(4):
             prefiller.add(prompt_of(number, 200), max_tokens=1)
         prefiller.step()
@@ -207,26 +213,26 @@ def test_own_requests_of_an_engine_count_when_others_choose(prefiller: Station) 
             return busy.state is not None and free.state is not None and busy.state.num_tokens > 500
 
         eventually(is_known)
-        assert (busy.state.num_guests, free.state.num_tokens) == (0, 0)
+        assert (busy.state.num_remote_prefills, free.state.num_tokens) == (0, 0)
         for number in range(3):  # with equal loads, prefixes would spread these
             name = one.add(prompt_of(60 + number, 21), max_tokens=1)
             one.step()
-            errand = one.pair.scheduler._delegation._errands[name]  # type: ignore[attr-defined]
-            assert errand.invitation.engine is free
+            delegated = one.pair.scheduler._delegation._delegated[name]  # type: ignore[attr-defined]
+            assert delegated.prefill.engine is free
             one.engine.abort(name)
         prefiller.until(lambda: not prefiller.engine.has_work)
         eventually(lambda: busy.state is not None and busy.state.num_tokens == 0)
 
 
-def test_guest_runs_under_the_terms_that_its_request_came_with(prefiller: Station) -> None:
+def test_remote_prefill_runs_under_the_terms_that_its_request_came_with(prefiller: Station) -> None:
     """Not under those that this engine's tenants add: the other one adds its own."""
     tenants = {"gold": {"weight": 5.0, "priority": -10}}
     with decoder(port_of(prefiller), engine={"tenants": tenants}) as one:
         one.engine.add(attrs.evolve(request_of("plain"), tenant="gold/ann", priority=3))
         one.engine.add(attrs.evolve(request_of("own"), tenant="gold/ann", priority=3, weight=0.5))
         one.step()
-        eventually(lambda: prefiller.node.guests.num_guests == 2)
-        terms = [(r.tenant, r.priority, r.weight) for r in prefiller.node.guests.take_new()]
+        eventually(lambda: prefiller.node.remote_prefills.num_remote_prefills == 2)
+        terms = [(r.tenant, r.priority, r.weight) for r in prefiller.node.remote_prefills.take_new()]
         assert sorted(terms, key=str) == [("gold/ann", 3, 0.5), ("gold/ann", 3, None)]
         for name in ("plain", "own"):
             one.engine.abort(name)
@@ -238,15 +244,15 @@ def request_of(name: str) -> Request:
 
 def test_load_decides_then_the_prefix(prefiller: Station) -> None:
     with Station() as other, decoder(port_of(prefiller), port_of(other), heartbeat_s=60.0) as one:
-        engines = one.node.registry.engines
+        engines = one.node.prefill_pool.engines
         chosen = []
         for num_tokens in ((0, 500), (500, 0)):
             for engine, num in zip(engines, num_tokens, strict=True):
-                engine.heard(State(accepts=True, num_guests=1, num_tokens=num, tokens_per_s=0.0), 0.001)
+                engine.decode_token(State(accepts=True, num_remote_prefills=1, num_tokens=num, tokens_per_s=0.0), 0.001)
             name = one.add(prompt_of(50 + num_tokens[0], 21), max_tokens=1)
             one.step()
-            errand = one.pair.scheduler._delegation._errands[name]  # type: ignore[attr-defined]
-            chosen.append(errand.invitation.engine)
+            delegated = one.pair.scheduler._delegation._delegated[name]  # type: ignore[attr-defined]
+            chosen.append(delegated.prefill.engine)
             one.engine.abort(name)
         assert chosen == list(engines)
         hashes = [bytes([i]) * 32 for i in range(200)]
@@ -255,7 +261,7 @@ def test_load_decides_then_the_prefix(prefiller: Station) -> None:
 
 def test_what_is_said_of_an_engine_is_said_once(prefiller: Station, caplog: pytest.LogCaptureFixture) -> None:
     with decoder(port_of(prefiller), heartbeat_s=60.0) as one:
-        (engine,) = one.node.registry.engines
+        (engine,) = one.node.prefill_pool.engines
         for _ in range(3):
             engine.lost(TransferError("No engine answers.", cause=TransferCause.UNREACHABLE))
     assert caplog.text.count("No prompts go to the engine") == 1

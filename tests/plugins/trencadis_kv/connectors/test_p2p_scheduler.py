@@ -109,7 +109,7 @@ def test_memory_of_requests_that_never_come_back_is_bounded(scheduler: P2PSchedu
 def test_hit_that_is_not_used_is_forgotten_and_given_back_when_its_request_ends(scheduler: P2PScheduler) -> None:
     """It may be looked up again; who holds the prefix waits as long, and not for the end of its lease."""
     released: list[RemotePrefix] = []
-    scheduler._node.errands.release = released.append  # type: ignore[method-assign]
+    scheduler._node.background_calls.release = released.append  # type: ignore[method-assign]
     params = offer(PREFIX, blocks=[])
     _, first = lookup(scheduler, params)
     scheduler.on_unused(first)
@@ -126,7 +126,7 @@ def test_hit_that_is_not_used_is_forgotten_and_given_back_when_its_request_ends(
 
 def test_hit_that_is_used_in_the_end_is_not_given_back_twice(scheduler: P2PScheduler) -> None:
     released: list[RemotePrefix] = []
-    scheduler._node.errands.release = released.append  # type: ignore[method-assign]
+    scheduler._node.background_calls.release = released.append  # type: ignore[method-assign]
     params = offer(PREFIX, blocks=[])
     scheduler.on_unused(lookup(scheduler, params)[1])
     scheduler.on_allocated(lookup(scheduler, params)[1], blocks=[1, 2], block_hashes=HASHES[:2])
@@ -146,5 +146,5 @@ def test_memory_of_hits_that_were_not_used_is_bounded(scheduler: P2PScheduler) -
 def test_rejected_request_with_odd_parameters_harms_nobody(scheduler: P2PScheduler) -> None:
     for params in ({}, {"do_remote_prefill": True}, {**offer(PREFIX, blocks=[]), "remote_host": "192.0.2.1"}):
         scheduler.on_rejected(params)
-    assert scheduler._node.errands._thread is None
+    assert scheduler._node.background_calls._thread is None
     assert 'trencadis_kv_held_bytes{connector="p2p"} 0.0' in scheduler.metrics()

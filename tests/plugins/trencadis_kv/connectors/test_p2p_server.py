@@ -26,7 +26,7 @@ from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.store.defaults import AsTheyAre
 from trencadis_kv.store.pool_access import PoolAccess
-from trencadis_kv.wire.stream import MAJOR, Ack, Hello, Invite, Refuse, Renew, Welcome
+from trencadis_kv.wire.stream import MAJOR, Ack, Hello, PrefillRequest, Refuse, Renew, Welcome
 
 
 @pytest.fixture
@@ -108,14 +108,14 @@ def test_nothing_is_computed_or_told_for_who_does_not_know_the_secret(producer: 
         PeerConnection(producer.prefix, stranger, connect_timeout_s=20.0)
     connection, stream = producer.raw()
     hello = Hello(major=MAJOR, minor=0, compat=producer.me.compat, block_bytes=32, wants="", nonce=bytes(16))
-    asked = Invite(tokens=bytes(64), tenant="ann", cache_salt="", adapter="", timeout_s=9.0)
+    asked = PrefillRequest(tokens=bytes(64), tenant="ann", cache_salt="", adapter="", timeout_s=9.0)
     with connection:
         stream.send(hello)
         assert isinstance(stream.receive(), Welcome)
         stream.send(asked)  # where the proof belongs
         with pytest.raises(TransferError):
             stream.receive()
-    assert producer.node.guests.num_guests == 0
+    assert producer.node.remote_prefills.num_remote_prefills == 0
 
 
 def test_device_with_a_thread_of_its_own_is_asked_on_that_thread(producer: Producer) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from trencadis.records import FirstToken, TokenLogprobs
-from trencadis_kv.connectors.p2p.token import heard, told
+from trencadis_kv.connectors.p2p.token import decode_token, encode_token
 from trencadis_kv.wire.stream_messages import Token
 
 
@@ -24,5 +24,5 @@ def entry(**changes):
     ],
 )
 def test_token_is_the_same_at_the_other_end(first):
-    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(told(first)), type=Token)
-    assert heard(travelled) == first
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(encode_token(first)), type=Token)
+    assert decode_token(travelled) == first

@@ -3,14 +3,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from trencadis_kv.wire.stream_messages import BODIES, KINDS, Invite, Kind, Offer, State, Token
+from trencadis_kv.wire.stream_messages import BODIES, KINDS, Kind, PrefillRequest, PrefillResponse, State, Token
 
 
 def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_had() -> None:
     assert set(BODIES) == set(Kind) - {Kind.BLOCK}
     assert {KINDS[body]: body for body in KINDS} == BODIES
     names = (
-        "HELLO WELCOME REFUSE PROOF PULL BLOCK COMMIT ABORT RENEW RELEASE ACK STATUS STATE INVITE OFFER PLACED TAKEN "
+        "HELLO WELCOME REFUSE PROOF PULL BLOCK COMMIT ABORT RENEW RELEASE ACK STATUS STATE PREFILL_REQUEST PREFILL_RESPONSE PLACED TAKEN "
         "LAYERS"
     )
     assert [kind.name for kind in sorted(Kind)] == names.split()
@@ -20,10 +20,12 @@ def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_h
 @pytest.mark.parametrize(
     "message",
     [
-        Invite(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5),
-        Offer(ticket="x", num_tokens=16, lease_s=30.0),
-        State(accepts=True, num_guests=2, num_tokens=300, tokens_per_s=1e4),
-        Invite(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5, priority=-3, weight=0.5),
+        PrefillRequest(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5),
+        PrefillResponse(ticket="x", num_tokens=16, lease_s=30.0),
+        State(accepts=True, num_remote_prefills=2, num_tokens=300, tokens_per_s=1e4),
+        PrefillRequest(
+            tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5, priority=-3, weight=0.5
+        ),
     ],
 )
 def test_later_minor_versions_may_append_fields(message: msgspec.Struct) -> None:
@@ -35,7 +37,7 @@ def test_later_minor_versions_may_append_fields(message: msgspec.Struct) -> None
 
 def test_invitation_of_an_engine_that_knows_no_priorities_has_none_and_is_read_by_it() -> None:
     fields = msgspec.msgpack.encode([b"\1\0\0\0", "t", "s", "a", 2.5])
-    invite = msgspec.msgpack.decode(fields, type=Invite)
+    invite = msgspec.msgpack.decode(fields, type=PrefillRequest)
     assert (invite.adapter, invite.timeout_s, invite.priority, invite.weight) == ("a", 2.5, 0, None)
 
     class OldInvite(msgspec.Struct, array_like=True):
@@ -67,9 +69,9 @@ def test_engines_of_before_offers_brought_anything_along_are_understood_and_unde
         lease_s: float
 
     old_invite, old_offer = OldInvite(b"\1\0\0\0", "t", "s", "a", 5.0, 2, 1.5), OldOffer("ticket", 16, 30.0)
-    invite = msgspec.msgpack.decode(msgspec.msgpack.encode(old_invite), type=Invite)
+    invite = msgspec.msgpack.decode(msgspec.msgpack.encode(old_invite), type=PrefillRequest)
     assert (invite.weight, invite.terms, invite.push_bytes, invite.num_skipped) == (1.5, b"", 0, 0)
-    offer = msgspec.msgpack.decode(msgspec.msgpack.encode(old_offer), type=Offer)
+    offer = msgspec.msgpack.decode(msgspec.msgpack.encode(old_offer), type=PrefillResponse)
     assert (offer.ticket, offer.token, offer.num_pushed) == ("ticket", None, 0)
     new_invite = msgspec.structs.replace(invite, terms=b"terms", push_bytes=4096, num_skipped=1)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_invite), type=OldInvite) == old_invite

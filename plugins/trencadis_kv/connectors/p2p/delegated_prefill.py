@@ -1,6 +1,6 @@
-"""One prompt on its way to an engine that computes it, and what comes back: the offer, and blocks that are sent along.
+"""A prefill that another engine computes for this one: the request, the response, and blocks that are sent along.
 
-run ─▶ INVITE ─▶ OFFER: the request may go on ─▶ blocks ─▶ done
+run ─▶ PREFILL_REQUEST ─▶ PREFILL_RESPONSE: the request may go on ─▶ blocks ─▶ done
                    └ the first token, and where the blocks are
 """
 
@@ -18,27 +18,27 @@ from trencadis.errors import TransferError
 from trencadis.records import FirstToken, Request, TransferCause
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
+from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
 from trencadis_kv.connectors.p2p.push import Push
-from trencadis_kv.connectors.p2p.registry import PrefillEngine
-from trencadis_kv.connectors.p2p.token import heard
-from trencadis_kv.wire.stream_messages import Invite, Offer
+from trencadis_kv.connectors.p2p.token import decode_token
+from trencadis_kv.wire.stream_messages import PrefillRequest, PrefillResponse
 
 if TYPE_CHECKING:
     from trencadis_kv.connectors.p2p.node import Node
 
-__all__ = ["Invitation"]
+__all__ = ["DelegatedPrefill"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
 
-class Invitation:
+class DelegatedPrefill:
     """Asks one engine to compute one prompt; :meth:`run` on a thread of its own, the rest from any.
 
     Args:
         engine: Which.
         request: Whose prompt.
         node: This engine; its identity is known.
-        timeout_s: The longest wait for the offer.
+        timeout_s: The longest wait for the response.
         terms: How the first token is to be chosen; empty: it is not wanted.
         push: Takes blocks that are sent along; None: none are wanted.
         num_skipped: Leading blocks of the prompt that are here already.
@@ -46,9 +46,9 @@ class Invitation:
     Attributes:
         engine: As given.
         prefix: Where the blocks are, once they are offered.
-        first: The token behind the prompt, if that came with the offer.
-        error: Why there is no offer.
-        is_done: There is an offer, or an error, or it was withdrawn.
+        first: The token behind the prompt, if that came with the response.
+        error: Why there is no response.
+        is_done: There is an response, or an error, or it was withdrawn.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Invitation:
         except TransferError as raised:
             error = raised
         except Exception as raised:
-            logger.warning("An invitation failed unexpectedly.", exc_info=raised)
+            logger.warning("An prefill failed unexpectedly.", exc_info=raised)
             error = TransferError(f"{type(raised).__name__}: {raised}", cause=TransferCause.RAISED)
         finally:
             if self._push is not None:
@@ -108,7 +108,7 @@ class Invitation:
         self.hang_up()
         if self.prefix is not None:
             self._node.pushes.take(self.prefix.ticket)
-            self._node.errands.release(self.prefix)
+            self._node.background_calls.release(self.prefix)
 
     def hang_up(self) -> None:
         """Wait for nothing more; what was offered is released elsewhere."""
@@ -124,47 +124,47 @@ class Invitation:
                 if self._is_withdrawn:
                     raise TransferError("The prompt is not wanted any more.", cause=TransferCause.CANCELLED)
                 self._connection = connection
-            offer = connection.invite(self._message())
-            if self._accept(connection.engine, offer) and self._push is not None:
-                self._receive(connection, offer, self._push)
+            response = connection.request_prefill(self._message())
+            if self._accept(connection.engine, response) and self._push is not None:
+                self._receive(connection, response, self._push)
 
-    def _accept(self, engine: str, offer: Offer) -> bool:
+    def _accept(self, engine: str, response: PrefillResponse) -> bool:
         """Let the request go on; False if it is gone."""
         prefix = attrs.evolve(
             self.engine.prefix,
             engine=engine,
-            ticket=offer.ticket,
-            num_tokens=offer.num_tokens,
-            lease_s=offer.lease_s,
+            ticket=response.ticket,
+            num_tokens=response.num_tokens,
+            lease_s=response.lease_s,
         )
-        if offer.token is not None and self._terms:
-            self.first = heard(offer.token)
+        if response.token is not None and self._terms:
+            self.first = decode_token(response.token)
         self._node.metrics.offered("unasked" if not self._terms else "none" if self.first is None else "given")
         with self._lock:
             if not self._is_withdrawn:
-                if self._push is not None and offer.num_pushed:
+                if self._push is not None and response.num_pushed:
                     self._node.pushes.name(prefix.ticket, self._push)
                 self.prefix, self.is_done = prefix, True
                 return True
-        self._node.errands.release(prefix)
+        self._node.background_calls.release(prefix)
         return False
 
-    def _receive(self, connection: PeerConnection, offer: Offer, push: Push) -> None:
+    def _receive(self, connection: PeerConnection, response: PrefillResponse, push: Push) -> None:
         """Take the blocks that are sent along."""
-        if not offer.num_pushed:
+        if not response.num_pushed:
             push.close()
             return
-        push.begin(offer.num_pushed, connection.cut)
+        push.begin(response.num_pushed, connection.cut)
         start_s, timeout_s = time.monotonic(), self._node.config.pull_timeout_s
-        connection.receive_pushed(offer.num_pushed, push, timeout_s=timeout_s)
-        num_bytes = offer.num_pushed * self._node.block_bytes
+        connection.receive_pushed(response.num_pushed, push, timeout_s=timeout_s)
+        num_bytes = response.num_pushed * self._node.block_bytes
         self._node.metrics.pushed("received", num_bytes=num_bytes)
         self._node.cost.loaded(num_bytes=num_bytes, seconds=time.monotonic() - start_s)
 
-    def _message(self) -> Invite:
+    def _message(self) -> PrefillRequest:
         """Return what the engine is told; a long prompt takes milliseconds, which are this thread's."""
         request = self._request
-        return Invite(
+        return PrefillRequest(
             tokens=np.array(request.prompt_token_ids, "<i4").tobytes(),
             tenant=request.tenant,
             cache_salt=request.cache_salt,

@@ -1,6 +1,6 @@
-"""Prompts that this engine computes for others: from the invitation to the offer of its blocks.
+"""Prompts that this engine computes for others: from the request to the response that names the blocks.
 
-server thread   enter ─────────────────▶ wait ─▶ OFFER | ABORT
+server thread   enter ─────────────────▶ wait ─▶ PREFILL_RESPONSE | ABORT
 engine thread     └▶ take ─▶ it runs ─▶ ended ─┘
 """
 
@@ -16,13 +16,13 @@ import numpy as np
 from trencadis.errors import TransferError, TrencadisError
 from trencadis.records import FirstToken, Request, SamplingParams, TransferCause
 from trencadis_kv.connectors.p2p.params import RemotePrefix
-from trencadis_kv.wire.stream_messages import Invite
+from trencadis_kv.wire.stream_messages import PrefillRequest
 
-__all__ = ["Guest", "Guests"]
+__all__ = ["RemotePrefill", "RemotePrefills"]
 
 
-class Guest:
-    """One prompt of another engine.
+class RemotePrefill:
+    """A prompt that this engine computes for another one.
 
     Args:
         request: As this engine runs it.
@@ -54,16 +54,16 @@ class Guest:
         self._done.set()
 
 
-class Guests:
-    """Who is here. From any thread.
+class RemotePrefills:
+    """Remote prefills of this engine that have not ended. From any thread.
 
     Args:
-        max_guests: At once.
-        release: Gives up a hold by its name: its guest is not wanted any more.
+        max_guests: Most at once.
+        release: Gives up a hold by its name, when the other engine does not want it any more.
 
     Attributes:
-        accepts: False: nobody else is let in.
-        num_backlog_tokens: What the engine said last of the tokens that wait in it.
+        accepts: False: further requests are refused.
+        num_backlog_tokens: Tokens that wait in the engine, as it reported last.
         wake: Wakes the engine.
         unpack: Reads the terms of a first token; None: they do not hold here.
     """
@@ -72,8 +72,8 @@ class Guests:
         self._max_guests = max_guests
         self._release = release
         self._lock = threading.Lock()
-        self._guests: dict[str, Guest] = {}
-        self._new: list[Guest] = []
+        self._remote_prefills: dict[str, RemotePrefill] = {}
+        self._new: list[RemotePrefill] = []
         self._withdrawn: list[str] = []
         self.accepts = True
         self.num_backlog_tokens = 0
@@ -81,54 +81,54 @@ class Guests:
         self.unpack: Callable[[bytes], SamplingParams | None] = lambda _: None
 
     @property
-    def num_guests(self) -> int:
+    def num_remote_prefills(self) -> int:
         """Prompts taken and not computed yet."""
-        return len(self._guests)
+        return len(self._remote_prefills)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that wait here: of everybody in the engine, and of prompts that it has not seen yet."""
+        """Tokens that wait here: those of all requests in the engine, and of prompts that it has not seen yet."""
         with self._lock:
-            return self.num_backlog_tokens + sum(len(guest.request.prompt_token_ids) for guest in self._new)
+            return self.num_backlog_tokens + sum(len(prefill.request.prompt_token_ids) for prefill in self._new)
 
-    def enter(self, invite: Invite) -> Guest:
+    def enter(self, message: PrefillRequest) -> RemotePrefill:
         """Take a prompt.
 
         Raises:
             TransferError: ``full``: too many are here, or this engine takes none. ``raised``: it is no prompt.
         """
-        params = self.unpack(invite.terms) if invite.terms else None
-        request = _request_of(invite, params or SamplingParams(max_tokens=1, temperature=0.0))
+        params = self.unpack(message.terms) if message.terms else None
+        request = _request_of(message, params or SamplingParams(max_tokens=1, temperature=0.0))
         with self._lock:
             if not self.accepts:
                 raise TransferError("This engine computes no prompts of others.", cause=TransferCause.FULL)
-            if len(self._guests) >= self._max_guests:
+            if len(self._remote_prefills) >= self._max_guests:
                 raise TransferError(
                     f"This engine computes {self._max_guests} prompts of others already.", cause=TransferCause.FULL
                 )
-            guest = self._guests[request.request_id] = Guest(request, is_sampled=params is not None)
-            self._new.append(guest)
+            prefill = self._remote_prefills[request.request_id] = RemotePrefill(request, is_sampled=params is not None)
+            self._new.append(prefill)
         self.wake()
-        return guest
+        return prefill
 
-    def withdraw(self, guest: Guest) -> None:
+    def withdraw(self, prefill: RemotePrefill) -> None:
         """Learn that nobody wants a prompt any more; whatever becomes of it, its blocks are given up."""
         with self._lock:
-            guest.is_wanted = False
-            if guest in self._new:
-                self._new.remove(guest)
-                del self._guests[guest.request.request_id]
-            elif guest.request.request_id in self._guests:
-                self._withdrawn.append(guest.request.request_id)
-        if guest.prefix is not None:
-            self._release(guest.prefix.ticket)
+            prefill.is_wanted = False
+            if prefill in self._new:
+                self._new.remove(prefill)
+                del self._remote_prefills[prefill.request.request_id]
+            elif prefill.request.request_id in self._remote_prefills:
+                self._withdrawn.append(prefill.request.request_id)
+        if prefill.prefix is not None:
+            self._release(prefill.prefix.ticket)
         self.wake()
 
     def take_new(self) -> Sequence[Request]:
         """Return and forget the requests that came. Engine thread."""
         with self._lock:
             new, self._new = self._new, []
-        return [guest.request for guest in new]
+        return [prefill.request for prefill in new]
 
     def take_withdrawn(self) -> Sequence[str]:
         """Return and forget the ids of requests that are not wanted any more. Engine thread."""
@@ -139,45 +139,45 @@ class Guests:
     def said(self, request_id: str, first: FirstToken) -> None:
         """Learn the token of one. Engine thread."""
         with self._lock:
-            guest = self._guests.get(request_id)
-        if guest is not None and guest.is_sampled:
-            guest.first = first
+            prefill = self._remote_prefills.get(request_id)
+        if prefill is not None and prefill.is_sampled:
+            prefill.first = first
 
     def ended(self, request_id: str, transfer_params: Mapping[str, Any] | None, error: str) -> None:
         """Learn how one ended. Engine thread."""
         prefix = RemotePrefix.of(transfer_params)
         with self._lock:
-            guest = self._guests.pop(request_id, None)
-            if guest is None:
+            prefill = self._remote_prefills.pop(request_id, None)
+            if prefill is None:
                 return
-            is_wanted = guest.is_wanted
-            guest.end(prefix, error)
+            is_wanted = prefill.is_wanted
+            prefill.end(prefix, error)
         if prefix is not None and not is_wanted:
             self._release(prefix.ticket)
 
     def close(self) -> None:
-        """Let nobody wait any more; may be called twice."""
+        """End all waits; may be called twice."""
         with self._lock:
             self.accepts = False
-            guests, self._guests = list(self._guests.values()), {}
+            remote_prefills, self._remote_prefills = list(self._remote_prefills.values()), {}
             self._new.clear()
-        for guest in guests:
-            guest.end(None, "this engine ends")
+        for prefill in remote_prefills:
+            prefill.end(None, "this engine ends")
 
 
-def _request_of(invite: Invite, params: SamplingParams) -> Request:
-    if not invite.tokens or len(invite.tokens) % 4:
-        raise TransferError(f"{len(invite.tokens)} bytes are no prompt.", cause=TransferCause.RAISED)
+def _request_of(message: PrefillRequest, params: SamplingParams) -> Request:
+    if not message.tokens or len(message.tokens) % 4:
+        raise TransferError(f"{len(message.tokens)} bytes are no prompt.", cause=TransferCause.RAISED)
     try:
         return Request(
-            request_id=f"guest-{uuid.uuid4().hex}",
-            prompt_token_ids=tuple(np.frombuffer(invite.tokens, "<i4").tolist()),
+            request_id=f"prefill-{uuid.uuid4().hex}",
+            prompt_token_ids=tuple(np.frombuffer(message.tokens, "<i4").tolist()),
             params=params,
-            tenant=invite.tenant,
-            cache_salt=invite.cache_salt,
-            adapter=invite.adapter,
-            priority=invite.priority,
-            weight=invite.weight,
+            tenant=message.tenant,
+            cache_salt=message.cache_salt,
+            adapter=message.adapter,
+            priority=message.priority,
+            weight=message.weight,
             transfer_params={"do_remote_decode": True},
         )
     except TrencadisError as error:

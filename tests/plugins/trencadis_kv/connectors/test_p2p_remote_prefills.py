@@ -5,84 +5,84 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.p2p.guests import Guests
 from trencadis_kv.connectors.p2p.params import RemotePrefix, offer, wants_hold
-from trencadis_kv.wire.stream_messages import Invite
+from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
+from trencadis_kv.wire.stream_messages import PrefillRequest
 
 PREFIX = RemotePrefix(engine="e", ticket="t", host="127.0.0.1", port=1, num_tokens=16, lease_s=7.5)
 PARAMS = offer(PREFIX, blocks=[1])
 
 
-def invite(*tokens: int, **changes: object) -> Invite:
+def prefill_request(*tokens: int, **changes: object) -> PrefillRequest:
     fields = {"tenant": "key/user", "cache_salt": "s", "adapter": "a", "timeout_s": 5.0, **changes}
-    return Invite(tokens=np.array(tokens, "<i4").tobytes(), **fields)  # type: ignore[arg-type]
+    return PrefillRequest(tokens=np.array(tokens, "<i4").tobytes(), **fields)  # type: ignore[arg-type]
 
 
-def guests(max_guests: int = 2) -> tuple[Guests, list[str], list[str]]:
+def remote_prefills(max_guests: int = 2) -> tuple[RemotePrefills, list[str], list[str]]:
     released: list[str] = []
     woken: list[str] = []
-    one = Guests(max_guests, release=released.append)
+    one = RemotePrefills(max_guests, release=released.append)
     one.wake = lambda: woken.append("wake")
     return one, released, woken
 
 
 def test_prompt_becomes_a_request_of_its_tenant_that_is_held_after_one_token() -> None:
-    one, _, woken = guests()
-    guest = one.enter(invite(5, 6, 2**31 - 1))
-    assert (woken, one.num_guests, one.num_tokens) == (["wake"], 1, 3)
+    one, _, woken = remote_prefills()
+    prefill = one.enter(prefill_request(5, 6, 2**31 - 1))
+    assert (woken, one.num_remote_prefills, one.num_tokens) == (["wake"], 1, 3)
     (request,) = one.take_new()
     assert (request.prompt_token_ids, request.params.max_tokens) == ((5, 6, 2**31 - 1), 1)
     assert (request.tenant, request.cache_salt, request.adapter) == ("key/user", "s", "a")
     assert (request.priority, request.weight) == (0, None)
     assert wants_hold(request.transfer_params)
     assert (one.take_new(), one.take_withdrawn()) == ([], [])
-    assert not guest.wait(0.0)
+    assert not prefill.wait(0.0)
     one.ended(request.request_id, PARAMS, "")
-    assert guest.wait(0.0)
-    assert (guest.prefix, one.num_guests) == (PREFIX, 0)
+    assert prefill.wait(0.0)
+    assert (prefill.prefix, one.num_remote_prefills) == (PREFIX, 0)
 
 
 def test_end_without_blocks_has_its_reason_and_one_of_nobody_changes_nothing() -> None:
-    one, released, _ = guests()
-    guest = one.enter(invite(5))
+    one, released, _ = remote_prefills()
+    prefill = one.enter(prefill_request(5))
     one.ended("another", PARAMS, "")
-    one.ended(guest.request.request_id, None, "no room")
-    assert (guest.prefix, guest.error, released) == (None, "no room", [])
+    one.ended(prefill.request.request_id, None, "no room")
+    assert (prefill.prefix, prefill.error, released) == (None, "no room", [])
 
 
 def test_more_than_may_be_here_and_all_where_none_are_taken_are_refused() -> None:
-    one, _, _ = guests(max_guests=2)
-    first = one.enter(invite(1))
-    one.enter(invite(2))
+    one, _, _ = remote_prefills(max_guests=2)
+    first = one.enter(prefill_request(1))
+    one.enter(prefill_request(2))
     with pytest.raises(TransferError, match="2 prompts of others") as full:
-        one.enter(invite(3))
+        one.enter(prefill_request(3))
     assert full.value.cause == TransferCause.FULL
     one.take_new()
     one.ended(first.request.request_id, None, "")
-    one.enter(invite(3))
+    one.enter(prefill_request(3))
     one.accepts = False
     with pytest.raises(TransferError, match="no prompts of others"):
-        one.enter(invite(4))
+        one.enter(prefill_request(4))
 
 
 def test_prompt_waits_its_turn_as_it_would_where_it_came_from() -> None:
-    one, _, _ = guests()
-    one.enter(invite(5, priority=-7, weight=2.5))
+    one, _, _ = remote_prefills()
+    one.enter(prefill_request(5, priority=-7, weight=2.5))
     (request,) = one.take_new()
     assert (request.priority, request.weight) == (-7, 2.5)
 
 
 @pytest.mark.parametrize("terms", [{"priority": 2**60}, {"weight": -1.0}, {"weight": float("nan")}], ids=str)
 def test_impossible_terms_are_refused(terms: dict[str, float]) -> None:
-    one, _, _ = guests()
+    one, _, _ = remote_prefills()
     with pytest.raises(TransferError, match="no prompt"):
-        one.enter(invite(5, **terms))
+        one.enter(prefill_request(5, **terms))
 
 
 def test_tokens_that_wait_are_those_of_the_engine_and_of_prompts_it_has_not_seen() -> None:
-    one, _, _ = guests()
+    one, _, _ = remote_prefills()
     one.num_backlog_tokens = 100
-    one.enter(invite(1, 2, 3))
+    one.enter(prefill_request(1, 2, 3))
     assert one.num_tokens == 103
     one.take_new()
     assert one.num_tokens == 100, "from now on the engine counts them"
@@ -90,43 +90,43 @@ def test_tokens_that_wait_are_those_of_the_engine_and_of_prompts_it_has_not_seen
 
 @pytest.mark.parametrize("tokens", [b"", b"abc", b"\0" * 5])
 def test_what_is_no_prompt_is_refused(tokens: bytes) -> None:
-    one, _, _ = guests()
+    one, _, _ = remote_prefills()
     with pytest.raises(TransferError, match="no prompt"):
-        one.enter(Invite(tokens=tokens, tenant="", cache_salt="", adapter="", timeout_s=1.0))
+        one.enter(PrefillRequest(tokens=tokens, tenant="", cache_salt="", adapter="", timeout_s=1.0))
 
 
-def test_guest_that_leaves_before_the_engine_saw_it_never_was() -> None:
-    one, _, _ = guests()
-    one.withdraw(one.enter(invite(1)))
-    assert (one.take_new(), one.take_withdrawn(), one.num_guests) == ([], [], 0)
+def test_remote_prefill_that_leaves_before_the_engine_saw_it_never_was() -> None:
+    one, _, _ = remote_prefills()
+    one.withdraw(one.enter(prefill_request(1)))
+    assert (one.take_new(), one.take_withdrawn(), one.num_remote_prefills) == ([], [], 0)
 
 
-def test_guest_that_leaves_while_it_runs_is_withdrawn_and_what_came_of_it_released() -> None:
-    one, released, woken = guests()
-    guest = one.enter(invite(1))
+def test_remote_prefill_that_leaves_while_it_runs_is_withdrawn_and_what_came_of_it_released() -> None:
+    one, released, woken = remote_prefills()
+    prefill = one.enter(prefill_request(1))
     one.take_new()
-    one.withdraw(guest)
+    one.withdraw(prefill)
     assert woken == ["wake", "wake"]
-    assert one.take_withdrawn() == [guest.request.request_id]
-    one.ended(guest.request.request_id, PARAMS, "")
+    assert one.take_withdrawn() == [prefill.request.request_id]
+    one.ended(prefill.request.request_id, PARAMS, "")
     assert released == ["t"]
 
 
-def test_guest_that_leaves_when_all_is_done_has_its_blocks_released() -> None:
-    one, released, _ = guests()
-    guest = one.enter(invite(1))
+def test_remote_prefill_that_leaves_when_all_is_done_has_its_blocks_released() -> None:
+    one, released, _ = remote_prefills()
+    prefill = one.enter(prefill_request(1))
     one.take_new()
-    one.ended(guest.request.request_id, PARAMS, "")
-    one.withdraw(guest)
+    one.ended(prefill.request.request_id, PARAMS, "")
+    one.withdraw(prefill)
     assert (released, one.take_withdrawn()) == (["t"], [])
 
 
 def test_nobody_waits_for_an_engine_that_ends() -> None:
-    one, _, _ = guests()
-    guest = one.enter(invite(1))
+    one, _, _ = remote_prefills()
+    prefill = one.enter(prefill_request(1))
     one.close()
     one.close()
-    assert guest.wait(0.0)
-    assert guest.error == "this engine ends"
+    assert prefill.wait(0.0)
+    assert prefill.error == "this engine ends"
     with pytest.raises(TransferError):
-        one.enter(invite(2))
+        one.enter(prefill_request(2))

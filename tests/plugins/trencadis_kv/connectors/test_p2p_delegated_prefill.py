@@ -6,9 +6,9 @@ from eventually import eventually
 from p2p_ends import Producer, producing
 
 from trencadis.records import Request, TransferCause
-from trencadis_kv.connectors.p2p.invitation import Invitation
+from trencadis_kv.connectors.p2p.delegated_prefill import DelegatedPrefill
 from trencadis_kv.connectors.p2p.params import RemotePrefix, offer
-from trencadis_kv.connectors.p2p.registry import PrefillEngine
+from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine
 
 REQUEST = Request(
     request_id="r",
@@ -22,42 +22,42 @@ REQUEST = Request(
 
 
 class Sent:
-    """An invitation on its thread."""
+    """An prefill on its thread."""
 
     def __init__(self, producer: Producer, *, timeout_s: float = 5.0, port: int = 0) -> None:
         engine = PrefillEngine(f"127.0.0.1:{port or producer.node.server.port}")
         self.given_back: list[RemotePrefix] = []
-        producer.node.errands.release = self.given_back.append  # type: ignore[method-assign]
-        self.invitation = Invitation(
+        producer.node.background_calls.release = self.given_back.append  # type: ignore[method-assign]
+        self.prefill = DelegatedPrefill(
             engine,
             REQUEST,
             producer.node,
             timeout_s=timeout_s,
         )
-        self.thread = threading.Thread(target=self.invitation.run)
+        self.thread = threading.Thread(target=self.prefill.run)
         self.thread.start()
 
     def result(self) -> RemotePrefix | TransferCause | None:
         self.thread.join(60)
-        assert self.invitation.is_done
-        error = self.invitation.error
-        return self.invitation.prefix if error is None else error.cause
+        assert self.prefill.is_done
+        error = self.prefill.error
+        return self.prefill.prefix if error is None else error.cause
 
 
 def end(producer: Producer, error: str = "") -> None:
-    """Let the one guest end, as an engine would."""
-    (request,) = producer.node.guests.take_new()
-    producer.node.guests.ended(request.request_id, None if error else offer(producer.prefix, blocks=[]), error)
+    """Let the one prefill end, as an engine would."""
+    (request,) = producer.node.remote_prefills.take_new()
+    producer.node.remote_prefills.ended(request.request_id, None if error else offer(producer.prefix, blocks=[]), error)
 
 
 def test_offer_says_where_the_blocks_are_of_the_engine_that_was_asked() -> None:
     with producing() as producer:
         sent = Sent(producer)
-        eventually(lambda: producer.node.guests.num_guests == 1)
-        assert not sent.invitation.is_done
-        (guest,) = producer.node.guests._guests.values()
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
+        assert not sent.prefill.is_done
+        (prefill,) = producer.node.remote_prefills._remote_prefills.values()
         for name in ("prompt_token_ids", "tenant", "cache_salt", "adapter", "priority", "weight"):
-            assert getattr(guest.request, name) == getattr(REQUEST, name)
+            assert getattr(prefill.request, name) == getattr(REQUEST, name)
         end(producer)
         assert sent.result() == producer.prefix
         assert sent.given_back == []
@@ -66,15 +66,15 @@ def test_offer_says_where_the_blocks_are_of_the_engine_that_was_asked() -> None:
 def test_refusals_and_failures_come_with_their_cause() -> None:
     with producing() as producer:
         sent = Sent(producer)
-        eventually(lambda: producer.node.guests.num_guests == 1)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
         end(producer, "the prompt is too long")
         assert sent.result() == TransferCause.FULL
-        assert "the prompt is too long" in str(sent.invitation.error)
-        producer.node.guests.accepts = False
+        assert "the prompt is too long" in str(sent.prefill.error)
+        producer.node.remote_prefills.accepts = False
         assert Sent(producer).result() == TransferCause.FULL
-        producer.node.guests.accepts = True
+        producer.node.remote_prefills.accepts = True
         assert Sent(producer, timeout_s=0.05).result() == TransferCause.DEADLINE
-        eventually(lambda: producer.node.guests.num_guests == 0)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 0)
         port = producer.node.server.port
     assert Sent(producer, port=port).result() == TransferCause.UNREACHABLE
 
@@ -82,7 +82,7 @@ def test_refusals_and_failures_come_with_their_cause() -> None:
 def test_engine_that_ends_meanwhile_is_noticed_at_once() -> None:
     with producing() as producer:
         sent = Sent(producer)
-        eventually(lambda: producer.node.guests.num_guests == 1)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
         producer.node.close()
         assert isinstance(sent.result(), TransferCause)
 
@@ -91,26 +91,26 @@ def test_withdrawal_before_during_and_after_leaves_nothing_behind() -> None:
     with producing() as producer:
         before = Sent.__new__(Sent)
         before.given_back = []
-        before.invitation = Invitation(
+        before.prefill = DelegatedPrefill(
             PrefillEngine(f"127.0.0.1:{producer.node.server.port}"),
             REQUEST,
             producer.node,
             timeout_s=5.0,
         )
-        before.invitation.withdraw()
-        before.invitation.run()
-        assert before.invitation.is_done
-        assert producer.node.guests.num_guests == 0
+        before.prefill.withdraw()
+        before.prefill.run()
+        assert before.prefill.is_done
+        assert producer.node.remote_prefills.num_remote_prefills == 0
 
         during = Sent(producer)
-        eventually(lambda: producer.node.guests.num_guests == 1)
-        during.invitation.withdraw()
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
+        during.prefill.withdraw()
         assert isinstance(during.result(), TransferCause)
-        eventually(lambda: producer.node.guests.num_guests == 0)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 0)
 
         after = Sent(producer)
-        eventually(lambda: producer.node.guests.num_guests == 1)
+        eventually(lambda: producer.node.remote_prefills.num_remote_prefills == 1)
         end(producer)
         assert after.result() == producer.prefix
-        after.invitation.withdraw()
+        after.prefill.withdraw()
         assert after.given_back == [producer.prefix]

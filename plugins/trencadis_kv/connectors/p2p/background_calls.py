@@ -1,4 +1,4 @@
-"""Short calls on other engines that nobody waits for: give blocks back, or ask to keep them a little longer."""
+"""Short calls to other engines whose results are not waited for: release blocks, or renew a lease."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.peers import Peers
 from trencadis_kv.wire.handshake import Identity
 
-__all__ = ["Errands"]
+__all__ = ["BackgroundCalls"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
@@ -21,15 +21,15 @@ _MAX_WAITING: Final = 1024
 """More are forgotten: a lease ends by itself, too."""
 
 
-class Errands:
-    """Runs errands on one thread, which starts with the first.
+class BackgroundCalls:
+    """Makes calls on one thread, which starts with the first.
 
     Args:
         peers: Told of engines that cannot be reached.
-        connect_timeout_s: The longest that each step of an errand takes.
+        connect_timeout_s: The longest that each step of a call takes.
 
     Attributes:
-        identity: Of this engine; set before the first errand.
+        identity: Of this engine; set before the first call.
     """
 
     def __init__(self, peers: Peers, *, connect_timeout_s: float) -> None:
@@ -50,32 +50,32 @@ class Errands:
         self._put(("renew", prefix))
 
     def close(self) -> None:
-        """Run what waits, but no longer than one errand takes; may be called twice."""
+        """Make the calls that wait, for no longer than one call takes; may be called twice."""
         with self._lock:
             self._is_closed = True
         if self._thread is not None:
             self._put(None)
             self._thread.join(2 * self._timeout_s)
 
-    def _put(self, errand: tuple[str, RemotePrefix] | None) -> None:
+    def _put(self, call: tuple[str, RemotePrefix] | None) -> None:
         with self._lock:  # pulls that fail come from threads of their own
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="trencadis-p2p-errands", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="trencadis-p2p-calls", daemon=True)
                 self._thread.start()
         try:
-            self._todo.put_nowait(errand)
+            self._todo.put_nowait(call)
         except queue.Full:
-            logger.debug("An errand was dropped: %d wait.", _MAX_WAITING)
+            logger.debug("A background call was dropped: %d wait.", _MAX_WAITING)
 
     def _run(self) -> None:
-        while (errand := self._todo.get()) is not None:
-            what, prefix = errand
+        while (call := self._todo.get()) is not None:
+            what, prefix = call
             if self.identity is None or self._peers.is_down(prefix):
                 continue
             try:
                 with PeerConnection(prefix, self.identity, connect_timeout_s=self._timeout_s) as connection:
-                    call = connection.release if what == "release" else connection.renew
-                    call(timeout_s=self._timeout_s)
+                    send = connection.release if what == "release" else connection.renew
+                    send(timeout_s=self._timeout_s)
             except TransferError as error:
                 self._peers.failed(prefix, error)
                 logger.debug("Engine %s could not be told to %s: %s", prefix.engine, what, error)

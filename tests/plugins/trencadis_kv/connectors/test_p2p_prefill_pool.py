@@ -10,14 +10,14 @@ from p2p_ends import Producer, producing
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.p2p.registry import PrefillEngine, Registry
+from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine, PrefillPool
 from trencadis_kv.wire.stream_messages import State
 
-STATE = State(accepts=True, num_guests=1, num_tokens=100, tokens_per_s=1000.0)
+STATE = State(accepts=True, num_remote_prefills=1, num_tokens=100, tokens_per_s=1000.0)
 
 
-def registry_of(producer: Producer) -> Registry:
-    return Registry([f"127.0.0.1:{producer.node.server.port}"], connect_timeout_s=1.0, heartbeat_s=0.01)
+def registry_of(producer: Producer) -> PrefillPool:
+    return PrefillPool([f"127.0.0.1:{producer.node.server.port}"], connect_timeout_s=1.0, heartbeat_s=0.01)
 
 
 def test_engine_that_answers_is_ready_and_says_what_it_has_to_do() -> None:
@@ -27,13 +27,13 @@ def test_engine_that_answers_is_ready_and_says_what_it_has_to_do() -> None:
         registry.start(producer.me)
         eventually(lambda: len(registry.ready()) == 1)
         (engine,) = registry.ready()
-        assert engine.state == State(accepts=True, num_guests=0, num_tokens=0, tokens_per_s=0.0)
+        assert engine.state == State(accepts=True, num_remote_prefills=0, num_tokens=0, tokens_per_s=0.0)
         assert 0 < engine.rtt_s < 1
         producer.node.cost.computed(num_tokens=500, seconds=0.5)
         eventually(lambda: engine.state is not None and engine.state.tokens_per_s == pytest.approx(1000))
-        producer.node.guests.accepts = False
+        producer.node.remote_prefills.accepts = False
         eventually(lambda: registry.ready() == [])
-        producer.node.guests.accepts = True
+        producer.node.remote_prefills.accepts = True
         eventually(lambda: registry.ready() == [engine])
         registry.close()
         registry.close()
@@ -65,10 +65,10 @@ def test_engine_of_another_model_gets_no_prompts_and_the_log_says_why_once(caplo
 def test_prompts_that_were_just_sent_count_until_the_engine_counts_them() -> None:
     engine = PrefillEngine("127.0.0.1:1")
     assert engine.num_waiting_tokens == 0
-    engine.heard(STATE, 0.01)
+    engine.decode_token(STATE, 0.01)
     engine.num_sent_tokens += 50
     assert engine.num_waiting_tokens == 150
-    engine.heard(STATE, 0.02)
+    engine.decode_token(STATE, 0.02)
     assert (engine.num_waiting_tokens, engine.rtt_s) == (100, 0.02)
     engine.lost(TransferError("gone", cause=TransferCause.UNREACHABLE))
     assert engine.state is None

@@ -15,7 +15,7 @@ from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.wire.handshake import Identity
 from trencadis_kv.wire.stream_messages import State
 
-__all__ = ["PrefillEngine", "Registry"]
+__all__ = ["PrefillEngine", "PrefillPool"]
 
 logger = logging.getLogger("trencadis.kv.p2p")
 
@@ -54,7 +54,7 @@ class PrefillEngine:
         state = self.state
         return self.num_sent_tokens + (0 if state is None else state.num_tokens)
 
-    def heard(self, state: State, rtt_s: float) -> None:
+    def decode_token(self, state: State, rtt_s: float) -> None:
         """Learn what it says."""
         if self.state is None and state.accepts:
             logger.info("Engine at %s computes prompts for this one.", self.name)
@@ -79,7 +79,7 @@ class PrefillEngine:
         return int.from_bytes(digest, "big") / 2**64
 
 
-class Registry:
+class PrefillPool:
     """Asks every named engine again and again, one thread each.
 
     Args:
@@ -121,7 +121,7 @@ class Registry:
                 with PeerConnection(engine.prefix, me, connect_timeout_s=self._timeout_s) as connection:
                     while not self._end.is_set():
                         start_s = time.monotonic()
-                        engine.heard(connection.ask_state(timeout_s=self._timeout_s), time.monotonic() - start_s)
+                        engine.decode_token(connection.ask_state(timeout_s=self._timeout_s), time.monotonic() - start_s)
                         self._end.wait(self._heartbeat_s)
             except TransferError as error:
                 engine.lost(error)
