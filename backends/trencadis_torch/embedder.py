@@ -19,7 +19,7 @@ from trencadis_torch.attention.adapter import PASS_ARGUMENT
 from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.device import to_device
-from trencadis_torch.loading.pooling_config import Recipe
+from trencadis_torch.loading.pooling_config import PoolingConfig
 
 __all__ = ["DecoderEmbedder", "Embedder", "EncoderEmbedder"]
 
@@ -41,7 +41,7 @@ class Embedder(ABC):
         recipe: As given.
     """
 
-    def __init__(self, model: Any, recipe: Recipe) -> None:
+    def __init__(self, model: Any, recipe: PoolingConfig) -> None:
         self.recipe = recipe
         self._model = model
 
@@ -84,7 +84,7 @@ class DecoderEmbedder(Embedder):
         layers: Its attention layers.
     """
 
-    def __init__(self, model: Any, recipe: Recipe, layers: tuple[AttentionLayer, ...]) -> None:
+    def __init__(self, model: Any, recipe: PoolingConfig, layers: tuple[AttentionLayer, ...]) -> None:
         super().__init__(model, recipe)
         self._layers = layers
 
@@ -105,7 +105,7 @@ class DecoderEmbedder(Embedder):
 class EncoderEmbedder(Embedder):
     """A model of any architecture that takes a mask of what is padding."""
 
-    def __init__(self, model: Any, recipe: Recipe) -> None:
+    def __init__(self, model: Any, recipe: PoolingConfig) -> None:
         super().__init__(model, recipe)
         # Masked, whatever it is; but some architectures count positions without it.
         self._padding = getattr(model.config, "pad_token_id", None) or 0

@@ -24,7 +24,7 @@ from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
 from trencadis_server.lifecycle.opening import make_context
 from trencadis_server.lifecycle.sockets import listen
 from trencadis_server.lifecycle.supervisor import Supervisor
-from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.drain_guard import DrainGuard
 
 PROMPT = "The old man looked at the sea and the boat was far away from him when he"
 
@@ -69,7 +69,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     )
     supervisor = Supervisor(lambda: AsyncLLM.from_config(config, registry), max_restarts=0)
     config = with_server(config, model_name="demo")
-    gate, listener = Gate(), listen("127.0.0.1", 0)
+    gate, listener = DrainGuard(), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     app = make_app(make_context(config, supervisor), gate=gate)
     service = Service(app, listener, supervisor=supervisor, gate=gate, config=server_of(config))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trencadis.config import Config, ResolvedConfig
-    from trencadis.config.blame import reason
+    from trencadis.config.attribution import reason
     from trencadis.config.check_sources import SourceCheck, check_sources, rules_or_defaults
     from trencadis.config.explain import explain
     from trencadis.config.messages import value_error

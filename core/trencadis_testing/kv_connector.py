@@ -10,7 +10,7 @@ import pytest
 
 from trencadis.interfaces import Lookup
 from trencadis.records import SamplingParams
-from trencadis_testing.connector_desk import ConnectorDesk, hashes_of, request_of
+from trencadis_testing.connector_harness import ConnectorHarness, hashes_of, request_of
 from trencadis_testing.kv_suite import ConnectorSuite, twice
 from trencadis_testing.workloads import Arrival, Served, arrivals, wrong_texts
 
@@ -42,68 +42,68 @@ class KVConnectorConformance(ConnectorSuite):
 
     def test_what_was_saved_is_loaded_bit_for_bit(self) -> None:
         """Into other blocks, although the old ones hold something else by now; no other block is touched."""
-        desk, hashes = self.desk(), hashes_of(range(5))
-        saved = desk.save([9, 2, 7, 4, 11], hashes)
-        found = self._found(desk, hashes)
-        before = desk.contents(range(desk.num_blocks))
+        harness, hashes = self.harness(), hashes_of(range(5))
+        saved = harness.save([9, 2, 7, 4, 11], hashes)
+        found = self._found(harness, hashes)
+        before = harness.contents(range(harness.num_blocks))
         if not self.loads_again and not found.num_tokens:
             return
         assert found.num_tokens == 5 * self.block_size, f"5 blocks were saved, {found.num_tokens} tokens can be loaded"
         targets = [3, 14, 0, 8, 6]
-        assert desk.load(found.ticket, targets, hashes) == "", "the load failed"
-        assert desk.contents(targets) == saved, "what was loaded is not what was saved"
-        others = [block for block in range(desk.num_blocks) if block not in targets]
-        assert desk.contents(others) == [before[block] for block in others], "a load wrote into other blocks"
+        assert harness.load(found.ticket, targets, hashes) == "", "the load failed"
+        assert harness.contents(targets) == saved, "what was loaded is not what was saved"
+        others = [block for block in range(harness.num_blocks) if block not in targets]
+        assert harness.contents(others) == [before[block] for block in others], "a load wrote into other blocks"
 
     def test_lookup_claims_no_more_than_a_leading_run_of_what_was_saved(self) -> None:
         """In whole blocks: a block is useless without those before it."""
-        desk, hashes = self.desk(), hashes_of(range(6))
-        desk.save([1, 2, 3], [hashes[0], hashes[1], hashes[3]])
-        num_tokens = self._found(desk, hashes, num_blocks=2).num_tokens
+        harness, hashes = self.harness(), hashes_of(range(6))
+        harness.save([1, 2, 3], [hashes[0], hashes[1], hashes[3]])
+        num_tokens = self._found(harness, hashes, num_blocks=2).num_tokens
         assert num_tokens in {0, self.block_size, 2 * self.block_size}, f"{num_tokens} tokens of blocks 0, 1 and 3"
-        assert desk.lookup(hashes[2:]).num_tokens == 0, "a block that was never saved can be loaded"
+        assert harness.lookup(hashes[2:]).num_tokens == 0, "a block that was never saved can be loaded"
 
     def test_prompt_that_nobody_saved_is_a_miss(self) -> None:
         """Also a prompt without a full block; and the answer comes within a few steps."""
-        desk = self.desk()
-        assert desk.lookup(hashes_of([50, 51])).num_tokens == 0
-        assert desk.lookup([]).num_tokens == 0
+        harness = self.harness()
+        assert harness.lookup(hashes_of([50, 51])).num_tokens == 0
+        assert harness.lookup([]).num_tokens == 0
 
     def test_tickets_are_unique(self) -> None:
         """They name loads and held blocks for the life of the engine."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        desk.save([1, 2, 3], hashes)
-        found = [self._found(desk, hashes) for _ in range(4)]
+        harness, hashes = self.harness(), hashes_of(range(3))
+        harness.save([1, 2, 3], hashes)
+        found = [self._found(harness, hashes) for _ in range(4)]
         tickets = [one.ticket for one in found if one.num_tokens]
-        held = [desk.pair.scheduler.on_finished(request_of(hashes, i), blocks=[5 + i]) for i in range(3)]
+        held = [harness.pair.scheduler.on_finished(request_of(hashes, i), blocks=[5 + i]) for i in range(3)]
         tickets += [ticket for ticket in held if ticket is not None]
         assert len(set(tickets)) == len(tickets), f"a ticket was given twice: {tickets}"
 
     def test_hit_that_is_not_used_is_found_again(self) -> None:
         """There was no room for it: nothing moves, and the next look-up offers the same under another ticket."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        saved = desk.save([1, 2, 3], hashes)
-        found = self._found(desk, hashes)
+        harness, hashes = self.harness(), hashes_of(range(3))
+        saved = harness.save([1, 2, 3], hashes)
+        found = self._found(harness, hashes)
         if not found.num_tokens:
             return
-        desk.pair.scheduler.on_unused(found.ticket)
-        reports = [desk.step() for _ in range(5)]
+        harness.pair.scheduler.on_unused(found.ticket)
+        reports = [harness.step() for _ in range(5)]
         named = [t for r in reports for t in (*r.loaded, *r.released, *[one.ticket for one in r.failed])]
         assert named == [], f"tickets {named} were reported, but nothing was to be loaded"
-        again = self._found(desk, hashes)
+        again = self._found(harness, hashes)
         assert again.num_tokens == found.num_tokens, (
             f"{found.num_tokens} tokens at first, {again.num_tokens} after that"
         )
         assert again.ticket != found.ticket, "a ticket was given twice"
         targets = [9, 10, 11][: again.num_tokens // self.block_size]
-        cause = desk.load(again.ticket, targets, hashes[: len(targets)])
-        num_valid = len(targets) if not cause else desk.num_valid_tokens // self.block_size
-        assert desk.contents(targets[:num_valid]) == saved[:num_valid], "what was loaded is not what was saved"
+        cause = harness.load(again.ticket, targets, hashes[: len(targets)])
+        num_valid = len(targets) if not cause else harness.num_valid_tokens // self.block_size
+        assert harness.contents(targets[:num_valid]) == saved[:num_valid], "what was loaded is not what was saved"
 
     def test_message_is_taken_once(self) -> None:
         """What it asks for must not be done in the next step as well; nothing to do is an empty message."""
-        desk = self.desk()
-        scheduler = desk.pair.scheduler
+        harness = self.harness()
+        scheduler = harness.pair.scheduler
         assert scheduler.take_message() == b"", "there is a message, but nothing to do"
         scheduler.on_computed(blocks=[1], block_hashes=hashes_of([1]))
         assert isinstance(scheduler.take_message(), bytes)
@@ -111,8 +111,8 @@ class KVConnectorConformance(ConnectorSuite):
 
     def test_empty_messages_are_harmless(self) -> None:
         """Most steps have nothing to load or save."""
-        desk = self.desk()
-        worker = desk.pair.worker
+        harness = self.harness()
+        worker = harness.pair.worker
         worker.begin_step(b"")
         worker.end_step()
         report = worker.poll()
@@ -121,58 +121,58 @@ class KVConnectorConformance(ConnectorSuite):
     @pytest.mark.parametrize("num_steps", [0, 1, 2])
     def test_cancelled_load_is_released_and_touches_nothing_from_then_on(self, num_steps: int) -> None:
         """A ticket that is never released keeps its blocks for good; a late write hits another sequence."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        desk.save([1, 2, 3], hashes)
-        found = self._found(desk, hashes)
+        harness, hashes = self.harness(), hashes_of(range(3))
+        harness.save([1, 2, 3], hashes)
+        found = self._found(harness, hashes)
         if not found.num_tokens:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        desk.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
-        if any(found.ticket in desk.step().loaded for _ in range(num_steps)):
+        harness.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
+        if any(found.ticket in harness.step().loaded for _ in range(num_steps)):
             return
-        desk.pair.scheduler.on_cancelled(found.ticket)
-        assert desk.until(lambda report: found.ticket in report.released), "the ticket is never released"
-        desk.scribble()
-        before = desk.contents(targets)
+        harness.pair.scheduler.on_cancelled(found.ticket)
+        assert harness.until(lambda report: found.ticket in report.released), "the ticket is never released"
+        harness.scribble()
+        before = harness.contents(targets)
         for _ in range(20):
-            desk.step()
-        assert desk.contents(targets) == before, "blocks were written to after their ticket was released"
+            harness.step()
+        assert harness.contents(targets) == before, "blocks were written to after their ticket was released"
 
     def test_held_blocks_are_released(self) -> None:
         """Those of a finished sequence, if the connector keeps them."""
-        desk, hashes = self.desk(), hashes_of(range(2))
-        desk.pair.scheduler.on_computed(blocks=[4, 5], block_hashes=hashes)
-        ticket = desk.pair.scheduler.on_finished(request_of(hashes), blocks=[4, 5])
-        assert ticket is None or desk.until(lambda report: ticket in report.released), "the ticket is never released"
+        harness, hashes = self.harness(), hashes_of(range(2))
+        harness.pair.scheduler.on_computed(blocks=[4, 5], block_hashes=hashes)
+        ticket = harness.pair.scheduler.on_finished(request_of(hashes), blocks=[4, 5])
+        assert ticket is None or harness.until(lambda report: ticket in report.released), "the ticket is never released"
 
     def test_what_is_lost_between_the_lookup_and_the_load_is_a_failed_load(self) -> None:
         """Or it was there all the same; what the report calls valid must be right."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        saved = desk.save([1, 2, 3], hashes)
-        found = self._found(desk, hashes)
-        self.lose(desk.pair)
+        harness, hashes = self.harness(), hashes_of(range(3))
+        saved = harness.save([1, 2, 3], hashes)
+        found = self._found(harness, hashes)
+        self.lose(harness.pair)
         if not found.num_tokens:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        cause = desk.load(found.ticket, targets, hashes[: len(targets)])
-        num_valid = len(targets) if not cause else desk.num_valid_tokens // self.block_size
-        assert desk.contents(targets[:num_valid]) == saved[:num_valid], (
+        cause = harness.load(found.ticket, targets, hashes[: len(targets)])
+        num_valid = len(targets) if not cause else harness.num_valid_tokens // self.block_size
+        assert harness.contents(targets[:num_valid]) == saved[:num_valid], (
             "a load counts as valid, but its content is wrong"
         )
 
     @pytest.mark.parametrize("is_lost", [False, True])
     def test_layer_that_was_waited_for_is_there_or_its_load_is_not_loaded(self, *, is_lost: bool) -> None:
         """If its look-ups say ``layerwise``. Attention reads a layer right after ``wait_layer``: what comes later comes too late."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        saved = desk.save([1, 2, 3], hashes)
-        found = self._found(desk, hashes)
+        harness, hashes = self.harness(), hashes_of(range(3))
+        saved = harness.save([1, 2, 3], hashes)
+        found = self._found(harness, hashes)
         if is_lost:
-            self.lose(desk.pair)
+            self.lose(harness.pair)
         if not found.num_tokens or not found.layerwise:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        missed, report = desk.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=_LONG_WAIT_S)
-        for layer, contents in desk.as_waited.items():
+        missed, report = harness.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=_LONG_WAIT_S)
+        for layer, contents in harness.as_waited.items():
             expected = [block[layer] for block in saved[: len(targets)]]
             assert layer in missed or contents == expected, f"layer {layer} was vouched for, and is not there"
         assert not missed or found.ticket not in report.loaded, "a load that missed a layer is reported as loaded"
@@ -181,38 +181,38 @@ class KVConnectorConformance(ConnectorSuite):
 
     def test_layers_that_may_not_be_waited_for_are_given_up(self) -> None:
         """With no time at all a step does not wait; it is not told that a load came after all."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        desk.save([1, 2, 3], hashes)
-        found = self._found(desk, hashes)
+        harness, hashes = self.harness(), hashes_of(range(3))
+        harness.save([1, 2, 3], hashes)
+        found = self._found(harness, hashes)
         if not found.num_tokens or not found.layerwise:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        missed, report = desk.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=0.0)
-        reports = [report] if not missed else [report, *(desk.step() for _ in range(20))]
+        missed, report = harness.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=0.0)
+        reports = [report] if not missed else [report, *(harness.step() for _ in range(20))]
         assert not missed or all(found.ticket not in one.loaded for one in reports), "it was given up, and then loaded"
 
     def test_layer_of_a_save_is_copied_before_it_is_overwritten(self) -> None:
         """A worker side that is told to expect layers may copy late, but not too late; one that does not care copies at once."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        saved = desk.save_by_layer([1, 2, 3], hashes)
-        found = self._found(desk, hashes)
+        harness, hashes = self.harness(), hashes_of(range(3))
+        saved = harness.save_by_layer([1, 2, 3], hashes)
+        found = self._found(harness, hashes)
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        if targets and not desk.load(found.ticket, targets, hashes[: len(targets)]):
-            assert desk.contents(targets) == saved[: len(targets)], "what was saved is what the next step wrote"
+        if targets and not harness.load(found.ticket, targets, hashes[: len(targets)]):
+            assert harness.contents(targets) == saved[: len(targets)], "what was saved is what the next step wrote"
 
     def test_closed_worker_touches_nothing(self) -> None:
         """Also with a load under way; close may be called twice."""
-        desk, hashes = self.desk(), hashes_of(range(3))
-        desk.save([1, 2, 3], hashes)
-        found = self._found(desk, hashes)
+        harness, hashes = self.harness(), hashes_of(range(3))
+        harness.save([1, 2, 3], hashes)
+        found = self._found(harness, hashes)
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        desk.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
-        desk.pair.worker.begin_step(desk.pair.scheduler.take_message())
-        desk.pair.worker.close()
-        before = desk.contents(targets)
-        self.settle(desk.pair)
-        desk.pair.worker.close()
-        assert desk.contents(targets) == before, "a block was written to after close()"
+        harness.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
+        harness.pair.worker.begin_step(harness.pair.scheduler.take_message())
+        harness.pair.worker.close()
+        before = harness.contents(targets)
+        self.settle(harness.pair)
+        harness.pair.worker.close()
+        assert harness.contents(targets) == before, "a block was written to after close()"
 
     # ----------------------------------------------------------------------------------------- whole engines
 
@@ -254,10 +254,10 @@ class KVConnectorConformance(ConnectorSuite):
 
     # ----------------------------------------------------------------------------------------------- helpers
 
-    def _found(self, desk: ConnectorDesk, hashes: Sequence[bytes], *, num_blocks: int = -1) -> Lookup:
+    def _found(self, harness: ConnectorHarness, hashes: Sequence[bytes], *, num_blocks: int = -1) -> Lookup:
         """Look up what was saved; all of it, if nothing else is said."""
         expected = len(hashes) if num_blocks < 0 else num_blocks
-        return desk.lookup(hashes, num_blocks=expected if self.loads_again else 0)
+        return harness.lookup(hashes, num_blocks=expected if self.loads_again else 0)
 
     def _serve(
         self, todo: Sequence[Arrival], *, num_blocks: int = 60, eos: int = 0, abort_every: int = 0, **options: Any

@@ -15,7 +15,7 @@ from trencadis.engine.engine import Engine
 from trencadis.errors import StepFailedError
 from trencadis.interfaces import ConnectorPair, KVPool, SupportsMetrics
 from trencadis.records import Batch, StepOutput
-from trencadis_testing.connector_desk import ConnectorDesk
+from trencadis_testing.connector_harness import ConnectorHarness
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend
@@ -107,10 +107,10 @@ class ConnectorSuite:
         self.__dict__.setdefault("_made", []).append(pair)
         return pair
 
-    def desk(self) -> ConnectorDesk:
+    def harness(self) -> ConnectorHarness:
         """Return a new connector over a cache of its own."""
         pair = self.make_one()
-        return ConnectorDesk(
+        return ConnectorHarness(
             pair,
             block_size=self.block_size,
             cache=self.kv_cache,

@@ -68,7 +68,7 @@ def _softmax(logits: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
 
-class _Desk:
+class _Harness:
     """A sampler with its rows, and the tokens that a backend would keep for them."""
 
     def __init__(self, suite: SamplingConformance, vocab_size: int = len(_LOGITS)) -> None:
@@ -146,55 +146,55 @@ class SamplingConformance:
         self, logits: Sequence[float], prompt: Sequence[int] = (1,), output: Sequence[int] = (), **params: Any
     ) -> list[int]:
         """Return one draw for each of 2,048 seeds, from the same logits and history."""
-        desk = _Desk(self, len(logits))
+        harness = _Harness(self, len(logits))
         batch = np.tile(np.array(logits, dtype=np.float32), (_NUM_ROWS, 1))
         position = len(prompt) + len(output) - 1
         tokens: list[int] = []
         for part in range(8):
             for row in range(_NUM_ROWS):
-                desk.start(row, prompt, output, seed=part * _NUM_ROWS + row, **params)
-            tokens += desk.tokens(batch, range(_NUM_ROWS), [position] * _NUM_ROWS)
+                harness.start(row, prompt, output, seed=part * _NUM_ROWS + row, **params)
+            tokens += harness.tokens(batch, range(_NUM_ROWS), [position] * _NUM_ROWS)
         return tokens
 
     # ------------------------------------------------------------------------------------------------- greedy
 
     def test_it_returns_one_int64_token_for_each_logits_row(self) -> None:
         """Shape, type and device of the answer."""
-        desk = _Desk(self)
+        harness = _Harness(self)
         for row in range(3):
-            desk.start(row)
+            harness.start(row)
         logits = np.tile(_LOGITS, (3, 1))
-        token_ids = desk.sampled(logits, [0, 1, 2], [0, 0, 0]).token_ids
+        token_ids = harness.sampled(logits, [0, 1, 2], [0, 0, 0]).token_ids
         assert tuple(token_ids.shape) == (3,)
         assert str(token_ids.dtype).endswith("int64")
         assert token_ids.device == self.tensor(logits).device
 
     def test_greedy_takes_the_largest_logit_and_the_lowest_id_among_equals(self) -> None:
         """Exact, also below the temperature that counts as greedy, and beside a row that is not greedy."""
-        desk = _Desk(self)
-        desk.start(0, temperature=0)
-        desk.start(1, temperature=1e-6, top_p=0.5, seed=5)
-        desk.start(2, temperature=1.0, logit_bias={0: 1.0})
+        harness = _Harness(self)
+        harness.start(0, temperature=0)
+        harness.start(1, temperature=1e-6, top_p=0.5, seed=5)
+        harness.start(2, temperature=1.0, logit_bias={0: 1.0})
         rng = np.random.default_rng(0)
         for _ in range(50):
             logits = rng.integers(-3, 4, (3, 6)).astype(np.float32)
-            assert desk.tokens(logits, [0, 1, 2], [0, 0, 0])[:2] == logits[:2].argmax(-1).tolist()
+            assert harness.tokens(logits, [0, 1, 2], [0, 0, 0])[:2] == logits[:2].argmax(-1).tolist()
 
     def test_logits_that_are_not_numbers_are_refused_in_words_that_name_the_row(self) -> None:
         """NaN must not become a token, whether the row is greedy or not."""
-        desk = _Desk(self)
+        harness = _Harness(self)
         for row, temperature in ((6, 0.0), (7, 1.0)):
-            desk.start(row, temperature=temperature)
+            harness.start(row, temperature=temperature)
             for place in (0, 5):
                 logits = _LOGITS.copy()
                 logits[place] = math.nan
-                assert f"row {row} " in desk.refusal(logits, row)
+                assert f"row {row} " in harness.refusal(logits, row)
 
     def test_a_row_without_any_possible_token_is_refused(self) -> None:
         """Nothing but -inf: there is no right answer."""
-        desk = _Desk(self)
-        desk.start(4, temperature=1.0)
-        assert "row 4 " in desk.refusal(np.full(6, -np.inf), row=4)
+        harness = _Harness(self)
+        harness.start(4, temperature=1.0)
+        assert "row 4 " in harness.refusal(np.full(6, -np.inf), row=4)
 
     # -------------------------------------------------------------------------------------------------- laws
 
@@ -207,10 +207,10 @@ class SamplingConformance:
     def test_draws_of_one_seed_at_many_positions_follow_the_law_and_do_not_depend_on_each_other(self) -> None:
         """Marginals and pairs of neighbours; a sequence's numbers come from its positions."""
         self._needs("temperature")
-        desk = _Desk(self, vocab_size=3)
-        desk.start(0, seed=2**64 - 1)
+        harness = _Harness(self, vocab_size=3)
+        harness.start(0, seed=2**64 - 1)
         logits = np.array([1.0, 0.0, 0.5])
-        tokens = desk.tokens(np.tile(logits, (2048, 1)), [0] * 2048, range(2048))
+        tokens = harness.tokens(np.tile(logits, (2048, 1)), [0] * 2048, range(2048))
         law = _softmax(logits)
         assert_law(tokens, law)
         pairs = [3 * first + second for first, second in zip(tokens[::2], tokens[1::2], strict=True)]
@@ -260,10 +260,10 @@ class SamplingConformance:
     def test_a_sequence_does_not_end_before_min_tokens(self) -> None:
         """The end-of-sequence token is masked for exactly ``min_tokens`` output tokens."""
         self._needs("min_tokens")
-        desk = _Desk(self)
-        desk.start(0, prompt=[1, 1, 1], temperature=0, min_tokens=2)
+        harness = _Harness(self)
+        harness.start(0, prompt=[1, 1, 1], temperature=0, min_tokens=2)
         logits = np.eye(6)[_EOS] * 5 + np.eye(6)[4]
-        tokens = desk.tokens(np.tile(logits, (4, 1)), [0] * 4, [2, 3, 4, 5])
+        tokens = harness.tokens(np.tile(logits, (4, 1)), [0] * 4, [2, 3, 4, 5])
         assert tokens == [4, 4, _EOS, _EOS]
 
     def test_penalties_count_prompt_and_output_as_documented(self) -> None:
@@ -278,8 +278,8 @@ class SamplingConformance:
 
     # ------------------------------------------------------------------------------------------- independence
 
-    def _mixed_desk(self, order: Sequence[int]) -> _Desk:
-        """Return a desk where sequence i has row ``order[i]``, a history and parameters of its own."""
+    def _mixed_desk(self, order: Sequence[int]) -> _Harness:
+        """Return a harness where sequence i has row ``order[i]``, a history and parameters of its own."""
         choices: list[dict[str, Any]] = [
             {},
             {"temperature": 0.0},
@@ -290,12 +290,12 @@ class SamplingConformance:
             {"temperature": 0.0, "logit_bias": {5: 4.0}, "presence_penalty": 2.0},
             {"top_k": 4, "top_p": 0.9, "temperature": 3.0, "allowed_token_ids": tuple(range(9, 30))},
         ]
-        desk = _Desk(self, vocab_size=40)
+        harness = _Harness(self, vocab_size=40)
         rng = np.random.default_rng(1)
         for number, row in enumerate(order):
             history = rng.integers(0, 40, 12).tolist()
-            desk.start(row, history[:4], history[4:], seed=1000 + number, **choices[number % len(choices)])
-        return desk
+            harness.start(row, history[:4], history[4:], seed=1000 + number, **choices[number % len(choices)])
+        return harness
 
     def test_a_token_depends_on_nothing_else_in_the_batch(self) -> None:
         """The same from any row, in any order, alone or among others."""
@@ -307,18 +307,18 @@ class SamplingConformance:
             moved, order = rng.permutation(_NUM_ROWS)[:24], rng.permutation(24)
             tokens = self._mixed_desk(moved.tolist()).tokens(logits[order], moved[order].tolist(), [11] * 24)
             assert tokens == [expected[i] for i in order]
-        desk = self._mixed_desk(rows)
-        assert [desk.one(logits[i], i, 11) for i in rows] == expected
+        harness = self._mixed_desk(rows)
+        assert [harness.one(logits[i], i, 11) for i in rows] == expected
 
     def test_the_seed_and_the_position_decide_the_draw(self) -> None:
         """Equal for equal ones, whatever was drawn in between; different for others."""
         self._needs("temperature")
-        desk = _Desk(self, vocab_size=40)
+        harness = _Harness(self, vocab_size=40)
         for row, seed in enumerate((7, 8, 7 + 2**32)):
-            desk.start(row, seed=seed)
+            harness.start(row, seed=seed)
         flat, places = np.zeros((64, 40)), range(64)
-        first, other, high = (desk.tokens(flat, [row] * 64, places) for row in range(3))
-        assert desk.tokens(flat, [0] * 64, places) == first
+        first, other, high = (harness.tokens(flat, [row] * 64, places) for row in range(3))
+        assert harness.tokens(flat, [0] * 64, places) == first
         assert sum(a == b for a, b in zip(first, other, strict=True)) < 16
         assert sum(a == b for a, b in zip(first, high, strict=True)) < 16
         assert len(set(first)) > 16
@@ -328,8 +328,8 @@ class SamplingConformance:
         rows, positions = list(range(64)), [7, 8, 9, 10, 11]
         logits = np.random.default_rng(4).normal(0, 1, (64, 5, 40)).astype(np.float32)
         together = self._mixed_desk(rows).tokens(logits.reshape(-1, 40), np.repeat(rows, 5).tolist(), positions * 64)
-        desk = self._mixed_desk(rows)
-        apart = [desk.one(logits[row, i], row, position) for row in rows for i, position in enumerate(positions)]
+        harness = self._mixed_desk(rows)
+        apart = [harness.one(logits[row, i], row, position) for row in rows for i, position in enumerate(positions)]
         assert together == apart
 
     def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(self) -> None:
@@ -338,20 +338,20 @@ class SamplingConformance:
         logits = np.random.default_rng(5).normal(0, 1, (12, 40)).astype(np.float32)
         outputs = []
         for preempted_after in (12, 5):
-            desk, row, output = _Desk(self, vocab_size=40), 0, list[int]()
-            desk.start(row, [1, 2, 3], **params)
+            harness, row, output = _Harness(self, vocab_size=40), 0, list[int]()
+            harness.start(row, [1, 2, 3], **params)
             for i in range(12):
                 if i == preempted_after:
                     row = 9
-                    desk.start(row, [1, 2, 3], output, **params)
-                output.append(desk.one(logits[i], row, 2 + i))
-                desk.write(row, 3 + i, output[-1])
+                    harness.start(row, [1, 2, 3], output, **params)
+                output.append(harness.one(logits[i], row, 2 + i))
+                harness.write(row, 3 + i, output[-1])
             outputs.append(output)
         assert outputs[0] == outputs[1]
 
     def test_a_row_forgets_the_sequence_that_held_it(self) -> None:
         """Every parameter is set, then the row is given to a sequence that asks for nothing."""
-        desk, fresh = _Desk(self), _Desk(self)
+        harness, fresh = _Harness(self), _Harness(self)
         logits = np.tile(_LOGITS, (64, 1))
         every: dict[str, Any] = {
             "temperature": 5.0,
@@ -368,11 +368,11 @@ class SamplingConformance:
             "logprobs": 2,
         }
         for plain in [dict[str, Any](), dict[str, Any](temperature=0.0)]:
-            desk.start(0, seed=1, **every)
-            for some in (desk, fresh):
+            harness.start(0, seed=1, **every)
+            for some in (harness, fresh):
                 some.start(0, seed=9, **plain)
                 some.start(1, seed=1, **every)  # a neighbour asks for what the row no longer does
-            answer = desk.sampled(logits, [0] * 63 + [1], range(64))
+            answer = harness.sampled(logits, [0] * 63 + [1], range(64))
             assert answer.token_ids.tolist() == fresh.tokens(logits, [0] * 63 + [1], range(64))
             assert all(entry.index == 63 for entry in answer.logprobs)
 
@@ -381,11 +381,11 @@ class SamplingConformance:
     def test_logprobs_are_those_of_the_raw_logits(self) -> None:
         """Before temperature, masks and bias; rank counts strictly more likely tokens; only for rows that asked."""
         self._needs("logprobs")
-        desk = _Desk(self)
-        desk.start(0, temperature=0.0, logprobs=3)
-        desk.start(1, temperature=0.0)
-        desk.start(2, temperature=2.0, bad_token_ids=(0,), logit_bias={4: 3.0}, logprobs=0)
-        answer = desk.sampled(np.tile(_LOGITS, (3, 1)), [0, 1, 2], [0, 0, 0])
+        harness = _Harness(self)
+        harness.start(0, temperature=0.0, logprobs=3)
+        harness.start(1, temperature=0.0)
+        harness.start(2, temperature=2.0, bad_token_ids=(0,), logit_bias={4: 3.0}, logprobs=0)
+        answer = harness.sampled(np.tile(_LOGITS, (3, 1)), [0, 1, 2], [0, 0, 0])
         expected = np.log(_softmax(_LOGITS))
         greedy, drawn = answer.logprobs
         assert (greedy.index, greedy.rank, greedy.top_token_ids) == (0, 1, (0, 1, 2))

@@ -147,7 +147,7 @@ class DeclaredBehaviour:
         self._needs("priority_order")
         policy = self.make()
         if not policy.preempts:
-            pytest.skip("the policy declares that nobody gives way")
+            pytest.skip("the policy declares that nothing is preempted")
         scene = _Scene(policy, num_blocks=60, max_num_seqs=2, max_num_batched_tokens=24)
         for number, name in enumerate(("late", "later", "urgent")):
             scene.add(name, _prompt(number, 9), 30, priority=9 - 4 * number)

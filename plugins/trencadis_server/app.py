@@ -1,6 +1,6 @@
 """The application: routes, and around them the middlewares in this order.
 
-envelope (id, log, counters) ▶ CORS ▶ gate (shutting down) ▶ API keys ▶ body (size, time) ▶ HEAD ▶ routes
+request context (id, log, counters) ▶ CORS ▶ drain guard (shutting down) ▶ API keys ▶ body (size, time) ▶ HEAD ▶ routes
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from trencadis_server.context import ServerContext
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.middleware.auth import ApiKeys, AuthMiddleware
 from trencadis_server.middleware.body import BodyMiddleware
-from trencadis_server.middleware.envelope import EnvelopeMiddleware
+from trencadis_server.middleware.drain_guard import DrainGuard, DrainMiddleware
 from trencadis_server.middleware.failures import add_handlers
-from trencadis_server.middleware.gate import Gate, GateMiddleware
 from trencadis_server.middleware.head import HeadMiddleware
+from trencadis_server.middleware.request_context import RequestContextMiddleware
 from trencadis_server.middleware.transfer_rejections import TransferRejectionMiddleware
 from trencadis_server.routes import health, metrics
 
@@ -31,7 +31,7 @@ def make_app(
     context: ServerContext,
     *,
     routers: tuple[APIRouter, ...] | None = None,
-    gate: Gate | None = None,
+    gate: DrainGuard | None = None,
     http_metrics: HttpMetrics | None = None,
 ) -> FastAPI:
     """Return the ASGI application of a server.
@@ -45,7 +45,7 @@ def make_app(
     Raises:
         ConfigValueError: ``server.api_keys`` has an impossible entry.
     """
-    gate = gate or Gate()
+    gate = gate or DrainGuard()
     http_metrics = http_metrics or HttpMetrics()
     app = FastAPI(
         title="Trencadís",
@@ -78,7 +78,7 @@ def endpoint_routers() -> tuple[APIRouter, ...]:
 
 
 def _add_middlewares(
-    app: FastAPI, context: ServerContext, gate: Gate, http_metrics: HttpMetrics, paths: frozenset[str]
+    app: FastAPI, context: ServerContext, gate: DrainGuard, http_metrics: HttpMetrics, paths: frozenset[str]
 ) -> None:
     """Put middlewares around the routes; the one added last is the outermost."""
     config = context.config
@@ -91,7 +91,7 @@ def _add_middlewares(
         max_values=config.max_body_values,
     )
     app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys))
-    app.add_middleware(GateMiddleware, gate=gate)
+    app.add_middleware(DrainMiddleware, gate=gate)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -100,7 +100,7 @@ def _add_middlewares(
             allow_headers=["*"],
             expose_headers=["x-request-id", "Retry-After"],
         )
-    app.add_middleware(EnvelopeMiddleware, metrics=http_metrics, clock=context.clock, paths=paths)
+    app.add_middleware(RequestContextMiddleware, metrics=http_metrics, clock=context.clock, paths=paths)
 
 
 def _tidy_openapi(app: FastAPI) -> None:

@@ -66,9 +66,9 @@ class BlendHands:
         self.pair.scheduler.on_ready(self.pool.layout)
 
     @property
-    def desk(self) -> Any:
+    def shared(self) -> Any:
         """What both sides share."""
-        return self.pair.worker._desk  # type: ignore[attr-defined]
+        return self.pair.worker._shared  # type: ignore[attr-defined]
 
     @staticmethod
     def request(prompt: Any, *, params: Any = None, name: str = "r", **terms: Any) -> Request:

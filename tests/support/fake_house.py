@@ -14,7 +14,7 @@ from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component, KVPolicy
 from trencadis.registry import Registry
 from trencadis.text import Tokenizer, load_tokenizer
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_testing.doubles import AsManyAsMay, Matching
 from trencadis_testing.engines import ExactShapes, OldestFirst, ServeInOrder
@@ -55,7 +55,7 @@ def fake_house() -> Callable[..., tuple[Config, Registry]]:
             "executor": FakeExecutor,
             "draft_length": AsManyAsMay,
             "acceptance": Matching,
-            "kv_codec": AsTheyAre,
+            "kv_codec": IdentityCodec,
             "kv_policy": KVPolicy,
         }
         if speculator is not None:

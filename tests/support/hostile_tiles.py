@@ -223,9 +223,9 @@ def kv_policy(method: str, mode: str, first: int = 0) -> Any:
 
 
 def kv_codec(method: str, mode: str, first: int = 0) -> Any:
-    from trencadis_kv.store.defaults import AsTheyAre
+    from trencadis_kv.store.defaults import IdentityCodec
 
-    return spoil(AsTheyAre(), method=method, mode=mode, first=first)
+    return spoil(IdentityCodec(), method=method, mode=mode, first=first)
 
 
 def executor(method: str, mode: str, first: int = 0, last: int = 1 << 62) -> Any:

@@ -11,7 +11,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis_kv.store.breaker import Breaker
 from trencadis_kv.store.counters import TransferCounters
-from trencadis_kv.store.defaults import AsTheyAre, NoLongerThanComputing
+from trencadis_kv.store.defaults import IdentityCodec, NoLongerThanComputing
 from trencadis_kv.store.parts import StoreParts
 from trencadis_kv.store.settings import StoreSettings
 from trencadis_testing.fake_pool import FakeKVCache
@@ -49,7 +49,7 @@ def make_parts(make_store=None, *, codec=None, policy=None, clock=None, **settin
         clock=clock,
         identity="model",
         make_store=make_store or (lambda: DictStore(objects)),
-        codec=codec or AsTheyAre(),
+        codec=codec or IdentityCodec(),
         policy=policy or NoLongerThanComputing(),
         counters=TransferCounters("shelf"),
         breaker=Breaker(

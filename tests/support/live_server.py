@@ -16,7 +16,7 @@ from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.lifecycle import Service, event_loop_factory
 from trencadis_server.lifecycle.sockets import listen, url_of
 from trencadis_server.lifecycle.supervisor import Supervisor
-from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.drain_guard import DrainGuard
 from trencadis_server.middleware.limits import AdmissionControl
 
 TIMEOUT_S = 30
@@ -38,7 +38,7 @@ class LiveServer:
         self._listener = listen("127.0.0.1", 0)
         self.url = url_of(self._listener)
         self.port: int = self._listener.getsockname()[1]
-        self.gate, metrics = Gate(), HttpMetrics()
+        self.gate, metrics = DrainGuard(), HttpMetrics()
         self.supervisor = Supervisor(
             open_llm,
             max_restarts=server.max_engine_restarts,

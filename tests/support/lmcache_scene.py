@@ -15,13 +15,13 @@ def _main(url: str, namespace: str) -> None:
     from trencadis.interfaces import ComponentContext
     from trencadis_kv.connectors.lmcache.config import LMCacheConfig
     from trencadis_kv.connectors.lmcache.connector import make_lmcache
-    from trencadis_testing.connector_desk import ConnectorDesk, hashes_of
+    from trencadis_testing.connector_harness import ConnectorHarness, hashes_of
     from trencadis_testing.fake_pool import FakeKVCache
 
-    def desk() -> ConnectorDesk:
+    def harness() -> ConnectorHarness:
         config = LMCacheConfig(remote_url=url, namespace=namespace, local_bytes=64 << 20, lookup_timeout_s=10.0)
         pair = make_lmcache(config, ComponentContext(clock=SimulatedClock(), seed=0))
-        return ConnectorDesk(
+        return ConnectorHarness(
             pair,
             block_size=4,
             cache=lambda arrays: FakeKVCache(arrays, block_size=4),
@@ -29,7 +29,7 @@ def _main(url: str, namespace: str) -> None:
             patience_s=60.0,
         )
 
-    writer, reader, hashes = desk(), desk(), hashes_of(range(5))
+    writer, reader, hashes = harness(), harness(), hashes_of(range(5))
     saved = writer.save([9, 2, 7, 4, 11], hashes)
     found = reader.lookup(hashes, num_blocks=5)
     cause = reader.load(found.ticket, [3, 14, 0, 8, 6], hashes) if found.num_tokens else "nothing was found"

@@ -13,7 +13,7 @@ from p2p_ends import p2p_config
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
-from trencadis_kv.connectors.p2p.transport import Flight, Landing, Transport
+from trencadis_kv.connectors.p2p.transport import Flight, ReceiveBuffer, Transport
 from trencadis_kv.connectors.p2p.worker import P2PWorker
 from trencadis_kv.store.defaults import policy_of
 
@@ -23,7 +23,7 @@ _LANDINGS: dict[int, MemoryLanding] = {}
 _NUMBERS = itertools.count()
 
 
-class MemoryLanding(Landing):
+class MemoryLanding(ReceiveBuffer):
     """Two pieces of two rows."""
 
     via = "memory"
@@ -49,21 +49,21 @@ class MemoryLanding(Landing):
 
 
 class MemoryFlight(Flight):
-    """A way to a landing."""
+    """A way to a receive buffer."""
 
     num_pieces = 2
 
-    def __init__(self, transport: MemoryTransport, landing: MemoryLanding) -> None:
+    def __init__(self, transport: MemoryTransport, receive_buffer: MemoryLanding) -> None:
         self._transport = transport
-        self._landing = landing
-        self._rows = np.zeros_like(landing.pieces[0])
+        self._receive_buffer = receive_buffer
+        self._rows = np.zeros_like(receive_buffer.pieces[0])
 
     def rows(self, index: int) -> NDArray[np.uint8]:
         return self._rows
 
     def write(self, index: int, num_rows: int, *, timeout_s: float, is_gone: Callable[[], bool]) -> None:
         self._transport.on_write(self._rows)
-        self._landing.pieces[index, :num_rows] = self._rows[:num_rows]
+        self._receive_buffer.pieces[index, :num_rows] = self._rows[:num_rows]
         self._transport.written.append(num_rows)
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class MemoryTransport(Transport):
 
     Attributes:
         written: Rows of each write.
-        quiet: Of each landing that was closed, whether its producer had said that it writes no more.
+        quiet: Of each receive_buffer that was closed, whether its producer had said that it writes no more.
         num_flights: That are open.
         has_landings: Whether it lends memory.
         has_flights: Whether it has memory to write from.
@@ -99,7 +99,7 @@ class MemoryTransport(Transport):
     def open(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
 
-    def landing(self) -> Landing | None:
+    def receive_buffer(self) -> ReceiveBuffer | None:
         return MemoryLanding(self) if self.has_landings else None
 
     def flight(self, target: bytes) -> Flight | None:

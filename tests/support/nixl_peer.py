@@ -78,12 +78,12 @@ def _main(role: str, block_bytes: int) -> None:
     transport = NixlTransport(small_config(piece_bytes=block_bytes))
     transport.open(block_bytes)
     if role == "lend":
-        landing = transport.landing()
-        assert landing is not None
-        _say(landing.target.hex())
+        receive_buffer = transport.receive_buffer()
+        assert receive_buffer is not None
+        _say(receive_buffer.target.hex())
     for line in sys.stdin:
         if role == "lend":
-            _say(str(landing.rows(0)[0].sum()))
+            _say(str(receive_buffer.rows(0)[0].sum()))
             continue
         flight = transport.flight(bytes.fromhex(line.strip()))
         assert flight is not None

@@ -21,7 +21,7 @@ from trencadis_kv.connectors.p2p.transport import Transport
 from trencadis_kv.store.pool_access import PoolAccess
 from trencadis_kv.wire.handshake import Identity
 from trencadis_kv.wire.stream import FrameStream
-from trencadis_testing.connector_desk import hashes_of
+from trencadis_testing.connector_harness import hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 
 __all__ = ["HASHES", "LOOPBACK_PEERS", "NUM_BLOCKS", "SECRET", "Producer", "p2p_config", "producing"]

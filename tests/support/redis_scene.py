@@ -10,7 +10,7 @@ from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
 from trencadis.records import ModelFacts, Request, SamplingParams
 from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.connector import make_redis
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.kv_suite import ConnectorSuite, EngineUnderTest, again
 from trencadis_testing.workloads import Arrival, wrong_texts
 
@@ -67,7 +67,7 @@ class Scene(ConnectorSuite):
 
     def make(self) -> ConnectorPair:
         """Return a connector."""
-        parts = {"kv_codec": AsTheyAre, "kv_policy": Always}
+        parts = {"kv_codec": IdentityCodec, "kv_policy": Always}
         context = ComponentContext(clock=self.clock, seed=0, model=self._facts, make=lambda noun, name: parts[noun]())
         return make_redis(self._config, context)
 

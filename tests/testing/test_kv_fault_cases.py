@@ -10,7 +10,7 @@ import pytest
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
 from trencadis.records import ConnectorReport
 from trencadis_kv.store import objects
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.loads import Loads
 from trencadis_kv.store.settings import StoreSettings
 from trencadis_kv.store.store_connector import store_connector
@@ -23,7 +23,7 @@ from trencadis_testing.kv_faults import DictStore
 
 def make_dictionary(suite: Any) -> ConnectorPair:
     """Return a connector over a dictionary of its own, that loads all it can."""
-    parts = {"kv_policy": KVPolicy, "kv_codec": AsTheyAre}
+    parts = {"kv_policy": KVPolicy, "kv_codec": IdentityCodec}
     context = ComponentContext(clock=suite.clock, seed=0, make=lambda noun, _: parts[noun]())
     kept: dict[str, bytes] = {}
     return store_connector(lambda: DictStore(kept), StoreSettings(), context, name="dictionary")

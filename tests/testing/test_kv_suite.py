@@ -41,7 +41,7 @@ def test_prompts_come_again_under_other_names():
 
 def test_every_connector_is_closed_when_a_test_is_over():
     suite = Loop()
-    pairs = [suite.make_one(), suite.desk().pair]
+    pairs = [suite.make_one(), suite.harness().pair]
     counts = [Closed(pair) for pair in pairs]
     suite.teardown_method()
     suite.teardown_method()

@@ -49,12 +49,12 @@ class Desk:
 
 
 def test_a_prompt_in_chunks_and_the_tokens_behind_it_are_entered() -> None:
-    desk = Desk()
-    desk.check(plan((0, 0, 6, False), admitted=[0]))
-    desk.check(plan((0, 6, 4, True), step=1))
-    desk.check(plan((0, 10, 1, True), step=2))
-    assert desk.books.live["r"].num_tokens == 12
-    assert desk.books.true_output("r") == fake_text(PROMPT, 20, eos=-1)
+    harness = Desk()
+    harness.check(plan((0, 0, 6, False), admitted=[0]))
+    harness.check(plan((0, 6, 4, True), step=1))
+    harness.check(plan((0, 10, 1, True), step=2))
+    assert harness.books.live["r"].num_tokens == 12
+    assert harness.books.true_output("r") == fake_text(PROMPT, 20, eos=-1)
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ def test_a_plan_that_may_not_come_first_is_named_by_its_number(made, message) ->
 
 @pytest.mark.parametrize(("start", "message"), [(7, "7: a chunk skips"), (5, "7, 29: a chunk overlaps")])
 def test_chunks_follow_on_each_other(start, message) -> None:
-    desk = Desk()
-    desk.check(plan((0, 0, 6, False), admitted=[0]))
+    harness = Desk()
+    harness.check(plan((0, 0, 6, False), admitted=[0]))
     with pytest.raises(AssertionError, match=message):
-        desk.check(plan((0, start, 2, False), step=1))
+        harness.check(plan((0, start, 2, False), step=1))
 
 
 def test_nobody_is_admitted_twice() -> None:
-    desk = Desk()
-    desk.check(plan((0, 0, 6, False), admitted=[0]))
+    harness = Desk()
+    harness.check(plan((0, 0, 6, False), admitted=[0]))
     with pytest.raises(AssertionError, match="3: it is admitted and runs already"):
-        desk.check(plan((0, 0, 6, False), step=1, admitted=[0]))
+        harness.check(plan((0, 0, 6, False), step=1, admitted=[0]))
 
 
 def test_a_sequence_takes_from_the_cache_what_another_of_its_salt_and_adapter_computed() -> None:
@@ -102,58 +102,58 @@ def test_a_sequence_takes_from_the_cache_what_another_of_its_salt_and_adapter_co
         (request("s", adapter="x"), False),
         (request("s", prompt=(1, 2, 3, 4, 5, 6, 7, 9, 9, 9)), False),
     ):
-        desk = Desk(second=second)
-        desk.check(plan((0, 0, 10, True), admitted=[0]))
+        harness = Desk(second=second)
+        harness.check(plan((0, 0, 10, True), admitted=[0]))
         hit = plan((1, 8, 2, True), step=1, admitted=[1])
         if is_shared:
-            desk.check(hit)
+            harness.check(hit)
             continue
         with pytest.raises(AssertionError, match="nobody put it there"):
-            desk.check(hit)
+            harness.check(hit)
 
 
 def test_rejected_drafts_are_computed_again() -> None:
-    desk = Desk()
-    desk.check(plan((0, 0, 10, True), admitted=[0]))
-    desk.books.committed(0, [1])
-    desk.check(plan((0, 10, 4, True), step=1, drafts=[3]))
-    desk.books.committed(1, [2])  # one of three stood
-    assert desk.books.live["r"].next_start == 12
-    assert desk.books.live["r"].num_tokens == 13
+    harness = Desk()
+    harness.check(plan((0, 0, 10, True), admitted=[0]))
+    harness.books.committed(0, [1])
+    harness.check(plan((0, 10, 4, True), step=1, drafts=[3]))
+    harness.books.committed(1, [2])  # one of three stood
+    assert harness.books.live["r"].next_start == 12
+    assert harness.books.live["r"].num_tokens == 13
     with pytest.raises(AssertionError, match="7: a chunk skips"):
-        desk.check(plan((0, 14, 1, True), step=2))
+        harness.check(plan((0, 14, 1, True), step=2))
 
 
 def test_more_tokens_than_were_verified_are_a_fault() -> None:
-    desk = Desk()
-    desk.check(plan((0, 0, 10, True), admitted=[0]))
-    desk.check(plan((0, 10, 2, True), step=1, drafts=[1]))
+    harness = Desk()
+    harness.check(plan((0, 0, 10, True), admitted=[0]))
+    harness.check(plan((0, 10, 2, True), step=1, drafts=[1]))
     with pytest.raises(AssertionError, match="29: "):
-        desk.books.committed(1, [3])
+        harness.books.committed(1, [3])
 
 
 @pytest.mark.parametrize("swaps", [True, False])
 def test_only_with_swapping_a_preempted_sequence_goes_on_inside_a_block(swaps) -> None:
-    desk = Desk(swaps=swaps)
-    desk.check(plan((0, 0, 10, True), admitted=[0]))
-    desk.check(plan(step=1, preempted=[0]))
-    assert desk.books.live["r"].is_preempted
+    harness = Desk(swaps=swaps)
+    harness.check(plan((0, 0, 10, True), admitted=[0]))
+    harness.check(plan(step=1, preempted=[0]))
+    assert harness.books.live["r"].is_preempted
     back = plan((0, 10, 1, True), step=2, admitted=[0])
     if swaps:
-        desk.check(back)
-        assert not desk.books.live["r"].is_preempted
+        harness.check(back)
+        assert not harness.books.live["r"].is_preempted
     else:
         with pytest.raises(AssertionError, match="30: "):
-            desk.check(back)
+            harness.check(back)
 
 
 def test_what_ended_or_was_preempted_meanwhile_is_not_counted() -> None:
-    desk = Desk()
-    desk.check(plan((0, 0, 10, True), admitted=[0]))
-    desk.check(plan((0, 10, 3, True), step=1, drafts=[2]))
-    assert desk.books.close("r").num_tokens == 12
-    desk.books.committed(1, [1])
-    assert set(desk.books.live) == {"s"}
+    harness = Desk()
+    harness.check(plan((0, 0, 10, True), admitted=[0]))
+    harness.check(plan((0, 10, 3, True), step=1, drafts=[2]))
+    assert harness.books.close("r").num_tokens == 12
+    harness.books.committed(1, [1])
+    assert set(harness.books.live) == {"s"}
 
 
 def test_the_space_of_a_request_is_its_salt_and_its_adapter() -> None:

@@ -11,13 +11,13 @@ from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.engine.cache.swapping import Swapping
 from trencadis.engine.commit.committer import Committer
 from trencadis.engine.engine import Engine
-from trencadis.engine.request_validation import Intake
+from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.scheduling.adapters import AdapterPlaces
 from trencadis.engine.scheduling.admission import Admission
-from trencadis.engine.scheduling.scheduler import GivingWay, Scheduler
+from trencadis.engine.scheduling.scheduler import Preemptor, Scheduler
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.parked_load import ParkedLoad
 from trencadis.engine.transfer.transfers import Transfers
+from trencadis.engine.transfer.waiting_load import WaitingLoad
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis_testing.engines import ServeInOrder
 from trencadis_testing.scheduling_machine import World, run_histories
@@ -114,7 +114,7 @@ def tells_of_the_end_twice(monkeypatch) -> None:
 
 
 def takes_what_can_never_fit(monkeypatch) -> None:
-    monkeypatch.setattr(Intake, "check", lambda self, request: None)
+    monkeypatch.setattr(RequestValidator, "check", lambda self, request: None)
 
 
 def starved_never_come_first(monkeypatch) -> None:
@@ -123,13 +123,13 @@ def starved_never_come_first(monkeypatch) -> None:
 
 
 def schedules_who_gave_way(monkeypatch) -> None:
-    make_way = GivingWay.make_way
+    make_way = Preemptor.make_way
 
     def forgets(self, view, order):
         make_way(self, view, order)
         return []
 
-    monkeypatch.setattr(GivingWay, "make_way", forgets)
+    monkeypatch.setattr(Preemptor, "make_way", forgets)
 
 
 def prompts_run_twice_in_a_step(monkeypatch) -> None:
@@ -241,8 +241,8 @@ def host_blocks_of_the_ended_stay_taken(monkeypatch) -> None:
 
 
 def failed_loads_count_as_loaded(monkeypatch) -> None:
-    end = ParkedLoad.end
-    monkeypatch.setattr(ParkedLoad, "end", lambda self, state, *, num_valid_tokens=None: end(self, state))
+    end = WaitingLoad.end
+    monkeypatch.setattr(WaitingLoad, "end", lambda self, state, *, num_valid_tokens=None: end(self, state))
 
 
 def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:

@@ -39,12 +39,12 @@ from trencadis_torch.native_build import INSTALL_HINT, cache_directory, find_com
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import Forward, PassRunner
 
-__all__ = ["GraphMode", "Graphs", "CompileCounts", "set_up"]
+__all__ = ["CompiledMode", "Graphs", "CompileCounts", "set_up"]
 
 logger = logging.getLogger("trencadis.torch")
 
 
-class GraphMode(BucketMode):
+class CompiledMode(BucketMode):
     """Compiled graphs of one backend.
 
     Args:

@@ -39,7 +39,7 @@ from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
 __all__ = [
-    "CaptureMode",
+    "CudaGraphMode",
     "BucketGraph",
     "BucketGraphs",
     "GraphInputs",
@@ -297,7 +297,7 @@ _GRAPH_BYTES = 2 * 2**20
 _DEVICES = {"buckets": "cuda", "checked": "cpu"}
 
 
-class CaptureMode(BucketMode):
+class CudaGraphMode(BucketMode):
     """Captured graphs of one backend.
 
     Args:

@@ -1,8 +1,8 @@
 """What a backend makes of its buckets: it runs them as they are, or has a graph for each.
 
 no graphs               ``BucketMode``
-compile = "buckets"     ``GraphMode``      the forward, compiled by torch.compile, on the CPU
-graphs = "buckets"      ``CaptureMode``    decodes, captured by CUDA and replayed
+compile = "buckets"     ``CompiledMode``      the forward, compiled by torch.compile, on the CPU
+graphs = "buckets"      ``CudaGraphMode``    decodes, captured by CUDA and replayed
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ def choose_mode(config: TorchConfig, *, device: torch.device, clock: Clock) -> B
         BackendError: Nothing can be compiled here, or the device does not capture in this way.
     """
     if config.compile != "off":
-        from trencadis_torch.graphs.compiled import GraphMode
+        from trencadis_torch.graphs.compiled import CompiledMode
 
-        return GraphMode(config, device=device, clock=clock)
+        return CompiledMode(config, device=device, clock=clock)
     if config.graphs != "off":
-        from trencadis_torch.graphs.cuda_graphs import CaptureMode
+        from trencadis_torch.graphs.cuda_graphs import CudaGraphMode
 
-        return CaptureMode(config, device=device)
+        return CudaGraphMode(config, device=device)
     return BucketMode(config)

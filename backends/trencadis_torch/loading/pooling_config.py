@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, linear, normalize, relu, silu
 from trencadis.errors import ModelLoadError
 from trencadis_torch.loading.loader import ModelFiles
 
-__all__ = ["Dense", "Recipe", "read_recipe"]
+__all__ = ["Dense", "PoolingConfig", "read_recipe"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -65,7 +65,7 @@ class Dense:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Recipe:
+class PoolingConfig:
     """From the hidden states of texts to vectors.
 
     Attributes:
@@ -104,7 +104,7 @@ def _pooled(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.
             return torch.segment_reduce(hidden.float(), "mean", lengths=lengths, unsafe=True)
 
 
-def read_recipe(files: ModelFiles, *, default_pooling: str, device: torch.device) -> Recipe:
+def read_recipe(files: ModelFiles, *, default_pooling: str, device: torch.device) -> PoolingConfig:
     """Return how a model embeds; reads its files, if it has any of sentence-transformers.
 
     Args:
@@ -122,7 +122,7 @@ def read_recipe(files: ModelFiles, *, default_pooling: str, device: torch.device
     if asked == "auto" and "Pooling" in modules:
         pooling = reader.pooling(modules["Pooling"][0])
     logger.info("Texts are embedded by %s pooling.", pooling)
-    return Recipe(
+    return PoolingConfig(
         pooling=pooling,
         dense=tuple(reader.dense(place) for place in modules.get("Dense", ())),
         normalize=files.source.normalize_embeddings,

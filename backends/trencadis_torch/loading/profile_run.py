@@ -27,7 +27,7 @@ from trencadis_torch.device import host_memory
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
 
-__all__ = ["measure_memory", "LiveBytes"]
+__all__ = ["measure_memory", "AllocationTracker"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -70,7 +70,7 @@ def measure_memory(
     device: torch.device = model.device
     run = functools.partial(_run, model, layers, layout, facts=facts, kernel=kernel)
     if kernel is not None and device.type == "cpu":
-        live = LiveBytes()
+        live = AllocationTracker()
         # One row of logits: what is counted is scaled up with the tokens, and logits are added below.
         tried = run(num_tokens=min(max_num_batched_tokens, COUNTED_TOKENS), num_logits=1, watch=live)
         num_bytes = UNSEEN * live.peak
@@ -172,7 +172,7 @@ def _status(name: str) -> int:
     return 0
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """As a context, counts storages that operations of this thread make, until nothing holds them any more.
 
     Views and operations in place make none. Buffers inside a kernel are not seen.

@@ -4,7 +4,7 @@ A config class, of a plugin too, declares them in a field's metadata: ``"aliases
 of names to functions that turn the text into a value. The schema's own are in a table here. The strongest name comes
 first; a ``TRENCADIS_`` name is stronger than any alias, and a weaker name that says something else is reported.
 
-    VLLM_SKIP_WARMUP=true ▶ Alias("VLLM_SKIP_WARMUP", "engine.warmup", inverted) ▶ Given("engine.warmup", False)
+    VLLM_SKIP_WARMUP=true ▶ Alias("VLLM_SKIP_WARMUP", "engine.warmup", inverted) ▶ RawValue("engine.warmup", False)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import attrs
 
 from trencadis.config.messages import value_error
 from trencadis.config.settings import Setting, Settings
-from trencadis.config.sources import Given
+from trencadis.config.sources import RawValue
 from trencadis.errors import did_you_mean
 
 __all__ = ["Alias", "alias_rows", "aliases_of", "from_aliases", "truth", "warn_of_unused"]
@@ -124,13 +124,13 @@ def _declared(setting: Setting) -> Iterator[Alias]:
         yield Alias(name, setting.path, declared[name] if isinstance(declared, Mapping) else None)
 
 
-def from_aliases(environ: Mapping[str, str], settings: Settings) -> list[Given]:
+def from_aliases(environ: Mapping[str, str], settings: Settings) -> list[RawValue]:
     """Return the values of aliases that are set and not empty, at most one for each setting. Pure but for warnings.
 
     Raises:
         ConfigValueError: A text that the alias has no meaning for.
     """
-    given: dict[str, Given] = {}
+    given: dict[str, RawValue] = {}
     for alias in aliases_of(settings):
         text = environ.get(alias.name, "")
         setting = settings.get(alias.path)
@@ -146,21 +146,21 @@ def from_aliases(environ: Mapping[str, str], settings: Settings) -> list[Given]:
     return list(given.values())
 
 
-def _given(alias: Alias, setting: Setting, text: str) -> Given | None:
+def _given(alias: Alias, setting: Setting, text: str) -> RawValue | None:
     """Return what an alias says about a setting; None if nothing."""
     source = f"environment {alias.name}"
     read = truth if alias.read is None and setting.type is bool else alias.read
     if read is None:
-        return Given(path=alias.path, raw=text, source=source, is_text=True)
+        return RawValue(path=alias.path, raw=text, source=source, is_text=True)
     try:
         value = read(text)
     except ValueError as error:
         raise value_error(alias.path, text, source, str(error), secret=setting.secret) from error
-    return None if value is attrs.NOTHING else Given(path=alias.path, raw=value, source=source)
+    return None if value is attrs.NOTHING else RawValue(path=alias.path, raw=value, source=source)
 
 
 def warn_of_unused(
-    given: Iterable[Given], environ: Mapping[str, str], settings: Settings, *, name: str, may_be: Collection[str]
+    given: Iterable[RawValue], environ: Mapping[str, str], settings: Settings, *, name: str, may_be: Collection[str]
 ) -> None:
     """Log the names for bucket sizes that nobody may read: of a strategy that is not chosen, or misspelt.
 

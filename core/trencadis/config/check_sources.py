@@ -10,12 +10,12 @@ from typing import Any
 
 import attrs
 
-from trencadis.config.assemble import Assembly
+from trencadis.config.builder import ConfigBuilder
 from trencadis.config.load import ResolvedConfig, load_config, plugin_rules
 from trencadis.config.schema import PluginsConfig
 from trencadis.config.settings import ENVIRONMENT_PREFIX, ComponentClasses, Settings, settings_of
-from trencadis.config.sources import FILE_VARIABLE, Given, from_environment, from_flags, from_tree, read_file
-from trencadis.config.strangers import strangers
+from trencadis.config.sources import FILE_VARIABLE, RawValue, from_environment, from_flags, from_tree, read_file
+from trencadis.config.unknown_variables import unknown_variables
 from trencadis.errors import ConfigError
 
 __all__ = ["SourceCheck", "check_sources", "rules_or_defaults"]
@@ -60,17 +60,17 @@ def check_sources(
     settings = settings_of(components)
     named = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
     errors: list[ConfigError] = []
-    good: dict[str, Given] = {}
+    good: dict[str, RawValue] = {}
     for values in _values(settings, named, flags, environ, errors):
         try:
             for item in values():
                 alone = {item.path: item}
                 if settings.get(item.path) is not None:
-                    Assembly(settings, alone).config()
+                    ConfigBuilder(settings, alone).config()
                 good.update(alone)
         except ConfigError as error:
             errors.append(error)
-    unknown = strangers(environ, settings)
+    unknown = unknown_variables(environ, settings)
     # Reported here: loading need not warn of them again.
     environ = {name: text for name, text in environ.items() if name not in unknown}
     counts = Counter(item.source.split(" ")[0] for item in good.values())
@@ -82,7 +82,7 @@ def check_sources(
 
 def _resolved(
     components: ComponentClasses,
-    good: Mapping[str, Given],
+    good: Mapping[str, RawValue],
     errors: list[ConfigError],
     *,
     file: Path | None,
@@ -109,7 +109,7 @@ def _values(
     flags: Sequence[str],
     environ: Mapping[str, str],
     errors: list[ConfigError],
-) -> Iterator[Callable[[], list[Given]]]:
+) -> Iterator[Callable[[], list[RawValue]]]:
     """Yield a reader of each value alone, the weakest source first; a file that cannot be read is an error and has none."""
     if file is not None:
         try:

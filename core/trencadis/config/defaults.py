@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from trencadis.config.assemble import Assembly
+from trencadis.config.builder import ConfigBuilder
 from trencadis.config.convert import WrongValueError, describe_type, has_classes, is_readable, structure
 from trencadis.config.messages import DEFAULT, value_error
 from trencadis.config.settings import Setting, Settings
@@ -25,7 +25,7 @@ def check_defaults(settings: Settings, table: str) -> None:
     """
     for setting in settings:
         _check_type(setting)
-    Assembly(settings, {}).component(table)
+    ConfigBuilder(settings, {}).component(table)
 
 
 def _check_type(setting: Setting) -> None:

@@ -1,7 +1,7 @@
 """Configuration loading: defaults < file < environment < flags < Python, each value with its source.
 
 file ┐
-env  ├▶ Given(path, raw, source) ▶ the last one of a path wins ▶ typed ▶ one frozen Config
+env  ├▶ RawValue(path, raw, source) ▶ the last one of a path wins ▶ typed ▶ one frozen Config
 flags┘
 """
 
@@ -16,21 +16,21 @@ from typing import Any
 import attrs
 
 from trencadis.config.aliases import from_aliases, warn_of_unused
-from trencadis.config.assemble import Assembly
+from trencadis.config.builder import ConfigBuilder
 from trencadis.config.messages import DEFAULT
 from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config, PluginsConfig
 from trencadis.config.settings import ComponentClasses, Settings, settings_of
 from trencadis.config.sources import (
     BLOCKED_VARIABLE,
     FILE_VARIABLE,
-    Given,
+    RawValue,
     from_environment,
     from_flags,
     from_tree,
     nest,
     read_file,
 )
-from trencadis.config.strangers import warn_of_strangers
+from trencadis.config.unknown_variables import warn_of_unknown
 
 __all__ = ["ResolvedConfig", "load_config", "plugin_rules"]
 
@@ -81,7 +81,7 @@ def load_config(
     environment = os.environ if environ is None else environ
     given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {})}
     _add_blocked(given, environment)
-    assembly = Assembly(settings, given)
+    assembly = ConfigBuilder(settings, given)
     config = assembly.config()
     _warn(config, given.values(), environment, settings)
     sources = {setting.path: DEFAULT for setting in settings} | {path: item.source for path, item in given.items()}
@@ -93,8 +93,8 @@ def load_config(
     )
 
 
-def _warn(config: Config, given: Iterable[Given], environ: Mapping[str, str], settings: Settings) -> None:
-    warn_of_strangers(environ, settings)
+def _warn(config: Config, given: Iterable[RawValue], environ: Mapping[str, str], settings: Settings) -> None:
+    warn_of_unknown(environ, settings)
     name = config.bucketing.name
     # Which one "auto" is, the backend's layout says.
     may_be = BUCKETING_BY_LAYOUT.values() if name == "auto" else (name,)
@@ -129,7 +129,7 @@ def plugin_rules(
     given += from_tree(_only_plugins(nest(overrides or {})), settings, "argument")
     last = {item.path: item for item in given}
     _add_blocked(last, environment)
-    return Assembly(settings, last).config().plugins
+    return ConfigBuilder(settings, last).config().plugins
 
 
 def _gather(
@@ -138,7 +138,7 @@ def _gather(
     environ: Mapping[str, str],
     flags: Mapping[str, str] | Sequence[str],
     overrides: Mapping[str, Any],
-) -> Iterable[Given]:
+) -> Iterable[RawValue]:
     """Yield every given value, the weakest source first."""
     tree, name = _file_tree(file, environ)
     yield from from_tree(tree, settings, name)
@@ -174,7 +174,7 @@ def _flags_of_plugins(tokens: Sequence[str], settings: Settings) -> list[str]:
     return found
 
 
-def _add_blocked(given: dict[str, Given], environ: Mapping[str, str]) -> None:
+def _add_blocked(given: dict[str, RawValue], environ: Mapping[str, str]) -> None:
     """Add what ``TRENCADIS_BLOCKED_PLUGINS`` blocks to what the other sources block."""
     added = [name.strip() for name in environ.get(BLOCKED_VARIABLE, "").split(",") if name.strip()]
     if not added:
@@ -188,4 +188,4 @@ def _add_blocked(given: dict[str, Given], environ: Mapping[str, str]) -> None:
         source = (
             f"environment {BLOCKED_VARIABLE}" if before is None else f"{before.source}, environment {BLOCKED_VARIABLE}"
         )
-        given[_BLOCKED] = Given(path=_BLOCKED, raw=joined, source=source)
+        given[_BLOCKED] = RawValue(path=_BLOCKED, raw=joined, source=source)

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from trencadis.config.blame import culprit, reason
+from trencadis.config.attribution import culprit, reason
 from trencadis.config.messages import show
 from trencadis.errors import did_you_mean
 

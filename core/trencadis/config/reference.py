@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from trencadis.config.aliases import alias_rows
-from trencadis.config.blame import demand
+from trencadis.config.attribution import demand
 from trencadis.config.convert import describe_type
 from trencadis.config.messages import show
 from trencadis.config.settings import NOUN_TABLES, Setting, Settings

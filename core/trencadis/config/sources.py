@@ -1,4 +1,4 @@
-"""Where values come from: a file, the environment, flags, Python. Each gives :class:`Given` values, still raw.
+"""Where values come from: a file, the environment, flags, Python. Each gives :class:`RawValue` values, still raw.
 
 A source knows which keys exist and refuses others with a suggestion; it does not know types, except that a flag of a
 boolean needs no value. Merging and conversion are in ``load.py``.
@@ -21,7 +21,7 @@ from trencadis.errors import ConfigError, UnknownKeyError, did_you_mean
 __all__ = [
     "BLOCKED_VARIABLE",
     "FILE_VARIABLE",
-    "Given",
+    "RawValue",
     "flat_names",
     "from_environment",
     "from_flags",
@@ -40,7 +40,7 @@ BLOCKED_VARIABLE = "TRENCADIS_BLOCKED_PLUGINS"
 
 
 @attrs.frozen(kw_only=True)
-class Given:
+class RawValue:
     """A value that somebody gave.
 
     Attributes:
@@ -97,7 +97,7 @@ def _read_yaml(file: Path, text: str) -> dict[str, Any]:
     return tree
 
 
-def from_tree(tree: Mapping[str, Any], settings: Settings, source: str) -> list[Given]:
+def from_tree(tree: Mapping[str, Any], settings: Settings, source: str) -> list[RawValue]:
     """Return the values of nested tables. Pure.
 
     Raises:
@@ -107,13 +107,13 @@ def from_tree(tree: Mapping[str, Any], settings: Settings, source: str) -> list[
     return list(_walk(tree, "", settings, source))
 
 
-def _walk(tree: Mapping[str, Any], table: str, settings: Settings, source: str) -> Iterator[Given]:
+def _walk(tree: Mapping[str, Any], table: str, settings: Settings, source: str) -> Iterator[RawValue]:
     for key, value in tree.items():
         path = f"{table}.{key}" if table else str(key)
         if table in NOUN_TABLES and key == "options" and isinstance(value, Mapping):
-            yield from (Given(path=f"{path}.{name}", raw=item, source=source) for name, item in value.items())
+            yield from (RawValue(path=f"{path}.{name}", raw=item, source=source) for name, item in value.items())
         elif settings.get(path) is not None:
-            yield Given(path=path, raw=value, source=source)
+            yield RawValue(path=path, raw=value, source=source)
         elif path not in settings.tables():
             raise _unknown(table, str(key), value, settings, source)
         elif isinstance(value, Mapping):
@@ -147,10 +147,10 @@ def flat_names(settings: Settings) -> dict[str, str]:
     return {setting.environment.replace("__", "_"): setting.environment for setting in settings}
 
 
-def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Given]:
+def from_environment(environ: Mapping[str, str], settings: Settings) -> list[RawValue]:
     """Return the values of variables named ``TRENCADIS_TABLE__KEY``. Pure.
 
-    Others that start like ours are left alone: see ``strangers.py``.
+    Others that start like ours are left alone: see ``unknown_variables.py``.
 
     Raises:
         UnknownKeyError: A variable of that shape that belongs to no setting, or that has one underscore too few.
@@ -182,7 +182,7 @@ def from_environment(environ: Mapping[str, str], settings: Settings) -> list[Giv
             )
         else:
             continue
-        given.append(Given(path=path, raw=text, source=f"environment {name}", is_text=True))
+        given.append(RawValue(path=path, raw=text, source=f"environment {name}", is_text=True))
     return given
 
 
@@ -243,7 +243,7 @@ def _path_of(flag: str, settings: Settings) -> str:
     )
 
 
-def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> list[Given]:
+def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> list[RawValue]:
     """Return the values of config flags. Pure.
 
     Args:
@@ -264,7 +264,7 @@ def from_flags(flags: Mapping[str, str] | Sequence[str], settings: Settings) -> 
         name, _, text = token.partition("=")
         path = _path_of(name, settings)
         setting = settings.get(path)
-        given.append(Given(path=path, raw=text, source=f"flag {setting.flag if setting else name}", is_text=True))
+        given.append(RawValue(path=path, raw=text, source=f"flag {setting.flag if setting else name}", is_text=True))
     return given
 
 

@@ -35,7 +35,7 @@ from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
 from trencadis.engine.preparations import Preparations
-from trencadis.engine.request_validation import Intake
+from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.scheduling.scheduler import Scheduler
 from trencadis.engine.scheduling.shadow import NO_SHADOW
 from trencadis.engine.speculation.drafting import Drafting
@@ -130,7 +130,7 @@ class Engine:
         self._committer = Committer(state)
         self._recovery = Recovery(state)
         self._preparations = Preparations(state, prepare, waits=isinstance(state.clock, SimulatedClock))
-        self._intake = Intake(
+        self._validator = RequestValidator(
             state, policy, embeddings, model, check_params, self._administration.role, self._preparations
         )
         self._depth = depth
@@ -166,7 +166,7 @@ class Engine:
         """
         state, asked = self._state, request
         try:
-            request, preparation = self._intake.admit(request)
+            request, preparation = self._validator.admit(request)
         except StepFailedError as error:
             self._end_everything(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error

@@ -16,7 +16,7 @@ from trencadis.errors import InvalidRequestError, PromptTooLongError, RequestErr
 from trencadis.faults import shown
 from trencadis.records import ModelFacts, Request, SamplingParams
 
-__all__ = ["Intake", "check_honoured", "check_request"]
+__all__ = ["RequestValidator", "check_honoured", "check_request"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -24,13 +24,13 @@ _HANDOVERS = ("do_remote_decode", "do_remote_prefill")
 """Transfer parameters by which a request asks for what only a KV connector can do."""
 
 
-class Intake:
-    """Checks requests before they wait.
+class RequestValidator:
+    """Validates requests before they are queued.
 
     Args:
         state: The engine's state, read only.
-        policy: The guarded scheduling policy, whose admission control is asked.
-        embeddings: Texts that wait; their ids are taken.
+        policy: The guarded scheduling policy, which has the admission control.
+        embeddings: Queued texts to embed; their ids are in use.
         model: The loaded model.
         check_params: Raises for sampling parameters that the sampler cannot serve.
         role: Of the engine.

@@ -108,11 +108,11 @@ def _conflict(old: RegisteredComponent, new: RegisteredComponent) -> PluginError
         return ContractError(
             f'{new.provenance} yielded the {new.noun} component "{new.name}" twice.', hint=new.provenance.remedy
         )
-    strangers = [item.provenance for item in (old, new) if item.provenance.distribution != OUR_DISTRIBUTION]
+    others = [item.provenance for item in (old, new) if item.provenance.distribution != OUR_DISTRIBUTION]
     hint = f'Uninstall one of them, or block one: [plugins] blocked = ["{new.provenance.plugin}"].'
     return ComponentConflictError(
         f'Two plugins offer the {new.noun} component "{new.name}": {old.provenance} and {new.provenance}.',
-        hint=strangers[0].remedy if len(strangers) == 1 else hint,
+        hint=others[0].remedy if len(others) == 1 else hint,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from trencadis.config import Config, settings_of
-from trencadis.config.assemble import Assembly, is_import_path
+from trencadis.config.builder import ConfigBuilder, is_import_path
 from trencadis.config.dump import dump_config
 from trencadis.config.messages import origin, show
 from trencadis.config.sources import from_tree
@@ -180,7 +180,7 @@ def _loaded(present: SchedulingInForce, registry: Registry, table: Mapping[str, 
         *from_tree({"scheduling": written}, settings, "the configuration"),
         *from_tree({"scheduling": table}, settings, source),
     ]
-    scheduling = Assembly(settings, {item.path: item for item in given}).config().scheduling
+    scheduling = ConfigBuilder(settings, {item.path: item for item in given}).config().scheduling
     # Which backend serves is settled: no plugin is asked again.
     backend = attrs.evolve(config.backend, name=present.plan.choices["backend"].component.name)
     return attrs.evolve(config, backend=backend, scheduling=scheduling)

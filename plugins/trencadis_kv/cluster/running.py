@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from trencadis.errors import ConfigError
-from trencadis_kv.cluster.acquaintance import knows_prefill
+from trencadis_kv.cluster.discovery import knows_prefill
 from trencadis_kv.cluster.forwarder import Forwarder
 from trencadis_kv.cluster.plan import HOST, Member
 from trencadis_kv.cluster.process import SERVE, MemberProcess

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trencadis_kv.exchange.file_layout import Moved
-    from trencadis_kv.store.inventory import Shelf
+    from trencadis_kv.store.inventory import NamespaceSummary
     from trencadis_kv.store.object_directory import ObjectDirectory
 
 __all__ = ["TAKES_CONFIG", "add_arguments", "run_alone"]
@@ -76,23 +76,23 @@ def _show(directory: ObjectDirectory, args: argparse.Namespace) -> int:
     from trencadis.console import print_table
     from trencadis_kv.store.inventory import take_stock
 
-    shelves = take_stock(directory)
+    summaries = take_stock(directory)
     if args.json:
-        print(json.dumps([attrs.asdict(shelf) for shelf in shelves]))
+        print(json.dumps([attrs.asdict(summary) for summary in summaries]))
         return 0
-    print_table(("namespace", "compatibility", "shard", "model", "blocks", "MiB", "used"), [_row(s) for s in shelves])
-    num_bytes = sum(shelf.num_bytes for shelf in shelves)
-    print(f"{sum(shelf.num_objects for shelf in shelves)} blocks, {_mib(num_bytes)} MiB")
+    print_table(("namespace", "compatibility", "shard", "model", "blocks", "MiB", "used"), [_row(s) for s in summaries])
+    num_bytes = sum(summary.num_bytes for summary in summaries)
+    print(f"{sum(summary.num_objects for summary in summaries)} blocks, {_mib(num_bytes)} MiB")
     return 0
 
 
-def _row(shelf: Shelf) -> list[str]:
+def _row(summary: NamespaceSummary) -> list[str]:
     from datetime import UTC, datetime
 
-    used = datetime.fromtimestamp(shelf.used_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%MZ")
-    model = shelf.model or "not described"
-    size = _mib(shelf.num_bytes)
-    return [shelf.namespace, shelf.compat[:12], shelf.shard, model, str(shelf.num_objects), size, used]
+    used = datetime.fromtimestamp(summary.used_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%MZ")
+    model = summary.model or "not described"
+    size = _mib(summary.num_bytes)
+    return [summary.namespace, summary.compat[:12], summary.shard, model, str(summary.num_objects), size, used]
 
 
 def _verify(directory: ObjectDirectory, args: argparse.Namespace) -> int:

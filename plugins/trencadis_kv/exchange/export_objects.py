@@ -35,27 +35,27 @@ def export_objects(
         ConfigError: There are none, or the file cannot be written.
         TransferError: The directory cannot be read.
     """
-    shelves = [_Shelf(prefix, found, directory) for prefix, found in _by_prefix(directory, namespace)]
-    if not shelves:
+    groups = [_RankBlocks(prefix, found, directory) for prefix, found in _by_prefix(directory, namespace)]
+    if not groups:
         where = f" in namespace {namespace}" if namespace else ""
         raise ConfigError(
             f"{directory.root}: there are no KV blocks{where}.", hint="trencadis kv show lists what there is."
         )
-    tensors = {name: tensor for shelf in shelves for name, tensor in shelf.tensors().items()}
+    tensors = {name: tensor for group in groups for name, tensor in group.tensors().items()}
     metadata = {"format": FORMAT}
-    for shelf in shelves:
-        metadata |= shelf.metadata
+    for group in groups:
+        metadata |= group.metadata
     moved, num_done = Moved(), 0
     with write_tensors(file, tensors, metadata) as data:
-        for shelf in shelves:
-            for row, key in enumerate(shelf.keys):
-                shelf.put(row, _whole(directory, key, moved), data)
+        for group in groups:
+            for row, key in enumerate(group.keys):
+                group.put(row, _whole(directory, key, moved), data)
                 num_done += 1
                 progress(num_done)
     return moved
 
 
-class _Shelf:
+class _RankBlocks:
     """Blocks with one prefix, in the form that they take in the file."""
 
     def __init__(self, prefix: str, found: Sequence[StoredObject], directory: ObjectDirectory) -> None:
@@ -73,7 +73,7 @@ class _Shelf:
         self.keys = [*self._plain, *(one.key for one in encoded)]
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Return what this shelf needs in the file."""
+        """Return what this group needs in the file."""
         num_plain, num_encoded = len(self._plain), len(self.keys) - len(self._plain)
         made = {}
         if num_plain:
@@ -104,12 +104,12 @@ class _Shelf:
 
 
 def _by_prefix(directory: ObjectDirectory, namespace: str) -> list[tuple[str, list[StoredObject]]]:
-    shelves: dict[str, list[StoredObject]] = {}
+    groups: dict[str, list[StoredObject]] = {}
     for found in directory.objects():
         key = BlockKey.parse(found.key)
         if key is not None and namespace in {"", key.namespace}:
-            shelves.setdefault(key.prefix, []).append(found)
-    return [(prefix, sorted(shelves[prefix], key=lambda found: found.key)) for prefix in sorted(shelves)]
+            groups.setdefault(key.prefix, []).append(found)
+    return [(prefix, sorted(groups[prefix], key=lambda found: found.key)) for prefix in sorted(groups)]
 
 
 def _described(directory: ObjectDirectory, key: BlockKey) -> tuple[str, Description] | None:

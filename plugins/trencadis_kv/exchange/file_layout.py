@@ -1,6 +1,6 @@
 """A directory of objects as one safetensors file, and back: to carry a prefix to another site, or to look at it with other tools.
 
-Each shelf, the blocks of one rank of one model, becomes a few tensors; row i of each is one block::
+Each group, the blocks of one rank of one model, becomes a few tensors; row i of each is one block::
 
     {prefix}headers              U8  [blocks, 128]
     {prefix}layers.0.key …       [blocks, block_size, num_heads, head_dim], one for each part of the layout
@@ -32,7 +32,7 @@ HEADERS: Final = "headers"
 ENCODED: Final = "encoded."
 STARTS: Final = "encoded.starts"
 PAYLOADS: Final = "encoded.payloads"
-"""Names of tensors behind their shelf's prefix; ``ENCODED`` comes before ``HEADERS``."""
+"""Names of tensors behind their group's prefix; ``ENCODED`` comes before ``HEADERS``."""
 
 
 @attrs.define(kw_only=True)
@@ -51,5 +51,5 @@ class Moved:
 
 
 def part_name(part: KVPart) -> str:
-    """Return the name of a part's tensor behind its shelf's prefix. Pure."""
+    """Return the name of a part's tensor behind its group's prefix. Pure."""
     return f"layers.{part.layer}.{part.kind}"

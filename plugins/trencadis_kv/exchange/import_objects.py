@@ -45,7 +45,7 @@ def import_objects(
     directory.check()
     moved, num_done = Moved(), 0
     for prefix, encoded in _prefixes(tensors):
-        # What only a broken or forged file has raises here, before anything of the shelf is written.
+        # What only a broken or forged file has raises here, before anything of the group is written.
         rows = _rows(file, prefix, tensors, metadata, encoded=encoded)
         target = _renamed(prefix, namespace)
         _import_description(directory, prefix, metadata, namespace)

@@ -12,14 +12,14 @@ from trencadis.records import TransferCause
 from trencadis_kv.store.guarded_codec import GuardedCodec
 from trencadis_kv.store.guarded_policy import GuardedPolicy
 
-__all__ = ["AsTheyAre", "NoLongerThanComputing", "codec_of", "policy_of"]
+__all__ = ["IdentityCodec", "NoLongerThanComputing", "codec_of", "policy_of"]
 
 logger = logging.getLogger("trencadis.kv")
 
 _SHARE = 0.8
 
 
-class AsTheyAre(KVCodec):
+class IdentityCodec(KVCodec):
     """Keeps payloads as they are."""
 
     flags = 0
@@ -48,11 +48,11 @@ class NoLongerThanComputing(KVPolicy):
 
 
 def codec_of(context: ComponentContext) -> KVCodec:
-    """Return the codec that the config names, guarded; :class:`AsTheyAre` outside an engine."""
+    """Return the codec that the config names, guarded; :class:`IdentityCodec` outside an engine."""
     try:
         codec: KVCodec = context.make("kv_codec", "")
     except ContractError:
-        return AsTheyAre()
+        return IdentityCodec()
     return GuardedCodec(codec, context.label_of("kv_codec", "") or f"the KV codec {type(codec).__name__}")
 
 

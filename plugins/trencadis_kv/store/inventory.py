@@ -14,7 +14,7 @@ from trencadis_kv.store.description import LAYOUT, Description
 from trencadis_kv.store.format import HEADER_BYTES, verify
 from trencadis_kv.store.object_directory import ObjectDirectory, StoredObject
 
-__all__ = ["BlockKey", "Finding", "Shelf", "check_object", "examine", "take_stock"]
+__all__ = ["BlockKey", "Finding", "NamespaceSummary", "check_object", "examine", "take_stock"]
 
 _BLOCK: Final = re.compile(r"kv1/(?P<namespace>[^/]+)/(?P<compat>[0-9a-f]{32})/(?P<shard>[^/]+)/(?P<hash>[0-9a-f]{64})")
 _DESCRIPTION: Final = re.compile(rf"kv1/(?P<namespace>[^/]+)/(?P<compat>[0-9a-f]{{32}})/{LAYOUT}")
@@ -47,12 +47,12 @@ class BlockKey:
 
     @property
     def prefix(self) -> str:
-        """What the keys of its shelf begin with."""
+        """What the keys of its summary begin with."""
         return f"kv1/{self.namespace}/{self.compat.hex()}/{self.shard}/"
 
 
 @attrs.define(kw_only=True)
-class Shelf:
+class NamespaceSummary:
     """The blocks of one rank of one model in one namespace.
 
     Attributes:
@@ -91,26 +91,28 @@ class Finding:
     message: str = ""
 
 
-def take_stock(directory: ObjectDirectory) -> list[Shelf]:
+def take_stock(directory: ObjectDirectory) -> list[NamespaceSummary]:
     """Return what a directory has, by name; reads descriptions, no blocks.
 
     Raises:
         TransferError: ``unreachable``.
     """
-    shelves: dict[str, Shelf] = {}
+    summaries: dict[str, NamespaceSummary] = {}
     models: dict[tuple[str, str], str] = {}
     for found in directory.objects():
         key = BlockKey.parse(found.key)
         if key is None:
             models |= _model_of(directory, found.key)
             continue
-        shelf = shelves.setdefault(key.prefix, Shelf(namespace=key.namespace, compat=key.compat.hex(), shard=key.shard))
-        shelf.num_objects += 1
-        shelf.num_bytes += found.num_bytes
-        shelf.used_ns = max(shelf.used_ns, found.used_ns)
-    for shelf in shelves.values():
-        shelf.model = models.get((shelf.namespace, shelf.compat), "")
-    return [shelves[prefix] for prefix in sorted(shelves)]
+        summary = summaries.setdefault(
+            key.prefix, NamespaceSummary(namespace=key.namespace, compat=key.compat.hex(), shard=key.shard)
+        )
+        summary.num_objects += 1
+        summary.num_bytes += found.num_bytes
+        summary.used_ns = max(summary.used_ns, found.used_ns)
+    for summary in summaries.values():
+        summary.model = models.get((summary.namespace, summary.compat), "")
+    return [summaries[prefix] for prefix in sorted(summaries)]
 
 
 def examine(directory: ObjectDirectory) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ import attrs
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVCodec
 from trencadis.records import TransferCause
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.wire.stream import MAJOR, MINOR, FrameStream, Hello, Message, Proof, Refuse, Welcome
 
 __all__ = ["Identity", "greet", "welcome"]
@@ -40,7 +40,7 @@ class Identity:
     compat: bytes
     block_bytes: int
     secret: str = attrs.field(repr=False, validator=attrs.validators.min_len(1))
-    codec: KVCodec = attrs.field(factory=AsTheyAre, repr=False, eq=False)
+    codec: KVCodec = attrs.field(factory=IdentityCodec, repr=False, eq=False)
 
 
 def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:

@@ -41,7 +41,7 @@ class Held:
 
 
 class DraftMemory:
-    """Gives out rows and blocks; whoever was not drafted for longest gives way.
+    """Gives out rows and blocks; the sequence not drafted for longest is evicted.
 
     Args:
         num_rows: Sequences at once.

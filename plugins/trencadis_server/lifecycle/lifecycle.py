@@ -21,7 +21,7 @@ from trencadis.accept_loop import AcceptLoop
 from trencadis_server.config import ServerConfig
 from trencadis_server.lifecycle.guarded_connection import connection_class
 from trencadis_server.lifecycle.supervisor import Supervisor
-from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.drain_guard import DrainGuard
 
 __all__ = ["Service", "event_loop_factory"]
 
@@ -68,7 +68,7 @@ class Service:
         listener: socket.socket,
         *,
         supervisor: Supervisor,
-        gate: Gate,
+        gate: DrainGuard,
         config: ServerConfig,
         admin: tuple[FastAPI, socket.socket] | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ from trencadis_server.lifecycle.preparation import config_to_serve, model_names_
 from trencadis_server.lifecycle.sockets import listen, url_of
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.auth import ApiKeys
-from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.drain_guard import DrainGuard
 from trencadis_server.middleware.limits import AdmissionControl
 from trencadis_server.routes.admin import make_admin_app
 
@@ -108,7 +108,7 @@ class OpenServer:
             announce: Told in a line when an engine is ready.
         """
         config = self._config
-        gate, metrics = Gate(), HttpMetrics()
+        gate, metrics = DrainGuard(), HttpMetrics()
         metrics.watch_loop(asyncio.get_running_loop())
         supervisor = Supervisor(
             functools.partial(AsyncLLM.from_config, config, self._registry),

@@ -15,8 +15,8 @@ from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.lifecycle.supervisor import Supervisor
 from trencadis_server.middleware.auth import ApiKeys, AuthMiddleware
 from trencadis_server.middleware.body import BodyMiddleware
-from trencadis_server.middleware.envelope import EnvelopeMiddleware
 from trencadis_server.middleware.failures import add_handlers
+from trencadis_server.middleware.request_context import RequestContextMiddleware
 from trencadis_server.routes.admin_call import HostMiddleware
 from trencadis_server.routes.admin_role import role_router
 from trencadis_server.routes.admin_scheduling import PlanInForce, scheduling_router
@@ -51,7 +51,7 @@ def make_admin_app(
     keys = [f"admin:{config.admin_key}"] if config.admin_key else config.api_keys
     app.add_middleware(AuthMiddleware, keys=ApiKeys(keys))
     app.add_middleware(HostMiddleware)
-    app.add_middleware(EnvelopeMiddleware, metrics=HttpMetrics(), clock=context.clock)
+    app.add_middleware(RequestContextMiddleware, metrics=HttpMetrics(), clock=context.clock)
     plans = PlanInForce(resolved.config, plan, registry)
     app.include_router(scheduling_router(context, plans))
     app.include_router(role_router(context))

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from trencadis.errors import EngineEndedError
 from trencadis_server.context import ServerContext, context_of
 from trencadis_server.errors import EngineUnavailableError, as_api_error
-from trencadis_server.middleware.gate import Gate, draining_error
+from trencadis_server.middleware.drain_guard import DrainGuard, draining_error
 
 __all__ = ["make_router"]
 
@@ -16,7 +16,7 @@ __all__ = ["make_router"]
 _STALLED_RETRY_S = 5.0
 
 
-def make_router(gate: Gate) -> APIRouter:
+def make_router(gate: DrainGuard) -> APIRouter:
     """Return the routes.
 
     Args:
@@ -37,7 +37,7 @@ def make_router(gate: Gate) -> APIRouter:
     return router
 
 
-def obstacle(context: ServerContext, gate: Gate) -> EngineEndedError | None:
+def obstacle(context: ServerContext, gate: DrainGuard) -> EngineEndedError | None:
     """Return why the server cannot serve at the moment, or None. Pure."""
     if gate.is_draining:
         return draining_error()

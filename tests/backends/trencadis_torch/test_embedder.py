@@ -12,7 +12,7 @@ from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.embedder import DecoderEmbedder, EncoderEmbedder
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.loading.loader import find_model, load_decoder, load_weights
-from trencadis_torch.loading.pooling_config import Recipe
+from trencadis_torch.loading.pooling_config import PoolingConfig
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 5, 30, 5, 2, 30, 17, 48)
@@ -27,14 +27,14 @@ def decoder(path, pooling="last", **options):
     layers = attention_layers(model)
     bridge.register()
     bridge.switch(model, bridge.PAGED)
-    return DecoderEmbedder(model.base_model, Recipe(pooling=pooling), layers)
+    return DecoderEmbedder(model.base_model, PoolingConfig(pooling=pooling), layers)
 
 
 def encoder(path, pooling="mean", **options):
     from transformers import AutoModel
 
     model = load_weights(find_model(ModelSource(path=str(path), **options)), CPU, AutoModel)
-    return EncoderEmbedder(model, Recipe(pooling=pooling))
+    return EncoderEmbedder(model, PoolingConfig(pooling=pooling))
 
 
 @pytest.fixture(scope="module")

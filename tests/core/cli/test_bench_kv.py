@@ -12,7 +12,7 @@ import pytest
 from trencadis.errors import ConfigError, ConfigValueError, PluginError
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, KVPolicy
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.doubles import LoopConnector
 from trencadis_tools.bench import KVResult
 from trencadis_tools.commands import bench as bench_command
@@ -43,7 +43,7 @@ def bench(fake_house, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
             name="always", factory=lambda config, context: KVPolicy(), summary="All.", interface_version=1
         ),
         "trencadis_kv_codecs": Component(
-            name="none", factory=lambda config, context: AsTheyAre(), summary="As is.", interface_version=1
+            name="none", factory=lambda config, context: IdentityCodec(), summary="As is.", interface_version=1
         ),
     }
     plugin = types.ModuleType("connectors")

@@ -19,7 +19,7 @@ from trencadis.client.llm import LLM
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import Request, SamplingParams
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import CALLS, Fault
@@ -109,7 +109,7 @@ def test_objects_of_another_tenant_under_ones_own_keys_are_not_believed():
 def test_who_decodes_gets_a_token_in_every_step_whatever_becomes_of_others_loads(fault: Fault):
     """Exactly: a step that waits for a load, or that is lost to one, would be one without a token."""
     shelf, clock = Shelf(), SimulatedClock()
-    parts = {"kv_policy": KVPolicy, "kv_codec": AsTheyAre}
+    parts = {"kv_policy": KVPolicy, "kv_codec": IdentityCodec}
     context = ComponentContext(clock=clock, seed=0, make=lambda noun, _: parts[noun]())
     pair = shelf.connector(context)
     engine = make_engine(

@@ -23,7 +23,7 @@ from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.connector import make_redis
 from trencadis_kv.policies.cost_aware import CostAware
 from trencadis_kv.store.breaker import BreakerState
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants
@@ -63,7 +63,7 @@ class Served:
     """
 
     def __init__(self, host: Host, url: str, *, policy: KVPolicy, token_s: float = 0.0, **settings: Any) -> None:
-        parts: dict[str, Any] = {"kv_policy": policy, "kv_codec": AsTheyAre()}
+        parts: dict[str, Any] = {"kv_policy": policy, "kv_codec": IdentityCodec()}
         context = ComponentContext(clock=SystemClock(), seed=0, make=lambda noun, _: parts[noun])
         limits = {
             "lookup_timeout_s": LOOKUP_S,

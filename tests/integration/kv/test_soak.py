@@ -31,7 +31,7 @@ from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.connector import make_redis
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.connector import make_tiered
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import OldestFirst
 from trencadis_testing.fakes import fake_text
 from trencadis_testing.invariants import broken_invariants
@@ -156,7 +156,7 @@ def place(name: str, folder: Path, faults: Faults) -> Iterator[Place]:
 
 def part(noun: str, name: str) -> Any:
     """Return what connectors are given."""
-    return {"eviction": OldestFirst, "kv_policy": KVPolicy, "kv_codec": AsTheyAre}[noun]()
+    return {"eviction": OldestFirst, "kv_policy": KVPolicy, "kv_codec": IdentityCodec}[noun]()
 
 
 class Soak:

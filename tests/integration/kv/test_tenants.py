@@ -21,7 +21,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import Request, SamplingParams
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import DictStore
@@ -116,7 +116,7 @@ def test_prompt_of_another_tenant_takes_as_many_steps_and_calls_as_one_that_nobo
     """What a clock could tell is made of these; both must be the same to the last one."""
     asked: Counter[str] = Counter()
     objects: dict[str, bytes] = {}
-    clock, parts = SimulatedClock(), {"kv_policy": KVPolicy, "kv_codec": AsTheyAre}
+    clock, parts = SimulatedClock(), {"kv_policy": KVPolicy, "kv_codec": IdentityCodec}
     context = ComponentContext(clock=clock, seed=0, make=lambda noun, _: parts[noun]())
     pair: Any = (
         Shelf()

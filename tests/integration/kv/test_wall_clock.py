@@ -12,7 +12,7 @@ import pytest
 from trencadis.clock import SystemClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import Request, SamplingParams
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import Fault
@@ -57,7 +57,7 @@ def test_leases_last_as_long_as_they_say_whatever_the_wall_clock_says(wall_clock
 
 def test_load_that_stalls_is_given_up_when_its_time_is_over_whatever_the_wall_clock_says(wall_clock: str) -> None:
     shelf, prompt = Shelf(), tuple(range(100, 140))
-    parts = {"kv_policy": KVPolicy, "kv_codec": AsTheyAre}
+    parts = {"kv_policy": KVPolicy, "kv_codec": IdentityCodec}
     context = ComponentContext(clock=SystemClock(), seed=0, make=lambda noun, _: parts[noun]())
     pair = shelf.connector(context, load_timeout_s=LOAD_S)
     backend = FakeBackend(vocab_size=VOCAB_SIZE, eos=-1, max_model_len=256)

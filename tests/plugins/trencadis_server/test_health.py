@@ -5,7 +5,7 @@ import types
 import pytest
 from server_doubles import OneEngine, app_with, ask, assert_error
 
-from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.drain_guard import DrainGuard
 
 
 def engine(*, is_alive: bool, failure: str = "", stalled: str = ""):
@@ -43,7 +43,7 @@ def test_an_engine_without_progress_is_not_well_and_the_answer_says_where_it_is_
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_a_server_that_shuts_down_is_not_well_though_its_engine_is(path):
-    gate = Gate()
+    gate = DrainGuard()
     app = app_with(engines=engine(is_alive=True), more={"gate": gate})
     gate.close()
     (answer,) = ask(app, ("GET", path))

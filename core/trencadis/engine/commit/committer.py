@@ -22,7 +22,7 @@ from trencadis.records import (
 if TYPE_CHECKING:
     from trencadis.engine.state import EngineState
 
-__all__ = ["Committer", "Endings"]
+__all__ = ["Committer", "StopCheck"]
 
 _EMPTY = np.empty(0, np.int32)
 # Of short arrays ``1 in mask.tobytes()`` takes a tenth of ``mask.any()``, and ``0 not in`` that of ``all()``.
@@ -40,7 +40,7 @@ class Committer:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._endings = Endings(state)
+        self._stop_check = StopCheck(state)
         self._is_connected = state.transfers.has_connector
         self._registers = state.prefix_caching or self._is_connected
         self.num_accepted = _EMPTY
@@ -134,11 +134,11 @@ class Committer:
             return []
         table = self._state.table
         last = token_ids if len(token_ids) == len(slots) else token_ids[np.cumsum(counts) - 1]
-        ended = self._endings.ended(slots, last)
+        ended = self._stop_check.ended(slots, last)
         if 1 not in ended.tobytes():
             return []
         return [
-            self._endings.finish(table.sequence(slot), int(token))
+            self._stop_check.finish(table.sequence(slot), int(token))
             for slot, token in zip(slots[ended].tolist(), last[ended].tolist(), strict=True)
         ]
 
@@ -195,7 +195,7 @@ class Committer:
                 continue
             sequence.orphan_epoch = -1
             run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
-            adopted.append((slot, run, self._endings.adopt(sequence, run)))
+            adopted.append((slot, run, self._stop_check.adopt(sequence, run)))
         return adopted
 
     # ------------------------------------------------------------------------------------------------ blocks
@@ -267,8 +267,8 @@ def _moved(entry: TokenLogprobs, index: int) -> TokenLogprobs:
     )
 
 
-class Endings:
-    """Judges newest tokens of one engine's sequences.
+class StopCheck:
+    """Decides whether the newest tokens of sequences end them: end-of-sequence, stop token ids, length.
 
     Args:
         state: The engine's state; changed by all but :meth:`ended`.

@@ -22,7 +22,7 @@ from trencadis.records import Batch, Bucket, FinishedSequence, Int32Array, Reque
 if TYPE_CHECKING:
     from trencadis.engine.inspect.accounting import SubmittedStep
 
-__all__ = ["Decisions", "Life", "Preemption", "StepNotes", "Stop"]
+__all__ = ["Decisions", "RequestLifetime", "Preemption", "StepNotes", "Stop"]
 
 _EMPTY = np.empty(0, np.int32)
 _MAX_RANKS = 4096
@@ -143,17 +143,17 @@ class StepNotes:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Life:
-    """One request in the engine.
+class RequestLifetime:
+    """The time of one request in the engine.
 
     Attributes:
         request_id: Its id.
-        slot: Its slot, for life.
+        slot: Its slot.
         num_prompt_tokens: Of the request.
         arrival_s: Engine clock.
-        born: Number of the first note that may know it.
-        died: Number of the first note that cannot; very large while it lives.
-        finish_reason: Why it ended; empty while it lives.
+        born: Number of the first step record that may show it.
+        died: Number of the first step record that cannot; very large while it is in the engine.
+        finish_reason: Why it ended; empty before.
         num_output_tokens: What it had then.
         error: As its end says.
     """
@@ -180,8 +180,8 @@ class Decisions(Stage):
         self.num_steps = num_steps
         self._notes: deque[StepNotes] = deque(maxlen=num_steps)
         self._next = 0
-        self._newest: dict[str, Life] = {}
-        self._ended: deque[Life] = deque()
+        self._newest: dict[str, RequestLifetime] = {}
+        self._ended: deque[RequestLifetime] = deque()
 
     def end(self, notes: StepNotes) -> None:
         """Keep the notes of a plan; those of one that came to nothing only until the next, which has the same step."""
@@ -214,7 +214,7 @@ class Decisions(Stage):
     def added(self, request: Request, *, slot: int, now_s: float) -> None:
         """Note that a request waits."""
         if self.num_steps:
-            self._newest[request.request_id] = Life(
+            self._newest[request.request_id] = RequestLifetime(
                 request_id=request.request_id,
                 slot=slot,
                 num_prompt_tokens=len(request.prompt_token_ids),
@@ -243,18 +243,18 @@ class Decisions(Stage):
         """Notes of the kept steps, oldest first."""
         return tuple(self._notes)
 
-    def life(self, request_id: str) -> Life | None:
+    def life(self, request_id: str) -> RequestLifetime | None:
         """Return the newest request of that id, or None if it was never seen or is forgotten."""
         return self._newest.get(request_id)
 
-    def family(self, request_id: str) -> list[Life]:
+    def family(self, request_id: str) -> list[RequestLifetime]:
         """Return the requests that the engine ran for a client's: of that id, or of ids that begin with it and ``/`` or ``-``."""
         own = self._newest.get(request_id)
         if own is not None:
             return [own]
         return [life for name, life in self._newest.items() if name.startswith((f"{request_id}/", f"{request_id}-"))]
 
-    def lives(self) -> Iterator[Life]:
+    def lives(self) -> Iterator[RequestLifetime]:
         """Yield all that are known, those whose id was used again included."""
         yield from self._ended
         yield from (life for life in self._newest.values() if not life.finish_reason)

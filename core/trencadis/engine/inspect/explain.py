@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trencadis.engine.inspect.decisions import Decisions, Life, StepNotes
+from trencadis.engine.inspect.decisions import Decisions, RequestLifetime, StepNotes
 from trencadis.engine.sequences import SequenceState
 from trencadis.engine.state import EngineState
 from trencadis.errors import InvalidRequestError
@@ -53,7 +53,7 @@ def explain_request(request_id: str, decisions: Decisions, state: EngineState) -
     }
 
 
-def _explanation(life: Life, notes: tuple[StepNotes, ...], names: _Names, state: EngineState) -> Explanation:
+def _explanation(life: RequestLifetime, notes: tuple[StepNotes, ...], names: _Names, state: EngineState) -> Explanation:
     known = [one for one in notes if life.born <= one.number < life.died]
     where, num_output = "finished", life.num_output_tokens
     slot = state.slot_of.get(life.request_id)
@@ -77,7 +77,7 @@ class _Names:
     """Request ids by slot and time: a slot has many requests, one after the other."""
 
     def __init__(self, decisions: Decisions) -> None:
-        self._lives: dict[int, list[Life]] = defaultdict(list)
+        self._lives: dict[int, list[RequestLifetime]] = defaultdict(list)
         for life in decisions.lives():
             self._lives[life.slot].append(life)
 
@@ -87,7 +87,7 @@ class _Names:
         return next((life.request_id for life in lives if life.born <= number < life.died), "")
 
 
-def _spans(life: Life, notes: list[StepNotes], names: _Names) -> Iterator[Span]:
+def _spans(life: RequestLifetime, notes: list[StepNotes], names: _Names) -> Iterator[Span]:
     """Yield the steps, those of equal outcome as one."""
     span: Span | None = None
     for one in notes:
@@ -105,7 +105,7 @@ def _spans(life: Life, notes: list[StepNotes], names: _Names) -> Iterator[Span]:
         yield span
 
 
-def _span(life: Life, notes: StepNotes, verdict: Verdict, other: str) -> Span:
+def _span(life: RequestLifetime, notes: StepNotes, verdict: Verdict, other: str) -> Span:
     since_s = round(notes.now_s - life.arrival_s, 6)
     free = verdict.num_free if verdict.num_needed else notes.num_free_blocks
     return Span(
@@ -204,7 +204,7 @@ class Verdict:
     num_free: int = 0
 
 
-def verdict_of(life: Life, notes: StepNotes) -> Verdict:
+def verdict_of(life: RequestLifetime, notes: StepNotes) -> Verdict:
     """Return what a step did with a request that was in the engine when it was planned. Pure."""
     slot = life.slot
     index = _place(notes.slots, slot)
@@ -233,7 +233,7 @@ def verdict_of(life: Life, notes: StepNotes) -> Verdict:
     return _waiting(slot, notes)
 
 
-def _scheduled(life: Life, notes: StepNotes, index: int) -> Verdict:
+def _scheduled(life: RequestLifetime, notes: StepNotes, index: int) -> Verdict:
     start, count = int(notes.starts[index]), int(notes.counts[index])
     is_admitted = life.slot in notes.admitted
     outcome, reason = "prefill" if is_admitted or start < life.num_prompt_tokens else "decode", ""

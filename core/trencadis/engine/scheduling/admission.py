@@ -19,7 +19,7 @@ from trencadis.engine.state import EngineState
 from trencadis.interfaces import Lookup, SchedulerView
 from trencadis.records import BoolArray, FloatArray, Int32Array
 
-__all__ = ["Admission", "KeptOrder", "came_before"]
+__all__ = ["Admission", "CachedOrder", "came_before"]
 
 
 class _Outcome(enum.Enum):
@@ -48,7 +48,7 @@ class Admission:
     ) -> None:
         self._state = state
         self._policy = policy
-        self._order = KeptOrder(state.waiting, policy, is_waiting=state.is_waiting)
+        self._order = CachedOrder(state.waiting, policy, is_waiting=state.is_waiting)
         self._max_wait_s = max_wait_s
         self._watermark = int(state.blocks.num_blocks * watermark_ratio)
         self._watermark_used = 0
@@ -303,17 +303,17 @@ class Admission:
         return needed <= available
 
 
-class KeptOrder:
-    """Asks the policy for its order in every step, or, of ``n`` waiting sequences, in every ``n // per_step``-th.
+class CachedOrder:
+    """The policy's order of the waiting sequences; asked for in every step, or, of ``n``, in every ``n // per_step``-th.
 
-    Between, the order stands: those that left are left out, those that came since are behind, those put back to the front of
-    the queue are before. So what sorting costs a step does not grow with the queue; what it costs is that a newcomer to a
+    Between, the order stands: those that left are left out, those that came since come last, those put back to the front of
+    the queue come first. So the cost of sorting for a step does not grow with the queue; in exchange a newcomer to a
     queue of 100,000 finds its place some 24 steps late.
 
     Args:
-        queue: Who waits.
+        queue: The waiting sequences.
         policy: The guarded scheduling policy.
-        is_waiting: Tells of a slot whether it waits.
+        is_waiting: Returns whether the sequence of a slot waits.
         per_step: Sequences to sort for in a step, on average.
     """
 

@@ -23,7 +23,7 @@ from trencadis.errors import InternalError
 from trencadis.interfaces import SchedulerView, TokenSplit
 from trencadis.records import Drafts, FinishedSequence, FinishReason, Int32Array, Int64Array, Plan
 
-__all__ = ["GivingWay", "Scheduler"]
+__all__ = ["Preemptor", "Scheduler"]
 
 _EMPTY = np.empty(0, np.int32)
 # Of short arrays ``1 in mask.tobytes()`` takes a tenth of ``mask.any()``, and ``0 not in`` that of ``all()``.
@@ -57,7 +57,7 @@ class Scheduler:
         self._max_preemptions = max_preemptions
         self._views = ViewMaker(state)
         self.admission = Admission(state, policy, max_wait_s=max_wait_s)
-        self._giving_way = GivingWay(state, policy, self.admission, max_preemptions=max_preemptions)
+        self._preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
         self._decisions = decisions or Decisions()
         self._notes = StepNotes()
         self._loads = state.transfers.has_connector
@@ -97,7 +97,7 @@ class Scheduler:
         notes.saw(view)
         if len(state.waiting) and self._policy.preempts:
             order = self.admission.order(view)
-            self._preempted = self._giving_way.make_way(view, order)
+            self._preempted = self._preemptor.make_way(view, order)
             view = self._views.view()
         num_gave_way = len(self._preempted)
         active = state.running
@@ -391,14 +391,14 @@ def _constant(number: int, kind: type[np.generic]) -> Any:
     return ones
 
 
-class GivingWay:
-    """Preempts for the first in the policy's order, all that it takes or nobody.
+class Preemptor:
+    """Preempts running sequences for the first waiting one in the policy's order: as many as it takes, or none.
 
     Args:
         state: The engine's state; changed by :meth:`make_way`.
         policy: The guarded scheduling policy.
-        admission: Knows what a waiting sequence lacks.
-        max_preemptions: Sequences preempted as often never give way.
+        admission: Tells what a waiting sequence lacks.
+        max_preemptions: Sequences preempted as often are not preempted again.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ from trencadis.engine.sequences import Sequence
 from trencadis.engine.transfer.first_tokens import FirstTokens
 from trencadis.engine.transfer.guarded_connector import GuardedConnector
 from trencadis.engine.transfer.layer_loads import LayerLoads
-from trencadis.engine.transfer.parked_load import ParkedLoad
 from trencadis.engine.transfer.rank_quorum import RankQuorum
+from trencadis.engine.transfer.waiting_load import WaitingLoad
 from trencadis.faults import FaultLog, shown
 from trencadis.interfaces import Lookup
 from trencadis.records import ConnectorReport, FailedLoad, Int32Array, Request
@@ -92,7 +92,7 @@ class Transfers:
         self._layerwise = layerwise and connector is not None and connector.is_layerwise
         self.layered = LayerLoads()
         self.first_tokens = first_tokens or FirstTokens()
-        self._parked: dict[int, ParkedLoad] = {}
+        self._parked: dict[int, WaitingLoad] = {}
         self._held: dict[int, Int32Array] = {}
         self._held_until_s: dict[int, float] = {}
         self._has_news = False
@@ -218,7 +218,7 @@ class Transfers:
         assert self._connector is not None, "only a connector's hit parks a sequence"
         ticket = found.ticket
         sequence.ticket, sequence.park_deadline_s = ticket, now_s + min(self._load_timeout_s, found.timeout_s)
-        load = self._parked[ticket] = ParkedLoad(
+        load = self._parked[ticket] = WaitingLoad(
             sequence=sequence, blocks=blocks, first=span[0], last=span[1], is_approximate=found.approximate
         )
         self.num_loads += 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from trencadis.records import Int32Array
 from trencadis_kv.connectors.blend.index import Tenant, chunk_key
-from trencadis_kv.connectors.blend.messages import KeepOrder
+from trencadis_kv.connectors.blend.messages import SaveChunkOrder
 from trencadis_kv.connectors.blend.prompt import PIECE_TOKENS, PromptTokens
 from trencadis_kv.store.bounded import BoundedDict
 
@@ -136,14 +136,14 @@ class WantedChunks:
                     work += _NOTED_WORK + _BLOCK_WORK * len(hashes)
                 yield work
 
-    def computed(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> list[KeepOrder]:
+    def computed(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> list[SaveChunkOrder]:
         """Return what of computed blocks is to be kept."""
-        orders: dict[int, KeepOrder] = {}
+        orders: dict[int, SaveChunkOrder] = {}
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             for chunk, place in self._of_block.get(block_hash, {}).values():
                 order = orders.get(chunk.number)
                 if order is None:
-                    order = orders[chunk.number] = KeepOrder(
+                    order = orders[chunk.number] = SaveChunkOrder(
                         chunk.number,
                         chunk.key,
                         len(chunk.token_ids),

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from trencadis.interfaces import ComponentContext
 from trencadis.interfaces.block_store import BlockStore
 from trencadis_kv.connectors.blend.config import BlendConfig
-from trencadis_kv.connectors.blend.desk import BlendDesk
 from trencadis_kv.connectors.blend.index import ChunkIndex
 from trencadis_kv.connectors.blend.scheduler import BlendScheduler
+from trencadis_kv.connectors.blend.shared import BlendShared
 from trencadis_kv.connectors.blend.windows import WindowHash
 from trencadis_kv.connectors.blend.worker import BlendWorker
 from trencadis_kv.connectors.host_offload.host_memory import HostMemory, HostStore
@@ -50,7 +50,7 @@ def blend_connector(
         config: Its table.
         context: Of the component's factory.
     """
-    desk = BlendDesk(
+    shared = BlendShared(
         config=config,
         clock=context.clock,
         identity=context.model.identity if context.model is not None else "",
@@ -59,7 +59,7 @@ def blend_connector(
     )
     index = ChunkIndex(WindowHash(config.min_chunk_tokens), max_chunks=_MAX_CHUNKS)
     return StoreConnector(
-        scheduler=BlendScheduler(desk, index, encode=lambda text: context.vocabulary().encode(text)),
-        worker=BlendWorker(desk),
+        scheduler=BlendScheduler(shared, index, encode=lambda text: context.vocabulary().encode(text)),
+        worker=BlendWorker(shared),
         with_stores=lambda wrap: blend_connector(lambda: wrap(make_store()), config, context),
     )

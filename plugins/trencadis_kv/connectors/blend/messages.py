@@ -7,12 +7,12 @@ import msgspec
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 
-__all__ = ["BlendOrders", "ChunkPlace", "FillOrder", "KeepOrder", "decode_orders", "encode_orders"]
+__all__ = ["BlendOrders", "ChunkPlace", "AssembleOrder", "SaveChunkOrder", "decode_orders", "encode_orders"]
 
 _VERSION = 1
 
 
-class KeepOrder(msgspec.Struct, frozen=True, array_like=True):
+class SaveChunkOrder(msgspec.Struct, frozen=True, array_like=True):
     """Copy blocks that belong to a chunk; it is kept once all of them were copied. They may be overwritten once the step begins.
 
     Attributes:
@@ -52,7 +52,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int
 
 
-class FillOrder(msgspec.Struct, frozen=True, array_like=True):
+class AssembleOrder(msgspec.Struct, frozen=True, array_like=True):
     """Fill blocks with chunks.
 
     Attributes:
@@ -83,8 +83,8 @@ class BlendOrders(msgspec.Struct, frozen=True, array_like=True):
     """
 
     version: int = _VERSION
-    keeps: list[KeepOrder] = []
-    fills: list[FillOrder] = []
+    keeps: list[SaveChunkOrder] = []
+    fills: list[AssembleOrder] = []
     cancels: list[int] = []
 
 

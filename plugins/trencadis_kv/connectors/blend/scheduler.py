@@ -20,13 +20,13 @@ from trencadis.interfaces import (
 )
 from trencadis.records import ConnectorReport, KVLayout, Request, TransferCause
 from trencadis_kv.connectors.blend.chunks import WantedChunks
-from trencadis_kv.connectors.blend.desk import BlendDesk
 from trencadis_kv.connectors.blend.index import ChunkIndex, Tenant
 from trencadis_kv.connectors.blend.lookups import BlendLookups, PromptScan
-from trencadis_kv.connectors.blend.messages import BlendOrders, ChunkPlace, FillOrder, encode_orders
+from trencadis_kv.connectors.blend.messages import AssembleOrder, BlendOrders, ChunkPlace, encode_orders
 from trencadis_kv.connectors.blend.params import blend_ratio_of, wants_blend
 from trencadis_kv.connectors.blend.prompt import FoundPart
 from trencadis_kv.connectors.blend.share import BlendShare
+from trencadis_kv.connectors.blend.shared import BlendShared
 from trencadis_kv.store.bounded import BoundedDict
 
 __all__ = ["BlendScheduler"]
@@ -67,13 +67,13 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
     """Finds and decides.
 
     Args:
-        desk: Of the connector.
+        shared: Of the connector.
         index: Of chunks that are kept.
         encode: Returns the tokens of a text; may take a while.
     """
 
-    def __init__(self, desk: BlendDesk, index: ChunkIndex, *, encode: Callable[[str], Sequence[int]]) -> None:
-        self._desk = desk
+    def __init__(self, shared: BlendShared, index: ChunkIndex, *, encode: Callable[[str], Sequence[int]]) -> None:
+        self._shared = shared
         self._index = index
         self._encode = encode
         self._wanted: WantedChunks | None = None
@@ -88,7 +88,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
 
     def on_ready(self, layout: KVLayout) -> None:
         """Learn the size of a block, and read the separator."""
-        config = self._desk.config
+        config = self._shared.config
         self._block_size = layout.block_size
         self._share = BlendShare(num_layers=max(1, len({part.layer for part in layout.parts})))
         self._wanted = WantedChunks(
@@ -105,7 +105,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         """Want the prompt's chunks, and find those that are there if the request asks for it: pending while that goes on."""
         self._take_news(_MAX_NEWS // 4)
         lookups, asks = self._lookups, wants_blend(request.transfer_params)
-        if lookups is None or not self._desk.token_bytes or not (asks or self._desk.config.saves == "all"):
+        if lookups is None or not self._shared.token_bytes or not (asks or self._shared.config.saves == "all"):
             return Lookup()
         ratio = self._ratio(request) if asks else None
         if ratio is None:
@@ -121,7 +121,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         plan = self._filling[ticket] = self._plans.pop(ticket)
         token_bytes = plan.scan.tokens.array[: plan.part.end].astype("<i4").tobytes()
         self._orders.fills.append(
-            FillOrder(ticket, token_bytes, plan.num_exact, list(blocks), list(plan.part.places), plan.ratio)
+            AssembleOrder(ticket, token_bytes, plan.num_exact, list(blocks), list(plan.part.places), plan.ratio)
         )
 
     def on_unused(self, ticket: int) -> None:
@@ -151,7 +151,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         self._orders.fills[:] = [fill for fill in self._orders.fills if fill.ticket != ticket]
         self._orders.cancels.append(ticket)
         if self._filling.pop(ticket, None) is not None:
-            self._desk.counters.failed(TransferCause.CANCELLED)
+            self._shared.counters.failed(TransferCause.CANCELLED)
 
     def take_message(self) -> bytes:
         """Return the orders, and learn from prompts. Fills can wait for the next message, blocks to be kept cannot."""
@@ -174,23 +174,23 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Learn what computing takes, and from prompts."""
-        self._desk.cost.computed(num_tokens=num_tokens, seconds=device_s)
+        self._shared.cost.computed(num_tokens=num_tokens, seconds=device_s)
         self._learn()
 
     def metrics(self) -> str:
         """Return the counts."""
-        return self._desk.counters.text()
+        return self._shared.counters.text()
 
     def _take_news(self, limit: int) -> None:
-        desk, wanted = self._desk, self._wanted
-        while desk.blended:
-            ticket, seconds = desk.blended.popleft()
+        shared, wanted = self._shared, self._wanted
+        while shared.blended:
+            ticket, seconds = shared.blended.popleft()
             plan = self._filling.get(ticket)
             if plan is not None:
                 self._share.took(predicted_s=plan.predicted_s, seconds=seconds)
-        while wanted is not None and limit > 0 and (desk.kept or desk.lost):
-            is_kept = bool(desk.kept)
-            chunk = wanted.take((desk.kept if is_kept else desk.lost).popleft())
+        while wanted is not None and limit > 0 and (shared.kept or shared.lost):
+            is_kept = bool(shared.kept)
+            chunk = wanted.take((shared.kept if is_kept else shared.lost).popleft())
             limit -= _CHUNK_NEWS
             if chunk is not None:
                 limit -= len(chunk.hashes)
@@ -222,33 +222,33 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
 
         With a share of 1 blending would save nothing, and mark KV as approximate that is exact.
         """
-        ratio = blend_ratio_of(request.transfer_params, self._desk.config.ratio)
+        ratio = blend_ratio_of(request.transfer_params, self._shared.config.ratio)
         if ratio is None:
             logger.info("Request %s: blend_ratio is no number from 0 to 1; it is computed.", request.request_id)
         if ratio is None or ratio == 1.0:
-            self._desk.counters.looked_up("declined")
+            self._shared.counters.looked_up("declined")
             return None
         return ratio
 
     def _answer(self, request: Request, scan: PromptScan, num_local_tokens: int, ratio: float) -> Lookup:
-        desk = self._desk
+        shared = self._shared
         plan = self._plan(scan, num_local_tokens, ratio)
         if plan is None:
-            desk.counters.looked_up("miss")
+            shared.counters.looked_up("miss")
             return Lookup()
         plan, view = self._predicted(request, plan)
-        wait_s = desk.policy.admits_load(view)
+        wait_s = shared.policy.admits_load(view)
         if wait_s <= 0.0:
-            desk.counters.looked_up("declined")
+            shared.counters.looked_up("declined")
             return Lookup()
-        desk.counters.looked_up("hit")
+        shared.counters.looked_up("hit")
         ticket = next(self._tickets)
         self._plans[ticket] = plan
         return Lookup(num_tokens=plan.part.end, ticket=ticket, timeout_s=wait_s, approximate=True)
 
     def _plan(self, scan: PromptScan, num_exact: int, ratio: float) -> _Plan | None:
         """Return how a prompt can be put together, up to the last full block that chunks reach; None if too little is there."""
-        config = self._desk.config
+        config = self._shared.config
         part = scan.found.part(num_exact, block_size=self._block_size)
         if part is None:
             return None
@@ -258,13 +258,13 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
 
     def _predicted(self, request: Request, plan: _Plan) -> tuple[_Plan, LoadView]:
         """Return the plan with what it is to take, and what the policy is asked."""
-        desk, num_tokens = self._desk, plan.part.end - plan.num_exact
+        shared, num_tokens = self._shared, plan.part.end - plan.num_exact
         num_free = plan.part.num_late_tokens
         num_anew = num_tokens - num_free + plan.ratio * num_free
-        num_bytes = plan.part.num_read_tokens * desk.token_bytes
-        compute_s = desk.cost.compute_s(num_tokens)
+        num_bytes = plan.part.num_read_tokens * shared.token_bytes
+        compute_s = shared.cost.compute_s(num_tokens)
         blend_s = compute_s * self._share.of(num_anew / num_tokens)
-        read_s = desk.cost.load_s(num_bytes, call_bytes=_READ_BYTES)
+        read_s = shared.cost.load_s(num_bytes, call_bytes=_READ_BYTES)
         view = LoadView(
             request=request,
             num_tokens=num_tokens,
@@ -272,6 +272,6 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             num_bytes=num_bytes,
             load_s=blend_s + (0.0 if math.isnan(read_s) else read_s),
             compute_s=compute_s,
-            timeout_s=desk.config.load_timeout_s,
+            timeout_s=shared.config.load_timeout_s,
         )
         return attrs.evolve(plan, predicted_s=blend_s), view

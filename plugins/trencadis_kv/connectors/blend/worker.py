@@ -7,11 +7,11 @@ import logging
 from trencadis.errors import TrencadisError
 from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.records import ConnectorReport
-from trencadis_kv.connectors.blend.desk import BlendDesk
-from trencadis_kv.connectors.blend.fills import ChunkFiller
-from trencadis_kv.connectors.blend.keeps import ChunkKeeper
+from trencadis_kv.connectors.blend.chunk_assemblies import ChunkAssembler
+from trencadis_kv.connectors.blend.chunk_saves import ChunkSaver
 from trencadis_kv.connectors.blend.messages import decode_orders
 from trencadis_kv.connectors.blend.objects import ChunkObjects
+from trencadis_kv.connectors.blend.shared import BlendShared
 
 __all__ = ["BlendWorker"]
 
@@ -22,13 +22,13 @@ class BlendWorker(KVWorkerSide):
     """Copies chunks out, reads them, and lets the backend blend them.
 
     Args:
-        desk: Of the connector.
+        shared: Of the connector.
     """
 
-    def __init__(self, desk: BlendDesk) -> None:
-        self._desk = desk
-        self._keeper: ChunkKeeper | None = None
-        self._filler: ChunkFiller | None = None
+    def __init__(self, shared: BlendShared) -> None:
+        self._shared = shared
+        self._keeper: ChunkSaver | None = None
+        self._filler: ChunkAssembler | None = None
 
     def register(self, kv_cache: KVPool) -> None:
         """Take the device's blocks; where nothing blends, say so once, and do nothing from then on."""
@@ -42,10 +42,10 @@ class BlendWorker(KVWorkerSide):
                 "The KV connector blend has nothing to do: %s. Every request is computed.", reason.rstrip(".")
             )
             return
-        objects = ChunkObjects(kv_cache.layout, identity=self._desk.identity, token_bytes=blender.token_bytes)
-        self._keeper = ChunkKeeper(self._desk, kv_cache, blender, objects)
-        self._filler = ChunkFiller(self._desk, blender, objects)
-        self._desk.token_bytes = blender.token_bytes
+        objects = ChunkObjects(kv_cache.layout, identity=self._shared.identity, token_bytes=blender.token_bytes)
+        self._keeper = ChunkSaver(self._shared, kv_cache, blender, objects)
+        self._filler = ChunkAssembler(self._shared, blender, objects)
+        self._shared.token_bytes = blender.token_bytes
 
     def begin_step(self, message: bytes) -> None:
         """Copy out what is to be kept, then give up, begin and go on with fills."""
@@ -73,11 +73,11 @@ class BlendWorker(KVWorkerSide):
         Args:
             timeout_s: Seconds of real time.
         """
-        return self._desk.activity.wait_idle(timeout_s)
+        return self._shared.activity.wait_idle(timeout_s)
 
     def close(self) -> None:
         """End the threads, and let go of the model."""
-        timeout_s = self._desk.config.close_timeout_s
+        timeout_s = self._shared.config.close_timeout_s
         keeper, self._keeper = self._keeper, None
         filler, self._filler = self._filler, None
         if filler is not None:

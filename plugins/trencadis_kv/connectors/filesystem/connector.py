@@ -13,7 +13,7 @@ from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.filesystem.config import FilesystemConfig
-from trencadis_kv.connectors.filesystem.room import FilesystemRoom
+from trencadis_kv.connectors.filesystem.disk_quota import DiskQuota
 from trencadis_kv.store.object_directory import ObjectDirectory
 from trencadis_kv.store.store_connector import store_connector
 
@@ -36,7 +36,7 @@ def make_filesystem(config: FilesystemConfig, context: ComponentContext) -> Conn
     """Return the connector over the directory that the config names."""
     path = Path(config.path).expanduser() if config.path else default_path()
     directory = ObjectDirectory(path.absolute(), fsync=config.fsync, trust_others=config.trust_others)
-    room = FilesystemRoom(
+    room = DiskQuota(
         directory,
         max_bytes=config.max_bytes,
         low_water_ratio=config.low_water_ratio,
@@ -57,7 +57,7 @@ class FilesystemStore(BlockStore):
         room: How much of it may be used; shared by all stores of an engine.
     """
 
-    def __init__(self, directory: ObjectDirectory, room: FilesystemRoom) -> None:
+    def __init__(self, directory: ObjectDirectory, room: DiskQuota) -> None:
         self._directory = directory
         self._room = room
         self._is_checked = False

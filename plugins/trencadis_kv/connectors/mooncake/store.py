@@ -12,7 +12,7 @@ from trencadis.records import TransferCause
 from trencadis_kv.connectors.mooncake.client import MooncakeClient, replication
 from trencadis_kv.connectors.mooncake.config import MooncakeConfig
 from trencadis_kv.connectors.mooncake.errors import ABSENT, EXISTS, FULL, MISSING, transfer_error
-from trencadis_kv.connectors.mooncake.lane import Lane
+from trencadis_kv.connectors.mooncake.io_worker import IOWorker
 from trencadis_kv.store.bounded import BoundedDict
 
 __all__ = ["BadKeys", "MooncakeStore"]
@@ -59,7 +59,7 @@ class MooncakeStore(BlockStore):
         self._client = client
         self._bad = bad
         self._config = config
-        self._lane: Lane | None = None
+        self._io_worker: IOWorker | None = None
         self._is_closed = False
         client.open()
 
@@ -121,26 +121,26 @@ class MooncakeStore(BlockStore):
 
     def interrupt(self) -> None:
         """Leave a call behind that another thread is waiting in."""
-        lane = self._lane
-        if lane is not None:
-            lane.interrupt()
+        io_worker = self._io_worker
+        if io_worker is not None:
+            io_worker.interrupt()
 
     def close(self) -> None:
         """Give the memory up."""
         if self._is_closed:
             return
         self._is_closed = True
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.close()
+        io_worker, self._io_worker = self._io_worker, None
+        if io_worker is not None:
+            io_worker.close()
         self._client.close()
 
     def _get(self, keys: Sequence[str], targets: Sequence[memoryview]) -> list[int]:
         sizes = [len(target) for target in targets]
-        lane, offsets = self._room(sizes)
-        addresses = [lane.address + offset for offset in offsets]
+        io_worker, offsets = self._room(sizes)
+        addresses = [io_worker.address + offset for offset in offsets]
         found = self._call(lambda library: library.batch_get_into(list(keys), addresses, sizes))
-        data = lane.data.data
+        data = io_worker.data.data
         result = []
         for key, code, target, offset in zip(keys, found, targets, offsets, strict=True):
             if code >= 0:
@@ -153,8 +153,8 @@ class MooncakeStore(BlockStore):
         return result
 
     def _put(self, keys: Sequence[str], objects: Sequence[Sequence[memoryview]], sizes: Sequence[int]) -> int:
-        lane, offsets = self._room(sizes)
-        data = lane.data.data
+        io_worker, offsets = self._room(sizes)
+        data = io_worker.data.data
         for pieces, offset in zip(objects, offsets, strict=True):
             at = offset
             for piece in pieces:
@@ -165,7 +165,7 @@ class MooncakeStore(BlockStore):
             some = [i for i, key in enumerate(keys) if (key in self._bad) == are_bad]
             if not some:
                 continue
-            words = [keys[i] for i in some], [lane.address + offsets[i] for i in some], [sizes[i] for i in some]
+            words = [keys[i] for i in some], [io_worker.address + offsets[i] for i in some], [sizes[i] for i in some]
             how = "batch_upsert_from" if are_bad else "batch_put_from"
             codes = self._call(lambda library, how=how, words=words: getattr(library, how)(*words, copies))  # type: ignore[misc]
             if not self._are_kept(words[0], codes):
@@ -184,25 +184,25 @@ class MooncakeStore(BlockStore):
                 raise transfer_error(code, self._config.master)
         return are_whole
 
-    def _room(self, sizes: Sequence[int]) -> tuple[Lane, list[int]]:
-        """Return a lane with room for objects, and where each goes."""
+    def _room(self, sizes: Sequence[int]) -> tuple[IOWorker, list[int]]:
+        """Return an I/O worker with room for objects, and where each goes."""
         offsets, end = [], 0
         for size in sizes:
             offsets.append(end)
             end += size
         return self._find_lane(end), offsets
 
-    def _find_lane(self, num_bytes: int = 0) -> Lane:
+    def _find_lane(self, num_bytes: int = 0) -> IOWorker:
         if self._is_closed:
             raise TransferError("The connection to Mooncake was closed.", cause=TransferCause.CANCELLED)
-        lane = self._lane
-        if lane is not None and (lane.is_left or lane.data.nbytes < num_bytes):
-            lane.close()
-            lane = None
-        if lane is None:
+        io_worker = self._io_worker
+        if io_worker is not None and (io_worker.is_left or io_worker.data.nbytes < num_bytes):
+            io_worker.close()
+            io_worker = None
+        if io_worker is None:
             size = max(num_bytes, self._config.buffer_bytes)
-            lane = self._lane = Lane(self._client.library(), size, left=self._client.left)
-        return lane
+            io_worker = self._io_worker = IOWorker(self._client.library(), size, left=self._client.left)
+        return io_worker
 
     def _call(self, call: Callable[[Any], T]) -> T:
         return self._find_lane().run(call, timeout_s=self._config.io_timeout_s)

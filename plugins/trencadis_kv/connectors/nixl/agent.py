@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.nixl.config import NixlConfig
-from trencadis_kv.connectors.nixl.pump import Pump
+from trencadis_kv.connectors.nixl.progress_thread import ProgressThread
 
 __all__ = ["NixlAgent", "check_package"]
 
@@ -99,7 +99,7 @@ class NixlAgent:
         self._free = list(range(num_pieces))
         self._undone: list[tuple[Any, int]] = []
         self._others: dict[bytes, str] = {}
-        self.pump = Pump(self._progress)
+        self.pump = ProgressThread(self._progress)
         self.num_users = self.num_lost = 0
 
     @property

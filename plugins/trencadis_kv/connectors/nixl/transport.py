@@ -17,7 +17,7 @@ from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.nixl.agent import NixlAgent, check_package, tell_ucx
 from trencadis_kv.connectors.nixl.config import NixlConfig
-from trencadis_kv.connectors.p2p.transport import Flight, Landing, Transport
+from trencadis_kv.connectors.p2p.transport import Flight, ReceiveBuffer, Transport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ _LOST_RATIO: Final = 0.25
 
 
 class _Target(msgspec.Struct, array_like=True):
-    """Where a landing is."""
+    """Where a receive_buffer is."""
 
     metadata: bytes
     addresses: list[int]
@@ -75,7 +75,7 @@ class NixlTransport(Transport):
                 hint="Correct kv_connector.nixl.transports and devices, and the variables UCX_* of the environment.",
             ) from error
 
-    def landing(self) -> Landing | None:
+    def receive_buffer(self) -> ReceiveBuffer | None:
         """Return memory for a pull."""
         with self._lock:
             agent = self._agent
@@ -83,16 +83,16 @@ class NixlTransport(Transport):
             if agent is None or not pieces:
                 return None
             agent.num_users += 1
-        return _NixlLanding(self, agent, pieces)
+        return _NixlReceiveBuffer(self, agent, pieces)
 
     def flight(self, target: bytes) -> Flight | None:
-        """Return a way to a landing."""
+        """Return a way to a receive buffer."""
         try:
             found = msgspec.msgpack.decode(target, type=_Target)
         except msgspec.MsgspecError as error:
-            raise TransferError(f"A landing cannot be read: {error}.", cause=TransferCause.CORRUPT) from None
+            raise TransferError(f"A receive_buffer cannot be read: {error}.", cause=TransferCause.CORRUPT) from None
         if found.block_bytes != self._block_bytes or found.num_rows < 1 or not found.addresses:
-            raise TransferError("A landing is for blocks of another kind.", cause=TransferCause.CORRUPT)
+            raise TransferError("A receive_buffer is for blocks of another kind.", cause=TransferCause.CORRUPT)
         with self._lock:
             agent = self._agent
             pieces = [] if agent is None else agent.take(1)
@@ -152,7 +152,7 @@ class NixlTransport(Transport):
             agent.close()
 
 
-class _NixlLanding(Landing):
+class _NixlReceiveBuffer(ReceiveBuffer):
     """Two pieces of an agent's memory."""
 
     via = NixlTransport.name

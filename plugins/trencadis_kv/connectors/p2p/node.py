@@ -18,7 +18,7 @@ from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
 from trencadis_kv.connectors.p2p.server import BlockServer
 from trencadis_kv.connectors.p2p.transport import Transport
 from trencadis_kv.store.cost import CostModel
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.identity import compat_id
 from trencadis_kv.store.pace import Pace
 from trencadis_kv.store.pool_access import PoolAccess
@@ -70,7 +70,7 @@ class Node:
         codec: KVCodec | None = None,
     ) -> None:
         self.config = config
-        self._codec = codec or AsTheyAre()
+        self._codec = codec or IdentityCodec()
         self.transport = transport
         self.engine = uuid.uuid4().hex
         self.holds = Holds(

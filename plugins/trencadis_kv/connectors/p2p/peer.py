@@ -13,7 +13,7 @@ from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p.layers import LayerSink
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.push import Push
-from trencadis_kv.connectors.p2p.transport import Landing
+from trencadis_kv.connectors.p2p.transport import ReceiveBuffer
 from trencadis_kv.store.format import HEADER_BYTES, unsealed, verify
 from trencadis_kv.wire.handshake import Identity, greet
 from trencadis_kv.wire.socket_buffers import set_buffer
@@ -84,7 +84,7 @@ class PeerConnection:
 
     Attributes:
         engine: Id of the producer.
-        num_placed: Blocks that were taken from a landing.
+        num_placed: Blocks that were taken from a receive buffer.
 
     Raises:
         TransferError: As of :func:`trencadis_kv.wire.handshake.greet`, or ``unreachable``.
@@ -118,7 +118,7 @@ class PeerConnection:
         *,
         num_rows: int,
         timeout_s: float,
-        landing: Landing | None = None,
+        receive_buffer: ReceiveBuffer | None = None,
         by_layer: LayerSink | None = None,
         rests: Rests = NO_RESTS,
     ) -> None:
@@ -130,7 +130,7 @@ class PeerConnection:
                 overwritten afterwards.
             num_rows: Blocks that are taken at once.
             timeout_s: For all of them.
-            landing: Where the producer may write them to, if it has that way, too.
+            receive_buffer: Where the producer may write them to, if it has that way, too.
             by_layer: Where their layers go, if the producer can send them one after the other; ``take`` is not called then.
             rests: Says when to rest between two calls of ``take``.
 
@@ -139,7 +139,7 @@ class PeerConnection:
                 as of :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
-        via, target = ("", b"") if landing is None else (landing.via, landing.target)
+        via, target = ("", b"") if receive_buffer is None else (receive_buffer.via, receive_buffer.target)
         ask = Pull(
             ticket=self._prefix.ticket, hashes=list(hashes), via=via, target=target, by_layer=by_layer is not None
         )
@@ -150,11 +150,11 @@ class PeerConnection:
             return
         rows = np.empty((min(num_rows, max(1, len(hashes))), self._me.block_bytes), np.uint8)
         num_taken = num_pending = 0
-        pieces = _Pieces(self._stream, 0 if landing is None else landing.num_pieces, rests)
+        pieces = _Pieces(self._stream, 0 if receive_buffer is None else receive_buffer.num_pieces, rests)
         try:
             while True:
-                if landing is not None and isinstance(answer, Placed):
-                    num_taken += self._take_placed(answer, landing, hashes[num_taken:], take, num_taken)
+                if receive_buffer is not None and isinstance(answer, Placed):
+                    num_taken += self._take_placed(answer, receive_buffer, hashes[num_taken:], take, num_taken)
                     pieces.was_taken(answer.index, is_last=num_taken == len(hashes))
                 elif isinstance(answer, int):
                     index = num_taken + num_pending
@@ -174,8 +174,8 @@ class PeerConnection:
             # What is verified is good, also if the next one is not.
             if num_pending:
                 take(num_taken, rows[:num_pending])
-        if landing is not None and isinstance(answer, (Commit, Abort)):
-            landing.is_quiet = True
+        if receive_buffer is not None and isinstance(answer, (Commit, Abort)):
+            receive_buffer.is_quiet = True
         self._check_end(answer, num_sent=num_taken + num_pending, num_wanted=len(hashes))
 
     def renew(self, *, timeout_s: float) -> bool:
@@ -285,16 +285,16 @@ class PeerConnection:
     def _take_placed(
         self,
         placed: Placed,
-        landing: Landing,
+        receive_buffer: ReceiveBuffer,
         hashes: Sequence[bytes],
         take: Callable[[int, NDArray[np.uint8]], None],
         first: int,
     ) -> int:
-        """Take the blocks that lie in a piece of the landing, up to the first that is not right; returns how many."""
+        """Take the blocks that lie in a piece of the receive_buffer, up to the first that is not right; returns how many."""
         num_placed = len(placed.headers)
-        if not 0 < num_placed <= len(hashes) or not landing.holds(placed.index, num_placed):
+        if not 0 < num_placed <= len(hashes) or not receive_buffer.holds(placed.index, num_placed):
             raise TransferError(f"{num_placed} blocks were placed that nobody asked for.", cause=TransferCause.CORRUPT)
-        rows = landing.rows(placed.index)[:num_placed]
+        rows = receive_buffer.rows(placed.index)[:num_placed]
         num_good = 0
         try:
             for header, row, block_hash in zip(placed.headers, rows, hashes, strict=False):
@@ -342,7 +342,7 @@ class PeerConnection:
 
 
 class _Pieces:
-    """Gives pieces of a landing back to the producer: at once; where the pull gives way, one at a time, and none before a rest.
+    """Gives pieces of a receive buffer back to the producer: at once; where the pull gives way, one at a time, and none before a rest.
 
     Ends that work at the same time take two processors from who needs them. What was written long before it is read has left the
     processors' caches, and is fetched from memory once more.

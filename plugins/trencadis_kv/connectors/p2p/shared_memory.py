@@ -29,7 +29,7 @@ import numpy as np
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.p2p.transport import Flight, Landing, Transport
+from trencadis_kv.connectors.p2p.transport import Flight, ReceiveBuffer, Transport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +48,7 @@ _NUM_PIECES: Final = 2
 
 
 class _Target(msgspec.Struct, array_like=True):
-    """Where a landing is."""
+    """Where a receive_buffer is."""
 
     machine: str
     process: int
@@ -83,7 +83,7 @@ class SharedMemory(Transport):
 
     Args:
         machine: What only processes that see each other have in common.
-        num_landings: Most landings at once.
+        num_landings: Most receive_buffers at once.
     """
 
     name = "shared memory"
@@ -100,29 +100,29 @@ class SharedMemory(Transport):
         """Note the size of a block; memory is taken with the first pull."""
         self._block_bytes = block_bytes
 
-    def landing(self) -> Landing | None:
+    def receive_buffer(self) -> ReceiveBuffer | None:
         """Return memory for a pull; None where there is none left."""
         with self._lock:
             if self._is_closed or (not self._free and not self._num_left):
                 return None
             if self._free:
-                return _SharedLanding(self, self._free.pop())
+                return _SharedReceiveBuffer(self, self._free.pop())
             self._num_left -= 1
         try:
-            return _SharedLanding(self, _Memory(self._machine, block_bytes=self._block_bytes))
+            return _SharedReceiveBuffer(self, _Memory(self._machine, block_bytes=self._block_bytes))
         except OSError:  # no memory, or no descriptor
             with self._lock:
                 self._num_left += 1
             return None
 
     def flight(self, target: bytes) -> Flight | None:
-        """Return a way to a landing; None if this process cannot see it."""
+        """Return a way to a receive buffer; None if this process cannot see it."""
         try:
             found = msgspec.msgpack.decode(target, type=_Target)
         except msgspec.MsgspecError as error:
-            raise TransferError(f"A landing cannot be read: {error}.", cause=TransferCause.CORRUPT) from None
+            raise TransferError(f"A receive_buffer cannot be read: {error}.", cause=TransferCause.CORRUPT) from None
         if found.block_bytes != self._block_bytes or found.num_rows < 1 or found.num_pieces < 1:
-            raise TransferError("A landing is for blocks of another kind.", cause=TransferCause.CORRUPT)
+            raise TransferError("A receive_buffer is for blocks of another kind.", cause=TransferCause.CORRUPT)
         memory = _opened(found) if found.machine == self._machine else None
         return None if memory is None else _SharedFlight(found.pieces(memory))
 
@@ -181,7 +181,7 @@ class _Memory:
         os.close(self._descriptor)
 
 
-class _SharedLanding(Landing):
+class _SharedReceiveBuffer(ReceiveBuffer):
     """Memory, for one pull."""
 
     via = SharedMemory.name

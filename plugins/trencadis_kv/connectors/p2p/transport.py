@@ -4,7 +4,7 @@ The connection says what is to be moved, and what was. The producer writes block
 the consumer verifies them there, and only then are they the device's::
 
     consumer                                            producer
-    lends pieces of a landing   ── PULL (target) ─▶     reads blocks from its device
+    lends pieces of a receive buffer   ── PULL (target) ─▶     reads blocks from its device
                                                  ◀═══   writes them to a piece
     verifies, takes them        ◀─ PLACED (piece) ──
                                 ── TAKEN (piece) ─▶     may write to it again
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Flight", "Landing", "Transport"]
+__all__ = ["Flight", "ReceiveBuffer", "Transport"]
 
 
-class Landing(ABC):
+class ReceiveBuffer(ABC):
     """Pieces of memory that one producer may write to, for one pull.
 
     Attributes:
         via: Name of the transport.
         target: What the producer has to know.
         num_pieces: How many.
-        is_quiet: The producer has said that it writes no more; set by who asked for the landing.
+        is_quiet: The producer has said that it writes no more; set by who asked for the receive buffer.
     """
 
     via: str
@@ -59,10 +59,10 @@ class Landing(ABC):
 
 
 class Flight(ABC):
-    """A producer's way to one landing; a context manager that closes it.
+    """A producer's way to one receive buffer; a context manager that closes it.
 
     Attributes:
-        num_pieces: Of the landing.
+        num_pieces: Of the receive buffer.
     """
 
     num_pieces: int
@@ -121,15 +121,15 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def landing(self) -> Landing | None:
+    def receive_buffer(self) -> ReceiveBuffer | None:
         """Return memory for a pull; None if there is none now, so that the bytes go over the connection."""
 
     @abstractmethod
     def flight(self, target: bytes) -> Flight | None:
-        """Return a way to a landing; None if there is no memory now, so that the bytes go over the connection.
+        """Return a way to a receive buffer; None if there is no memory now, so that the bytes go over the connection.
 
         Args:
-            target: Of the landing.
+            target: Of the receive buffer.
 
         Raises:
             TransferError: ``corrupt``: it is none.

@@ -270,20 +270,20 @@ class _Pull:
             most_bytes = TAKEN_BYTES if pool.any_thread else config.max_bytes_per_step
             num_rows = max(1, most_bytes // identity.block_bytes)
             sink = None if self.arrivals is None else LayerSink(layout=pool.layout, take=self._take_layer)
-            landing = None if node.transport is None or sink is not None else node.transport.landing()
+            receive_buffer = None if node.transport is None or sink is not None else node.transport.receive_buffer()
             try:
                 connection.pull(
                     self.order.hashes[first:],
                     lambda index, rows: self._take(first + index, rows),
                     num_rows=num_rows,
                     timeout_s=config.pull_timeout_s,
-                    landing=landing,
+                    receive_buffer=receive_buffer,
                     by_layer=sink,
                     rests=self,
                 )
             finally:
-                if landing is not None:
-                    landing.close()
+                if receive_buffer is not None:
+                    receive_buffer.close()
             self._count()
             node.metrics.ended(time.monotonic() - self._started_s)
             try:

@@ -18,7 +18,7 @@ from trencadis_testing.driver import BackendDriver, Work
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.graphs import compiled as compile_cache
-from trencadis_torch.graphs.compiled import DIRECTORY, CompileCounts, GraphMode, Graphs, set_up
+from trencadis_torch.graphs.compiled import DIRECTORY, CompileCounts, CompiledMode, Graphs, set_up
 from trencadis_torch.native_build import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
@@ -225,11 +225,11 @@ def test_the_ragged_layout_has_no_graphs():
 
 def test_graphs_are_refused_on_another_device(directory):
     with pytest.raises(BackendError, match="only on the CPU, and the device is cuda"):
-        GraphMode(TorchConfig(compile_cache=str(directory)), device=torch.device("cuda"), clock=SystemClock())
+        CompiledMode(TorchConfig(compile_cache=str(directory)), device=torch.device("cuda"), clock=SystemClock())
 
 
 def test_a_batch_before_graphs_are_there_is_an_error(directory):
-    mode = GraphMode(TorchConfig(compile_cache=str(directory)), device=torch.device("cpu"), clock=SystemClock())
+    mode = CompiledMode(TorchConfig(compile_cache=str(directory)), device=torch.device("cpu"), clock=SystemClock())
     with pytest.raises(BackendError, match="after allocate"):
         mode.warm_up([DECODE], run=lambda bucket: None)
 

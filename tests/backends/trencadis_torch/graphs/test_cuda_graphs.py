@@ -10,11 +10,11 @@ from trencadis.errors import BackendError
 from trencadis.records import Bucket, MemoryReport, Phase
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.graphs.capture import Recorder
-from trencadis_torch.graphs.cuda_graphs import MARGIN_BYTES, CaptureMode, GraphInputs, lasting_tensors
+from trencadis_torch.graphs.cuda_graphs import MARGIN_BYTES, CudaGraphMode, GraphInputs, lasting_tensors
 
 
-def made(graphs="checked", device="cpu") -> CaptureMode:
-    return CaptureMode(TorchConfig(graphs=graphs, layout="padded"), device=torch.device(device))
+def made(graphs="checked", device="cpu") -> CudaGraphMode:
+    return CudaGraphMode(TorchConfig(graphs=graphs, layout="padded"), device=torch.device(device))
 
 
 @pytest.mark.parametrize(("graphs", "device"), [("buckets", "cpu"), ("checked", "cuda:0")])

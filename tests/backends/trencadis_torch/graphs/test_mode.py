@@ -9,8 +9,8 @@ import torch
 from trencadis.clock import SimulatedClock
 from trencadis.records import Bucket, MemoryReport, Phase
 from trencadis_torch.config import TorchConfig
-from trencadis_torch.graphs.compiled import GraphMode
-from trencadis_torch.graphs.cuda_graphs import CaptureMode
+from trencadis_torch.graphs.compiled import CompiledMode
+from trencadis_torch.graphs.cuda_graphs import CudaGraphMode
 from trencadis_torch.graphs.mode import BucketMode, choose_mode
 from trencadis_torch.native_build import find_compiler
 
@@ -23,15 +23,15 @@ def chosen(**options) -> BucketMode:
 
 def test_each_key_has_its_mode(tmp_path, monkeypatch):
     assert type(chosen()) is BucketMode
-    assert type(chosen(graphs="checked")) is CaptureMode
+    assert type(chosen(graphs="checked")) is CudaGraphMode
     if find_compiler() is None:
         pytest.skip("there is no C++ compiler on this machine")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    assert type(chosen(compile="buckets")) is GraphMode
+    assert type(chosen(compile="buckets")) is CompiledMode
 
 
 def test_only_without_graphs_a_pass_can_wait_between_its_layers():
-    assert [mode.layerwise_kv for mode in (BucketMode, GraphMode, CaptureMode)] == [True, False, False]
+    assert [mode.layerwise_kv for mode in (BucketMode, CompiledMode, CudaGraphMode)] == [True, False, False]
 
 
 def test_without_graphs_every_bucket_runs_once_the_largest_first():

@@ -10,7 +10,7 @@ from tiny_encoders import write_json, write_modules
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
 from trencadis_torch.loading.loader import find_model
-from trencadis_torch.loading.pooling_config import Recipe, read_recipe
+from trencadis_torch.loading.pooling_config import PoolingConfig, read_recipe
 
 CPU = torch.device("cpu")
 HIDDEN = torch.tensor([[3.0, 4.0], [1.0, 0.0], [3.0, 2.0], [5.0, 10.0]])
@@ -36,18 +36,20 @@ def refused(path, match, **options):
     [("last", [[3, 4], [5, 10]]), ("cls", [[3, 4], [1, 0]]), ("mean", [[3, 4], [3, 4]])],
 )
 def test_poolings_are_what_they_are_called(pooling, expected):
-    vectors = Recipe(pooling=pooling, normalize=False).vectors(HIDDEN, LENGTHS)
+    vectors = PoolingConfig(pooling=pooling, normalize=False).vectors(HIDDEN, LENGTHS)
     assert vectors.tolist() == expected
 
 
 def test_vectors_are_scaled_to_length_one():
-    assert torch.allclose(Recipe(pooling="mean").vectors(HIDDEN, LENGTHS), torch.tensor([[0.6, 0.8], [0.6, 0.8]]))
+    assert torch.allclose(
+        PoolingConfig(pooling="mean").vectors(HIDDEN, LENGTHS), torch.tensor([[0.6, 0.8], [0.6, 0.8]])
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_pooling_computes_in_float32(dtype):
     hidden = torch.full((300, 1), 0.1, dtype=dtype)
-    vectors = Recipe(pooling="mean", normalize=False).vectors(hidden, torch.tensor([300]))
+    vectors = PoolingConfig(pooling="mean", normalize=False).vectors(hidden, torch.tensor([300]))
     assert vectors.dtype is torch.float32
     assert float(vectors) == pytest.approx(float(hidden[0]), rel=1e-6)
 

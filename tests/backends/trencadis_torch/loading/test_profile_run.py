@@ -8,7 +8,7 @@ from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.loading import profile_run as trial
 from trencadis_torch.loading.inspection import attention_layers, model_facts
-from trencadis_torch.loading.profile_run import LiveBytes, measure_memory
+from trencadis_torch.loading.profile_run import AllocationTracker, measure_memory
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_counted_temporaries_grow_with_the_tokens_alone(model):
         pytest.skip("no C++ compiler")
     held = {}
     for num_tokens in (64, 256):
-        live = LiveBytes()
+        live = AllocationTracker()
         with torch.inference_mode():
             trial._run(
                 made, layers, "ragged", num_tokens=num_tokens, facts=facts, num_logits=1, kernel=kernel, watch=live
@@ -90,7 +90,7 @@ def test_counted_temporaries_grow_with_the_tokens_alone(model):
 
 
 def test_what_lives_at_once_is_counted_until_it_is_let_go() -> None:
-    with LiveBytes() as live:
+    with AllocationTracker() as live:
         first = torch.zeros(1000)
         second = first + 1
         assert live.now == live.peak == 8000
@@ -104,7 +104,7 @@ def test_what_lives_at_once_is_counted_until_it_is_let_go() -> None:
 
 def test_temporaries_inside_an_expression_count() -> None:
     given = torch.ones(1000)
-    with LiveBytes() as live:
+    with AllocationTracker() as live:
         result = (given * 2 + given * 3).sum()
     assert result == 5000
     assert live.peak == 3 * 4000
@@ -113,7 +113,7 @@ def test_temporaries_inside_an_expression_count() -> None:
 
 def test_views_and_operations_in_place_hold_nothing_of_their_own() -> None:
     given = torch.ones(10, 100)
-    with LiveBytes() as live:
+    with AllocationTracker() as live:
         view = given[2:].transpose(0, 1)
         view.add_(1)
         given.mul_(2)
@@ -122,7 +122,7 @@ def test_views_and_operations_in_place_hold_nothing_of_their_own() -> None:
 
 
 def test_a_view_keeps_the_whole_alive() -> None:
-    with LiveBytes() as live:
+    with AllocationTracker() as live:
         part = torch.zeros(1000)[:10]
         assert live.now == 4000
         del part
@@ -130,7 +130,7 @@ def test_a_view_keeps_the_whole_alive() -> None:
 
 
 def test_it_counts_in_inference_mode() -> None:
-    with torch.inference_mode(), LiveBytes() as live:
+    with torch.inference_mode(), AllocationTracker() as live:
         made = torch.zeros(3, 5, dtype=torch.int8)
         assert live.now == 15
         del made

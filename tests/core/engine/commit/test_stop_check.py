@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.engine.commit.committer import Endings
+from trencadis.engine.commit.committer import StopCheck
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
@@ -16,7 +16,7 @@ def waiting(**params):
     request = Request(request_id="r", prompt_token_ids=range(10, 14), params=SamplingParams(**params))
     slot = engine.add(request)
     state = engine._state
-    return state, state.table.sequence(slot), Endings(state)
+    return state, state.table.sequence(slot), StopCheck(state)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def waiting(**params):
     ],
 )
 def test_adopted_tokens_end_a_text_as_those_of_a_step_do(run, params, reason, stop):
-    state, sequence, endings = waiting(**params)
-    end = endings.adopt(sequence, np.array(run, np.int32))
+    state, sequence, stop_check = waiting(**params)
+    end = stop_check.adopt(sequence, np.array(run, np.int32))
     if reason is None:
         assert end is None
         assert state.known_tokens(sequence).tolist() == [10, 11, 12, 13, *run]
@@ -48,11 +48,11 @@ def test_adopted_tokens_end_a_text_as_those_of_a_step_do(run, params, reason, st
 
 
 def test_time_of_the_first_token_is_noted_once():
-    state, sequence, endings = waiting(max_tokens=9)
+    state, sequence, stop_check = waiting(max_tokens=9)
     state.clock.advance(2.0)
-    endings.adopt(sequence, np.array([9], np.int32))
+    stop_check.adopt(sequence, np.array([9], np.int32))
     state.clock.advance(2.0)
-    endings.adopt(sequence, np.array([8], np.int32))
+    stop_check.adopt(sequence, np.array([8], np.int32))
     assert sequence.first_token_s == state.table.first_token_s[sequence.slot] == 2.0
 
 
@@ -67,6 +67,6 @@ def test_newest_tokens_are_judged_each_for_its_own_sequence():
             ("not its own", {"max_tokens": 9, "stop_token_ids": (8,)}),
         )
     ]
-    ended = Endings(engine._state).ended(np.array(slots, np.int32), np.array([9, EOS, 7, 7], np.int32))
+    ended = StopCheck(engine._state).ended(np.array(slots, np.int32), np.array([9, EOS, 7, 7], np.int32))
     assert ended.tolist() == [False, True, True, False]
     assert len(engine._state.slot_of) == 4

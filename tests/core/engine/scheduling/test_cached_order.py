@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trencadis.engine.guards import GuardedScheduling
-from trencadis.engine.scheduling.admission import KeptOrder
+from trencadis.engine.scheduling.admission import CachedOrder
 from trencadis.engine.sequences import SlotQueue
 from trencadis.interfaces import SchedulingPolicy
 
@@ -29,14 +29,14 @@ def view_of(queue: SlotQueue) -> Any:
     return types.SimpleNamespace(waiting=queue.slots, arrival_s=np.zeros(64))
 
 
-def house(num_waiting: int, per_step: int) -> tuple[SlotQueue, Backwards, KeptOrder]:
+def house(num_waiting: int, per_step: int) -> tuple[SlotQueue, Backwards, CachedOrder]:
     queue, policy = SlotQueue(4), Backwards()
     for slot in range(num_waiting):
         queue.append(slot)
     return (
         queue,
         policy,
-        KeptOrder(
+        CachedOrder(
             queue,
             GuardedScheduling("a policy", policy),
             is_waiting=lambda slot: slot in queue.slots,

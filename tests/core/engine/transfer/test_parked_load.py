@@ -5,7 +5,7 @@ import pytest
 
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.guards import GuardedEviction
-from trencadis.engine.transfer.parked_load import ParkedLoad
+from trencadis.engine.transfer.waiting_load import WaitingLoad
 from trencadis_testing.engines import OldestFirst
 
 
@@ -42,7 +42,7 @@ class House:
 
     def load(self, *, is_approximate=False):
         blocks = self.blocks.allocate(6)
-        return ParkedLoad(sequence=Somebody(), blocks=blocks, first=2, last=5, is_approximate=is_approximate)
+        return WaitingLoad(sequence=Somebody(), blocks=blocks, first=2, last=5, is_approximate=is_approximate)
 
     def num_found(self, load):
         return len(self.blocks.longest_hit(load.sequence.block_hashes))

@@ -46,7 +46,7 @@ class TestBlend(TestWhereNothingBlends):
         return ConnectorPair(scheduler=pair.scheduler, worker=pair.worker)
 
     def lose(self, pair):
-        memory = pair.worker._desk.make_store()._memory
+        memory = pair.worker._shared.make_store()._memory
         memory.delete(list(memory._objects))
 
     def kv_cache(self, arrays):

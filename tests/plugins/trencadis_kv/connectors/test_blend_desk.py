@@ -11,13 +11,13 @@ from trencadis.records import TransferCause
 def test_failures_are_counted_and_logged(caplog):
     hands = BlendHands()
     with caplog.at_level(logging.WARNING):
-        hands.desk.failed(TransferError("gone.", cause=TransferCause.EVICTED), "load")
-    assert hands.desk.counters.value("transfer_failures_total", cause="evicted") == 1
+        hands.shared.failed(TransferError("gone.", cause=TransferCause.EVICTED), "load")
+    assert hands.shared.counters.value("transfer_failures_total", cause="evicted") == 1
     assert "KV load of blend failed (evicted): gone." in caplog.text
     hands.close()
 
 
 def test_each_thread_gets_a_connection_of_its_own():
     hands = BlendHands()
-    assert hands.desk.client() is not hands.desk.client()
+    assert hands.shared.client() is not hands.shared.client()
     hands.close()

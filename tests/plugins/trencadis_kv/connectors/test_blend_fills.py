@@ -23,7 +23,7 @@ def begin(hands, prompt=PROMPT, first=20, ratio=0.2):
 
 
 def memory(hands):
-    return hands.desk.make_store()._memory
+    return hands.shared.make_store()._memory
 
 
 def causes(report):

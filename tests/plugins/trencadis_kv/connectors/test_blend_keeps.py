@@ -20,7 +20,7 @@ def test_chunk_that_is_computed_over_many_steps_is_kept_once_it_is_whole():
     for place in (1, 0, 2, 3):
         hands.compute(FIRST, blocks)
         offer(hands, FIRST, blocks, [place])
-        assert not hands.desk.kept
+        assert not hands.shared.kept
         hands.step()
         hands.arrays[1][:] = 0
     hands.lookup((1,))
@@ -47,7 +47,7 @@ def test_oldest_half_chunk_gives_way_when_memory_is_full():
     for place in (0, 4, 8):
         offer(hands, FIRST, list(range(13)), [place])
         hands.step()
-    assert hands.desk.counters.value("dropped_saves_total", reason="staging") == 1
+    assert hands.shared.counters.value("dropped_saves_total", reason="staging") == 1
     offer(hands, FIRST, list(range(13)), [1, 2, 3, 5, 6, 7, 9, 10, 11])
     hands.step()
     hands.lookup((1,))
@@ -60,7 +60,7 @@ def test_chunk_without_any_room_is_dropped_and_can_be_wanted_again():
     hands = BlendHands(BlendConfig(min_chunk_tokens=8, chunk_tokens=16, staging_bytes=100))
     hands.learn(FIRST)
     assert hands.lookup(PROMPT, ratio=0.2).num_tokens == 0
-    assert hands.desk.counters.value("dropped_saves_total", reason="staging") == 3
+    assert hands.shared.counters.value("dropped_saves_total", reason="staging") == 3
     hands.close()
 
 
@@ -68,7 +68,7 @@ def test_chunk_that_the_memory_refuses_is_not_found_and_not_awaited():
     hands = BlendHands(BlendConfig(min_chunk_tokens=8, chunk_tokens=16, capacity_bytes=100))
     hands.learn(FIRST)
     assert hands.lookup(PROMPT, ratio=0.2).num_tokens == 0
-    assert hands.desk.counters.value("tokens_total", direction="save") == 0
+    assert hands.shared.counters.value("tokens_total", direction="save") == 0
     hands.close()
 
 
@@ -81,6 +81,6 @@ def test_blender_that_raises_costs_the_chunk_alone(caplog):
     hands.pool.blender().pack = raises
     hands.learn(FIRST)
     assert hands.lookup(PROMPT, ratio=0.2).num_tokens == 0
-    assert hands.desk.counters.value("transfer_failures_total", cause="raised") == 3
+    assert hands.shared.counters.value("transfer_failures_total", cause="raised") == 3
     assert "RuntimeError: no" in caplog.text
     hands.close()

@@ -72,7 +72,7 @@ def test_long_prompt_is_pending_until_it_was_worked_through(hands):
     assert answers[-1].num_tokens == 48
     plan = hands.pair.scheduler._plans[answers[-1].ticket]
     assert (plan.num_exact, [place.position for place in plan.part.places]) == (16, [16, 32])
-    assert hands.desk.counters.value("lookups_total", result="hit") == 1
+    assert hands.shared.counters.value("lookups_total", result="hit") == 1
 
 
 def test_request_that_is_aborted_while_its_lookup_is_pending_leaves_nothing(hands):
@@ -136,8 +136,8 @@ def test_news_are_taken_a_part_at_a_call(hands, monkeypatch):
     scheduler = hands.pair.scheduler
     hands.lookup(document(5, 96 + 1))
     numbers = list(scheduler._wanted._by_number)
-    hands.desk.kept.extend(numbers[:3])
-    hands.desk.lost.extend(numbers[3:])
+    hands.shared.kept.extend(numbers[:3])
+    hands.shared.lost.extend(numbers[3:])
     left = []
     while len(scheduler._wanted):
         scheduler.on_report(ConnectorReport())
@@ -164,7 +164,7 @@ def test_prompt_with_little_of_it_found_is_computed(hands):
     hands.learn((*A, 9))
     assert hands.lookup((*document(8, 40), *A, 5), ratio=0.2).num_tokens == 0
     assert hands.lookup((*document(8, 12), *A, 5), ratio=0.2).num_tokens == 28
-    assert hands.desk.counters.value("lookups_total", result="miss") == 1
+    assert hands.shared.counters.value("lookups_total", result="miss") == 1
 
 
 def test_chunk_shorter_than_the_least_is_not_worth_it(hands):
@@ -179,7 +179,7 @@ def test_prompt_that_is_computed_as_quickly_is_declined():
     assert hands.lookup(PROMPT, ratio=0.1).num_tokens > 0, "nothing was measured yet"
     hands.pair.scheduler.on_step(num_tokens=1000, device_s=1.0)
     assert hands.lookup(PROMPT, ratio=0.999).num_tokens == 0
-    assert hands.desk.counters.value("lookups_total", result="declined") == 1
+    assert hands.shared.counters.value("lookups_total", result="declined") == 1
     hands.close()
 
 

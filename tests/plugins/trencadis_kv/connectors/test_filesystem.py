@@ -23,7 +23,7 @@ from trencadis_kv.connectors.filesystem.connector import make_filesystem
 from trencadis_kv.store.inventory import examine
 from trencadis_kv.store.object_directory import ObjectDirectory
 from trencadis_testing import KVConnectorConformance
-from trencadis_testing.connector_desk import ConnectorDesk, hashes_of
+from trencadis_testing.connector_harness import ConnectorHarness, hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.workloads import arrivals, wrong_texts
 
@@ -61,14 +61,14 @@ class TestFilesystem(KVConnectorConformance):
 
 
 @pytest.fixture
-def desks(tmp_path):
+def harnesses(tmp_path):
     """Makes engines on one directory."""
     pairs = []
 
-    def make(**options) -> ConnectorDesk:
+    def make(**options) -> ConnectorHarness:
         pairs.append(connector(tmp_path / "store", **options))
         worker = pairs[-1].worker
-        return ConnectorDesk(
+        return ConnectorHarness(
             pairs[-1],
             block_size=4,
             cache=lambda arrays: FakeKVCache(arrays, block_size=4),
@@ -90,25 +90,25 @@ def file_of(root: Path, block: int) -> Path:
     return file
 
 
-def failures(desk: ConnectorDesk) -> str:
-    lines = desk.pair.scheduler.metrics().splitlines()
+def failures(harness: ConnectorHarness) -> str:
+    lines = harness.pair.scheduler.metrics().splitlines()
     return "\n".join(line for line in lines if line.startswith("trencadis_kv_transfer_failures_total"))
 
 
-def test_second_engine_loads_what_the_first_one_saved(desks):
-    saved = desks().save([1, 2, 3], HASHES)
-    other = desks()
+def test_second_engine_loads_what_the_first_one_saved(harnesses):
+    saved = harnesses().save([1, 2, 3], HASHES)
+    other = harnesses()
     found = other.lookup(HASHES)
     assert found.num_tokens == 12
     assert other.load(found.ticket, TARGETS, HASHES) == ""
     assert other.contents(TARGETS) == saved
 
 
-def test_engine_with_another_model_or_namespace_finds_nothing(desks):
-    desks().save([1, 2, 3], HASHES)
-    assert desks(model="fine-tuned").lookup(HASHES).num_tokens == 0
-    assert desks(namespace="tenant").lookup(HASHES).num_tokens == 0
-    assert desks().lookup(HASHES).num_tokens == 12
+def test_engine_with_another_model_or_namespace_finds_nothing(harnesses):
+    harnesses().save([1, 2, 3], HASHES)
+    assert harnesses(model="fine-tuned").lookup(HASHES).num_tokens == 0
+    assert harnesses(namespace="tenant").lookup(HASHES).num_tokens == 0
+    assert harnesses().lookup(HASHES).num_tokens == 12
 
 
 def truncate(root: Path) -> None:
@@ -155,30 +155,30 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_object_ends_a_load_behind_the_whole_blocks_before_it(desks, tmp_path, name):
+def test_damaged_object_ends_a_load_behind_the_whole_blocks_before_it(harnesses, tmp_path, name):
     damage, cause = DAMAGES[name]
-    saved = desks().save([1, 2, 3], HASHES)
-    desk = desks()
-    found = desk.lookup(HASHES)
+    saved = harnesses().save([1, 2, 3], HASHES)
+    harness = harnesses()
+    found = harness.lookup(HASHES)
     damage(tmp_path / "store")
-    before = desk.contents(TARGETS)
-    assert desk.load(found.ticket, TARGETS, HASHES) == cause
-    assert desk.num_valid_tokens == 4
-    assert desk.contents(TARGETS) == [saved[0], *before[1:]]
-    assert f'cause="{cause}"' in failures(desk)
+    before = harness.contents(TARGETS)
+    assert harness.load(found.ticket, TARGETS, HASHES) == cause
+    assert harness.num_valid_tokens == 4
+    assert harness.contents(TARGETS) == [saved[0], *before[1:]]
+    assert f'cause="{cause}"' in failures(harness)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, cause) in DAMAGES.items() if cause == "corrupt"])
-def test_broken_object_is_deleted_and_saved_anew(desks, tmp_path, name):
-    desks().save([1, 2, 3], HASHES)
-    desk = desks()
-    found = desk.lookup(HASHES)
+def test_broken_object_is_deleted_and_saved_anew(harnesses, tmp_path, name):
+    harnesses().save([1, 2, 3], HASHES)
+    harness = harnesses()
+    found = harness.lookup(HASHES)
     DAMAGES[name][0](tmp_path / "store")
-    desk.load(found.ticket, TARGETS, HASHES)
-    desk.step()
+    harness.load(found.ticket, TARGETS, HASHES)
+    harness.step()
     assert not list((tmp_path / "store").rglob(HASHES[1].hex()))
-    saved = desk.save([1, 2, 3], HASHES)
-    again = desks()
+    saved = harness.save([1, 2, 3], HASHES)
+    again = harnesses()
     assert again.load(again.lookup(HASHES).ticket, TARGETS, HASHES) == ""
     assert again.contents(TARGETS) == saved
 
@@ -203,31 +203,31 @@ def test_engines_give_the_same_texts_over_damaged_objects(tmp_path):
     suite.teardown_method()
 
 
-def test_what_cannot_be_used_is_said_at_start_up_and_nothing_is_served_from_it(desks, tmp_path, caplog):
+def test_what_cannot_be_used_is_said_at_start_up_and_nothing_is_served_from_it(harnesses, tmp_path, caplog):
     (tmp_path / "store").write_text("a file")
-    desk = desks()
+    harness = harnesses()
     assert str(tmp_path / "store") in caplog.text
     assert "File exists" in caplog.text
-    desk.save([1], HASHES[:1])
-    assert desk.lookup(HASHES).num_tokens == 0
+    harness.save([1], HASHES[:1])
+    assert harness.lookup(HASHES).num_tokens == 0
 
 
-def test_required_directory_that_cannot_be_used_is_a_configuration_error(desks, tmp_path):
+def test_required_directory_that_cannot_be_used_is_a_configuration_error(harnesses, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o777)
     with pytest.raises(ConfigValueError, match="everybody may write"):
-        desks(required=True)
+        harnesses(required=True)
 
 
-def test_directory_that_only_serves_is_not_written_to(desks, tmp_path):
-    writer = desks()
+def test_directory_that_only_serves_is_not_written_to(harnesses, tmp_path):
+    writer = harnesses()
     writer.save([1, 2, 3], HASHES)
     writer.pair.scheduler.close()
     writer.pair.worker.close()  # its sweep, on a thread of its own, writes too
     before = sorted((tmp_path / "store").rglob("*"))
-    desk = desks(saves=False)
-    assert desk.lookup(HASHES).num_tokens == 12
-    desk.save([5], hashes_of([77]))
+    harness = harnesses(saves=False)
+    assert harness.lookup(HASHES).num_tokens == 12
+    harness.save([5], hashes_of([77]))
     assert sorted((tmp_path / "store").rglob("*")) == before
 
 
@@ -243,33 +243,33 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(home)], capture_output=True, check=False)
 
 
-def test_read_only_disk_is_said_and_serves_engines_that_do_not_save(desks, small_disk, caplog):
-    saved = desks().save([1, 2, 3], HASHES)
+def test_read_only_disk_is_said_and_serves_engines_that_do_not_save(harnesses, small_disk, caplog):
+    saved = harnesses().save([1, 2, 3], HASHES)
     remount = ["mount", "-o", "remount,ro", str(small_disk)]  # refused while the sweep writes
     eventually(lambda: subprocess.run(remount, capture_output=True, check=False).returncode == 0)
-    desk = desks()
+    harness = harnesses()
     assert "Read-only file system (EROFS)" in caplog.text
-    assert desk.lookup(HASHES).num_tokens == 0
+    assert harness.lookup(HASHES).num_tokens == 0
     with pytest.raises(ConfigValueError, match="Read-only file system"):
-        desks(required=True)
-    desk = desks(saves=False, required=True)
-    assert desk.load(desk.lookup(HASHES).ticket, TARGETS, HASHES) == ""
-    assert desk.contents(TARGETS) == saved
+        harnesses(required=True)
+    harness = harnesses(saves=False, required=True)
+    assert harness.load(harness.lookup(HASHES).ticket, TARGETS, HASHES) == ""
+    assert harness.contents(TARGETS) == saved
 
 
-def test_full_disk_costs_saves_and_nothing_else(desks, small_disk, caplog):
-    saved = desks().save([1, 2, 3], HASHES)
+def test_full_disk_costs_saves_and_nothing_else(harnesses, small_disk, caplog):
+    saved = harnesses().save([1, 2, 3], HASHES)
     (small_disk / "somebody's").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
-    desk = desks()
-    desk.save([4, 5], hashes_of([50, 51]))
-    assert desk.load(desk.lookup(HASHES).ticket, TARGETS, HASHES) == ""
-    assert desk.contents(TARGETS) == saved
+    harness = harnesses()
+    harness.save([4, 5], hashes_of([50, 51]))
+    assert harness.load(harness.lookup(HASHES).ticket, TARGETS, HASHES) == ""
+    assert harness.contents(TARGETS) == saved
     assert "No space left on device (ENOSPC). Free space or raise the quota" in caplog.text
-    assert desk.lookup(hashes_of([50, 51])).num_tokens == 0
+    assert harness.lookup(hashes_of([50, 51])).num_tokens == 0
     assert [finding for finding in examine(ObjectDirectory(small_disk)) if finding.cause] == []
     (small_disk / "somebody's").unlink()
-    desk.save([6], hashes_of([60]))
-    assert desks().lookup(hashes_of([60])).num_tokens == 4
+    harness.save([6], hashes_of([60]))
+    assert harnesses().lookup(hashes_of([60])).num_tokens == 4
 
 
 def test_objects_of_a_killed_engine_are_whole(tmp_path):
@@ -290,27 +290,27 @@ def test_objects_of_a_killed_engine_are_whole(tmp_path):
 
 def save_for_ever(root: Path, saving) -> None:
     pair = connector(root)
-    desk = ConnectorDesk(
+    harness = ConnectorHarness(
         pair,
         block_size=4,
         cache=lambda arrays: FakeKVCache(arrays, block_size=4),
         settle=lambda: pair.worker.wait_idle(60.0),
     )
     for number in itertools.count(0, 8):
-        desk.save(list(range(8)), hashes_of(range(number, number + 8)))
+        harness.save(list(range(8)), hashes_of(range(number, number + 8)))
         saving.set()
 
 
 def test_path_may_begin_with_a_tilde(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     pair = connector(Path("~/pool"))
-    desk = ConnectorDesk(
+    harness = ConnectorHarness(
         pair,
         block_size=4,
         cache=lambda arrays: FakeKVCache(arrays, block_size=4),
         settle=lambda: pair.worker.wait_idle(60.0),
     )
-    desk.save([1], HASHES[:1])
+    harness.save([1], HASHES[:1])
     assert list((tmp_path / "pool").rglob(HASHES[0].hex()))
     pair.scheduler.close()
     pair.worker.close()

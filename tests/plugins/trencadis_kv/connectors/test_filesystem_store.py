@@ -9,7 +9,7 @@ import pytest
 
 from trencadis.errors import TransferError
 from trencadis_kv.connectors.filesystem.connector import FilesystemStore, default_path
-from trencadis_kv.connectors.filesystem.room import FilesystemRoom
+from trencadis_kv.connectors.filesystem.disk_quota import DiskQuota
 from trencadis_kv.store.object_directory import ObjectDirectory
 
 KEYS = [f"kv1/default/{'cd' * 16}/0.0.0-8/{number:064x}" for number in range(5)]
@@ -50,7 +50,7 @@ def stores():
 
     def make(root: Path, *, directory: type[ObjectDirectory] = ObjectDirectory, **options):
         place = directory(root / "store")
-        made.append(FilesystemStore(place, FilesystemRoom(place, **{"max_bytes": 0, **options})))
+        made.append(FilesystemStore(place, DiskQuota(place, **{"max_bytes": 0, **options})))
         return made[-1]
 
     yield make

@@ -8,7 +8,7 @@ from trencadis_kv.connectors.host_offload.config import HostOffloadConfig
 from trencadis_kv.connectors.host_offload.connector import make_host_offload
 from trencadis_kv.connectors.host_offload.host_memory import HostMemory
 from trencadis_plugins.eviction.lru import Lru
-from trencadis_testing.connector_desk import hashes_of
+from trencadis_testing.connector_harness import hashes_of
 from trencadis_testing.kv_connector import KVConnectorConformance
 
 
@@ -38,14 +38,14 @@ class TestHostOffload(Suite):
         memories = []
         take = HostMemory.opened
         monkeypatch.setattr(HostMemory, "opened", lambda memory: memories.append(memory) or take(memory))
-        desk = self.desk()
-        desk.save([1, 2, 3], hashes_of(range(3)))
-        self.rest(desk.pair)
+        harness = self.harness()
+        harness.save([1, 2, 3], hashes_of(range(3)))
+        self.rest(harness.pair)
         assert memories[0].num_bytes > 0
-        desk.pair.scheduler.close()
-        desk.pair.worker.close()
+        harness.pair.scheduler.close()
+        harness.pair.worker.close()
         assert memories[0].num_bytes == 0
-        assert desk.pair.worker._staging._memory.nbytes == 0
+        assert harness.pair.worker._staging._memory.nbytes == 0
 
 
 class TestHostOffloadThatSavesByLayer(Suite):

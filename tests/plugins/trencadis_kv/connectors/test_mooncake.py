@@ -8,13 +8,13 @@ from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext
 from trencadis_kv.connectors.mooncake.config import MooncakeConfig
 from trencadis_kv.connectors.mooncake.connector import make_mooncake
-from trencadis_testing.connector_desk import ConnectorDesk, hashes_of
+from trencadis_testing.connector_harness import ConnectorHarness, hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 
 
-def desk(config):
+def harness(config):
     pair = make_mooncake(config, ComponentContext(clock=SimulatedClock(), seed=0))
-    return ConnectorDesk(
+    return ConnectorHarness(
         pair,
         block_size=4,
         cache=lambda arrays: FakeKVCache(arrays, block_size=4),
@@ -31,7 +31,7 @@ def test_blocks_of_one_engine_are_loaded_by_another(shared_master):
         start_timeout_s=30.0,
         lookup_timeout_s=10.0,
     )
-    writer, reader, hashes = desk(config), desk(config), hashes_of(range(5))
+    writer, reader, hashes = harness(config), harness(config), hashes_of(range(5))
     try:
         saved = writer.save([9, 2, 7, 4, 11], hashes)
         found = reader.lookup(hashes, num_blocks=5)

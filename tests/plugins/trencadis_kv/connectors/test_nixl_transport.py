@@ -26,50 +26,50 @@ def transport():
 
 
 def test_blocks_of_another_process_land_piece_by_piece(transport):
-    landing = transport.landing()
-    landing.rows(0)[:] = landing.rows(1)[:] = 7
+    receive_buffer = transport.receive_buffer()
+    receive_buffer.rows(0)[:] = receive_buffer.rows(1)[:] = 7
     with NixlPeer("write", BLOCK_BYTES) as peer:
-        peer.say(landing.target.hex())
+        peer.say(receive_buffer.target.hex())
         assert peer.read() == "done"
-    assert (landing.rows(0)[0] == 1).all()
-    assert (landing.rows(0)[1:] == 7).all()
-    assert (landing.rows(1) == 7).all()
-    landing.is_quiet = True
-    landing.close()
+    assert (receive_buffer.rows(0)[0] == 1).all()
+    assert (receive_buffer.rows(0)[1:] == 7).all()
+    assert (receive_buffer.rows(1) == 7).all()
+    receive_buffer.is_quiet = True
+    receive_buffer.close()
 
 
 def test_landing_knows_its_pieces(transport):
-    landing = transport.landing()
-    assert [landing.holds(index, rows) for index, rows in ((0, 2), (1, 1))] == [True, True]
-    assert [landing.holds(index, rows) for index, rows in ((0, 3), (2, 1), (-1, 1))] == [False, False, False]
-    landing.is_quiet = True
-    landing.close()
+    receive_buffer = transport.receive_buffer()
+    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 2), (1, 1))] == [True, True]
+    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 3), (2, 1), (-1, 1))] == [False, False, False]
+    receive_buffer.is_quiet = True
+    receive_buffer.close()
 
 
 def test_memory_of_a_quiet_landing_is_lent_again_and_that_of_another_is_not(transport):
-    landings = [transport.landing() for _ in range(4)]
-    assert transport.landing() is None, "eight pieces are five landings"
-    landings[0].is_quiet = True
-    landings[0].close()
-    landings[0].close()
-    again = transport.landing()
+    receive_buffers = [transport.receive_buffer() for _ in range(4)]
+    assert transport.receive_buffer() is None, "eight pieces are five receive_buffers"
+    receive_buffers[0].is_quiet = True
+    receive_buffers[0].close()
+    receive_buffers[0].close()
+    again = transport.receive_buffer()
     assert again is not None
-    landings[1].close()  # its producer may still write
-    assert transport.landing() is None
+    receive_buffers[1].close()  # its producer may still write
+    assert transport.receive_buffer() is None
 
 
 def test_agent_whose_memory_may_be_written_to_is_replaced_and_late_bytes_reach_nobody(transport):
     first = transport._agent
-    kept, *lost = [transport.landing() for _ in range(3)]
+    kept, *lost = [transport.receive_buffer() for _ in range(3)]
     target = lost[0].target.hex()
-    for landing in lost:
-        landing.close()
+    for receive_buffer in lost:
+        receive_buffer.close()
     until_s = time.monotonic() + 20.0
     while transport._agent in (None, first) and time.monotonic() < until_s:
         time.sleep(0.001)
     assert transport._agent is not first
     assert transport._agent.name != first.name
-    fresh = transport.landing()
+    fresh = transport.receive_buffer()
     fresh.rows(0)[:] = 7
     kept.rows(0)[:] = 3  # memory that is lent is not given up
     kept.is_quiet = True
@@ -84,13 +84,13 @@ def test_agent_whose_memory_may_be_written_to_is_replaced_and_late_bytes_reach_n
 
 
 def test_closed_transport_lends_nothing_and_lives_until_its_last_user(transport):
-    landing, agent = transport.landing(), transport._agent
+    receive_buffer, agent = transport.receive_buffer(), transport._agent
     transport.close()
     transport.close()
-    assert transport.landing() is None
-    landing.rows(0)[:] = 1
-    landing.is_quiet = True
-    landing.close()
+    assert transport.receive_buffer() is None
+    receive_buffer.rows(0)[:] = 1
+    receive_buffer.is_quiet = True
+    receive_buffer.close()
     assert agent._agent is None
 
 
@@ -124,9 +124,9 @@ def test_library_that_does_not_start_is_an_error_that_names_the_settings(monkeyp
 
 
 def test_engine_that_nobody_writes_to_costs_no_processor_time(transport):
-    landing = transport.landing()
-    landing.is_quiet = True
-    landing.close()
+    receive_buffer = transport.receive_buffer()
+    receive_buffer.is_quiet = True
+    receive_buffer.close()
     start_s = time.process_time()
     threading.Event().wait(0.5)
     assert time.process_time() - start_s < 0.2, "a thread spins"

@@ -22,7 +22,7 @@ from trencadis_kv.connectors.p2p.shared_memory import SharedMemory, shared_memor
 from trencadis_kv.store.format import pack_header
 from trencadis_kv.wire.handshake import welcome
 from trencadis_kv.wire.stream import Abort, Ack, Commit, FrameStream, Message, Pull, block_head
-from trencadis_testing.connector_desk import hashes_of
+from trencadis_testing.connector_harness import hashes_of
 
 
 @pytest.fixture
@@ -107,14 +107,16 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
 def test_no_piece_is_written_while_the_consumer_rests(small_pieces: SharedMemory, is_lost: bool) -> None:
     """It would have to be fetched from memory behind the rest. Who is given less than was asked for still gets all pieces back."""
     with producing(transport=small_pieces) as producer, producer.connect() as connection:
-        rested, landing = Rested(producer), small_pieces.landing()
-        assert landing is not None
+        rested, receive_buffer = Rested(producer), small_pieces.receive_buffer()
+        assert receive_buffer is not None
         lost = pytest.raises(TransferError, match="holds 5 of 6") if is_lost else contextlib.nullcontext()
         hashes = [*HASHES[:5], *hashes_of([77])] if is_lost else HASHES
         with lost:
-            connection.pull(hashes, rested.take, num_rows=1, timeout_s=30.0, landing=landing, rests=rested)
-        assert landing.is_quiet
-        landing.close()
+            connection.pull(
+                hashes, rested.take, num_rows=1, timeout_s=30.0, receive_buffer=receive_buffer, rests=rested
+            )
+        assert receive_buffer.is_quiet
+        receive_buffer.close()
     assert rested.noted == [(2, 2), (3, 3), (4, 4), (5, 5)]
     assert rested.num_taken == (5 if is_lost else 6)
 
@@ -123,11 +125,11 @@ def test_no_piece_is_written_while_the_consumer_rests(small_pieces: SharedMemory
 def test_ends_take_turns_where_a_pull_gives_way(small_pieces: SharedMemory, gives_way: bool) -> None:
     """Else the producer writes a piece while another one is taken. The first two pieces are its own in both cases."""
     with producing(transport=small_pieces) as producer, producer.connect() as connection:
-        noted, landing = Rested(producer, seconds=0.0), small_pieces.landing()
+        noted, receive_buffer = Rested(producer, seconds=0.0), small_pieces.receive_buffer()
         noted.gives_way = gives_way
-        assert landing is not None
-        connection.pull(HASHES, noted.take, num_rows=1, timeout_s=30.0, landing=landing, rests=noted)
-        landing.close()
+        assert receive_buffer is not None
+        connection.pull(HASHES, noted.take, num_rows=1, timeout_s=30.0, receive_buffer=receive_buffer, rests=noted)
+        receive_buffer.close()
     ahead = [num_read - num_taken for num_read, num_taken in noted.noted_taken]
     assert any(ahead[1:]) == (not gives_way)
     assert noted.noted == []

@@ -13,7 +13,7 @@ from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import RemotePrefix, offer
 from trencadis_kv.connectors.p2p.scheduler import P2PScheduler
 from trencadis_kv.connectors.p2p.worker import Work
-from trencadis_testing.connector_desk import hashes_of
+from trencadis_testing.connector_harness import hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 
 HASHES = hashes_of(range(5))

@@ -24,7 +24,7 @@ from trencadis_kv.connectors.p2p import server as p2p_server
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peer import PeerConnection
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.pool_access import PoolAccess
 from trencadis_kv.wire.stream import MAJOR, Ack, Hello, PrefillRequest, Refuse, Renew, Welcome
 
@@ -291,7 +291,7 @@ def test_server_without_a_cache_says_so() -> None:
         assert producer.node.holds.open("held", lambda: None).num_bytes // 32 == NUM_BLOCKS
 
 
-class Turned(AsTheyAre):
+class Turned(IdentityCodec):
     """Sends bytes backwards, with a mark behind them."""
 
     flags = 200

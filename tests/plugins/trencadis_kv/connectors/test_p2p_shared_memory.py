@@ -21,7 +21,7 @@ from trencadis_kv.connectors.p2p import connector as p2p
 from trencadis_kv.connectors.p2p import shared_memory as p2p_shared_memory
 from trencadis_kv.connectors.p2p.peer import PeerConnection
 from trencadis_kv.connectors.p2p.shared_memory import SharedMemory, shared_memory
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 
 PROMPT = prompt_of(1, 41)
 NUM_BLOCKS = 10
@@ -46,8 +46,8 @@ import sys, time
 from trencadis_kv.connectors.p2p.shared_memory import shared_memory
 transport = shared_memory(1)
 transport.open(int(sys.argv[1]))
-landing = transport.landing()
-print(landing.target.hex(), flush=True)
+receive_buffer = transport.receive_buffer()
+print(receive_buffer.target.hex(), flush=True)
 time.sleep(600)
 """
 
@@ -66,15 +66,15 @@ def num_open() -> int:
 
 
 def test_what_another_process_writes_is_there(transport: SharedMemory) -> None:
-    landing = transport.landing()
-    assert landing is not None
-    code = [sys.executable, "-c", _WRITES, str(BLOCK_BYTES), landing.target.hex()]
+    receive_buffer = transport.receive_buffer()
+    assert receive_buffer is not None
+    code = [sys.executable, "-c", _WRITES, str(BLOCK_BYTES), receive_buffer.target.hex()]
     subprocess.run(code, check=True, timeout=60)
-    assert landing.num_pieces == 2
+    assert receive_buffer.num_pieces == 2
     for piece in range(2):
-        assert landing.rows(piece).shape == (2, BLOCK_BYTES)
-        assert (landing.rows(piece) == piece + 1).all()
-    landing.close()
+        assert receive_buffer.rows(piece).shape == (2, BLOCK_BYTES)
+        assert (receive_buffer.rows(piece) == piece + 1).all()
+    receive_buffer.close()
 
 
 def test_memory_outlives_the_process_that_lent_it(transport: SharedMemory) -> None:
@@ -91,27 +91,27 @@ def test_memory_outlives_the_process_that_lent_it(transport: SharedMemory) -> No
 
 
 def test_landing_knows_its_pieces(transport: SharedMemory) -> None:
-    landing = transport.landing()
-    assert landing is not None
-    assert [landing.holds(index, rows) for index, rows in ((0, 2), (1, 1))] == [True, True]
-    assert [landing.holds(index, rows) for index, rows in ((0, 3), (2, 1), (-1, 1))] == [False, False, False]
-    landing.close()
-    landing.close()
+    receive_buffer = transport.receive_buffer()
+    assert receive_buffer is not None
+    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 2), (1, 1))] == [True, True]
+    assert [receive_buffer.holds(index, rows) for index, rows in ((0, 3), (2, 1), (-1, 1))] == [False, False, False]
+    receive_buffer.close()
+    receive_buffer.close()
 
 
 def test_quiet_memory_is_lent_again_and_other_memory_is_not(transport: SharedMemory) -> None:
-    landing = transport.landing()
-    assert landing is not None
-    target = landing.target
-    landing.is_quiet = True
-    landing.close()
-    again = transport.landing()
+    receive_buffer = transport.receive_buffer()
+    assert receive_buffer is not None
+    target = receive_buffer.target
+    receive_buffer.is_quiet = True
+    receive_buffer.close()
+    again = transport.receive_buffer()
     assert again is not None
     assert again.target == target
     late = transport.flight(target)
     assert late is not None
     again.close()  # somebody may still write to it
-    fresh = transport.landing()
+    fresh = transport.receive_buffer()
     assert fresh is not None
     assert fresh.target != target
     fresh.rows(0)[:] = 3
@@ -120,11 +120,11 @@ def test_quiet_memory_is_lent_again_and_other_memory_is_not(transport: SharedMem
 
 
 def test_no_more_is_lent_than_there_are_pulls(transport: SharedMemory) -> None:
-    lent = [transport.landing() for _ in range(3)]
+    lent = [transport.receive_buffer() for _ in range(3)]
     assert [one is None for one in lent] == [False, False, True]
     assert lent[0] is not None
     lent[0].close()  # not quiet: there is room for other memory
-    assert transport.landing() is not None
+    assert transport.receive_buffer() is not None
 
 
 def test_closed_transport_keeps_nothing_open() -> None:
@@ -132,32 +132,32 @@ def test_closed_transport_keeps_nothing_open() -> None:
     one = shared_memory(2)
     assert one is not None
     one.open(BLOCK_BYTES)
-    landings = [one.landing(), one.landing()]
-    for landing in landings:
-        assert landing is not None
-        with one.flight(landing.target) as flight:  # type: ignore[union-attr]
+    receive_buffers = [one.receive_buffer(), one.receive_buffer()]
+    for receive_buffer in receive_buffers:
+        assert receive_buffer is not None
+        with one.flight(receive_buffer.target) as flight:  # type: ignore[union-attr]
             flight.rows(0)[:] = 1
-        landing.is_quiet = True
-    landings[0].close()  # type: ignore[union-attr]
+        receive_buffer.is_quiet = True
+    receive_buffers[0].close()  # type: ignore[union-attr]
     one.close()
-    assert one.landing() is None
-    landings[1].close()  # type: ignore[union-attr]
-    del landing, landings, flight
+    assert one.receive_buffer() is None
+    receive_buffers[1].close()  # type: ignore[union-attr]
+    del receive_buffer, receive_buffers, flight
     assert num_open() == before
 
 
 def test_lent_memory_cannot_shrink(transport: SharedMemory) -> None:
     """Else a producer that writes to it would be killed."""
-    landing: Any = transport.landing()
-    target = msgspec.msgpack.decode(landing.target)
+    receive_buffer: Any = transport.receive_buffer()
+    target = msgspec.msgpack.decode(receive_buffer.target)
     with pytest.raises(PermissionError):
         os.ftruncate(target[2], 0)
 
 
 @pytest.mark.parametrize("other", ["machine", "process", "descriptor", "file", "key", "num_pieces", "not sealed"])
 def test_memory_that_cannot_be_had_is_done_without(transport: SharedMemory, other: str) -> None:
-    landing: Any = transport.landing()
-    target = msgspec.msgpack.decode(landing.target, type=p2p_shared_memory._Target)
+    receive_buffer: Any = transport.receive_buffer()
+    target = msgspec.msgpack.decode(receive_buffer.target, type=p2p_shared_memory._Target)
     before = num_open()
     with tempfile.TemporaryFile() as file:
         file.truncate(target.num_bytes)
@@ -176,7 +176,7 @@ def test_memory_that_cannot_be_had_is_done_without(transport: SharedMemory, othe
         assert transport.flight(msgspec.msgpack.encode(wrong)) is None
         os.close(loose)
     assert num_open() == before
-    assert transport.flight(landing.target) is not None
+    assert transport.flight(receive_buffer.target) is not None
 
 
 @pytest.mark.parametrize("target", [b"", b"\xc1", msgspec.msgpack.encode(["m", 1, 2, b"k", 2, 1, BLOCK_BYTES + 1])])
@@ -186,7 +186,7 @@ def test_target_that_is_none_is_refused(transport: SharedMemory, target: bytes) 
     assert caught.value.cause == TransferCause.CORRUPT
 
 
-class Marked(AsTheyAre):
+class Marked(IdentityCodec):
     """A codec, as far as engines can tell."""
 
     flags = 200

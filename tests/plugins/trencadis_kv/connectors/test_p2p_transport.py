@@ -11,7 +11,7 @@ from memory_transport import MemoryTransport
 
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.p2p.transport import Landing
+from trencadis_kv.connectors.p2p.transport import ReceiveBuffer
 from trencadis_kv.wire.stream import FrameStream
 from trencadis_kv.wire.stream_messages import Taken
 
@@ -101,4 +101,4 @@ def test_who_gives_back_what_was_not_lent_is_hung_up_on(two: Two, monkeypatch: p
 
 
 def test_landing_is_not_quiet_before_somebody_says_so() -> None:
-    assert Landing.is_quiet is False
+    assert ReceiveBuffer.is_quiet is False

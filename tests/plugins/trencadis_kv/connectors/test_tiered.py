@@ -18,12 +18,12 @@ from trencadis_kv.connectors.host_offload.connector import make_host_offload
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.connector import make_tiered
 from trencadis_kv.policies.always import Always
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.settings import StoreSettings
 from trencadis_kv.store.store_connector import store_connector
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_testing import KVConnectorConformance
-from trencadis_testing.connector_desk import ConnectorDesk, hashes_of
+from trencadis_testing.connector_harness import ConnectorHarness, hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.kv_fault_cases import KVFaultConformance
 from trencadis_testing.kv_faults import DictStore, Faults, FaultyStore
@@ -87,16 +87,16 @@ class TestTierWhoseLoadsAlwaysFail(Losing):
         return self.tiers(failing=loop(fail=lambda ticket: 0), far=loop(delay=1))
 
     def test_what_was_saved_is_loaded_bit_for_bit(self):
-        """The first load fails; the desk does not look up again, as an engine would."""
-        desk, hashes = self.desk(), hashes_of(range(5))
-        saved = desk.save([9, 2, 7, 4, 11], hashes)
-        assert desk.load(desk.lookup(hashes).ticket, [3, 14, 0, 8, 6], hashes) == "injected"
-        found = desk.lookup(hashes)
+        """The first load fails; the harness does not look up again, as an engine would."""
+        harness, hashes = self.harness(), hashes_of(range(5))
+        saved = harness.save([9, 2, 7, 4, 11], hashes)
+        assert harness.load(harness.lookup(hashes).ticket, [3, 14, 0, 8, 6], hashes) == "injected"
+        found = harness.lookup(hashes)
         for _ in range(6):
-            if desk.load(found.ticket, [3, 14, 0, 8, 6], hashes) == "":
+            if harness.load(found.ticket, [3, 14, 0, 8, 6], hashes) == "":
                 break
-            found = desk.lookup(hashes)
-        assert desk.contents([3, 14, 0, 8, 6]) == saved, "the tier that fails is never left alone"
+            found = harness.lookup(hashes)
+        assert harness.contents([3, 14, 0, 8, 6]) == saved, "the tier that fails is never left alone"
 
 
 class TestTierThatFailsNowAndThen(Losing):
@@ -105,10 +105,10 @@ class TestTierThatFailsNowAndThen(Losing):
 
     def test_what_was_saved_is_loaded_bit_for_bit(self):
         """Every other load brings one block."""
-        desk, hashes = self.desk(), hashes_of(range(5))
-        saved = desk.save([9, 2, 7, 4, 11], hashes)
-        assert desk.load(desk.lookup(hashes).ticket, [3, 14, 0, 8, 6], hashes) == ""
-        assert desk.contents([3, 14, 0, 8, 6]) == saved
+        harness, hashes = self.harness(), hashes_of(range(5))
+        saved = harness.save([9, 2, 7, 4, 11], hashes)
+        assert harness.load(harness.lookup(hashes).ticket, [3, 14, 0, 8, 6], hashes) == ""
+        assert harness.contents([3, 14, 0, 8, 6]) == saved
 
 
 class TestThreeTiersOfWhichTheMiddleOneSavesNothing(Losing):
@@ -168,10 +168,10 @@ def test_what_is_no_connector_is_refused_by_name():
 def test_a_prefix_saved_by_both_is_in_both():
     near, far = loop(), loop()
     pair = tiers({"near": near, "far": far})
-    desk = ConnectorDesk(
+    harness = ConnectorHarness(
         pair, block_size=4, cache=lambda arrays: FakeKVCache(arrays, block_size=4), settle=lambda: None
     )
-    desk.save([1, 2], hashes_of(range(2)))
+    harness.save([1, 2], hashes_of(range(2)))
     for child in (near, far):
         assert set(child.worker._store.blocks) == {block_hash.hex() for block_hash in hashes_of(range(2))}
 
@@ -180,15 +180,15 @@ def test_a_prefix_saved_by_both_is_in_both():
 def test_what_the_far_tier_had_is_in_the_near_one_afterwards(promote):
     near, far = loop(), loop()
     pair = tiers({"near": near, "far": far}, promote=promote)
-    desk = ConnectorDesk(
+    harness = ConnectorHarness(
         pair, block_size=4, cache=lambda arrays: FakeKVCache(arrays, block_size=4), settle=lambda: None
     )
     hashes = hashes_of(range(3))
-    desk.save([1, 2, 3], hashes)
+    harness.save([1, 2, 3], hashes)
     kept = dict(near.worker._store.blocks)
     near.worker._store.blocks.clear()
-    assert desk.load(desk.lookup(hashes).ticket, [7, 8, 9], hashes) == ""
-    desk.step()
+    assert harness.load(harness.lookup(hashes).ticket, [7, 8, 9], hashes) == ""
+    harness.step()
     found = near.worker._store.blocks
     assert {name: [array.tolist() for array in arrays] for name, arrays in found.items()} == (
         {name: [array.tolist() for array in arrays] for name, arrays in kept.items()} if promote else {}
@@ -199,15 +199,15 @@ def test_a_block_is_saved_by_all_before_another_tier_loads_into_it():
     """The near tier loads at once, into a block that the far one is to save in the same step."""
     near, far = loop(), loop()
     pair = tiers({"near": near, "far": far})
-    desk = ConnectorDesk(
+    harness = ConnectorHarness(
         pair, block_size=4, cache=lambda arrays: FakeKVCache(arrays, block_size=4), settle=lambda: None
     )
     old, new = hashes_of([1]), hashes_of([2])
     near.worker.begin_step = _eager(near.worker)
-    desk.save([5], old)
-    held = desk.contents([7])
+    harness.save([5], old)
+    held = harness.contents([7])
     pair.scheduler.on_computed(blocks=[7], block_hashes=new)  # its sequence ends, and the block is given away
-    desk.load(desk.lookup(old).ticket, [7], old)
+    harness.load(harness.lookup(old).ticket, [7], old)
     assert [array.tolist() for array in far.worker._store.blocks[new[0].hex()]] == held[0]
 
 
@@ -275,7 +275,7 @@ class TestFaultsOfBothTiers(KVFaultConformance):
 
 def dictionary(clock, faults):
     """Returns a connector over a dictionary of its own, which loads all it can and goes wrong as it is told."""
-    parts, kept = {"kv_policy": KVPolicy, "kv_codec": AsTheyAre}, {}
+    parts, kept = {"kv_policy": KVPolicy, "kv_codec": IdentityCodec}, {}
     context = ComponentContext(clock=clock, seed=0, make=lambda noun, _: parts[noun]())
     settings = StoreSettings(failure_limit=10**6, lookup_timeout_s=0.3)
     return store_connector(lambda: FaultyStore(DictStore(kept), faults), settings, context, name="dictionary")

@@ -8,7 +8,7 @@ from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis.interfaces import ComponentContext, LoadView
 from trencadis.records import Request
-from trencadis_kv.store.defaults import AsTheyAre, NoLongerThanComputing, codec_of, policy_of
+from trencadis_kv.store.defaults import IdentityCodec, NoLongerThanComputing, codec_of, policy_of
 from trencadis_kv.store.guarded_codec import GuardedCodec
 from trencadis_kv.store.guarded_policy import GuardedPolicy
 
@@ -27,7 +27,7 @@ def wait_s(*, load_s, compute_s):
 
 
 def test_bytes_are_kept_as_they_are():
-    codec, out = AsTheyAre(), bytearray(4)
+    codec, out = IdentityCodec(), bytearray(4)
     codec.decode(memoryview(codec.encode(memoryview(b"abcd"), b"")), b"", memoryview(out))
     assert out == b"abcd"
 
@@ -35,7 +35,7 @@ def test_bytes_are_kept_as_they_are():
 @pytest.mark.parametrize("data", [b"", b"abc", b"abcde"])
 def test_payload_of_another_length_is_corrupt(data):
     with pytest.raises(TransferError) as caught:
-        AsTheyAre().decode(memoryview(data), b"", memoryview(bytearray(4)))
+        IdentityCodec().decode(memoryview(data), b"", memoryview(bytearray(4)))
     assert caught.value.cause == "corrupt"
 
 
@@ -54,7 +54,7 @@ def test_unknown_costs_are_tried():
 
 
 def test_engine_says_which_codec_and_policy():
-    made = {"kv_codec": AsTheyAre(), "kv_policy": NoLongerThanComputing()}
+    made = {"kv_codec": IdentityCodec(), "kv_policy": NoLongerThanComputing()}
     context = ComponentContext(clock=SimulatedClock(), seed=0, make=lambda noun, name: made[noun])
     codec = codec_of(context)
     assert isinstance(codec, GuardedCodec)
@@ -66,5 +66,5 @@ def test_engine_says_which_codec_and_policy():
 
 def test_without_an_engine_there_are_defaults():
     context = ComponentContext(clock=SimulatedClock(), seed=0)
-    assert isinstance(codec_of(context), AsTheyAre)
+    assert isinstance(codec_of(context), IdentityCodec)
     assert isinstance(policy_of(context), NoLongerThanComputing)

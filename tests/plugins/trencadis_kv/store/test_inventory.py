@@ -35,8 +35,8 @@ def test_shelf_was_used_when_its_latest_block_was(tmp_path):
         name = blocks.add(number).rsplit("/", 1)[1]
         (file,) = tmp_path.rglob(name)
         os.utime(file, (used_s, used_s))
-    (shelf,) = take_stock(blocks.directory)
-    assert shelf.used_ns == 3000 * 10**9
+    (summary,) = take_stock(blocks.directory)
+    assert summary.used_ns == 3000 * 10**9
 
 
 def test_stock_of_an_empty_directory_is_empty(tmp_path):
@@ -47,8 +47,8 @@ def test_broken_description_is_no_model(tmp_path):
     blocks = Blocks(tmp_path)
     blocks.add(1)
     blocks.damage(blocks.description_key, 5)
-    (shelf,) = take_stock(blocks.directory)
-    assert shelf.model == ""
+    (summary,) = take_stock(blocks.directory)
+    assert summary.model == ""
 
 
 def test_every_object_is_examined(tmp_path):

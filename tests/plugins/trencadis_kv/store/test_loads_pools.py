@@ -7,7 +7,7 @@ import pytest
 from kv_parts import BLOCK_BYTES, BLOCK_SIZE, OnlyBackendThread, hashes_of, make_parts, make_pool, read
 from load_house import CONTENTS, flip, houses
 
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.loads import Loads
 from trencadis_testing.fake_pool import FakeKVCache
 
@@ -90,7 +90,7 @@ class HostPool(FakeKVCache):
         super().write_blocks(blocks, data)
 
 
-class Untouched(AsTheyAre):
+class Untouched(IdentityCodec):
     def decode(self, data, header, out):
         raise AssertionError("what no codec changed is copied once")
 

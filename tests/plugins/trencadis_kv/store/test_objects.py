@@ -6,7 +6,7 @@ from kv_parts import BLOCK_BYTES, hashes_of, make_pool
 
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVCodec
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.objects import BlockObjects
 
 HASH, OTHER = hashes_of("one", "other")
@@ -34,7 +34,7 @@ def objects_of(codec=None, *, identity="model", namespace="default", exact_numer
         identity=identity,
         namespace=namespace,
         exact_numerics=exact_numerics,
-        codec=codec or AsTheyAre(),
+        codec=codec or IdentityCodec(),
     )
 
 
@@ -48,7 +48,7 @@ def unpacked(objects, data, block_hash=HASH):
     return bytes(out)
 
 
-@pytest.mark.parametrize("codec", [AsTheyAre(), Sealing()])
+@pytest.mark.parametrize("codec", [IdentityCodec(), Sealing()])
 def test_what_was_packed_is_unpacked_bit_for_bit(codec):
     objects = objects_of(codec)
     data = packed(objects)

@@ -12,7 +12,7 @@ from trencadis.errors import ConfigValueError, InvalidRequestError, StepFailedEr
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Component, ConnectorPair, KVPolicy, SchedulingPolicy
 from trencadis.registry import Registry
-from trencadis_kv.store.defaults import AsTheyAre
+from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.doubles import LoopConnector, _LoopScheduler, _LoopWorker
 from trencadis_tools.bench import NO_CONNECTOR, KVResult, KVWorkload, measure_kv
 
@@ -35,7 +35,7 @@ def house_of(fake_house: Callable[..., Any], connector: Callable[[Options], Any]
             name="always", factory=lambda config, context: KVPolicy(), summary="All.", interface_version=1
         ),
         "trencadis_kv_codecs": Component(
-            name="none", factory=lambda config, context: AsTheyAre(), summary="As is.", interface_version=1
+            name="none", factory=lambda config, context: IdentityCodec(), summary="As is.", interface_version=1
         ),
     }  # fmt: skip
     for hook, component in parts.items():

@@ -16,13 +16,13 @@ import numpy as np
 from trencadis.errors import TransferError
 from trencadis.interfaces import BlendChunk, BlendOrder, KVBlender
 from trencadis.records import ConnectorReport, FailedLoad, TransferCause
-from trencadis_kv.connectors.blend.desk import BlendDesk
-from trencadis_kv.connectors.blend.messages import ChunkPlace, FillOrder
+from trencadis_kv.connectors.blend.messages import AssembleOrder, ChunkPlace
 from trencadis_kv.connectors.blend.objects import ChunkObjects
+from trencadis_kv.connectors.blend.shared import BlendShared
 from trencadis_kv.store.client import StoreClient
 from trencadis_kv.store.threads import StoreThreads
 
-__all__ = ["ChunkFiller"]
+__all__ = ["ChunkAssembler"]
 
 _MAX_READ = 2
 """Fills whose chunks are in memory: one that is blended, one that is read meanwhile."""
@@ -36,7 +36,7 @@ class _Fill:
         filler: Where it belongs.
     """
 
-    def __init__(self, order: FillOrder, filler: ChunkFiller) -> None:
+    def __init__(self, order: AssembleOrder, filler: ChunkAssembler) -> None:
         self._filler = filler
         self._chunks: list[BlendChunk] = []
         self._work: Iterator[None] | None = None
@@ -48,14 +48,14 @@ class _Fill:
 
     def run(self, client: StoreClient) -> None:
         """Read the chunks."""
-        desk, since_s = self._filler.desk, self._filler.desk.clock.now_s()
+        shared, since_s = self._filler.shared, self._filler.shared.clock.now_s()
         num_bytes = 0
         try:
             for place in self.order.chunks:
                 if not self.is_wanted:
                     break
                 num_bytes += self._read(client, place)
-            desk.cost.loaded(num_bytes=num_bytes, seconds=desk.clock.now_s() - since_s)
+            shared.cost.loaded(num_bytes=num_bytes, seconds=shared.clock.now_s() - since_s)
         except TransferError as error:
             self.error = error
         except Exception as error:
@@ -64,7 +64,7 @@ class _Fill:
 
     def advance(self, until_s: float) -> bool:
         """Blend, at least one part and until it is late; True at the end. On the backend's thread."""
-        clock = self._filler.desk.clock
+        clock = self._filler.shared.clock
         while True:
             since_s = clock.now_s()
             try:
@@ -103,7 +103,7 @@ class _Fill:
         token_ids = np.frombuffer(self.order.token_ids, "<i4")
         forced = np.zeros(len(token_ids), np.bool_)
         for place in self.order.chunks:
-            num_first = min(self._filler.desk.config.num_first_tokens, place.num_tokens)
+            num_first = min(self._filler.shared.config.num_first_tokens, place.num_tokens)
             forced[place.position : place.position + num_first] = True
         return BlendOrder(
             token_ids=token_ids,
@@ -115,33 +115,33 @@ class _Fill:
         )
 
 
-class ChunkFiller:
+class ChunkAssembler:
     """All fills of one rank. Methods run on the backend's thread.
 
     Args:
-        desk: Of the connector.
+        shared: Of the connector.
         blender: Puts chunks together.
         objects: Unpacks chunks.
 
     Attributes:
-        desk: As above.
+        shared: As above.
         blender: As above.
         objects: As above.
     """
 
-    def __init__(self, desk: BlendDesk, blender: KVBlender, objects: ChunkObjects) -> None:
-        self.desk = desk
+    def __init__(self, shared: BlendShared, blender: KVBlender, objects: ChunkObjects) -> None:
+        self.shared = shared
         self.blender = blender
         self.objects = objects
-        self._waiting: deque[FillOrder] = deque()
+        self._waiting: deque[AssembleOrder] = deque()
         self._live: dict[int, _Fill] = {}
         self._ended: list[_Fill] = []
         self._released: list[int] = []
         self._threads: StoreThreads[_Fill] = StoreThreads(
-            "trencadis-blend-load", 1, make_client=desk.client, activity=desk.activity
+            "trencadis-blend-load", 1, make_client=shared.client, activity=shared.activity
         )
 
-    def begin(self, order: FillOrder) -> None:
+    def begin(self, order: AssembleOrder) -> None:
         """Take an order."""
         self._waiting.append(order)
 
@@ -158,7 +158,7 @@ class ChunkFiller:
 
     def advance(self) -> None:
         """Blend what was read, the oldest first, for as long as a step may be held up; start to read what waits."""
-        until_s = self.desk.clock.now_s() + self.desk.config.step_budget_s
+        until_s = self.shared.clock.now_s() + self.shared.config.step_budget_s
         for fill in list(self._live.values()):
             if not fill.is_read:
                 continue
@@ -166,7 +166,7 @@ class ChunkFiller:
                 break
             del self._live[fill.order.ticket]
             self._ended.append(fill)
-            if self.desk.clock.now_s() >= until_s:
+            if self.shared.clock.now_s() >= until_s:
                 break
         for _ in range(min(len(self._waiting), _MAX_READ - len(self._live))):
             fill = _Fill(self._waiting.popleft(), self)
@@ -199,10 +199,10 @@ class ChunkFiller:
 
     def _count(self, fill: _Fill) -> None:
         if fill.error is not None:
-            self.desk.failed(fill.error, "load")
+            self.shared.failed(fill.error, "load")
             return
         chunks = fill.order.chunks
         num_bytes = sum(self.objects.num_bytes(place.chunk_tokens) for place in chunks)
-        self.desk.counters.moved("load", num_tokens=sum(place.num_tokens for place in chunks), num_bytes=num_bytes)
-        self.desk.counters.ended(fill.seconds)
-        self.desk.blended.append((fill.order.ticket, fill.seconds))
+        self.shared.counters.moved("load", num_tokens=sum(place.num_tokens for place in chunks), num_bytes=num_bytes)
+        self.shared.counters.ended(fill.seconds)
+        self.shared.blended.append((fill.order.ticket, fill.seconds))

@@ -18,13 +18,13 @@ from trencadis_kv.store.client import StoreClient
 from trencadis_kv.store.cost import CostModel
 from trencadis_kv.store.counters import TransferCounters
 
-__all__ = ["BlendDesk"]
+__all__ = ["BlendShared"]
 
 logger = logging.getLogger("trencadis.kv")
 
 
 @attrs.define(kw_only=True, eq=False)
-class BlendDesk:
+class BlendShared:
     """Settings, collaborators and news of one connector.
 
     Attributes:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from trencadis.errors import TransferError
-from trencadis_kv.connectors.filesystem.room import FilesystemRoom
+from trencadis_kv.connectors.filesystem.disk_quota import DiskQuota
 from trencadis_kv.store.object_directory import ObjectDirectory
 
 PREFIX = "kv1/default/" + "ab" * 16 + "/0.0.0-8/"
@@ -41,8 +41,8 @@ def kept(directory: ObjectDirectory) -> list[int]:
     return [number for number in range(100) if directory.holds(key(number))]
 
 
-def make(directory: ObjectDirectory, **options) -> FilesystemRoom:
-    return FilesystemRoom(directory, **{"max_bytes": 1000, "rests": False, **options})
+def make(directory: ObjectDirectory, **options) -> DiskQuota:
+    return DiskQuota(directory, **{"max_bytes": 1000, "rests": False, **options})
 
 
 def test_what_was_unused_for_longest_goes_until_the_low_water_mark(directory):

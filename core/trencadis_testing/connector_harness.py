@@ -13,7 +13,7 @@ import numpy as np
 from trencadis.interfaces import ConnectorPair, Lookup, SupportsLayerwise
 from trencadis.records import ConnectorReport, Request
 
-__all__ = ["ConnectorDesk", "hashes_of", "request_of"]
+__all__ = ["ConnectorHarness", "hashes_of", "request_of"]
 
 _MAX_STEPS = 300
 
@@ -29,7 +29,7 @@ def request_of(hashes: Sequence[bytes], number: int = 0, *, block_size: int = 4)
     return Request(request_id=f"request {number} of {len(hashes)}", prompt_token_ids=tuple(tokens))
 
 
-class ConnectorDesk:
+class ConnectorHarness:
     """A connector over a cache of its own, whose blocks hold noise.
 
     Args:

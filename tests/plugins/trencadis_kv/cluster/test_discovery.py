@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from trencadis_kv.cluster import acquaintance
-from trencadis_kv.cluster.acquaintance import knows_prefill
+from trencadis_kv.cluster.discovery import knows_prefill
 
 HOST = "127.0.0.1"
 OTHERS = b'# TYPE trencadis_kv_prefill_engines gauge\ntrencadis_kv_prompts_away{connector="p2p"} 7.0\n'

@@ -18,10 +18,10 @@ from trencadis.clock import Clock
 from trencadis_server.errors import as_api_error
 from trencadis_server.generation.connection import CLIENT_GONE
 from trencadis_server.http_metrics import HttpMetrics
-from trencadis_server.middleware.gate import OPEN_PATHS
+from trencadis_server.middleware.drain_guard import OPEN_PATHS
 from trencadis_server.middleware.respond import send_error
 
-__all__ = ["EnvelopeMiddleware", "new_request_id", "request_id_of"]
+__all__ = ["RequestContextMiddleware", "new_request_id", "request_id_of"]
 
 logger = logging.getLogger("trencadis.server")
 access = logging.getLogger("trencadis.access")
@@ -40,7 +40,7 @@ def new_request_id() -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
-class EnvelopeMiddleware:
+class RequestContextMiddleware:
     """Gives each request its id, and sees how it ends.
 
     Args:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trencadis.errors import TransferError
 from trencadis_kv.store.object_directory import ObjectDirectory
 
-__all__ = ["FilesystemRoom"]
+__all__ = ["DiskQuota"]
 
 _SHARE: Final = 0.05
 """Of the limit: written between two sweeps, and the most by which it may be passed while one runs."""
@@ -36,7 +36,7 @@ _CLAIM: Final = ".sweep"
 _LOG = logging.getLogger("trencadis.kv.filesystem")
 
 
-class FilesystemRoom:
+class DiskQuota:
     """The limits of one directory, for all stores of one engine. Any thread may call it.
 
     Args:

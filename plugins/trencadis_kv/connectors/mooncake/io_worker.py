@@ -11,12 +11,12 @@ from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.native_calls import LeftBehind, NativeCalls
 
-__all__ = ["Lane"]
+__all__ = ["IOWorker"]
 
 T = TypeVar("T")
 
 
-class Lane:
+class IOWorker:
     """A registered buffer and the calls that use it. One caller at a time.
 
     Args:

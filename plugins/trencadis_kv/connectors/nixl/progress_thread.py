@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["Pump"]
+__all__ = ["ProgressThread"]
 
 _NAP_S: Final = 1e-4
 
 
-class Pump:
+class ProgressThread:
     """Calls a function again and again while somebody needs it. From any thread; the thread starts with the first.
 
     Args:

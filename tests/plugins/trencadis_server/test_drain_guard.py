@@ -5,11 +5,11 @@ import asyncio
 from fastapi import APIRouter
 from server_doubles import app_with, ask, assert_error, client_of
 
-from trencadis_server.middleware.gate import Gate
+from trencadis_server.middleware.drain_guard import DrainGuard
 
 
 def test_a_closed_gate_answers_503_and_ends_the_connection_but_operators_are_answered():
-    gate = Gate()
+    gate = DrainGuard()
     app = app_with(more={"gate": gate})
     gate.close()
     work, health, metrics = ask(app, ("POST", "/v1/x", {"json": {}}), ("GET", "/health"), ("GET", "/metrics"))
@@ -21,7 +21,7 @@ def test_a_closed_gate_answers_503_and_ends_the_connection_but_operators_are_ans
 
 
 def test_it_knows_who_is_inside_until_the_last_has_left():
-    gate, router, go_on = Gate(), APIRouter(), asyncio.Event()
+    gate, router, go_on = DrainGuard(), APIRouter(), asyncio.Event()
 
     @router.get("/v1/wait")
     async def wait() -> None:
@@ -47,7 +47,7 @@ def test_it_knows_who_is_inside_until_the_last_has_left():
 
 
 def test_a_request_that_fails_has_left():
-    gate, router = Gate(), APIRouter()
+    gate, router = DrainGuard(), APIRouter()
 
     @router.get("/v1/fail")
     async def fail() -> None:

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from trencadis.engine.cache.block_manager import BlockManager
     from trencadis.engine.state import EngineState
 
-__all__ = ["ParkedLoad"]
+__all__ = ["WaitingLoad"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class ParkedLoad:
-    """One load.
+class WaitingLoad:
+    """A load of KV blocks that a sequence waits for.
 
     Attributes:
-        sequence: That waits.
+        sequence: The sequence that waits.
         blocks: For all its tokens, int32 ``[n]``.
         first: Place of the first block that is loaded.
-        last: Place behind the last one.
-        is_approximate: What comes is near to what computing would give, not equal.
+        last: Place after the last one.
+        is_approximate: The loaded values approximate those that computing would give.
     """
 
     sequence: Sequence

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVBlender, KVPool
 from trencadis.records import TransferCause
-from trencadis_kv.connectors.blend.desk import BlendDesk
-from trencadis_kv.connectors.blend.messages import KeepOrder
+from trencadis_kv.connectors.blend.messages import SaveChunkOrder
 from trencadis_kv.connectors.blend.objects import ChunkObjects
+from trencadis_kv.connectors.blend.shared import BlendShared
 from trencadis_kv.store.client import StoreClient
 from trencadis_kv.store.threads import StoreThreads
 
-__all__ = ["ChunkKeeper"]
+__all__ = ["ChunkSaver"]
 
 
 class _Part:
@@ -26,7 +26,7 @@ class _Part:
         block_bytes: Of one block.
     """
 
-    def __init__(self, order: KeepOrder, keeper: ChunkKeeper, block_bytes: int) -> None:
+    def __init__(self, order: SaveChunkOrder, keeper: ChunkSaver, block_bytes: int) -> None:
         self._order = order
         self._keeper = keeper
         self._is_there = np.zeros(order.num_blocks, np.bool_)
@@ -38,7 +38,7 @@ class _Part:
         """Always: nothing takes long enough to be interrupted."""
         return True
 
-    def take(self, order: KeepOrder, pool: KVPool) -> bool:
+    def take(self, order: SaveChunkOrder, pool: KVPool) -> bool:
         """Copy blocks; True if it is complete."""
         found = np.empty((len(order.blocks), self.blocks.shape[1]), np.uint8)
         pool.read_blocks(order.blocks, found)
@@ -48,42 +48,42 @@ class _Part:
 
     def run(self, client: StoreClient) -> None:
         """Put it into the store."""
-        order, keeper, desk = self._order, self._keeper, self._keeper.desk
+        order, keeper, shared = self._order, self._keeper, self._keeper.shared
         try:
             skip = order.position % keeper.block_size
             tokens = keeper.blender.pack(self.blocks, skip=skip, num_tokens=order.num_tokens, position=order.position)
             pieces = keeper.objects.pack(order.key, tokens, position=order.position)
             num_kept = client.call(lambda store: store.put([keeper.objects.key(order.key)], [pieces]))
         except TransferError as error:
-            desk.failed(error, "save")
+            shared.failed(error, "save")
             num_kept = 0
         except Exception as error:
-            desk.failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED), "save")
+            shared.failed(TransferError(f"{type(error).__name__}: {error}", cause=TransferCause.RAISED), "save")
             num_kept = 0
         if num_kept:
-            desk.counters.moved("save", num_tokens=order.num_tokens, num_bytes=sum(piece.nbytes for piece in pieces))
+            shared.counters.moved("save", num_tokens=order.num_tokens, num_bytes=sum(piece.nbytes for piece in pieces))
         keeper.done(self, is_kept=bool(num_kept))
 
 
-class ChunkKeeper:
+class ChunkSaver:
     """Keeps the chunks of one rank. Methods run on the backend's thread unless they say otherwise.
 
     Args:
-        desk: Of the connector.
+        shared: Of the connector.
         pool: The device's blocks.
         blender: Takes positions out.
         objects: Packs chunks.
 
     Attributes:
-        desk: As above.
+        shared: As above.
         blender: As above.
         objects: As above.
         block_size: Tokens per block.
     """
 
-    def __init__(self, desk: BlendDesk, pool: KVPool, blender: KVBlender, objects: ChunkObjects) -> None:
+    def __init__(self, shared: BlendShared, pool: KVPool, blender: KVBlender, objects: ChunkObjects) -> None:
         layout = pool.layout
-        self.desk = desk
+        self.shared = shared
         self.blender = blender
         self.objects = objects
         self.block_size = layout.block_size
@@ -92,10 +92,10 @@ class ChunkKeeper:
         self._parts: dict[int, _Part] = {}
         self._leaving: dict[int, _Part] = {}
         self._threads: StoreThreads[_Part] = StoreThreads(
-            "trencadis-blend-save", 1, make_client=desk.client, activity=desk.activity
+            "trencadis-blend-save", 1, make_client=shared.client, activity=shared.activity
         )
 
-    def keep(self, order: KeepOrder) -> None:
+    def keep(self, order: SaveChunkOrder) -> None:
         """Copy blocks of a chunk; does not wait."""
         part = self._parts.pop(order.number, None) or self._begin(order)
         if part is None:
@@ -110,16 +110,16 @@ class ChunkKeeper:
     def done(self, part: _Part, *, is_kept: bool) -> None:
         """Say what became of a chunk. From any thread."""
         self._leaving.pop(part.number, None)
-        (self.desk.kept if is_kept else self.desk.lost).append(part.number)
+        (self.shared.kept if is_kept else self.shared.lost).append(part.number)
 
     def close(self, timeout_s: float) -> None:
         """Forget what is not in the store, and end the thread."""
         self._parts.clear()
         self._threads.close(timeout_s)
 
-    def _begin(self, order: KeepOrder) -> _Part | None:
-        """Return memory for a chunk; the one that got nothing for longest gives way."""
-        budget = self.desk.config.staging_bytes - order.num_blocks * self._block_bytes
+    def _begin(self, order: SaveChunkOrder) -> _Part | None:
+        """Return memory for a chunk; the one that got nothing for longest is evicted."""
+        budget = self.shared.config.staging_bytes - order.num_blocks * self._block_bytes
         while self._parts and self._num_bytes() > budget:
             self._lose(next(iter(self._parts)))
         if self._num_bytes() > budget:
@@ -129,8 +129,8 @@ class ChunkKeeper:
 
     def _lose(self, number: int) -> None:
         self._parts.pop(number, None)
-        self.desk.lost.append(number)
-        self.desk.counters.dropped("staging", 1)
+        self.shared.lost.append(number)
+        self.shared.counters.dropped("staging", 1)
 
     def _num_bytes(self) -> int:
         return sum(part.blocks.nbytes for held in (self._parts, dict(self._leaving)) for part in held.values())

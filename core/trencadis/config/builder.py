@@ -1,4 +1,4 @@
-"""Given values to one frozen ``Config``: types, validators, and what a component needs. Errors name key, value and source."""
+"""RawValue values to one frozen ``Config``: types, validators, and what a component needs. Errors name key, value and source."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import attrs
 
-from trencadis.config.blame import culprit, reason
+from trencadis.config.attribution import culprit, reason
 from trencadis.config.convert import WrongValueError, parse_text, structure
 from trencadis.config.messages import DEFAULT, origin, value_error, with_origin
 from trencadis.config.schema import Config
 from trencadis.config.settings import CORE_TABLES, NOUN_TABLES, Setting, Settings
-from trencadis.config.sources import Given
+from trencadis.config.sources import RawValue
 from trencadis.errors import ConfigError, ConfigValueError, UnknownKeyError
 
-__all__ = ["Assembly", "is_import_path"]
+__all__ = ["ConfigBuilder", "is_import_path"]
 
 
 def is_import_path(name: str) -> bool:
@@ -23,7 +23,7 @@ def is_import_path(name: str) -> bool:
     return ":" in name
 
 
-class Assembly:
+class ConfigBuilder:
     """One assembling of a ``Config``.
 
     Args:
@@ -31,7 +31,7 @@ class Assembly:
         given: The winning value of each path that anybody set.
     """
 
-    def __init__(self, settings: Settings, given: Mapping[str, Given]) -> None:
+    def __init__(self, settings: Settings, given: Mapping[str, RawValue]) -> None:
         self._settings = settings
         self._given = given
         self._typed = {setting.path: self._type(setting) for setting in settings if setting.path in given}
@@ -166,5 +166,5 @@ class Assembly:
         return UnknownKeyError(f"[{noun}.options]{origin(source)}: {why}.", hint=hint)
 
 
-def _option(item: Given) -> Any:
+def _option(item: RawValue) -> Any:
     return parse_text(object, item.raw) if item.is_text else item.raw

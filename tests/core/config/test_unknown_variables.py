@@ -7,7 +7,7 @@ import pytest
 
 from trencadis.config import load_config
 from trencadis.config.settings import settings_of
-from trencadis.config.strangers import strangers
+from trencadis.config.unknown_variables import unknown_variables
 from trencadis.errors import UnknownKeyError
 
 SHAPE = "Settings are named TRENCADIS_TABLE__KEY, with two underscores between table and key."
@@ -49,7 +49,7 @@ def settings(components):
     ],
 )
 def test_a_variable_that_belongs_to_nothing_is_found_with_what_may_be_meant(settings, name, advice):
-    assert strangers({name: "x", "HOME": "/root"}, settings) == {name: advice}
+    assert unknown_variables({name: "x", "HOME": "/root"}, settings) == {name: advice}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_variable_that_belongs_to_nothing_is_found_with_what_may_be_meant(sett
     ],
 )
 def test_variables_that_mean_something_are_no_strangers(settings, name):
-    assert strangers({name: "x"}, settings) == {}
+    assert unknown_variables({name: "x"}, settings) == {}
 
 
 def test_loading_warns_once_of_each_and_keeps_its_value_untold(caplog):

@@ -4,7 +4,7 @@ import attrs
 import pytest
 from attrs.validators import ge, in_, instance_of, le, max_len, optional
 
-from trencadis.config.blame import culprit, demand, reason
+from trencadis.config.attribution import culprit, demand, reason
 
 
 @attrs.frozen(kw_only=True)

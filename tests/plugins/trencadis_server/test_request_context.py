@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from trencadis_server.http_metrics import HttpMetrics
-from trencadis_server.middleware.envelope import request_id_of
+from trencadis_server.middleware.request_context import request_id_of
 
 
 def routes() -> APIRouter:

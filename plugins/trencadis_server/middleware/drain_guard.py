@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trencadis_server.errors import EngineUnavailableError, as_api_error
 from trencadis_server.middleware.respond import refuse
 
-__all__ = ["OPEN_PATHS", "Gate", "GateMiddleware", "draining_error"]
+__all__ = ["OPEN_PATHS", "DrainGuard", "DrainMiddleware", "draining_error"]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Paths for operators and their tools: no key is asked for, and they answer to the last."""
 
 
-class Gate:
+class DrainGuard:
     """Counts HTTP requests that ask for work. Event loop only.
 
     Attributes:
@@ -52,7 +52,7 @@ class Gate:
         await self._is_empty.wait()
 
 
-class GateMiddleware:
+class DrainMiddleware:
     """Counts requests in and out, and turns them away with 503 while the server shuts down.
 
     Args:
@@ -60,7 +60,7 @@ class GateMiddleware:
         gate: Shared with whoever shuts down.
     """
 
-    def __init__(self, app: ASGIApp, *, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, *, gate: DrainGuard) -> None:
         self._app = app
         self._gate = gate
 

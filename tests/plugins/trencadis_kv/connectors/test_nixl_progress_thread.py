@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import threading
 
-from trencadis_kv.connectors.nixl.pump import Pump
+from trencadis_kv.connectors.nixl.progress_thread import ProgressThread
 
 
 def test_function_runs_while_somebody_needs_it_and_not_otherwise():
     calls = threading.Semaphore(0)
-    pump = Pump(calls.release)
+    pump = ProgressThread(calls.release)
     assert not calls.acquire(timeout=0.02)
     pump.begin()
     pump.begin()
@@ -28,7 +28,7 @@ def test_function_runs_while_somebody_needs_it_and_not_otherwise():
 
 def test_nothing_runs_after_close():
     calls = threading.Semaphore(0)
-    pump = Pump(calls.release)
+    pump = ProgressThread(calls.release)
     pump.begin()
     assert calls.acquire(timeout=5.0)
     pump.close()

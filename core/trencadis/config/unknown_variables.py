@@ -13,14 +13,14 @@ from trencadis.config.aliases import aliases_of
 from trencadis.config.settings import ENVIRONMENT_PREFIX, Settings
 from trencadis.config.sources import BLOCKED_VARIABLE, FILE_VARIABLE, flat_names
 
-__all__ = ["strangers", "warn_of_strangers"]
+__all__ = ["unknown_variables", "warn_of_unknown"]
 
 _log = logging.getLogger(__name__)
 
 _OWN = frozenset({FILE_VARIABLE, BLOCKED_VARIABLE})
 
 
-def strangers(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+def unknown_variables(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return by name what to do about each variable that has no effect and is no error either. Pure.
 
     Args:
@@ -35,14 +35,14 @@ def strangers(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
     }
 
 
-def warn_of_strangers(environ: Mapping[str, str], settings: Settings) -> None:
+def warn_of_unknown(environ: Mapping[str, str], settings: Settings) -> None:
     """Log each variable that starts like ours and has no effect. Its value stays untold: it may be a key.
 
     Args:
         environ: The environment.
         settings: The catalogue.
     """
-    for name, advice in strangers(environ, settings).items():
+    for name, advice in unknown_variables(environ, settings).items():
         _log.warning("environment %s has no effect. %s", name, advice)
 
 
