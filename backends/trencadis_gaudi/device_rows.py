@@ -39,7 +39,7 @@ class DeviceRows(Rows):
         sampler.start_row(start)
 
     def write_pass_drafts(self, one: Pass, drafts: Drafts | None) -> None:
-        """Write the drafts of a pass behind its rows' known tokens; as many writes as the bucket has token positions."""
+        """Write the drafts of a pass after its rows' known tokens; as many writes as the bucket has token positions."""
         bucket = one.bucket
         if bucket.query_len == 1:
             return

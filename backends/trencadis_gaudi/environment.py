@@ -25,7 +25,7 @@ def demands_of(config: GaudiConfig) -> dict[str, str]:
 
 
 def defaults_of(config: GaudiConfig) -> dict[str, str]:
-    """Return the variables that are set unless somebody has. Pure."""
+    """Return the variables that are set if they were not. Pure."""
     defaults = {"PT_HPU_WEIGHT_SHARING": "0", "EXPERIMENTAL_WEIGHT_SHARING": "0"}
     if config.watch_compilations:
         defaults["PT_HPU_METRICS_GC_DETAILS"] = "1"

@@ -91,7 +91,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def fill(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
-    """Copy an array into a tensor that keeps its place, behind what the device was given before, without waiting.
+    """Copy an array into a tensor that keeps its place, after what the device was given before, without waiting.
 
     Args:
         target: Contiguous, of as many elements and the same dtype.

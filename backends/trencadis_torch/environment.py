@@ -17,7 +17,7 @@ other in one operation, and less than a sleep and a wake-up cost where cores are
 
 
 def set_environment(environ: MutableMapping[str, str], modules: Mapping[str, object]) -> None:
-    """Let threads spin for a moment and then sleep while they wait, unless somebody has said otherwise.
+    """Let threads spin for a moment and then sleep while they wait, unless they were set otherwise.
 
     A thread that spins for long takes the core from the one it waits for, where cores are shared: a decode step on two threads
     took ten times as long. Where they are not, sleeping at once costs a wake-up for each operation: two threads were slower than

@@ -77,7 +77,7 @@ def ragged_inputs(
         rows: Tokens and block tables.
         cache: Keys and values.
         workspace: Buffers to use again.
-        trees: Of drafts that branch: they lie behind each other in the row and in the cache, and their positions repeat.
+        trees: Of drafts that branch: they lie after each other in the row and in the cache, and their positions repeat.
     """
     lengths = one.query_lens
     firsts = (np.cumsum(lengths) - lengths).astype(np.int64)

@@ -252,7 +252,7 @@ def _lock_of(name: str) -> threading.Lock:
 
 
 def _load(file: Path) -> ctypes.CDLL | None:
-    """Return the library if it is there, whole and loadable: behind its bytes lies their digest."""
+    """Return the library if it is there, whole and loadable: after its bytes lies their digest."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
             facts = os.fstat(opened.fileno())

@@ -73,7 +73,7 @@ class TorchStep:
         emitted: Of each pass.
         prompts: Prompt scores of passes that have some.
         num_padded_tokens: Token positions computed.
-        timer: Running; stopped here, behind the copies to the host.
+        timer: Running; stopped here, after the copies to the host.
         step: Number of the batch.
         backend: Whose step it is, for errors.
         missed_layers: As in ``StepOutput``.

@@ -14,7 +14,7 @@ from trencadis_torch.device import to_device
 __all__ = ["DRAFT_MARGIN", "Rows", "drafts_of"]
 
 DRAFT_MARGIN = 64
-"""Columns behind ``max_model_len``: drafts of a sequence about to end may reach beyond it."""
+"""Columns after ``max_model_len``: drafts of a sequence about to end may reach beyond it."""
 
 
 class Rows:

@@ -70,7 +70,7 @@ class PassResult:
 
 
 def _plain_forward(model: Any) -> Forward:
-    """Return a model's own ``forward``, with whatever it does behind its output projection, as a function of tensors and a pass.
+    """Return a model's own ``forward``, with whatever it does after its output projection, as a function of tensors and a pass.
 
     A model that cannot select positions computes the logits of all.
 
@@ -132,7 +132,7 @@ class PassRunner:
         acceptance: AcceptanceRule,
         gate: LayerGate | None = None,
     ) -> PassResult:
-        """Run a pass and write what it emits behind the rows' tokens.
+        """Run a pass and write what it emits after the rows' tokens.
 
         Args:
             one: The pass; without sequences only padding is computed, which leaves no trace.
@@ -196,7 +196,7 @@ class PassRunner:
         """Return the logits ``[L, V]`` at some tokens of the pass, and write keys and values.
 
         A plain decoder runs in one call, but for passes that wait at each layer and drafts that branch. Else the model's own
-        ``forward`` computes them, with whatever it does behind its output projection.
+        ``forward`` computes them, with whatever it does after its output projection.
 
         Args:
             inputs: Of the pass.

@@ -138,7 +138,7 @@ class Emitted:
 
     Attributes:
         indices: Indices in the plan of the sequences that emit, on the host, ``[S]``.
-        token_ids: int64 ``[S', K]``; of sequence s the first ``num_emitted[s]`` count, and what is behind the S real ones
+        token_ids: int64 ``[S', K]``; of sequence s the first ``num_emitted[s]`` count, and what is after the S real ones
             does not: it is cut off on the host, where that costs no operation of another shape.
         num_emitted: int64 ``[S']``; None: one each.
         logprobs: Of sequences that asked: index in the plan, step, position, and the sampler's entry.
@@ -168,7 +168,7 @@ def emit(
     sampler: Sampler,
     acceptance: AcceptanceRule,
 ) -> Emitted:
-    """Sample, accept, and write the emitted tokens behind each row's known ones.
+    """Sample, accept, and write the emitted tokens after each row's known ones.
 
     Args:
         logits: ``[L, V]``.
@@ -234,8 +234,8 @@ def _verify(
 
 
 def _tokens(found: Verification, walked: Walked, last: torch.Tensor) -> torch.Tensor:
-    """Return accepted drafts and the last token behind them, int64 ``[S', K]``; what follows does not count."""
-    # A walk that stops at once stays at node 0, behind which there is no draft.
+    """Return accepted drafts and the last token after them, int64 ``[S', K]``; what follows does not count."""
+    # A walk that stops at once stays at node 0, after which there is no draft.
     accepted = found.tokens.gather(1, (walked.nodes - 1).clamp(min=0))
     steps = torch.arange(accepted.shape[1] + 1, device=accepted.device)
     kept = torch.cat([accepted, last], dim=1)
@@ -297,7 +297,7 @@ def _proposal(laws: DraftLaws, rows: npt.NDArray[np.int64], device: torch.device
 
 
 def _write_back(tokens: torch.Tensor, plan: SamplePlan, rows: Rows) -> None:
-    """Put every step's token behind the known ones; what is beyond the emitted ones is overwritten before it is read."""
+    """Put every step's token after the known ones; what is beyond the emitted ones is overwritten before it is read."""
     if tokens.shape[1] == 1 and tokens.device.type == rows.tokens.device.type == "cpu" and not plan.padded:
         # One each, as in most decode steps: without half a dozen operations. (What is padded stands for a device, whose
         # operations are the same ones.)
@@ -371,7 +371,7 @@ class Walked:
     """Where the walks went.
 
     Attributes:
-        nodes: The nodes behind node 0, int64 ``[B, N]``, or fewer; what is beyond the stop does not count.
+        nodes: The nodes after node 0, int64 ``[B, N]``, or fewer; what is beyond the stop does not count.
         num_accepted: How many there are, int64 ``[B]``.
         stops: Node at which each walk stopped, int64 ``[B]``.
     """
@@ -386,8 +386,8 @@ def walk(
 ) -> Walked:
     """Return how far each walk gets. Pure; every shape follows from those of the arguments.
 
-    At a node the drafts behind it have, one after another, their shares of (0, 1); the walk goes to the one in whose share the
-    node's number lies, and stops if it lies behind them all.
+    At a node the drafts after it have, one after another, their shares of (0, 1); the walk goes to the one in whose share the
+    node's number lies, and stops if it lies after them all.
 
     Args:
         verification: The drafts.

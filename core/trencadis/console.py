@@ -42,7 +42,7 @@ def track(
 
     Args:
         what: What is being done, such as ``"Loading demo"``.
-        total: How much there is to do; None if nobody knows.
+        total: How much there is to do; None if unknown.
         unit: Of ``total``, such as ``prompts``.
         show: Draw a bar; None: on a terminal only.
         clock: For lines of the log; the system's if none.

@@ -239,7 +239,7 @@ def trencadis_configure(config: Any) -> None:
 
 @hookspec
 def trencadis_engine_ready(model: ModelFacts, plan_hash: str) -> None:
-    """Be told that an engine is ready for requests, after warm-up.
+    """Called when an engine is ready for requests, after warm-up.
 
     *Called:* once per engine, in its process.
 
@@ -251,7 +251,7 @@ def trencadis_engine_ready(model: ModelFacts, plan_hash: str) -> None:
 
 @hookspec
 def trencadis_engine_closing() -> None:
-    """Be told that an engine is about to close.
+    """Called when an engine is about to close.
 
     *Called:* once per engine, in its process, before the backend is closed.
     """

@@ -103,7 +103,7 @@ class AcceptanceConformance:
 
     @pytest.mark.parametrize("parents", _TREES, ids=str)
     def test_siblings_drawn_without_replacement_leave_the_law_of_the_model(self, parents: tuple[int, ...]) -> None:
-        """Two and three drafts behind one token."""
+        """Two and three drafts after one token."""
         for seed in range(2):
             self._assert_law(_tree(parents, seed))
 
@@ -125,7 +125,7 @@ class AcceptanceConformance:
                 self._assert_law(attrs.evolve(_tree(parents, 7), target=target))
 
     def test_equal_siblings_are_no_more_than_one(self) -> None:
-        """The same certain token twice behind one node: its second draft has no share."""
+        """The same certain token twice after one node: its second draft has no share."""
         scene = attrs.evolve(_tree((0, 0), 8), certain=frozenset({0, 1}), twins=True)
         self._assert_law(scene)
         self._assert_in_range(scene)

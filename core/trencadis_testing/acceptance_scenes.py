@@ -24,7 +24,7 @@ __all__ = ["Cases", "Emission", "Law", "Scene", "emission", "greedy", "laws", "m
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 Law = Callable[[tuple[int, ...]], Float]
-"""From the tokens behind the newest one to the law of the next token, ``[V]``."""
+"""From the tokens after the newest one to the law of the next token, ``[V]``."""
 
 
 def laws(seed: int, vocab_size: int, *, num_impossible: int = 0) -> Law:
@@ -94,7 +94,7 @@ class Scene:
 
     @property
     def is_chain(self) -> bool:
-        """No two drafts stand behind one node."""
+        """No two drafts stand after one node."""
         return self.parents == tuple(range(self.num_drafts))
 
     def route(self, node: int) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class Scene:
         return tuple(int(tokens[draft]) for draft in self.route(node))
 
     def drafted(self, tokens: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yield all drafts of positive probability, with it: draft after draft, each behind what its siblings have left."""
+        """Yield all drafts of positive probability, with it: draft after draft, each after what its siblings have left."""
         if len(tokens) == self.num_drafts:
             yield tokens, 1.0
             return
@@ -160,7 +160,7 @@ def verification_of(
         tensor: Makes a tensor of an array.
         is_linear: What the rule is told; by default the truth.
         single: Laws in float32.
-        num_padding: Columns of padding behind the drafts.
+        num_padding: Columns of padding after the drafts.
     """
     count, num_drafts = cases.tokens.shape
     target = np.zeros((count, num_drafts + 1 + num_padding, scene.vocab_size))

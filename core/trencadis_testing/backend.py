@@ -154,7 +154,7 @@ class BackendConformance(SwapTests, PoolTests, LayerTests):
         self._expect(driver.generate(dict(enumerate(prompts)), self.num_tokens), prompts)
 
     def test_resumed_sequence_goes_on_where_it_was(self) -> None:
-        """A preempted sequence starts again with its output behind its prompt."""
+        """A preempted sequence starts again with its output after its prompt."""
         backend, prompts = self._loaded()
         driver = self._driver(backend)
         for row, prompt in enumerate(prompts):
@@ -237,7 +237,7 @@ class BackendConformance(SwapTests, PoolTests, LayerTests):
         self._finish(driver, prompts)
 
     def test_right_path_of_a_tree_is_accepted_and_nothing_else(self) -> None:
-        """If the backend provides trees: right drafts behind wrong ones, and beside linear drafts and none."""
+        """If the backend provides trees: right drafts after wrong ones, and beside linear drafts and none."""
         backend, prompts = self._loaded()
         if "backend.tree_attention" not in backend.capabilities.provides:
             return

@@ -56,7 +56,7 @@ class PoolTests(BackendSuite):
         self._finish(driver, prompts)
 
     def test_layout_says_how_many_bytes_a_block_has(self) -> None:
-        """All of them are read and none behind them; the block size is the one that was asked for."""
+        """All of them are read and none after them; the block size is the one that was asked for."""
         backend, _ = self._loaded()
         self._driver(backend)
         pool = _pool(backend)

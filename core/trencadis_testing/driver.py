@@ -44,7 +44,7 @@ class Work:
     Attributes:
         row: Which.
         num_tokens: Known tokens to compute; 0 stands for all that are not computed yet.
-        drafts: Draft tokens to verify behind them.
+        drafts: Draft tokens to verify after them.
         parents: Index of the draft before each, -1 for the newest token; empty: they are linear.
     """
 

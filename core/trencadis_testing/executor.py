@@ -154,7 +154,7 @@ class ExecutorConformance:
             assert driver.output(0) == fake_text([5, 6, 7, 8, 9], 3, eos=-1)
 
     def test_blocks_are_swapped_in_order_with_batches(self) -> None:
-        """To host memory behind every batch submitted so far, and back before any later one; or the executor does not swap."""
+        """To host memory after every batch submitted so far, and back before any later one; or the executor does not swap."""
         with _Running(self.make(), starts=True, allocates=True) as executor:
             if _refuses_to_swap(executor):
                 return
@@ -304,7 +304,7 @@ class ExecutorConformance:
             assert executor.kv_layout() == backend.kv_cache().layout
 
     def test_closed_connector_is_called_no_more_and_steps_go_on(self) -> None:
-        """It is closed behind the batches submitted before; from then on no transfer touches a block."""
+        """It is closed after the batches submitted before; from then on no transfer touches a block."""
         with _Running(self.make(), starts=True) as executor:
             executor.allocate(plan_of(FramingWorker()))
             before = executor.submit(one_token(41))

@@ -18,7 +18,7 @@ class DraftTree:
     Attributes:
         tokens: The drafts.
         parents: Index of the draft before each, -1 for the newest token.
-        depths: 1 for a draft behind the newest token.
+        depths: 1 for a draft after the newest token.
 
     Args:
         drafts: Of a batch, or None.
@@ -55,7 +55,7 @@ def accepted_path(tree: DraftTree, following: Sequence[int]) -> list[int]:
 
     Args:
         tree: The drafts.
-        following: The token behind the newest token, then behind each draft.
+        following: The token after the newest token, then after each draft.
     """
     path: list[int] = []
     here = -1

@@ -20,7 +20,7 @@ class FakeKVCache(KVPool):
     Args:
         arrays: Each ``[num_blocks * block_size]``; shared, not copied.
         block_size: Tokens per block.
-        numerics: As of :class:`KVLayout`.
+        numerics: See :class:`KVLayout`.
     """
 
     layerwise = True
@@ -51,7 +51,7 @@ class FakeKVCache(KVPool):
         return self._layout
 
     def read_blocks(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
-        """Copy blocks, array behind array."""
+        """Copy blocks, one array after another."""
         out[:] = np.concatenate([array[list(blocks)] for array in self._bytes], axis=1)
 
     def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:

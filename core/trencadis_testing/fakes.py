@@ -174,7 +174,7 @@ class FakeBackend(Backend):
         self.prepared.append(bucket)
 
     def submit(self, batch: Batch) -> PendingStep:
-        """Queue the batch; it runs when somebody waits for it or for a later one."""
+        """Queue the batch; it runs when it is waited for for it or for a later one."""
         self.num_batches += 1
         waits = self._capabilities.layerwise_kv
         gate = LayerGate.of(self._plan.connector, budget_s=self._plan.layer_wait_s) if waits else None
@@ -371,7 +371,7 @@ class FakeBackend(Backend):
         return slots
 
     def _check_context(self, row: int, slots: Int64Array, tokens: Int32Array) -> None:
-        """Raise unless every entry is that of its token at its place behind the entry before it."""
+        """Raise unless every entry is that of its token at its place after the entry before it."""
         states, positions = self._states[slots], np.arange(len(slots))
         before = np.append(np.uint64(self._starts[row]), states[:-1])
         chained = (before ^ (tokens.astype(np.uint64) + np.uint64(1))) * np.uint64(MULTIPLIER)
@@ -383,7 +383,7 @@ class FakeBackend(Backend):
             raise StepFailedError(f"row {row}: the KV entry of position {int(np.argmin(good))} is not its own")
 
     def _close_up(self, row: int, root: int, path: list[int]) -> None:
-        """Move the entries of accepted drafts behind each other."""
+        """Move the entries of accepted drafts after each other."""
         slots = self._slots(row, root + 2 + max(path, default=-1))[root + 1 :]
         for array in (self._states, self._kv_tokens, self._kv_positions):
             array[slots[: len(path)]] = array[slots[path]]

@@ -110,7 +110,7 @@ def blocks_withheld(engine: Engine) -> dict[int, int]:
 
 
 def transfer_blocks(state: EngineState) -> set[int]:
-    """Return the blocks that KV transfers may write to or read from now: those of parked sequences and those held behind them."""
+    """Return the blocks that KV transfers may write to or read from now: those of parked sequences and those held after them."""
     transfers = state.transfers
     found: set[int] = set()
     for load in transfers._parked.values():  # noqa: SLF001 - shadow accounting looks inside

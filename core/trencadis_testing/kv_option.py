@@ -26,7 +26,7 @@ class NamedConnector:
     address from the fixture ``kv_connector_options``, which a ``conftest.py`` overrides.
 
     Attributes:
-        targets: Names of installed components, or import paths, with options behind commas; used without the option.
+        targets: Names of installed components, or import paths, with options after commas; used without the option.
     """
 
     targets: tuple[str, ...] = ()

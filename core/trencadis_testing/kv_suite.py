@@ -128,7 +128,7 @@ class ConnectorSuite:
             pair: The connector; a new one if none.
             num_blocks: KV blocks.
             eos: End-of-sequence token; -1 for none.
-            options: As of :func:`trencadis_testing.engines.make_engine`.
+            options: See :func:`trencadis_testing.engines.make_engine`.
 
         Raises:
             AssertionError: A sequence read what is not its own, or a ticket has no end or two.

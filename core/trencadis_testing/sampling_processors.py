@@ -234,7 +234,7 @@ class LogitsProcessorConformance:
         return np.array(found)
 
     def test_the_rows_of_drafts_equal_one_token_at_a_time(self) -> None:
-        """Also behind a draft that was refused: what came after it is as if it had never been."""
+        """Also after a draft that was refused: what came after it is as if it had never been."""
         logits = _logits(8) * np.float32(0.3)  # flat: where a tail is cut depends on little
         likely = logits.argmax(-1).tolist()
         for params in self.asking:

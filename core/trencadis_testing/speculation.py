@@ -42,7 +42,7 @@ def draft_view(
         epochs: Of each; 1 if empty.
         requests: Of each; the history as a prompt, and nothing else, if empty.
         seeds: Of each; 0, 1, 2 … if empty.
-        linear_only: No sequence may get two drafts behind one token.
+        linear_only: No sequence may get two drafts after one token.
     """
     count = len(histories)
     return DraftView(
@@ -189,7 +189,7 @@ class SpeculationConformance:
     def test_a_slot_forgets_the_sequence_that_held_it(self, told: bool, last: int) -> None:
         """After ``on_finished``, and after a preemption, which only the epoch shows; the new sequence may be shorter.
 
-        Both hold the same tokens, with others behind them; what follows a 13 only the old one shows.
+        Both hold the same tokens, with others after them; what follows a 13 only the old one shows.
         """
         old, new = [13 - i % 4 for i in range(40)], [*([10, 11, 12] * 4)[:-1], last]
         requests = [_request(asker, [1], asker) for asker in ("old", "new")]

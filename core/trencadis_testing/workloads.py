@@ -51,7 +51,7 @@ def arrivals(seed: int, *, num_requests: int = 24, longest: int = 30) -> list[Ar
     Args:
         seed: Of all choices.
         num_requests: How many.
-        longest: Most prompt tokens behind the shared prefix of 12.
+        longest: Most prompt tokens after the shared prefix of 12.
     """
     rng = random.Random(seed)
     system = [rng.randrange(97) for _ in range(12)]

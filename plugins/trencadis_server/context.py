@@ -47,7 +47,7 @@ class Admission(Protocol):
 
 @runtime_checkable
 class EngineSource(Protocol):
-    """Whoever owns the engine: it may be loading, restarting or gone."""
+    """The caller that owns the engine: it may be loading, restarting or gone."""
 
     @property
     def llm(self) -> AsyncLLM:

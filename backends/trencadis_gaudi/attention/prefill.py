@@ -55,7 +55,7 @@ def batch_mask(
 
     Args:
         context_lens: int64 ``[B]``, 0 .. num_context.
-        query_lens: int64 ``[B]``, 0 .. Q; queries behind are padding.
+        query_lens: int64 ``[B]``, 0 .. Q; queries after are padding.
         num_context: C × S.
         query_len: Q.
         window: As in :func:`causal_mask`.

@@ -110,7 +110,7 @@ def _compiled(adapter: ForwardAdapter, config: GaudiConfig, habana: Habana) -> F
 
 
 def mark_layers(model: Any, mark_step: Callable[[], None], *, every: int) -> int:
-    """Call ``mark_step`` behind every n-th decoder layer of a model; returns behind how many.
+    """Call ``mark_step`` after every n-th decoder layer of a model; returns after how many.
 
     Args:
         model: Its modules get hooks.

@@ -64,7 +64,7 @@ def owned_blocks(tables: Int32Array, rows: Int32Array, firsts: Int32Array, ends:
         tables: Block tables of all rows, int32 ``[num_rows, num_columns]``.
         rows: int32 ``[n]``.
         firsts: First column of each, int32 ``[n]``.
-        ends: Column behind the last of each, int32 ``[n]``.
+        ends: Column after the last of each, int32 ``[n]``.
     """
     counts = ends - firsts
     groups = np.repeat(np.arange(len(rows)), counts)
@@ -128,7 +128,7 @@ def seen_slots(
         block is empty there. ``skipped``: slots before the window, int32 ``[N, Q]``, 0 .. S.
     """
     padding = (lists.groups < 0)[:, None]
-    # The row behind the last is that of padding, which index -1 finds.
+    # The row after the last is that of padding, which index -1 finds.
     extended = np.append(positions, np.zeros((1, positions.shape[1]), np.int64), axis=0)
     reach = extended[lists.groups] + 1 - lists.columns[:, None] * block_size
     usage = np.where(padding, 1, np.clip(reach, 0, block_size))

@@ -26,7 +26,7 @@ class PrefillTensors(NamedTuple):
 
     Attributes:
         slots: Where new keys go, int64 ``[B, Q]``.
-        blocks: Context blocks, the padding block behind them, int64 ``[B, C]``.
+        blocks: Context blocks, the padding block after them, int64 ``[B, C]``.
         context_lens: Tokens computed before, int64 ``[B]``.
         query_lens: New tokens, int64 ``[B]``; 0 for padding.
     """

@@ -115,7 +115,7 @@ class UnifiedTensors(NamedTuple):
         positions: ``[T]``; 0 in padding.
         groups: Sequence of each token, ``[T]``; R in padding.
         cached: Tokens that each sequence reads from the cache, ``[R + 1]``; 0 for the last, which is that of padding.
-        shared: Shared blocks, ``[M]``; the padding block behind them.
+        shared: Shared blocks, ``[M]``; the padding block after them.
         shared_columns: Index of each within each sequence, -1 where it is none of its blocks, ``[R + 1, M]``.
         unique_tokens: Token that block ``i`` of the cache belongs to, ``[U]``; -1 for none.
         unique_columns: Index of each within its sequence, ``[U]``.

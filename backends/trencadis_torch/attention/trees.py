@@ -1,6 +1,6 @@
 """Drafts that branch: which node sees which, at what position, and where accepted ones move.
 
-    row of tokens      … 7 8 9 │ n1 n2 n3 n4     the drafts lie behind the newest token in their order
+    row of tokens      … 7 8 9 │ n1 n2 n3 n4     the drafts lie after the newest token in their order
     tree               9 ─ n1 ─ n2, 9 ─ n3 ─ n4
     positions          … 8 9 10 │ 11 12 11 12    a node's place in the text, not in the row
     n3 n4 accepted     … 7 8 9 │ n3 n4           tokens and KV move to where the text has them
@@ -112,7 +112,7 @@ class DraftTrees:
         """Return the tokens up to each node: a row for each leaf, which serves all nodes on the way to it.
 
         Args:
-            tokens: Of every row, the drafts behind the newest token in their order, int32 ``[num_rows, width]`` on the device.
+            tokens: Of every row, the drafts after the newest token in their order, int32 ``[num_rows, width]`` on the device.
         """
         num_sequences, num_nodes = self.parents.shape
         everyone = np.arange(num_sequences)
@@ -137,7 +137,7 @@ class DraftTrees:
         )
 
     def moves(self, paths: torch.Tensor, num_accepted: torch.Tensor, sequences: Int64Array) -> torch.Tensor:
-        """Return from where to where KV must move for accepted drafts to lie behind each other.
+        """Return from where to where KV must move for accepted drafts to lie after each other.
 
         What does not move is moved onto itself: how much stands is not known on the host. No place is written twice.
 

@@ -3,7 +3,7 @@
     host arrays of a pass ─ one copy ─▶ sequences [B, 4] ─▶ few queries │ many queries ─▶ a launch for each, layer after layer
     tensors of a bucket ────────────────▶ the same without a look at the host: a CUDA graph can hold it
 
-The kernels run behind an operator of PyTorch, ``trencadis::paged_attention``: whatever records or compiles operations sees them.
+The kernels run inside an operator of PyTorch, ``trencadis::paged_attention``: whatever records or compiles operations sees them.
 
 Shapes: T tokens of the pass, H query heads, KV key-value heads, D and Dv their dimensions, B sequences.
 """

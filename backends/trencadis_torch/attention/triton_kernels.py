@@ -154,7 +154,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     q = tl.load(query + of_query, mask=is_row[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
     positions = context + queries
 
-    # A tile behind the last query has no keys, so its loop ends at once.
+    # A tile after the last query has no keys, so its loop ends at once.
     begin = tl.maximum(context + first_query - WINDOW + 1, 0) if WINDOW > 0 else context * 0
     end = tl.where(first_query < length, context + tl.minimum(first_query + QUERIES, length), begin)
     if IS_SPLIT:

@@ -105,7 +105,7 @@ class LayerWalk:
         raise BackendError(f"Layer {index} of {type(self._base).__name__} does not attend.")
 
     def through(self, index: int, walkers: Walkers, attention: AttentionPass) -> Walkers:
-        """Return tokens behind a layer.
+        """Return tokens after a layer.
 
         Args:
             index: Of the layer.

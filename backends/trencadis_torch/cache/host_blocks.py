@@ -29,7 +29,7 @@ Scatter = Callable[[torch.Tensor, tuple[torch.Tensor, ...]], object]
 
 
 class HostBlocks:
-    """Host memory for some blocks of a cache. Copies run where they are called, behind what the device was given before.
+    """Host memory for some blocks of a cache. Copies run where they are called, after what the device was given before.
 
     Args:
         cache: Whose blocks.

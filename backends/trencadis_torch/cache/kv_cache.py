@@ -136,7 +136,7 @@ class PagedKVCache(KVPool):
 
     @torch.inference_mode()
     def read_blocks(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
-        """Copy blocks to host memory; on a device gathered there first, and behind what its stream was given before."""
+        """Copy blocks to host memory; on a device gathered there first, and after what its stream was given before."""
         if self._host is not None:
             self._host.read(blocks, out)
             return
@@ -176,7 +176,7 @@ class PagedKVCache(KVPool):
         self._put(self.layer(layer), index, data)
 
     def _put(self, parts: Sequence[torch.Tensor], index: torch.Tensor, data: NDArray[np.uint8]) -> None:
-        """Copy what lies one behind the other in ``data`` to blocks of some parts."""
+        """Copy what lies one after the other in ``data`` to blocks of some parts."""
         start = 0
         for cache in parts:
             flat = cache.flatten(1).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""How keys and values are held in the cache: in the model's dtype, in 16 bits, or as int8 with a scale behind each head.
+"""How keys and values are held in the cache: in the model's dtype, in 16 bits, or as int8 with a scale after each head.
 
 int8 is symmetric: per token and head, scale = largest magnitude / 127, element = scale × level, level in -127 .. 127. The float32
-scale lies behind the levels of its head, so that whoever moves blocks moves it too; a head then has four elements more.
+scale lies after the levels of its head, so that whoever moves blocks moves it too; a head then has four elements more.
 
 Shapes: T tokens, KV heads, D head dimension, D' elements as stored.
 """

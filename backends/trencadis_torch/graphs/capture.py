@@ -30,7 +30,7 @@ class Graph(Protocol):
     """What was captured."""
 
     def replay(self) -> None:
-        """Run it again, behind what the current stream was given before; returns when it is launched."""
+        """Run it again, after what the current stream was given before; returns when it is launched."""
         ...
 
 

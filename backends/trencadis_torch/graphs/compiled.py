@@ -240,7 +240,7 @@ class Graphs:
 
 
 def _compiled(plain: Forward, number: int, compiler: str) -> Forward:
-    """Return the forward as a graph to be, behind code of its own: what torch.compile makes it keeps with the code."""
+    """Return the forward as a graph to be, after code of its own: what torch.compile makes it keeps with the code."""
     assert isinstance(plain, types.FunctionType), "a function has code"
     name = f"{plain.__code__.co_name}_{number}"
     own = types.FunctionType(

@@ -63,7 +63,7 @@ class Layer(ctypes.Structure):
 
 
 class Decoder(ctypes.Structure):
-    """All layers, and what is in front of and behind them."""
+    """All layers, and what is in front of and after them."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
@@ -123,7 +123,7 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def layer_array(layers: Sequence[Layer]) -> Any:
-    """Return them one behind the other."""
+    """Return them one after the other."""
     return (Layer * len(layers))(*layers)
 
 

@@ -170,7 +170,7 @@ def _common_facts(model: Any) -> dict[str, Any]:
 
 
 def _num_positions(model: Any) -> int:
-    """Return how many positions a table of position embeddings has; RoBERTa's kin count from behind the padding's row."""
+    """Return how many positions a table of position embeddings has; RoBERTa's kin count from after the padding's row."""
     for name, part in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, torch.nn.Embedding):
             return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)

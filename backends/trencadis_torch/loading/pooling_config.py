@@ -47,7 +47,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @attrs.frozen(kw_only=True, eq=False)
 class Dense:
-    """A layer behind pooling.
+    """A layer after pooling.
 
     Attributes:
         weight: float32 ``[out_features, in_features]``.

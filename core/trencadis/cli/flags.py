@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: An unknown flag, with a suggestion, or a missing or wrong value.
         """
-        # Words may stand on both sides of flags; behind "--", which the intermixed parser does not know, all are words.
+        # Words may stand on both sides of flags; after "--", which the intermixed parser does not know, all are words.
         parse = self.parse_known_args if "--" in arguments else self.parse_known_intermixed_args
         known, unknown = parse(arguments)
         if unknown:

@@ -203,18 +203,18 @@ class AsyncLLM(EngineControl):
 
         Args:
             messages: ``[{"role": "user", "content": "..."}, ...]``.
-            sampling_params: As of :meth:`generate`.
+            sampling_params: See :meth:`generate`.
             template_arguments: More names for the model's chat template.
-            request_id: As of :meth:`generate`.
-            priority: As of :meth:`generate`.
-            tenant: As of :meth:`generate`.
-            cache_salt: As of :meth:`generate`.
-            weight: As of :meth:`generate`.
-            ttft_target_s: As of :meth:`generate`.
-            tpot_target_s: As of :meth:`generate`.
-            adapter: As of :meth:`generate`.
-            transfer_params: As of :meth:`generate`.
-            streams: As of :meth:`generate`.
+            request_id: See :meth:`generate`.
+            priority: See :meth:`generate`.
+            tenant: See :meth:`generate`.
+            cache_salt: See :meth:`generate`.
+            weight: See :meth:`generate`.
+            ttft_target_s: See :meth:`generate`.
+            tpot_target_s: See :meth:`generate`.
+            adapter: See :meth:`generate`.
+            transfer_params: See :meth:`generate`.
+            streams: See :meth:`generate`.
 
         Raises:
             InvalidRequestError: The model has no chat template, or it refuses the messages.
@@ -252,7 +252,7 @@ class AsyncLLM(EngineControl):
             terms: Under which the search runs; the defaults of ``RequestTerms`` if None.
 
         Raises:
-            TrencadisError: As of :meth:`generate`.
+            TrencadisError: See :meth:`generate`.
         """
         request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
         search = BeamRequest.on(self._runner.frontend, prompt, params or BeamSearchParams(), request_id=request_id)

@@ -86,7 +86,7 @@ def open_frontend(config: Config, registry: Registry, *, show_progress: bool | N
 
     Raises:
         PluginError: A plugin that was given in code cannot travel to another process.
-        TrencadisError: As of :func:`trencadis.client.open_local_frontend`, wherever it happened.
+        TrencadisError: See :func:`trencadis.client.open_local_frontend`, wherever it happened.
     """
     if config.engine.placement != "process":
         return open_local_frontend(config, registry, show_progress=show_progress)

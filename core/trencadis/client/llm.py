@@ -200,14 +200,14 @@ class LLM:
 
         Args:
             messages: ``[{"role": "user", "content": "..."}, ...]``, or a list of such lists.
-            sampling_params: As of :meth:`generate`.
+            sampling_params: See :meth:`generate`.
             template_arguments: More names for the model's chat template.
             on_refusal: See :meth:`generate`; messages that the template refuses raise in any case.
-            use_progress: As of :meth:`generate`.
+            use_progress: See :meth:`generate`.
 
         Raises:
             InvalidRequestError: The model has no chat template, or it refuses the messages.
-            RequestError: As of :meth:`generate`.
+            RequestError: See :meth:`generate`.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         chats: Sequence[Any] = messages if several else [messages]
@@ -272,7 +272,7 @@ class LLM:
 
         Args:
             messages: ``[{"role": "user", "content": "..."}, ...]``.
-            sampling_params: As of :meth:`stream`.
+            sampling_params: See :meth:`stream`.
             template_arguments: More names for the model's chat template.
 
         Raises:
@@ -303,7 +303,7 @@ class LLM:
             One output for each prompt, in order; fewer than ``n`` continuations only if there are no more.
 
         Raises:
-            RequestError: As of :meth:`generate`.
+            RequestError: See :meth:`generate`.
             EngineEndedError: The engine was closed, died or hung.
         """
         listed = as_list(prompts)

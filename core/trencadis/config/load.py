@@ -111,10 +111,10 @@ def plugin_rules(
     """Return the table ``[plugins]`` from all sources: it must be known before any plugin, and so any other key, is.
 
     Args:
-        file: As of :func:`load_config`.
-        environ: As of :func:`load_config`.
+        file: See :func:`load_config`.
+        environ: See :func:`load_config`.
         flags: A whole command line; all but the flags of this table are left alone.
-        overrides: As of :func:`load_config`.
+        overrides: See :func:`load_config`.
 
     Raises:
         ConfigError: The file is missing or not well formed, or a value is of the wrong type.

@@ -51,7 +51,7 @@ class Setting:
     Attributes:
         path: Dotted path, such as ``engine.max_num_seqs``.
         type: Resolved type annotation.
-        default: Value if nobody sets it; ``attrs.NOTHING`` if somebody must.
+        default: Value if it is not set; ``attrs.NOTHING`` if it must be set.
         help: One sentence: what it means.
         unit: Such as ``tokens``; empty for none.
         secret: The value is never printed.

@@ -553,7 +553,7 @@ class Meters:
         self._clock = clock
 
     def __call__(self, noun: str, label: str, *, lane: Lane | None = None) -> CallMeter:
-        """Return the meter of a component; ``lane`` as of :class:`~trencadis.faults.CallMeter`."""
+        """Return the meter of a component; ``lane`` see :class:`~trencadis.faults.CallMeter`."""
         return CallMeter(
             label,
             clock=self._clock,
@@ -902,7 +902,7 @@ ADAPTERS = "backend.adapters"
 """Capability of a backend that computes rows with the LoRA adapters that ``RowStart.adapter`` names."""
 
 TREES = "backend.tree_attention"
-"""Capability of a backend that verifies several drafts behind one token."""
+"""Capability of a backend that verifies several drafts after one token."""
 
 
 def without_sharing(config: Config, capabilities: BackendCapabilities) -> Config:

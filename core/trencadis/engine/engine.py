@@ -292,7 +292,7 @@ class Engine:
         speculator that drafts now; and ``reject_transfer``.
 
         Raises:
-            TrencadisError: As of :meth:`Administration.answer`.
+            TrencadisError: See :meth:`Administration.answer`.
         """
         if question == "totals":
             return {**attrs.asdict(self.totals), "drafter": self._drafting.drafter}

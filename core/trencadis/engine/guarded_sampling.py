@@ -50,9 +50,9 @@ class GuardedSampler(Guarded[Sampler], Sampler):
     A fallback is shown each row with the tokens that it has by then.
 
     Args:
-        label: As of :class:`Guarded`.
+        label: See :class:`Guarded`.
         strategy: The chosen one.
-        make_fallback: As of :class:`Guarded`.
+        make_fallback: See :class:`Guarded`.
     """
 
     def __init__(self, label: str, strategy: Sampler, make_fallback: Callable[[], Sampler] | None = None) -> None:
@@ -259,9 +259,9 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
     is always right.
 
     Args:
-        label: As of :class:`Guarded`.
+        label: See :class:`Guarded`.
         strategy: The chosen one.
-        make_fallback: As of :class:`Guarded`.
+        make_fallback: See :class:`Guarded`.
 
     Attributes:
         fault: Why no draft stands any more, in words; empty: drafts may stand.

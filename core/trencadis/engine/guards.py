@@ -179,9 +179,9 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
     Whoever takes over, a fallback included, is told of every live request, in the order of arrival.
 
     Args:
-        label: As of :class:`Guarded`.
+        label: See :class:`Guarded`.
         strategy: The chosen one.
-        make_fallback: As of :class:`Guarded`.
+        make_fallback: See :class:`Guarded`.
 
     Attributes:
         name: Of the policy in force, in short.

@@ -62,8 +62,8 @@ class RequestValidator:
         The KV connector is told of a refusal, so that KV held for the request is freed.
 
         Raises:
-            RequestError: As of :meth:`check` and :meth:`ask`.
-            StepFailedError: As of :meth:`ask`.
+            RequestError: See :meth:`check` and :meth:`ask`.
+            StepFailedError: See :meth:`ask`.
         """
         try:
             self._role.check(request)

@@ -302,7 +302,7 @@ class SlotQueue:
     """Slots in order; append, push to the front, and remove. O(1) at the ends, O(n) in the middle.
 
     Attributes:
-        num_front: So many slots, at the head, were pushed to the front; those behind them are in the order of ``append``.
+        num_front: So many slots, at the head, were pushed to the front; those after them are in the order of ``append``.
         num_appended: Slots appended since the start.
         num_removed: Slots removed since the start.
     """

@@ -31,12 +31,12 @@ class Verification:
         tokens: The drafts, int64 ``[B, N]``, padded with -1.
         parents: Node before each draft, int64 ``[B, N]``, 0 .. N - 1: of draft i at most i. Of linear drafts ``0, 1, 2, …``.
         num_drafts: int64 ``[B]``, 0 .. N.
-        is_linear: No sequence has two drafts behind one node.
+        is_linear: No sequence has two drafts after one node.
         sampled: Token that the ordinary sampler chose at each node, int64 ``[B, N + 1]``; None if the rule asks for laws.
         target: The model's law at each node, every sampling parameter applied and every draft up to the node counted in:
             ``[B, N + 1, V]``, sums are 1; one token has all of it where a sequence is greedy. None if the rule does not ask.
         proposal: Law by which each draft was drawn, ``[B, N, V]``, all 0 where the drafter made no draw: such a draft was certain.
-            None if all were. Drafts behind one node were drawn one after another, without replacement, from one law; certain ones
+            None if all were. Drafts after one node were drawn one after another, without replacement, from one law; certain ones
             take nothing from it.
     """
 
@@ -68,11 +68,11 @@ class AcceptanceRule(ABC):
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return how likely the walk goes on to each draft if it stands at the node before it, ``[B, N]``.
 
-        0 .. 1; the drafts behind one node sum to at most 1 + 1e-6, and the walk stops there with what is left. Padding gets 0.
+        0 .. 1; the drafts after one node sum to at most 1 + 1e-6, and the walk stops there with what is left. Padding gets 0.
         """
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
-        """Return the law of the token behind the node where the walk stops; only asked if ``needs_laws``.
+        """Return the law of the token after the node where the walk stops; only asked if ``needs_laws``.
 
         Args:
             verification: As for :meth:`accept`.

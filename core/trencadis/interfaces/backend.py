@@ -220,7 +220,7 @@ class Backend(ABC):
     def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
         """Prepare a part of what ``warm_up`` put off, and return the buckets that are ready now and were not before.
 
-        Called until as many were returned as ``WarmUpReport.num_deferred`` says: behind each step, and again and again while there
+        Called until as many were returned as ``WarmUpReport.num_deferred`` says: after each step, and again and again while there
         is nothing to serve. The backend sets the pace: a request that arrives meanwhile waits until this returns.
 
         Args:

@@ -41,7 +41,7 @@ class BlockStore(ABC):
 
         Args:
             keys: Of each.
-            objects: The pieces of each, one behind the other.
+            objects: The pieces of each, one after the other.
 
         Returns:
             How many were kept; a full store keeps fewer.

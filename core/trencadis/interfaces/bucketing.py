@@ -44,4 +44,4 @@ class BucketingStrategy(ABC):
         """
 
     def observe(self, shape: Shape, bucket: Bucket) -> None:  # noqa: B027 - optional
-        """Be told which bucket a pass ran in; for strategies that learn. Once per pass and step, at most 2 µs."""
+        """Receives which bucket a pass ran in; for strategies that learn. Once per pass and step, at most 2 µs."""

@@ -83,7 +83,7 @@ class DraftLength(ABC):
         """
 
     def on_verified(self, step: VerifiedStep) -> None:  # noqa: B027 - optional
-        """Be told what a step brought; once per commit of a step that decoded, with drafts or without."""
+        """Receives what a step brought; once per commit of a step that decoded, with drafts or without."""
 
     def on_finished(self, *, slot: int) -> None:  # noqa: B027 - optional
-        """Be told that a sequence left the engine."""
+        """Called when a sequence left the engine."""

@@ -27,5 +27,5 @@ class FirstTokenTerms(ABC):
         None: these are no terms, or tokens are chosen in another way there. The prefill's token then means nothing.
 
         Args:
-            terms: As of :meth:`pack`, of any engine.
+            terms: See :meth:`pack`, of any engine.
         """

@@ -44,7 +44,7 @@ class KVCodec(ABC):
 
         Args:
             data: What was stored, or anything else: it came from outside, and may be cut, changed or made up.
-            header: As of :meth:`encode`.
+            header: See :meth:`encode`.
             out: Writable contiguous bytes, as many as the payload has.
 
         Raises:

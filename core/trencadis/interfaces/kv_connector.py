@@ -322,7 +322,7 @@ class KVWorkerSide(ABC):
         """Return what finished on this rank since the last call; does not wait.
 
         The end of a load, and the release that follows ``on_cancelled`` or ``on_finished``, is reported once; what is reported again, or
-        of a ticket that nobody awaits, is ignored and counted.
+        of a ticket that are not awaited, is ignored and counted.
 
         A layer-wise load all of whose layers ``wait_layer`` vouched for is ``loaded`` in the poll of that very step: one of which that
         poll says nothing is cancelled.

@@ -87,7 +87,7 @@ class KVPool(ABC):
             blocks: Ids, ``[n]``.
 
         Returns:
-            Of each block the pieces that are its bytes, one behind the other; they are read, never written to.
+            Of each block the pieces that are its bytes, one after the other; they are read, never written to.
         """
         return None
 

@@ -105,7 +105,7 @@ class Laws(Protocol):
         ...
 
     def uniforms(self) -> torch.Tensor:
-        """Return a number of (0, 1) for each logits row, float64 ``[L]``: by it drafts behind the row's token are accepted."""
+        """Return a number of (0, 1) for each logits row, float64 ``[L]``: by it drafts after the row's token are accepted."""
         ...
 
     def draw(self, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -204,9 +204,9 @@ class LogitsProcessor(ABC):
         """Return changed logits, float32 ``[L, V]``; may work in place. Rows that did not ask stay bit-equal."""
 
     def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:  # noqa: B027 - only with a state
-        """Be told the tokens chosen from the logits of the last ``apply``; once for each, if ``has_state``.
+        """Receives the tokens chosen from the logits of the last ``apply``; once for each, if ``has_state``.
 
-        With drafts, tokens behind the first one that differs from its draft were chosen in vain: the next call starts again from
+        With drafts, tokens after the first one that differs from its draft were chosen in vain: the next call starts again from
         there, and what was kept for later positions must not matter then.
 
         Args:
@@ -219,7 +219,7 @@ class LogitsProcessor(ABC):
         return None
 
     def restore(self, row: int, state: Any) -> None:  # noqa: B027 - only with a state
-        """Give a row the state that ``snapshot`` returned, of this row or another; behind its ``start_row``."""
+        """Give a row the state that ``snapshot`` returned, of this row or another; after its ``start_row``."""
 
 
 class SupportsPreparation(ABC):
@@ -345,7 +345,7 @@ class Sampler(ABC):
         return True
 
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
-        """Let somebody else choose by the laws that :meth:`sample` would draw from; for acceptance rules that need laws.
+        """Leave the choice to an acceptance rule, by the laws that :meth:`sample` would draw from; for acceptance rules that need laws.
 
         Only called if the component provides ``sampling.laws``.
 

@@ -138,7 +138,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         return ""
 
     def on_added(self, *, slot: int, request: Request) -> None:  # noqa: B027 - optional
-        """Be told which slot a new request waits in, with all that is known of it. Once per request, after ``admit``.
+        """Receives which slot a new request waits in, with all that is known of it. Once per request, after ``admit``.
 
         A policy that takes over while requests run, as a fallback or by a change of scheduling, is told of each live one in the
         order of arrival, also of those that run already.
@@ -148,7 +148,7 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         """Return ``view.waiting`` in the order in which to admit: a permutation of it.
 
         Called only when something could be admitted; O(n log n) in waiting sequences. Of ``n`` waiting, more than 8,192, an order
-        stands for ``n // 4096`` steps, with newcomers behind, unless it is ``view.waiting`` itself.
+        stands for ``n // 4096`` steps, with newcomers after, unless it is ``view.waiting`` itself.
         """
         return view.waiting
 
@@ -194,4 +194,4 @@ class SchedulingPolicy(ABC):  # noqa: B024 - every method has a default
         return -1
 
     def on_finished(self, *, slot: int, tenant: int, num_output_tokens: int) -> None:  # noqa: B027 - optional
-        """Be told that a sequence left the engine, for whatever reason; its slot may be reused."""
+        """Called when a sequence left the engine, for whatever reason; its slot may be reused."""

@@ -22,7 +22,7 @@ def setting(
     """Return an attrs field with the metadata that flags, ``--explain`` and the reference page show. Pure.
 
     Args:
-        default: Value if nobody sets it; ignored with ``factory``.
+        default: Value if it is not set; ignored with ``factory``.
         help: One sentence: what it means.
         unit: Such as ``tokens`` or ``s``; empty for none.
         validator: An attrs validator.

@@ -31,8 +31,8 @@ class DraftView:
         max_draft_tokens: The most drafts for each, int32 ``[num_sequences]``; may be 0.
         requests: Whose sequences they are: sampling parameters, tenant, cache salt. Of a sequence it is the same object in each call.
         seeds: Key of each sequence's random numbers, 0 .. 2**64 - 1.
-            A position that is drafted again in a later step needs new numbers: some rules look at drafts behind the one they refuse.
-        linear_only: Sequences that may not get two drafts behind one token, bool ``[num_sequences]``.
+            A position that is drafted again in a later step needs new numbers: some rules look at drafts after the one they refuse.
+        linear_only: Sequences that may not get two drafts after one token, bool ``[num_sequences]``.
     """
 
     slots: Int32Array
@@ -53,7 +53,7 @@ class Speculator(ABC):
 
     Attributes:
         max_draft_tokens: The most drafts it proposes for one sequence in a step; constant.
-        drafts_trees: It may propose several drafts behind one token (``Drafts.parents``); constant. The backend must provide
+        drafts_trees: It may propose several drafts after one token (``Drafts.parents``); constant. The backend must provide
             ``backend.tree_attention``, and the acceptance rule take trees.
     """
 
@@ -69,7 +69,7 @@ class Speculator(ABC):
         return 0
 
     def allocate(self, limits: BucketLimits) -> None:  # noqa: B027 - optional
-        """Be told the engine's sizes; once, before the first ``propose``, to allocate and prepare."""
+        """Receives the engine's sizes; once, before the first ``propose``, to allocate and prepare."""
 
     @abstractmethod
     def propose(self, view: DraftView) -> Drafts:
@@ -80,10 +80,10 @@ class Speculator(ABC):
         """
 
     def on_verified(self, *, slots: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:  # noqa: B027
-        """Be told how many drafts of each sequence were accepted; once per commit of a step with drafts."""
+        """Receives how many drafts of each sequence were accepted; once per commit of a step with drafts."""
 
     def on_finished(self, *, slot: int, token_ids: Int32Array) -> None:  # noqa: B027 - optional
-        """Be told that a sequence left the engine.
+        """Called when a sequence left the engine.
 
         Args:
             slot: Its slot.

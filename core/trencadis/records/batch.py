@@ -92,7 +92,7 @@ class Batch:
         row_starts: Rows that change hands.
         table_writes: New block-table entries.
         passes: Forwards to run, in order.
-        drafts: Draft tokens by plan index; the device writes them behind each row's known tokens.
+        drafts: Draft tokens by plan index; the device writes them after each row's known tokens.
         connector_message: For the KV connector's worker side; empty without one.
     """
 

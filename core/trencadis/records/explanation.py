@@ -24,10 +24,10 @@ class Span:
             or ``failed``.
         reason: In words; empty if there is nothing to add.
         policy: Component that was asked.
-        other: Request for which, or behind which; empty: none.
+        other: Request for which, or after which; empty: none.
         num_tokens: Tokens of it that were computed in these steps.
         tokens: Computed tokens before the first and after the last, of a prefill or decode.
-        rank: Its place in the order of admission, 1 is first; None: nobody was ordered, or it came behind place 4096.
+        rank: Its place in the order of admission, 1 is first; None: nobody was ordered, or it came after place 4096.
         num_waiting: Sequences that waited, before planning.
         num_running: Sequences that ran, after planning.
         budget_left: Tokens left for admission, where somebody could have been admitted.

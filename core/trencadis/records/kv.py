@@ -37,7 +37,7 @@ class KVPart:
 
 @attrs.frozen(kw_only=True)
 class KVLayout:
-    """The bytes of one KV block: its parts one behind the other, each ``[block_size, num_heads, head_dim]``, C order.
+    """The bytes of one KV block: its parts one after the other, each ``[block_size, num_heads, head_dim]``, C order.
 
     Attributes:
         parts: In the order of their bytes: keys of all layers, then values of all layers.
@@ -66,7 +66,7 @@ class KVLayout:
         return tuple(dict.fromkeys(part.layer for part in self.parts))
 
     def layer_bytes(self, layer: int) -> int:
-        """Return the bytes of one layer of a block: its parts one behind the other, in their order. Pure."""
+        """Return the bytes of one layer of a block: its parts one after the other, in their order. Pure."""
         return self.block_size * sum(part.token_bytes for part in self.parts if part.layer == layer)
 
 

@@ -62,7 +62,7 @@ class FailedLoad:
 
     Attributes:
         ticket: Which load.
-        num_valid_tokens: Leading tokens of the load, those behind the local hit, whose KV is verified.
+        num_valid_tokens: Leading tokens of the load, those after the local hit, whose KV is verified.
         cause: For the log.
     """
 

@@ -21,7 +21,7 @@ class DraftLaws:
     """By which laws drafts were drawn. Drafts without one were certain: nothing was drawn.
 
     Attributes:
-        rows: Row of ``probabilities`` for each draft, -1 for none, int32 ``[sum(num_drafts)]``. Drafts behind one token were
+        rows: Row of ``probabilities`` for each draft, -1 for none, int32 ``[sum(num_drafts)]``. Drafts after one token were
             drawn one after another, without replacement, and have one row.
         probabilities: ``[num_rows, vocab_size]``, a tensor on the device; each row sums to 1.
     """

@@ -147,7 +147,7 @@ class Request(RequestTerms):
         request_id: Unique among live requests.
         prompt_token_ids: At least one token id.
         params: How tokens are chosen and when the sequence ends.
-        cache_salt: As of :class:`RequestTerms`; the tenant if nobody gave one.
+        cache_salt: See :class:`RequestTerms`; the tenant if nobody gave one.
     """
 
     request_id: str = attrs.field(validator=_text)

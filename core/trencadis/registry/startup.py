@@ -28,16 +28,16 @@ def load_with_plugins(
     """Discover plugins and load the configuration with their tables. The way in for Python callers.
 
     Args:
-        file: As of ``load_config``.
-        environ: As of ``load_config``.
-        flags: As of ``load_config``.
-        overrides: As of ``load_config``.
-        extra_plugins: As of ``Registry.discover``.
-        entry_points: As of ``Registry.discover``.
+        file: See ``load_config``.
+        environ: See ``load_config``.
+        flags: See ``load_config``.
+        overrides: See ``load_config``.
+        extra_plugins: See ``Registry.discover``.
+        entry_points: See ``Registry.discover``.
 
     Raises:
-        ConfigError: As of ``load_config``.
-        PluginError: As of ``Registry.discover``.
+        ConfigError: See ``load_config``.
+        PluginError: See ``Registry.discover``.
     """
     rules = plugin_rules(file=file, environ=environ, flags=flags, overrides=overrides)
     registry = Registry.discover(

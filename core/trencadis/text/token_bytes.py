@@ -68,7 +68,7 @@ class TokenBytes:
         return self._hf.convert_ids_to_tokens(token_id) if token_id < len(self._hf) else None
 
     def _decoded(self, token_id: int) -> str:
-        """Return what the token adds behind another; its own text where a decoder joins the two into something else."""
+        """Return what the token adds after another; its own text where a decoder joins the two into something else."""
         before, both = self._text(self._anchor), self._text([*self._anchor, token_id])
         return both[len(before) :] if both.startswith(before) else self._text([token_id])
 
@@ -132,7 +132,7 @@ def _from_byte_level(token: str) -> bytes:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """Return the byte behind each character of a byte-level vocabulary. Pure.
+    """Return the byte after each character of a byte-level vocabulary. Pure.
 
     Printable bytes stand for themselves; the others, in order, have the characters from U+0100 on.
 

@@ -29,7 +29,7 @@ class Cluster:
         members: As planned.
         port: Where clients come.
         announce: Is given each line to print.
-        command: As of :class:`MemberProcess`.
+        command: See :class:`MemberProcess`.
     """
 
     def __init__(

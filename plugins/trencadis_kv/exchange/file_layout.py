@@ -32,7 +32,7 @@ HEADERS: Final = "headers"
 ENCODED: Final = "encoded."
 STARTS: Final = "encoded.starts"
 PAYLOADS: Final = "encoded.payloads"
-"""Names of tensors behind their group's prefix; ``ENCODED`` comes before ``HEADERS``."""
+"""Names of tensors after their group's prefix; ``ENCODED`` comes before ``HEADERS``."""
 
 
 @attrs.define(kw_only=True)
@@ -51,5 +51,5 @@ class Moved:
 
 
 def part_name(part: KVPart) -> str:
-    """Return the name of a part's tensor behind its group's prefix. Pure."""
+    """Return the name of a part's tensor after its group's prefix. Pure."""
     return f"layers.{part.layer}.{part.kind}"

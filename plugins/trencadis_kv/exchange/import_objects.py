@@ -30,7 +30,7 @@ def import_objects(
     """Write the blocks of a safetensors file into a directory; those that it has already are replaced.
 
     Args:
-        file: As of :func:`export_objects`.
+        file: See :func:`export_objects`.
         directory: Where to.
         namespace: To put them all under; empty: as in the file.
         progress: Called after each block with how many are done.

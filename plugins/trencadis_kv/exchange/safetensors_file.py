@@ -124,7 +124,7 @@ def read_tensors(file: Path) -> tuple[Mapping[str, StoredTensor], Mapping[str, s
 
 
 def _head(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]) -> tuple[bytes, Sequence[int]]:
-    """Return the bytes in front of the tensors, and where each begins behind them, with the end."""
+    """Return the bytes in front of the tensors, and where each begins after them, with the end."""
     start = [0]
     head: dict[str, Any] = {"__metadata__": dict(metadata)}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""How much work is in flight on threads, so that somebody can wait until there is none."""
+"""How much work is in flight on threads, so that its end can be waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Activity:
         self._number = 0
 
     def begin(self, number: int = 1) -> None:
-        """Note tasks that somebody will do."""
+        """Note tasks that will be done."""
         with self._changed:
             self._number += number
 

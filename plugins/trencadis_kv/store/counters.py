@@ -73,7 +73,7 @@ class TransferCounters:
         self._dropped.labels(self._name, reason).inc(num_blocks)
 
     def watch(self, *, breaker_state: Callable[[], float], staged_bytes: Callable[[], float]) -> None:
-        """Read two gauges from where they are whenever somebody looks."""
+        """Read two gauges from where they are when it is read."""
         self._breaker.labels(self._name).set_function(breaker_state)
         self._staged.labels(self._name).set_function(staged_bytes)
 

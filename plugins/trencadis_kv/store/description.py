@@ -32,7 +32,7 @@ class Description:
     Attributes:
         layout: Of the blocks.
         identity: Of the model: ``ModelFacts.identity``.
-        exact_numerics: As of :func:`~trencadis_kv.store.identity.compat_id`.
+        exact_numerics: See :func:`~trencadis_kv.store.identity.compat_id`.
     """
 
     layout: KVLayout
@@ -62,7 +62,7 @@ class Description:
         """Return the description that an id stands for.
 
         Args:
-            data: As of :meth:`to_json`, from wherever.
+            data: See :meth:`to_json`, from wherever.
             compat: The id.
 
         Raises:

@@ -78,8 +78,8 @@ class Header(NamedTuple):
         num_layers: Layers whose KV this is.
         first_token: Where the block begins in its sequence; 0 where the writer did not know.
         num_tokens: In the block.
-        payload_bytes: Stored behind the header.
-        compat: As of :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
+        payload_bytes: Stored after the header.
+        compat: See :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
         block_hash: Of the block and all before it, 32 bytes.
         checksum: xxh3_128 of the first 84 bytes of the header and the payload, 16 bytes, high byte first.
     """
@@ -106,10 +106,10 @@ def start_header(
 
     Args:
         layout: Of the block.
-        compat: As of :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
+        compat: See :func:`~trencadis_kv.store.identity.compat_id`, 16 bytes.
         block_hash: 32 bytes.
         codec_flags: Of the codec, 16 bits.
-        first_token: As of :class:`Header`.
+        first_token: See :class:`Header`.
 
     Raises:
         ValueError: A field has the wrong size.
@@ -154,7 +154,7 @@ def seal_header(draft: bytes, payload: Buffer | Sequence[Buffer]) -> bytes:
     """Return a started header with length and checksum of its payload, 128 bytes. Pure.
 
     Args:
-        draft: As of :func:`start_header`.
+        draft: See :func:`start_header`.
         payload: What will be stored behind it, in one piece or several.
     """
     pieces = payload if isinstance(payload, (list, tuple)) else (payload,)
@@ -211,7 +211,7 @@ def verify(
 
     Args:
         header: The first 128 bytes.
-        payload: All bytes behind them, as they were stored.
+        payload: All bytes after them, as they were stored.
         compat: That of this engine.
         block_hash: That was asked for.
         codec_flags: Of the codec that is to decode it; None to leave that to the caller.

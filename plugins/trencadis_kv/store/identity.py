@@ -50,9 +50,9 @@ def key_prefix(namespace: str, *, compat: bytes, layout: KVLayout, group: int = 
 
     Args:
         namespace: Whose objects these are; see :func:`is_namespace`.
-        compat: As of :func:`compat_id`.
+        compat: See :func:`compat_id`.
         layout: Of the rank.
-        group: As of :class:`Header`.
+        group: See :class:`Header`.
         stage: Of pipeline parallelism.
 
     Raises:

@@ -39,7 +39,7 @@ class Question:
 
     Attributes:
         first: As above.
-        num_found: Of ``hashes``; None while nobody knows.
+        num_found: Of ``hashes``; None while it is unknown.
         is_wanted: False once it was given up.
     """
 
@@ -121,7 +121,7 @@ class Lookups:
         return len(self._asked)
 
     def find(self, request_id: str, hashes: Sequence[bytes], *, first: int) -> int | None:
-        """Return how many leading blocks can be had; None while nobody knows.
+        """Return how many leading blocks can be had; None while it is unknown.
 
         Args:
             request_id: Who asks.
@@ -155,13 +155,13 @@ class Lookups:
         self._asked.pop(request_id, None)
 
     def probe(self) -> Canary:
-        """Have the store tried, behind what was asked before."""
+        """Have the store tried, after what was asked before."""
         canary = Canary(self._parts, self._objects)
         self._threads.put(canary)
         return canary
 
     def interrupt_unwanted(self) -> None:
-        """Interrupt what nobody waits for any more."""
+        """Interrupt what that are not waited for any more."""
         self._threads.interrupt_unwanted()
 
     def close(self) -> None:

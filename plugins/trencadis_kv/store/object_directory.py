@@ -144,7 +144,7 @@ class ObjectDirectory:
         Args:
             key: Its name.
             pieces: Its bytes.
-            used_ns: When it counts as used, as of :class:`StoredObject`; 0: now.
+            used_ns: When it counts as used, see :class:`StoredObject`; 0: now.
 
         Raises:
             TransferError: ``full`` or ``unreachable``; nothing has changed then.

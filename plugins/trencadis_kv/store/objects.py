@@ -21,7 +21,7 @@ class BlockObjects:
         layout: Of the blocks.
         identity: Of the model.
         namespace: Whose objects these are.
-        exact_numerics: As of :func:`~trencadis_kv.store.identity.compat_id`.
+        exact_numerics: See :func:`~trencadis_kv.store.identity.compat_id`.
         codec: What the payload goes through.
 
     Attributes:

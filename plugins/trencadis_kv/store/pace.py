@@ -27,7 +27,7 @@ __all__ = ["LoadPace", "Pace"]
 _LIMIT: Final = 0.75
 """Of the time that computing would take, and of that after which the load is given up: computing would disturb others for all of it."""
 _LEAST_S: Final = 0.1
-"""Of a rest: behind each one, caches are cold, and a processor has to be woken up; a load that rests five times as often takes twice the
+"""Of a rest: after each one, caches are cold, and a processor has to be woken up; a load that rests five times as often takes twice the
 processor time."""
 _LATELY: Final = 3.0
 """Steps' durations since the last one ended: the engine still computes, for a step may have to wait, too."""
@@ -70,7 +70,7 @@ class Pace:
         self._computes_until_s = -math.inf
 
     def stepped(self, *, device_s: float) -> None:
-        """Be told that a step with tokens ended.
+        """Called when a step with tokens ended.
 
         Args:
             device_s: Its duration.
@@ -92,7 +92,7 @@ class Pace:
         return load
 
     def ended(self, load: LoadPace) -> None:
-        """Be told that a load is over, or will not be."""
+        """Called when a load is over, or will not be."""
         with self._lock:
             self._loads.discard(load)
 
@@ -113,9 +113,9 @@ class LoadPace:
     Args:
         pace: Of all.
         clock: The engine's.
-        cpu_s: As of :class:`Pace`.
+        cpu_s: See :class:`Pace`.
         limit_s: It does not rest where it would not be over in so many seconds from now.
-        least_s: As of :class:`Pace`.
+        least_s: See :class:`Pace`.
 
     Attributes:
         is_running: It has begun.

@@ -64,7 +64,7 @@ class PoolAccess:
     def view(self, blocks: Sequence[int]) -> Sequence[Sequence[memoryview]] | None:
         """Return where blocks lie in host memory, by block and piece, or None if they have to be copied.
 
-        Whoever reads there does not keep :meth:`close` waiting, so it must have ended before the pool may go.
+        The caller that reads there does not keep :meth:`close` waiting, so it must have ended before the pool may go.
 
         Args:
             blocks: Ids, ``[n]``.
@@ -91,11 +91,11 @@ class PoolAccess:
         self._do(lambda: self._pool.write_blocks(blocks, data), data.nbytes, timeout_s)
 
     def read_layer(self, layer: int, blocks: Sequence[int], out: NDArray[np.uint8], *, timeout_s: float) -> None:
-        """Copy one layer of blocks to host memory; as :meth:`read`, with ``out`` as of ``KVPool.read_layer``."""
+        """Copy one layer of blocks to host memory; as :meth:`read`, with ``out`` see ``KVPool.read_layer``."""
         self._do(lambda: self._pool.read_layer(layer, blocks, out), out.nbytes, timeout_s)
 
     def write_layer(self, layer: int, blocks: Sequence[int], data: NDArray[np.uint8], *, timeout_s: float) -> None:
-        """Copy one layer of blocks from host memory; as :meth:`write`, with ``data`` as of ``KVPool.write_layer``."""
+        """Copy one layer of blocks from host memory; as :meth:`write`, with ``data`` see ``KVPool.write_layer``."""
         self._do(lambda: self._pool.write_layer(layer, blocks, data), data.nbytes, timeout_s)
 
     def serve(self, *, max_bytes: int) -> None:

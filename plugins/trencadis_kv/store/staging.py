@@ -42,7 +42,7 @@ class Staging:
         self._memory = np.empty((self.num_slots, block_bytes), np.uint8)
 
     def close(self) -> None:
-        """Return the memory to the system, as soon as nobody looks at it; there are no slots from then on. May be called twice."""
+        """Return the memory to the system, as soon as it is not read any more; there are no slots from then on. May be called twice."""
         with self._lock:
             self.num_slots = 0
             self._num_touched = self._num_taken

@@ -38,7 +38,7 @@ class StoreTask(Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """False once nobody waits for it: a call that runs for it may be interrupted."""
+        """False once it is not waited for: a call that runs for it may be interrupted."""
         ...
 
     def run(self, client: StoreClient) -> None:
@@ -109,7 +109,7 @@ class StoreThreads(Generic[Task]):
             return task in self._running.values()
 
     def interrupt_unwanted(self) -> None:
-        """Interrupt the calls that run for tasks nobody waits for any more."""
+        """Interrupt the calls that run for tasks that are not waited for any more."""
         with self._changed:
             clients = [client for client, task in self._running.items() if not task.is_wanted]
         for client in clients:

@@ -53,7 +53,7 @@ def greet(stream: FrameStream, me: Identity, *, wants: str) -> str:
 
     Raises:
         TransferError: ``incompatible``: another version, or blocks of another kind. ``lost``: another engine is there now.
-            ``unreachable``: it is busy, or the secret is another; also as of :class:`FrameStream`.
+            ``unreachable``: it is busy, or the secret is another; also see :class:`FrameStream`.
     """
     nonce = os.urandom(_NONCE_BYTES)
     stream.send(Hello(major=MAJOR, minor=MINOR, compat=me.compat, block_bytes=me.block_bytes, wants=wants, nonce=nonce))
@@ -86,7 +86,7 @@ def welcome(stream: FrameStream, me: Identity) -> None:
         me: The producer.
 
     Raises:
-        TransferError: It was refused, with a word to it; or as of :class:`FrameStream`.
+        TransferError: It was refused, with a word to it; or see :class:`FrameStream`.
     """
     hello = stream.receive()
     if not isinstance(hello, Hello) or len(hello.nonce) != _NONCE_BYTES:

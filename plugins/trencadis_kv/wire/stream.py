@@ -1,7 +1,7 @@
 """What two engines say to each other when one pulls KV blocks from the other, and how it lies on the wire.
 
 A frame is 8 bytes of head and a body; little endian: ``u32`` bytes of the body, ``u16`` kind, ``u16`` zero. The body of a ``BLOCK`` is
-an object as of :mod:`trencadis_kv.store.format`: 128 bytes of header, and the payload. All others are msgpack. A kind that is not known is
+an object see :mod:`trencadis_kv.store.format`: 128 bytes of header, and the payload. All others are msgpack. A kind that is not known is
 skipped, so that a later minor version may say more; another major version is refused. The pace is TCP's: who reads slowly is sent to
 slowly, and closing the connection ends a transfer at once::
 
@@ -150,7 +150,7 @@ class FrameStream:
         self.send_pieces([_HEAD.pack(len(body), KINDS[type(message)], 0), body])
 
     def send_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Send bytes that lie in several places, one behind the other, without copying them together.
+        """Send bytes that lie in several places, one after the other, without copying them together.
 
         Args:
             pieces: Views are of single bytes.
@@ -237,7 +237,7 @@ class FrameStream:
         return bool(poll.poll(1000 * wait_s))
 
     def cut(self) -> None:
-        """End the connection: whoever waits in a call raises. From any thread; may be called twice."""
+        """End the connection: a thread that waits in a call raises. From any thread; may be called twice."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:

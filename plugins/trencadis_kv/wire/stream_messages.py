@@ -142,7 +142,7 @@ class Status(_Body):
 
 
 class State(_Body):
-    """Whether prompts are taken; those taken and not yet computed; tokens that wait, of everybody; and the rate, 0 while nobody knows."""
+    """Whether prompts are taken; those taken and not yet computed; tokens that wait, of everybody; and the rate, 0 while it is unknown."""
 
     accepts: bool
     num_remote_prefills: int
@@ -156,7 +156,7 @@ class PrefillRequest(_Body):
     ``tenant``, ``cache_salt`` and ``adapter`` are part of the blocks' identity, and with ``priority`` and ``weight`` say when its turn comes;
     without a weight, that of the tenant counts. Older engines send neither, and do not read them.
 
-    ``terms`` say how the first token is to be chosen, empty: it is not wanted. Blocks behind the first ``num_skipped`` may be sent along
+    ``terms`` say how the first token is to be chosen, empty: it is not wanted. Blocks after the first ``num_skipped`` may be sent along
     with the offer, at most so many that they are ``push_bytes`` in the pool. Older engines read none of it, and send neither.
     """
 

@@ -22,8 +22,8 @@ class Block(AcceptanceRule):
     """Accepts the longest run of drafts that passes a test of the whole run; never fewer in expectation than draft by draft.
 
     With the weights w_0 = 1, w_i = min(w_{i-1} p_i(d_i) / q_i(d_i), 1), the run of the first i of k drafts passes with probability
-    h_i = s_i / (s_i + 1 - w_i), where s_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), and h_k = w_k. The step's last token behind i
-    drafts has the law max(w_i p_{i+1} - q_{i+1}, 0), behind all of them p_{k+1}. Where the walk asks for one draft at a time, the
+    h_i = s_i / (s_i + 1 - w_i), where s_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), and h_k = w_k. The step's last token after i
+    drafts has the law max(w_i p_{i+1} - q_{i+1}, 0), after all of them p_{k+1}. Where the walk asks for one draft at a time, the
     chance that the longest run has at least i drafts is G_i = h_i + (1 - h_i) G_{i+1}, and draft i stands with G_i / G_{i-1}.
 
     Source: Sun et al., "Block verification accelerates speculative decoding", 2025, algorithm 2.
@@ -45,7 +45,7 @@ class Block(AcceptanceRule):
         return torch.where(are_real(verification), stands, 0.0)
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
-        """Return max(w p - q, 0) behind the run that passed, p behind all drafts; ``[B, V]``."""
+        """Return max(w p - q, 0) after the run that passed, p after all drafts; ``[B, V]``."""
         weight = _weights(verification).gather(1, stops[:, None])
         # Behind the last draft the weight would scale the whole law, and nothing is taken away: a law has no scale.
         return leftover(target_at(verification, stops), law_of(verification, stops), weight)

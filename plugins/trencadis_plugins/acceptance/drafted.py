@@ -41,14 +41,14 @@ def are_real(verification: Verification) -> torch.Tensor:
 
 
 def earlier_siblings(verification: Verification) -> torch.Tensor:
-    """Return at [b, i, j] whether draft j comes before draft i, and behind the same node; bool ``[B, N, N]``."""
+    """Return at [b, i, j] whether draft j comes before draft i, and after the same node; bool ``[B, N, N]``."""
     parents, real = verification.parents, are_real(verification)
     both = (parents[:, :, None] == parents[:, None, :]) & real[:, :, None] & real[:, None, :]
     return both.tril(-1)
 
 
 def target_chances(verification: Verification) -> torch.Tensor:
-    """Return how likely the model makes each draft behind the node before it, float64 ``[B, N]``; of padding any number."""
+    """Return how likely the model makes each draft after the node before it, float64 ``[B, N]``; of padding any number."""
     target = target_of(verification)
     places = verification.parents * target.shape[2] + verification.tokens.clamp(min=0)
     return target.flatten(1).gather(1, places).double()
@@ -65,7 +65,7 @@ def are_drawn(verification: Verification) -> torch.Tensor:
 def chances(verification: Verification) -> torch.Tensor:
     """Return how likely the drafter was to draw each draft, float64 ``[B, N]``: 1 where it made no draw.
 
-    Of a draft behind siblings that is the chance of a first draw: see :func:`law_of`.
+    Of a draft after siblings that is the chance of a first draw: see :func:`law_of`.
     """
     proposal = verification.proposal
     if proposal is None:
@@ -93,7 +93,7 @@ def target_at(verification: Verification, nodes: torch.Tensor) -> torch.Tensor:
 def law_of(verification: Verification, drafts: torch.Tensor, drawn_before: torch.Tensor | None = None) -> torch.Tensor:
     """Return the law by which one draft of each sequence was drawn, ``[B, V]``; 0 everywhere for padding.
 
-    A draft that is certain has the law that gives everything to its token. A draft behind siblings was drawn without
+    A draft that is certain has the law that gives everything to its token. A draft after siblings was drawn without
     replacement: from what their draws have left of the law.
 
     Args:

@@ -19,7 +19,7 @@ __all__ = ["Token"]
 
 
 class Token(AcceptanceRule):
-    """A draft stands with probability min(1, p / q); behind the first that does not, the token has the law max(p - q, 0).
+    """A draft stands with probability min(1, p / q); after the first that does not, the token has the law max(p - q, 0).
 
     p is the model's law, q that by which the drafter drew. Together the two give p, whatever q is:
     min(p, q) + (1 - sum min(p, q)) * max(p - q, 0) / sum max(p - q, 0) = p. Drafts stand with probability sum min(p, q); certain ones,
@@ -38,6 +38,6 @@ class Token(AcceptanceRule):
         return torch.where(are_real(verification), stands, 0.0)
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
-        """Return max(p - q, 0) where a draft was refused, p behind the last draft; ``[B, V]``."""
-        # Of a chain, the draft behind node i is draft i: behind the last node there is none, and nothing is taken away.
+        """Return max(p - q, 0) where a draft was refused, p after the last draft; ``[B, V]``."""
+        # Of a chain, the draft after node i is draft i: after the last node there is none, and nothing is taken away.
         return leftover(target_at(verification, stops), law_of(verification, stops))

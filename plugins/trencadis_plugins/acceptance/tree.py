@@ -1,4 +1,4 @@
-"""Rejection sampling over several drafts behind one token."""
+"""Rejection sampling over several drafts after one token."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Tree"]
 
 
 class Tree(Token):
-    """At each token the drafts behind it are tried one after another, each against what those before it have left.
+    """At each token the drafts after it are tried one after another, each against what those before it have left.
 
     With p the model's law and q that of the first draft: x_1 stands with probability min(1, p(x_1) / q(x_1)); if it does not, p
     becomes max(p - q, 0) and q loses x_1, both made laws again, and x_2 is tried. If none stands, the token has the law that is left
     of p. Drafts that are certain have the law that gives everything to them; they take nothing from the law by which siblings are
-    drawn. A chain is the case of one draft behind each token.
+    drawn. A chain is the case of one draft after each token.
 
     Source: Miao et al., "SpecInfer", 2024, section 4.3 (multi-round); drawn without replacement: Chen et al., "Sequoia", 2024,
     algorithm 2, and Jeon et al., "Recursive speculative decoding", 2024.
@@ -56,7 +56,7 @@ class Tree(Token):
         return torch.cat(shares, dim=1)
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
-        """Return what the drafts behind the stop have left of the model's law there, ``[B, V]``."""
+        """Return what the drafts after the stop have left of the model's law there, ``[B, V]``."""
         if verification.is_linear:
             return super().last(verification, stops)
         real, drawn_before = are_real(verification), _drawn_before(verification)

@@ -20,7 +20,7 @@ class Typical(AcceptanceRule):
     """A draft stands if the model's law gives it more than min(epsilon, delta * exp(-H)), H the law's entropy.
 
     By which law the drafter drew does not matter, and text has not the model's law: the likely tokens become likelier. Greedy rows,
-    whose law is certain, lose nothing. Of several plausible drafts behind one token the most likely stands, of equal ones the first.
+    whose law is certain, lose nothing. Of several plausible drafts after one token the most likely stands, of equal ones the first.
 
     Args:
         config: Epsilon and delta.
@@ -52,7 +52,7 @@ class Typical(AcceptanceRule):
 
 
 def _has_better_sibling(verification: Verification, chance: torch.Tensor) -> torch.Tensor:
-    """Return whether a draft behind the same node has a larger chance, or the same and comes first; bool ``[B, N]``."""
+    """Return whether a draft after the same node has a larger chance, or the same and comes first; bool ``[B, N]``."""
     places = torch.arange(chance.shape[1], device=chance.device)
     is_sibling = verification.parents[:, :, None] == verification.parents[:, None, :]
     is_first = places[None, :] < places[:, None]

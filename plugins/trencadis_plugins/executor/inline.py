@@ -129,7 +129,7 @@ class InlineExecutor(Executor):
         return self._call(lambda: backend.warm_up(buckets, progress=progress))
 
     def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
-        """Let the backend go on with its warm-up, behind every batch submitted so far."""
+        """Let the backend go on with its warm-up, after every batch submitted so far."""
         backend = self._started()
         ready: tuple[Bucket, ...] = ()
         if self._rest is not None and (is_idle or self._rest.done()):
@@ -154,12 +154,12 @@ class InlineExecutor(Executor):
         return _InlineStep(self._newest, type(backend).__name__, self._untold, self._let_next_start)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
-        """Embed texts behind every batch submitted so far."""
+        """Embed texts after every batch submitted so far."""
         backend = self._started()
         return self._call(lambda: backend.embed(token_ids))
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
-        """Copy blocks behind every batch submitted so far."""
+        """Copy blocks after every batch submitted so far."""
         backend = self._started()
         self._call(lambda: backend.copy_blocks(sources=sources, targets=targets))
 
@@ -176,7 +176,7 @@ class InlineExecutor(Executor):
         return self._call(lambda: backend.kv_cache().layout)
 
     def close_connector(self) -> None:
-        """Close the connector's worker side, behind every batch submitted so far."""
+        """Close the connector's worker side, after every batch submitted so far."""
         self._call(self._close_connector)
 
     def close(self) -> None:

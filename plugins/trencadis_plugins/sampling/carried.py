@@ -48,7 +48,7 @@ class CarriedStates:
                 self._parked.popitem(last=False)
 
     def enter(self, start: RowStart) -> None:
-        """Give a sequence that had a row before its state back; behind the processors' own ``start_row``."""
+        """Give a sequence that had a row before its state back; after the processors' own ``start_row``."""
         processors = tuple(one for one in self._processors if one.asks(start))
         if not processors:
             return

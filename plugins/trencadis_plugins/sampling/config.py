@@ -54,7 +54,7 @@ class StandardConfig:
         order: Of temperature and truncation. ``vllm``: temperature, min-p, top-k, top-p. ``hf``: temperature, top-k,
             top-p, min-p. ``llamacpp``: top-k, top-p, min-p, temperature last.
         chain: Names of processors, instead of a preset; a request with a parameter whose processor is not in it is refused.
-        processors: Processors from other packages, behind all others.
+        processors: Processors from other packages, after all others.
         logprobs: Of output tokens. ``raw``: as the model gives them. ``processed``: of the law that a token is drawn from, with masks,
             penalties, temperature and truncation; of greedy rows with masks and penalties alone. Those of prompts are always raw.
     """

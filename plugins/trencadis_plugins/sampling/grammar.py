@@ -162,7 +162,7 @@ class Grammars:
         """Return a new matcher at the beginning of a text; waits for the grammar if nobody has prepared it.
 
         Raises:
-            RequestError: As of :meth:`begin`.
+            RequestError: See :meth:`begin`.
         """
         with self._changed:
             live = self._live.get(wanted)

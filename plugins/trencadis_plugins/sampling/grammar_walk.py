@@ -53,7 +53,7 @@ class GrammarWalk:
     def mask(self, output: Sequence[int]) -> Int32Array | None:
         """Return which tokens may follow an output, int32 ``[W]``, not to be changed; at least one.
 
-        None: the output is not the beginning of a text of the grammar, as behind a draft that it forbids.
+        None: the output is not the beginning of a text of the grammar, as after a draft that it forbids.
 
         Raises:
             InvalidRequestError: The grammar has become too complex for the library, or no token of the vocabulary goes on.
@@ -80,7 +80,7 @@ class GrammarWalk:
         return self._current()
 
     def knows(self, output: Sequence[int]) -> bool:
-        """Return whether the mask behind an output is there already. Pure."""
+        """Return whether the mask after an output is there already. Pure."""
         return self._filled is not None and self._taken == list(output)
 
     def _take(self, tokens: list[int]) -> None:

@@ -70,7 +70,7 @@ class GreedySampler(Sampler):
 
     @torch.no_grad()
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
-        """Let somebody else choose by laws that give everything to the most likely token; as :meth:`sample` otherwise."""
+        """Leave the choice to an acceptance rule, by laws that give everything to the most likely token; as :meth:`sample` otherwise."""
         failures = RowFailures()
         logits = failures.check_logits(logits, context)
         keep, report = self._reporter.keep, self._reporter.report

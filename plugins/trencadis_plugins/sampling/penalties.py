@@ -52,7 +52,7 @@ class Penalties(RowProcessor):
         return self._penalise(logits, context, length=max(context.positions) + 1)
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Compute every row over the longest possible history, with penalties of 1 and 0 where nobody asked."""
+        """Compute every row over the longest possible history, with penalties of 1 and 0 where it was not asked for."""
         return self._penalise(logits, context, length=context.tokens.shape[1])
 
     def _penalise(self, logits: torch.Tensor, context: SamplingContext, *, length: int) -> torch.Tensor:

@@ -194,7 +194,7 @@ class StandardSampler(Sampler, SupportsPreparation):
 
     @torch.no_grad()
     def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
-        """Let somebody else choose by the laws of the whole chain.
+        """Leave the choice to an acceptance rule, by the laws of the whole chain.
 
         Args:
             logits: ``[L, V]`` in the model's dtype; overwritten if float32.
@@ -202,7 +202,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             choose: Returns a token for each logits row.
 
         Returns:
-            Errors as of :meth:`sample`; such rows have laws all the same.
+            Errors see :meth:`sample`; such rows have laws all the same.
         """
         self._failures = failures = RowFailures()
         logits = failures.check_logits(logits, context)

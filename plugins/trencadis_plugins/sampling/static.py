@@ -55,7 +55,7 @@ class StaticChain:
 
     Args:
         masks: Add numbers that the host knows.
-        penalties: Needs the history; behind the masks.
+        penalties: Needs the history; after the masks.
         tail: Temperature and truncation, in order.
         on_host: See there.
     """

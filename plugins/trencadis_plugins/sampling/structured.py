@@ -1,7 +1,7 @@
 """Structured output: only tokens that a grammar allows. Masks are computed while the model runs.
 
     commit ─▶ thread: the token, as soon as the device has it ─▶ a step in the grammar ─▶ the mask of the next position
-    apply  ◀─ that mask; behind drafts, and where tokens were taken back, those that the histories ask for
+    apply  ◀─ that mask; after drafts, and where tokens were taken back, those that the histories ask for
 
 Shapes: L logits rows of a call, R of them that ask, V vocabulary, W words of a mask.
 """
@@ -32,7 +32,7 @@ class _Row:
 
     Attributes:
         walk: Its place in the grammar; while ``ahead`` runs, that thread's.
-        num_prompt_tokens: Its output begins behind them.
+        num_prompt_tokens: Its output begins after them.
         ahead: The last mask that was computed ahead, or is.
         position: Where that mask belongs for certain; -1: that depends on which drafts stood.
         outputs: Of the logits rows in the last call, if they were looked at.
@@ -49,7 +49,7 @@ class Structured(RowProcessor, SupportsPreparation):
     """Masks every token that cannot go on to a text of the kind that the request wants.
 
     The text ends where it may, with end-of-sequence tokens: they are masked anywhere else, and all that is left behind a text that is
-    complete. Logits behind a draft that is forbidden stay as they are: they never count.
+    complete. Logits after a draft that is forbidden stay as they are: they never count.
 
     Args:
         vocabulary: Reads the tokenizer; called when the first request asks for structured output.
@@ -87,7 +87,7 @@ class Structured(RowProcessor, SupportsPreparation):
         return start.params.structured is not None
 
     def start_row(self, start: RowStart) -> None:
-        """Take a sequence; the mask behind its tokens is computed from now on."""
+        """Take a sequence; the mask after its tokens is computed from now on."""
         self._rows.pop(start.row, None)
         super().start_row(start)
 
@@ -193,7 +193,7 @@ def _one_more(walk: GrammarWalk, tokens: Callable[[], list[int]], index: int) ->
 def _most_likely(
     walk: GrammarWalk, tokens: Callable[[], list[int]], indices: list[int], outputs: list[list[int]]
 ) -> Callable[[], _Mask]:
-    """Return what computes the mask behind the drafts that were drawn as well; a rule may let others stand."""
+    """Return what computes the mask after the drafts that were drawn as well; a rule may let others stand."""
 
     def work() -> _Mask:
         chosen = tokens()

@@ -34,5 +34,5 @@ class Temperature(RowProcessor):
         return logits.div_(self._column(self._temperature, context))
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Divide every row, by 1 where nobody asked."""
+        """Divide every row, by 1 where it was not asked for."""
         return logits.div_(self._column_or(self._temperature, 1.0, context))

@@ -45,7 +45,7 @@ class NoRepeatNgram(RowProcessor):
 
 
 def _followers(history: Int32Array, size: int) -> np.ndarray:
-    """Return the tokens behind each earlier occurrence of the last ``size - 1`` tokens, int64. Pure; O(history * size)."""
+    """Return the tokens after each earlier occurrence of the last ``size - 1`` tokens, int64. Pure; O(history * size)."""
     num_runs = len(history) - size + 1
     if num_runs <= 0:
         return np.empty(0, np.int64)

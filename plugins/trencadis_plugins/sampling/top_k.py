@@ -40,7 +40,7 @@ class TopK(RowProcessor):
         return logits.masked_fill_(logits < kth, -torch.inf)
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Compare every row with its k-th logit, or with minus infinity where nobody asked; k is at most ``width``."""
+        """Compare every row with its k-th logit, or with minus infinity where it was not asked for; k is at most ``width``."""
         # Beyond ``width`` are only rows that are not drawn from.
         kth = largest(logits, width).gather(1, self._column_or(np.minimum(self._k, width), 1, context) - 1)
         kth = kth.masked_fill(~self._flags(context), -torch.inf)

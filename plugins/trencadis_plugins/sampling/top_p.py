@@ -57,7 +57,7 @@ class TopP(RowProcessor):
         return logits.masked_fill_(logits < threshold, -torch.inf)
 
     def apply_all(self, logits: torch.Tensor, context: SamplingContext, *, width: int) -> torch.Tensor:
-        """Cut every row where its mass is reached; where nobody asked nothing is below the threshold."""
+        """Cut every row where its mass is reached; where it was not asked for nothing is below the threshold."""
         peaks = logits.amax(-1, keepdim=True)
         total = (logits - peaks).exp_().sum(-1, keepdim=True, dtype=torch.float64)
         target = total * self._column_or(self._p, 1.0, context)

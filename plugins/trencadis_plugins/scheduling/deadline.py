@@ -19,7 +19,7 @@ class Deadline(Fcfs):
     """Least slack first: the time until the next token is due, less the time it takes to compute it.
 
     The first token is due ``ttft_target`` after the arrival, token i ``i × tpot_target`` after the first. Those that are late
-    whatever is done go behind those that are not, by arrival: under overload, running after lost deadlines loses the others too.
+    whatever is done go after those that are not, by arrival: under overload, running after lost deadlines loses the others too.
     Prompts take of a step what the decode with the least slack leaves; the one with the most slack loses its blocks. Keeps no state.
 
     Args:

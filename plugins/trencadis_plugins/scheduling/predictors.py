@@ -20,10 +20,10 @@ class Predictor(ABC):
     """Expects output lengths."""
 
     def on_added(self, slot: int, request: Request) -> None:  # noqa: B027 - optional
-        """Be told of a request."""
+        """Called for a request."""
 
     def on_finished(self, tenant: int, num_output_tokens: int) -> None:  # noqa: B027 - optional
-        """Be told how long an output was."""
+        """Receives how long an output was."""
 
     @abstractmethod
     def expected(self, view: SchedulerView, slots: Int32Array) -> FloatArray:
@@ -76,7 +76,7 @@ class History(Predictor):
 
 
 class ByFunction(Predictor):
-    """Somebody else's guess, asked once per request.
+    """A guess of the user's function, asked once per request.
 
     Args:
         function: Called with the request; returns output tokens, 0 or more.

@@ -32,7 +32,7 @@ class PrefillFirst(Fcfs):
         self._chunked = config.chunked
         self._budget = 0
         self._is_swapped = False
-        self._is_full = False  # a prompt of this step did not fit: nobody behind it overtakes
+        self._is_full = False  # a prompt of this step did not fit: nobody after it overtakes
         self._tried: tuple[int, int] | None = None  # what ran before a prompt step of which nothing may have come
         self._step_began_s = self._last_step_s = 0.0
 

@@ -22,7 +22,7 @@ __all__ = ["Asked", "in_target", "joined", "read_linear"]
 
 
 def joined(parts: Sequence[Int32Array]) -> Int32Array:
-    """Return arrays one behind another, int32; there may be none. Pure."""
+    """Return arrays one after another, int32; there may be none. Pure."""
     everything: Int32Array = np.concatenate([np.empty(0, np.int32), *parts]).astype(np.int32)
     return everything
 
@@ -76,7 +76,7 @@ class Asked:
 
 
 def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
-    """Set the drafts of each sequence: draft j is what was chosen behind token ``len(tokens) - 1 + j``.
+    """Set the drafts of each sequence: draft j is what was chosen after token ``len(tokens) - 1 + j``.
 
     Raises:
         StepFailedError: The backend did not ask the sampler for one of them.

@@ -293,7 +293,7 @@ class DraftingModel(Speculator):
         """Return how many missing tokens may be computed with the guesses, at least 1."""
 
     def _room(self, count: int) -> int:
-        """Return how many tokens behind the text are computed for so many drafts, ``count`` or more."""
+        """Return how many tokens after the text are computed for so many drafts, ``count`` or more."""
         return count
 
     def _num_kept(self) -> int:
@@ -301,7 +301,7 @@ class DraftingModel(Speculator):
         return 0
 
     def _most_query(self, limits: BucketLimits) -> int:
-        """Return the most tokens of a sequence that guesses are made behind, in a ragged pass."""
+        """Return the most tokens of a sequence that guesses are made after, in a ragged pass."""
         return 1 + limits.max_draft_tokens
 
     def _check(self, backend: Backend) -> None:

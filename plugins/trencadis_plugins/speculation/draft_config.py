@@ -52,9 +52,9 @@ class DraftModelConfig(DraftWithModelConfig):
     Attributes:
         tree: ``none``: drafts follow each other. ``top_k``: the branches that the draft model believes in. ``static``: one shape.
             ``sequoia``: the shape that is best for the acceptance measured so far.
-        tree_width: Most drafts behind one token, and most tokens expanded at one depth by ``top_k``.
-        tree_depth: Most drafts behind one another.
-        tree_shape: Of ``static``: drafts behind each token, depth by depth.
+        tree_width: Most drafts after one token, and most tokens expanded at one depth by ``top_k``.
+        tree_depth: Most drafts after one another.
+        tree_shape: Of ``static``: drafts after each token, depth by depth.
     """
 
     tree: str = setting(

@@ -72,7 +72,7 @@ class DraftModel(DraftingModel):
         return max(1, ready.most_query - (self._room(self.max_draft_tokens) if self.drafts_trees else 0))
 
     def _room(self, count: int) -> int:
-        """Return the tokens behind the text that are computed for so many drafts."""
+        """Return the tokens after the text that are computed for so many drafts."""
         config = self._shapes
         return max(count, config.tree_width * config.tree_depth) if config.tree == "top_k" else count
 

@@ -25,8 +25,8 @@ class Query:
         held: Its place.
         start: Tokens computed before.
         given: The new tokens; none: the single one that was sampled last.
-        samples: A token is to be chosen behind the last one.
-        guessed: Of the new tokens, the last so many are no part of the text: a choice is wanted behind each.
+        samples: A token is to be chosen after the last one.
+        guessed: Of the new tokens, the last so many are no part of the text: a choice is wanted after each.
         parents: For guesses that branch, the index of each one's parent among them, -1 for the token before them.
     """
 
@@ -119,7 +119,7 @@ class DraftRunner:
         size = query.length
         fits = query.guessed > 0 or (not self._is_ragged and size <= self._most_query)
         if size > 1 and fits:
-            # What is not wanted must not be sampled: it would be written behind the last token, where another one may stand.
+            # What is not wanted must not be sampled: it would be written after the last token, where another one may stand.
             return _Item(query, num_drafts=size - 1, num_logits=size if query.samples else 0)
         return _Item(query, num_drafts=0, num_logits=int(query.samples))
 

@@ -27,7 +27,7 @@ class Guesses:
 
     Attributes:
         rows: Device row of each logits row, on the host, ``[L]``. A row's come in the order of its tokens; padding repeats
-            some, behind the real ones.
+            some, after the real ones.
         positions: Of the token that yields each, on the host, ``[L]``.
         token_ids: Chosen tokens, int64 ``[L]``.
         laws: By which they were drawn, float32 ``[L, V]``; None if nothing was drawn.

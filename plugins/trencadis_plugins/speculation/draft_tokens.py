@@ -47,7 +47,7 @@ class Translation:
 
     @classmethod
     def identity(cls, target_size: int, draft_size: int) -> Translation:
-        """Return that of two models with one tokenizer; one may have more tokens behind those of the other. Pure."""
+        """Return that of two models with one tokenizer; one may have more tokens after those of the other. Pure."""
         shared = min(target_size, draft_size)
         to_draft, to_target = np.full(target_size, -1, np.int32), np.full(draft_size, -1, np.int32)
         to_draft[:shared] = to_target[:shared] = np.arange(shared)

@@ -1,6 +1,6 @@
 """Shapes of draft trees: fixed ones, and the one from which most tokens are to be expected.
 
-A shape says of each node behind which one it stands, and which of that one's children it is: the b-th most likely. Nodes come
+A shape says of each node after which one it stands, and which of that one's children it is: the b-th most likely. Nodes come
 parents first, and any first few of them are a shape again.
 """
 
@@ -88,7 +88,7 @@ def best_shape(rates: tuple[float, ...], *, size: int, depth: int) -> TreeShape:
     Args:
         rates: As in :func:`expected_tokens`; there are no more children than rates.
         size: Most nodes.
-        depth: Most nodes behind one another.
+        depth: Most nodes after one another.
     """
     table = _Table(rates, size + 1, depth)
     parents: list[int] = []
@@ -174,7 +174,7 @@ class SiblingAcceptance:
         Args:
             tokens: Of its nodes.
             shape: Its shape.
-            followed: The text that came behind its root.
+            followed: The text that came after its root.
         """
         here = -1
         for token in followed.tolist():

@@ -1,6 +1,6 @@
 """Draft trees while they grow, level by level.
 
-ask ─ nodes that need children ─▶ one forward ─ the most likely tokens behind each ─▶ tell ─▶ ask … finish
+ask ─ nodes that need children ─▶ one forward ─ the most likely tokens after each ─▶ tell ─▶ ask … finish
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class GrowingTree(ABC):
 
     @abstractmethod
     def tell(self, ranked: list[list[tuple[int, float]]]) -> None:
-        """Be told the most likely tokens, best first, with their log-probabilities.
+        """Receives the most likely tokens, best first, with their log-probabilities.
 
         Args:
-            ranked: Behind the newest token, at the first call; then behind each node that was asked for last.
+            ranked: Behind the newest token, at the first call; then after each node that was asked for last.
         """
 
     @abstractmethod
@@ -90,7 +90,7 @@ class TopKTree(GrowingTree):
     Args:
         size: Most drafts.
         width: Nodes with children at each depth, and children of each.
-        depth: Most drafts behind one another.
+        depth: Most drafts after one another.
     """
 
     def __init__(self, *, size: int, width: int, depth: int) -> None:

@@ -1,6 +1,6 @@
 """Drafts from one forward of a model that was taught to guess several tokens ahead.
 
-    text … 7 8 │ mask mask mask      behind 8 the model says what follows, behind each mask what follows that
+    text … 7 8 │ mask mask mask      after 8 the model says what follows, after each mask what follows that
     drafts       d1   d2   d3   d4
 
 A mask does not see the drafts before it, only other masks; the law of each draft is known all the same, so nothing changes for

@@ -60,7 +60,7 @@ class Search:
     def find(
         self, tree: SuffixTree, last: Sequence[int], most: int, *, least: float = 0.0, branch: bool = False
     ) -> Found:
-        """Return the best drafts behind a text. Pure.
+        """Return the best drafts after a text. Pure.
 
         Args:
             tree: What is known.

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 __all__ = ["END", "Leaf", "Node", "SuffixTree"]
 
 END = -1
-"""Stands behind each text that has ended, in place of a token."""
+"""Stands after each text that has ended, in place of a token."""
 
 _MOST_IN_LEAF = 4
 _UNKNOWN = 1 << 60

@@ -1,4 +1,4 @@
-"""``trencadis serve``: an OpenAI-compatible server until somebody ends it."""
+"""``trencadis serve``: an OpenAI-compatible server until it is ended."""
 
 from __future__ import annotations
 

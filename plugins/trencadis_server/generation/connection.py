@@ -42,7 +42,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
 
 
 async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Return the response that ``work`` makes, or one that nobody reads if the client left.
+    """Return the response that ``work`` makes, or one that are not read if the client left.
 
     Raises:
         BaseException: Whatever ``work`` raises.

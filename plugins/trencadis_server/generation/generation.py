@@ -28,7 +28,7 @@ _Indexed = tuple[int, RequestOutput]
 _STARTED_AT_ONCE = 32
 """Prompts that are handed to the engine in one turn of the event loop: one or two milliseconds."""
 _LONG_PROMPTS = 1024
-"""Tokens from which on computing the prompts costs far more than passing on outputs that nobody reads."""
+"""Tokens from which on computing the prompts costs far more than passing on outputs that are not read."""
 
 
 def answer_id(prefix: str) -> str:

@@ -41,7 +41,7 @@ class StreamWriter(Protocol):
     def stream(
         self, generation: Generation, *, includes_usage: bool, is_continuous: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield events; as of :class:`trencadis_server.generation.chat_writer.ChatWriter`."""
+        """Yield events; see :class:`trencadis_server.generation.chat_writer.ChatWriter`."""
         ...
 
 

@@ -101,7 +101,7 @@ def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 
 
 def _breakers(body: GenerationRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the token that each breaker ends with behind a letter, as it would in a text. Pure."""
+    """Return the token that each breaker ends with after a letter, as it would in a text. Pure."""
     if not body.dry_multiplier:
         return ()
     texts = _BREAKERS if body.dry_sequence_breakers is None else body.dry_sequence_breakers

@@ -138,5 +138,5 @@ class ChunkEncoder(Generic[_ChoiceT]):
         return self._head + self._encode(choice) + self._tail
 
     def last(self, usage: Usage) -> bytes:
-        """Return the event with the usage, without choices; empty if nobody asked for it."""
+        """Return the event with the usage, without choices; empty if it was not asked for."""
         return event(self._encode(self._make([], usage))) if self.includes_usage else b""

@@ -21,7 +21,7 @@ def listen(
     Args:
         host: Name or address.
         port: Port; 0: any free one.
-        setting: The setting behind the port, for messages.
+        setting: The setting after the port, for messages.
         meaning_of_zero: What the setting 0 stands for, for messages.
 
     Raises:

@@ -79,5 +79,5 @@ class DrainMiddleware:
 
 def draining_error() -> EngineUnavailableError:
     """Return what is said to those who come too late. Pure."""
-    # Another server behind the same address may take the next attempt at once.
+    # Another server after the same address may take the next attempt at once.
     return EngineUnavailableError("The server is shutting down.", state="draining", retry_after_s=1.0)

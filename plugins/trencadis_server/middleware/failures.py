@@ -22,7 +22,7 @@ _NO_OBJECT = frozenset({"model_attributes_type", "model_type", "dict_type"})
 """What pydantic calls a body that is an array, a string, a number or null."""
 
 _KEY = "[key]"
-"""What pydantic puts behind a name if the name itself is at fault."""
+"""What pydantic puts after a name if the name itself is at fault."""
 
 _MAX_QUOTED = 40
 _MAX_PATH = 200

@@ -38,7 +38,7 @@ def parse_block_trace(text: str, name: str) -> tuple[BlockRequest, ...]:
         name: Of the file, for messages.
 
     Raises:
-        ConfigError: A line that is no such request, an id behind two different ones, or no block at all.
+        ConfigError: A line that is no such request, an id after two different ones, or no block at all.
     """
     rows = [
         _request(line, f"{name}: line {number}")

@@ -107,7 +107,7 @@ class SimulatedExecutor(Executor):
         """There is nothing to compile."""
 
     def submit(self, batch: Batch) -> PendingStep:
-        """Queue the batch behind those before it."""
+        """Queue the batch after those before it."""
         for start in batch.row_starts:
             index = int(start.token_ids[start.num_prompt_tokens - 1]) - 2
             self._last_position[start.row] = start.num_prompt_tokens + self._output_lens[index] - 1

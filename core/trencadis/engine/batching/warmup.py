@@ -90,7 +90,7 @@ class BackgroundWarmUp:
         self._num_all = len(warmed.buckets)
 
     def behind_step(self) -> None:
-        """Let the backend use the time that it allows itself behind a step; waits for nothing."""
+        """Let the backend use the time that it allows itself after a step; waits for nothing."""
         if self._num_left:
             self._advance(is_idle=False)
 

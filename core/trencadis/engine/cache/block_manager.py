@@ -50,7 +50,7 @@ class BlockManager:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody references and that are kept for reuse."""
+        """Blocks without references and that are kept for reuse."""
         return len(self._cached)
 
     @property
@@ -181,7 +181,7 @@ class BlockManager:
 
         Args:
             sources: Used blocks, int32 ``[n]``, none twice.
-            targets: Blocks that nobody references, free or cached, int32 ``[n]``, none twice.
+            targets: Blocks without references, free or cached, int32 ``[n]``, none twice.
         """
         counts = self.ref_counts
         if counts[targets].any() or not counts[sources].all():

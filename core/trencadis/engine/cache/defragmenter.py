@@ -39,7 +39,7 @@ class Defragmenter(Stage):
     Args:
         state: The engine's state: blocks and block tables change.
         config: Table ``[defragmenter]``.
-        copy_blocks: Copies on the device, behind every batch submitted so far; reads every source before it writes any target.
+        copy_blocks: Copies on the device, after every batch submitted so far; reads every source before it writes any target.
         copy_sizes: How many blocks are copied at once, ascending; fewer are padded to the next. Empty: any number.
 
     Attributes:

@@ -3,7 +3,7 @@
     preempt   device blocks ──copy out──▶ host blocks      the device blocks are free at once: copies run in order with steps
     admit     device blocks ◀──copy in─── host blocks      only what the prefix cache does not hold any more
 
-Copies are noted while a plan is made and handed to the executor together, behind every batch submitted so far: so the KV of the
+Copies are noted while a plan is made and handed to the executor together, after every batch submitted so far: so the KV of the
 step in flight is in what is copied out, and a block that is given to somebody else is read before it is written.
 """
 

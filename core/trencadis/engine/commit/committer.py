@@ -35,7 +35,7 @@ class Committer:
         state: The engine's state; changed by :meth:`commit`.
 
     Attributes:
-        num_accepted: Drafts that the newest commit emitted, of each sequence of its plan; those behind an end are not.
+        num_accepted: Drafts that the newest commit emitted, of each sequence of its plan; those after an end are not.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -109,7 +109,7 @@ class Committer:
     # ------------------------------------------------------------------------------------------------ tokens
 
     def _append(self, slots: Int64Array, counts: Int32Array, token_ids: Int32Array) -> None:
-        """Write new tokens behind the known ones."""
+        """Write new tokens after the known ones."""
         state, table = self._state, self._state.table
         if not slots.size:
             return

@@ -1,6 +1,6 @@
 """After a step that failed: find the sequence at fault, and lose nobody else.
 
-No token of a failed step counts, and steps in flight behind it used its tokens; so all of them are dropped and their
+No token of a failed step counts, and steps in flight after it used its tokens; so all of them are dropped and their
 sequences are recomputed, those that were swapped out meanwhile too. Each sequence of the failed step then runs alone once: the one that fails alone ends with the error,
 the others go on.
 """

@@ -182,9 +182,9 @@ class Verdict:
     """The outcome for one request in one step; see ``Span`` for what the words mean.
 
     Attributes:
-        outcome: As of ``Span``.
+        outcome: See ``Span``.
         reason: In words.
-        other: Slot of the request for which, or behind which; -1: none.
+        other: Slot of the request for which, or after which; -1: none.
         index: Its place in the plan, or -1.
         start: Computed tokens before.
         num_tokens: Tokens computed.

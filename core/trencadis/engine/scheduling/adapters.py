@@ -1,6 +1,6 @@
 """LoRA adapters: how many different ones may run at once, and whose turn is next.
 
-A waiting sequence whose adapter has no place is skipped, and those behind it are not blocked. Adapters in steady use would starve
+A waiting sequence whose adapter has no place is skipped, and those after it are not blocked. Adapters in steady use would starve
 the others so: a sequence skipped often enough gets the next place reserved, and if none becomes free by itself, the adapter with the
 fewest sequences takes in no more. An adapter keeps its place until the last running sequence that uses it has left its row.
 The model itself is adapter 0 and takes no place.

@@ -25,7 +25,7 @@ __all__ = ["Admission", "CachedOrder", "came_before"]
 class _Outcome(enum.Enum):
     ADMITTED = "admitted"
     SKIPPED = "skipped"  # this one cannot run now; try the next
-    FULL = "full"  # no blocks: nobody behind may overtake
+    FULL = "full"  # no blocks: nobody after may overtake
 
 
 class Admission:

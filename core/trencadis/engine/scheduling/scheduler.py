@@ -208,7 +208,7 @@ class Scheduler:
         return self._allocate(view, decodes, (1 + extra).astype(np.int32))
 
     def _take_back(self) -> None:
-        """Free the blocks behind the known tokens: drafts that were rejected got them."""
+        """Free the blocks after the known tokens: drafts that were rejected got them."""
         state, table, size = self._state, self._state.table, self._state.block_size
         running = state.running
         spare = table.num_blocks[running] > -(-table.num_tokens[running] // size)

@@ -56,7 +56,7 @@ class SchedulingSwitch:
         """Return what a change asks for, built; nothing has changed yet.
 
         Raises:
-            ConfigError: As of :func:`trencadis.registry.switching.resolve_change`.
+            ConfigError: See :func:`trencadis.registry.switching.resolve_change`.
             PluginError: As of the same, or a factory raised.
         """
         new = resolve_change(self.in_force, self._registry, change)

@@ -87,7 +87,7 @@ class PrefixIndex:
     """Remembers the hits of waiting sequences, and looks one up again only when its hit may have changed.
 
     A hit grows only when the first block that it lacks becomes findable, and shrinks only together with its last block, since a block
-    that is lost takes all behind it along. So two hashes are watched for each sequence, and the cache says which ones change. Before the
+    that is lost takes all after it along. So two hashes are watched for each sequence, and the cache says which ones change. Before the
     first question nothing is watched.
 
     Args:

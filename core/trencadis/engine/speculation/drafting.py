@@ -310,11 +310,11 @@ class GuardedSpeculator(Guarded[Speculator]):
     """A speculator whose drafts are legal.
 
     Args:
-        label: As of :class:`Guarded`.
+        label: See :class:`Guarded`.
         strategy: The chosen one.
-        make_fallback: As of :class:`Guarded`.
+        make_fallback: See :class:`Guarded`.
         vocab_size: Of the model that is drafted for: the device reads the embedding of every draft.
-        meter: As of :class:`Guarded`.
+        meter: See :class:`Guarded`.
 
     Attributes:
         drafts_trees: The chosen one may draft trees: no other may if it does not.

@@ -48,7 +48,7 @@ class SamplingTerms(FirstTokenTerms):
 
     Args:
         sampling: Digest of everything in this engine that has a say in which token is chosen, the model apart.
-        is_portable: Whether a sequence with these parameters goes on here just as well behind a token that was chosen elsewhere.
+        is_portable: Whether a sequence with these parameters goes on here just as well after a token that was chosen elsewhere.
     """
 
     def __init__(self, sampling: bytes, is_portable: Callable[[SamplingParams], bool]) -> None:

@@ -142,7 +142,7 @@ class Transfers:
 
     @property
     def num_ignored(self) -> int:
-        """Entries of reports that changed nothing: repeated, or about tickets that nobody awaits."""
+        """Entries of reports that changed nothing: repeated, or about tickets that are not awaited."""
         return self._quorum.num_ignored
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
@@ -186,7 +186,7 @@ class Transfers:
         """Whether a sequence runs beside its load.
 
         One whose load failed waits for the next, so that others wait for it but once; and so does one that has its first token, and any
-        whose order would come a step late, behind a refused plan's.
+        whose order would come a step late, after a refused plan's.
         """
         if found.first_token is not None or sequence.num_failed_loads or self._unsent:
             return False
@@ -214,7 +214,7 @@ class Transfers:
     def park(
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
     ) -> None:
-        """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those behind will be computed."""
+        """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those after will be computed."""
         assert self._connector is not None, "only a connector's hit parks a sequence"
         ticket = found.ticket
         sequence.ticket, sequence.park_deadline_s = ticket, now_s + min(self._load_timeout_s, found.timeout_s)

@@ -101,7 +101,7 @@ class ChunkSaver:
         if part is None:
             return
         if not part.take(order, self._pool):
-            self._parts[order.number] = part  # behind those that got nothing for longer
+            self._parts[order.number] = part  # after those that got nothing for longer
             return
         self._leaving[part.number] = part
         if not self._threads.put(part):

@@ -50,7 +50,7 @@ def cut(
 
 
 def _ends_of(token_ids: Int32Array, separator: Sequence[int], before: int, read: int) -> list[int]:
-    """Return where separators end that end behind the first ``before`` tokens, and no later than at ``read``."""
+    """Return where separators end that end after the first ``before`` tokens, and no later than at ``read``."""
     first = max(0, before + 1 - len(separator))
     count = read - len(separator) + 1 - first
     if not separator or count <= 0:
@@ -87,9 +87,9 @@ class WantedChunks:
 
     Args:
         block_size: Tokens per block.
-        chunk_tokens: As of :func:`cut`.
-        min_tokens: As of :func:`cut`.
-        separator: As of :func:`cut`.
+        chunk_tokens: See :func:`cut`.
+        min_tokens: See :func:`cut`.
+        separator: See :func:`cut`.
     """
 
     def __init__(self, *, block_size: int, chunk_tokens: int, min_tokens: int, separator: Sequence[int] = ()) -> None:

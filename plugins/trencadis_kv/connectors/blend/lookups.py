@@ -65,7 +65,7 @@ class BlendLookups:
         index: Of chunks that are kept.
         wanted: Chunks that are being computed.
         block_size: Tokens per block.
-        num_first_tokens: Of each chunk, as of ``FoundChunks``.
+        num_first_tokens: Of each chunk, see ``FoundChunks``.
     """
 
     def __init__(self, index: ChunkIndex, wanted: WantedChunks, *, block_size: int, num_first_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""A chunk as an object in a store: the header of a KV block, with keys marked as not rotated, and tokens one behind the other."""
+"""A chunk as an object in a store: the header of a KV block, with keys marked as not rotated, and tokens one after the other."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class PromptTokens:
 
 @attrs.frozen(kw_only=True)
 class FoundPart:
-    """Chunks that fill a prompt behind its exact tokens.
+    """Chunks that fill a prompt after its exact tokens.
 
     Attributes:
         end: Tokens of the prompt that they reach, a multiple of the block size.
@@ -95,7 +95,7 @@ class FoundChunks:
         self._sums.append((tokens + place.num_tokens, late + self._late(place), read + place.chunk_tokens))
 
     def part(self, first: int = 0, *, block_size: int = 1) -> FoundPart | None:
-        """Return those behind some tokens, up to the last full block that they reach; None if there are none.
+        """Return those after some tokens, up to the last full block that they reach; None if there are none.
 
         Args:
             first: Tokens in front that are not wanted: a chunk that begins in them counts from there on.

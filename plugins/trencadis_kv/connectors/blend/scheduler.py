@@ -51,7 +51,7 @@ class _Plan:
     Attributes:
         scan: Of the prompt.
         num_exact: Leading tokens that the engine has.
-        part: What was found behind them.
+        part: What was found after them.
         ratio: Of the chunks' tokens, computed anew.
         predicted_s: What blending is to take; nan: nothing was measured yet.
     """

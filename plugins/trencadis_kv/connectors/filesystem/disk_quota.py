@@ -74,7 +74,7 @@ class DiskQuota:
         self._stop = threading.Event()
 
     def opened(self) -> None:
-        """Be told of a store; the first has the directory looked at, on a thread of its own."""
+        """Called for a store; the first has the directory looked at, on a thread of its own."""
         with self._lock:
             self._num_stores += 1
             if self._num_stores == 1:
@@ -82,7 +82,7 @@ class DiskQuota:
                 self._start_sweep()
 
     def closed(self) -> None:
-        """Be told that a store was closed; the last one ends the sweep that runs."""
+        """Called when a store was closed; the last one ends the sweep that runs."""
         with self._lock:
             self._num_stores -= 1
             sweeper = self._sweeper

@@ -177,7 +177,7 @@ class HostStore(BlockStore):
 
 
 def _copy(pieces: Sequence[memoryview]) -> NDArray[np.uint8]:
-    """Return the pieces one behind the other. NumPy copies without Python's lock: the engine does not stand still meanwhile."""
+    """Return the pieces one after the other. NumPy copies without Python's lock: the engine does not stand still meanwhile."""
     copy = np.empty(sum(piece.nbytes for piece in pieces), np.uint8)
     start = 0
     for piece in pieces:

@@ -42,7 +42,7 @@ class IOWorker:
         return self._calls.is_left
 
     def run(self, call: Callable[[Any], T], *, timeout_s: float) -> T:
-        """Return what a call of the library returns; as of :meth:`NativeCalls.run`."""
+        """Return what a call of the library returns; see :meth:`NativeCalls.run`."""
 
         def on_thread() -> T:
             self._register()

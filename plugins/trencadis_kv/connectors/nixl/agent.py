@@ -75,7 +75,7 @@ class NixlAgent:
     """Memory in pieces, known to a NIXL agent. From any thread.
 
     Args:
-        library: As of :func:`check_package`.
+        library: See :func:`check_package`.
         num_pieces: How many.
         num_rows: Blocks of a piece.
         block_bytes: Of a block.

@@ -111,7 +111,7 @@ class NixlTransport(Transport):
             agent.close()
 
     def left(self, agent: NixlAgent, *, num_lost: int = 0) -> None:
-        """Be told that somebody uses an agent no more.
+        """Called when somebody uses an agent no more.
 
         Args:
             agent: Which.

@@ -46,7 +46,7 @@ class DelegatedPrefill:
     Attributes:
         engine: As given.
         prefix: Where the blocks are, once they are offered.
-        first: The token behind the prompt, if that came with the response.
+        first: The token after the prompt, if that came with the response.
         error: Why there is no response.
         is_done: There is an response, or an error, or it was withdrawn.
     """

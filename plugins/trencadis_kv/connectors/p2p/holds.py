@@ -114,7 +114,7 @@ class Holds:
             return hold
 
     def close(self, hold: Hold, cut: Callable[[], None]) -> None:
-        """Be told that a reader is done."""
+        """Called when a reader is done."""
         with self._lock:
             hold.readers.remove(cut)
             hold.expires_s = min(hold.ends_s, self._clock.now_s() + self._lease_s)
@@ -138,7 +138,7 @@ class Holds:
             return True
 
     def take_free(self) -> tuple[int, ...]:
-        """Return and forget the tickets of holds that are over and that nobody reads; called every step."""
+        """Return and forget the tickets of holds that are over and that are not read; called every step."""
         if not self._by_name:
             return ()
         now_s = self._clock.now_s()

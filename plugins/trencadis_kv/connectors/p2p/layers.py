@@ -65,13 +65,13 @@ class Arrivals:
             return not self._missing and not self._is_given_up
 
     def came(self, layer: int) -> None:
-        """Be told that a layer of all blocks is verified and written."""
+        """Called when a layer of all blocks is verified and written."""
         with self._changed:
             self._missing.discard(layer)
             self._changed.notify_all()
 
     def end(self, *, is_whole: bool) -> None:
-        """Be told that nothing more will come.
+        """Called when nothing more will come.
 
         Args:
             is_whole: Because all is there.

@@ -73,19 +73,19 @@ class P2PMetrics(TransferCounters):
         self._pulled.labels(self._name, way).inc(num_bytes)
 
     def watch_aside(self, num_bytes: Callable[[], int]) -> None:
-        """Read a gauge from where it is whenever somebody looks."""
+        """Read a gauge from where it is when it is read."""
         self._aside.labels(self._name).set_function(lambda: float(num_bytes()))
 
     def watch_remote_prefills(self, num_remote_prefills: Callable[[], int]) -> None:
-        """Read a gauge from where it is whenever somebody looks."""
+        """Read a gauge from where it is when it is read."""
         self._remote_prefills.labels(self._name).set_function(lambda: float(num_remote_prefills()))
 
     def watch_away(self, num_away: Callable[[], int]) -> None:
-        """Read a gauge from where it is whenever somebody looks."""
+        """Read a gauge from where it is when it is read."""
         self._away.labels(self._name).set_function(lambda: float(num_away()))
 
     def watch_engines(self, num_engines: Callable[[], int]) -> None:
-        """Read a gauge from where it is whenever somebody looks."""
+        """Read a gauge from where it is when it is read."""
         self._engines.labels(self._name).set_function(lambda: float(num_engines()))
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -93,7 +93,7 @@ class P2PMetrics(TransferCounters):
 
 
 class _State(Collector):
-    """Reads holds and peers whenever somebody looks."""
+    """Reads holds and peers when it is read."""
 
     def __init__(self, name: str, holds: Holds, peers: Peers) -> None:
         self._name = name

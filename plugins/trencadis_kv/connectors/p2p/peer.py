@@ -87,7 +87,7 @@ class PeerConnection:
         num_placed: Blocks that were taken from a receive buffer.
 
     Raises:
-        TransferError: As of :func:`trencadis_kv.wire.handshake.greet`, or ``unreachable``.
+        TransferError: See :func:`trencadis_kv.wire.handshake.greet`, or ``unreachable``.
     """
 
     def __init__(self, prefix: RemotePrefix, me: Identity, *, connect_timeout_s: float) -> None:
@@ -136,7 +136,7 @@ class PeerConnection:
 
         Raises:
             TransferError: Not all came; those taken are right. ``lost``: they are not held any more, or only some; ``corrupt``; also
-                as of :class:`FrameStream`.
+                see :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         via, target = ("", b"") if receive_buffer is None else (receive_buffer.via, receive_buffer.target)
@@ -182,7 +182,7 @@ class PeerConnection:
         """Ask to hold the blocks for another lease; False if they are not held any more.
 
         Raises:
-            TransferError: As of :class:`FrameStream`.
+            TransferError: See :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         self._stream.send(Renew(ticket=self._prefix.ticket))
@@ -192,7 +192,7 @@ class PeerConnection:
         """Say that the blocks are not wanted any more; False if they were not held.
 
         Raises:
-            TransferError: As of :class:`FrameStream`.
+            TransferError: See :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         self._stream.send(Release(ticket=self._prefix.ticket))
@@ -202,7 +202,7 @@ class PeerConnection:
         """Return how much the other engine has to do.
 
         Raises:
-            TransferError: As of :class:`FrameStream`.
+            TransferError: See :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
         self._stream.send(Status())
@@ -215,7 +215,7 @@ class PeerConnection:
         """Have a prompt computed; returns when its blocks are held there.
 
         Raises:
-            TransferError: They are not: ``full``, or whatever else went wrong there; also as of :class:`FrameStream`.
+            TransferError: They are not: ``full``, or whatever else went wrong there; also see :class:`FrameStream`.
         """
         self._stream.set_deadline(message.timeout_s)
         self._stream.send(message)

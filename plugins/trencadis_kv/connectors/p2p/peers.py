@@ -30,7 +30,7 @@ class Peers:
     """What is known of other engines. From any thread.
 
     Args:
-        allowed: Addresses as of :func:`peer_of`.
+        allowed: Addresses see :func:`peer_of`.
         clock: Source of time.
         retry_s: One that could not be reached is left alone for so long; one whose blocks are of another kind for good.
         name: Of the connector.

@@ -60,7 +60,7 @@ class Push:
         return self._is_closed
 
     def begin(self, num_blocks: int, cut: Callable[[], None]) -> None:
-        """Be told what comes, before the first block.
+        """Receives what comes, before the first block.
 
         Args:
             num_blocks: At most as many as there is memory for.
@@ -86,13 +86,13 @@ class Push:
             return row
 
     def came(self) -> None:
-        """Be told that the next block is there and verified."""
+        """Called when the next block is there and verified."""
         with self._changed:
             self._num_there += 1
             self._changed.notify_all()
 
     def end(self, error: TransferError | None = None) -> None:
-        """Be told that nothing more comes; may be called twice."""
+        """Called when nothing more comes; may be called twice."""
         with self._changed:
             if self._has_ended:
                 return

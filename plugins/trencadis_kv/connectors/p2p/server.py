@@ -62,7 +62,7 @@ _GLANCE_S: Final = 0.05
 """While a prompt is computed, it is looked so often whether anybody still wants it."""
 _MAX_REMOTE_PREFILL_S: Final = 600.0
 _GRACE_S: Final = 1.0
-"""Whoever gives a prompt up closes the connection; one that vanished never does."""
+"""The caller that gives a prompt up closes the connection; one that vanished never does."""
 _RATE_TOKENS: Final = 1000
 _MAX_STRANGERS: Final = 32
 """Connections that have not proved who they are; one more ends the oldest. They take no place from engines that have."""

@@ -296,7 +296,7 @@ class _Pull:
         """Take blocks that were sent along, as they come; returns how many leading ones of the order these are.
 
         Raises:
-            TransferError: As of :meth:`_take`, or the sender is too slow to be asked for the rest.
+            TransferError: See :meth:`_take`, or the sender is too slow to be asked for the rest.
         """
         push, hashes = self._push, self.order.hashes
         if push is None or hashes[0] not in push.hashes:  # what was cached here when they were asked for is gone

@@ -100,7 +100,7 @@ class RedisLink:
         return not poll.poll(0)
 
     def send(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Send pieces one behind the other; returns when the kernel has all of them.
+        """Send pieces one after the other; returns when the kernel has all of them.
 
         Raises:
             OSError: The connection is lost, or the server takes nothing for too long.

@@ -56,7 +56,7 @@ def set_command(key: bytes, pieces: Sequence[memoryview], *, ttl_s: int = 0) -> 
 
     Args:
         key: Under which the value is kept.
-        pieces: Of the value, one behind the other; contiguous.
+        pieces: Of the value, one after the other; contiguous.
         ttl_s: The server forgets it after so many seconds; 0: never.
     """
     num_bytes = sum(piece.nbytes for piece in pieces)
@@ -71,7 +71,7 @@ class ReplyReader:
     """Takes replies apart, however they were split on the way; a payload goes straight to where it belongs.
 
     Args:
-        receive: Fills buffers one behind the other with what came, and returns how many bytes; it waits for at least one,
+        receive: Fills buffers one after the other with what came, and returns how many bytes; it waits for at least one,
             and returns 0 when the other side has ended the connection.
     """
 
@@ -157,7 +157,7 @@ class ReplyReader:
         return taken
 
     def _fill(self) -> None:
-        """Receive more behind what is buffered, which moves to the front."""
+        """Receive more after what is buffered, which moves to the front."""
         rest = self.num_buffered
         self._view[:rest] = bytes(self._view[self._start : self._end])
         self._start, self._end = 0, rest

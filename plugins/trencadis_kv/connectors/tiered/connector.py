@@ -1,6 +1,6 @@
 """Several connectors as one: host memory in front of a disk in front of a store for all engines, or any others.
 
-                    ┌▶ child 0   the nearest: asked first, wins ties, gets what was loaded from those behind it
+                    ┌▶ child 0   the nearest: asked first, wins ties, gets what was loaded from those after it
 engine ─▶ tiered ───┼▶ child 1
                     └▶ child 2
 """

@@ -44,7 +44,7 @@ class TierCounters:
         self._promoted.labels(tier).inc(num_blocks)
 
     def watch(self, tier: str, state: Callable[[], float]) -> None:
-        """Read a child's state whenever somebody looks."""
+        """Read a child's state when it is read."""
         self._state.labels(tier).set_function(state)
 
     def value(self, name: str, **labels: str) -> float:

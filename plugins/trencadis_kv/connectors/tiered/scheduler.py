@@ -147,7 +147,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
             self._children[child].unused(own)
 
     def on_cancelled(self, ticket: int) -> None:
-        """Tell the child whose load it is, behind its begin."""
+        """Tell the child whose load it is, after its begin."""
         child, own = self._names.inside(ticket)
         if child >= len(self._children):
             return

@@ -41,11 +41,11 @@ def write_bucket_file(path: str | Path, buckets: Iterable[Bucket], *, comment: s
 
     Args:
         path: Overwritten.
-        buckets: As of :func:`bucket_file_text`.
-        comment: As of :func:`bucket_file_text`.
+        buckets: See :func:`bucket_file_text`.
+        comment: See :func:`bucket_file_text`.
 
     Raises:
-        ValueError: As of :func:`bucket_file_text`.
+        ValueError: See :func:`bucket_file_text`.
         OSError: The file cannot be written.
     """
     Path(path).write_text(bucket_file_text(buckets, comment=comment), encoding="utf-8")
