@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class PoolTests(BackendSuite):
-    """A block is its bytes: who has them elsewhere has the KV. A backend that shows nobody its cache says so."""
+    """A block is its bytes: their copy elsewhere is the KV. A backend that does not offer its cache says so."""
 
     def test_bytes_of_blocks_brought_to_others_give_the_same_tokens(self) -> None:
         """Other sequences write to the old blocks meanwhile, and go on undisturbed."""

@@ -38,7 +38,7 @@ class ServeInOrder(SchedulingPolicy):
 
 
 class OldestFirst(EvictionPolicy):
-    """The reference eviction: whoever became unreferenced first goes first."""
+    """The reference eviction: blocks that became unreferenced first go first."""
 
     def __init__(self) -> None:
         self._candidates: OrderedDict[int, None] = OrderedDict()

@@ -187,7 +187,7 @@ class TellingSampler(Sampler):
 
 
 class Gate:
-    """Blocks whoever passes until it is opened once; a named pipe, so that it works between processes.
+    """Blocks its callers until it is opened once; a named pipe, so that it works between processes.
 
     Args:
         folder: An empty one.

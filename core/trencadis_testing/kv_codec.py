@@ -48,7 +48,7 @@ class KVCodecConformance:
             make = Deflate
 
     Attributes:
-        authenticates: Nobody can change an object unnoticed, or put it into another's place; set it to True for a codec that says so.
+        authenticates: An object cannot be changed unnoticed, or put it into another's place; set it to True for a codec that says so.
     """
 
     authenticates: bool = False

@@ -39,7 +39,7 @@ def make_app(
     Args:
         context: What the endpoints need; found at ``app.state.context``.
         routers: Endpoints; all there are if None.
-        gate: Closed by whoever shuts the server down; one that nobody closes if None.
+        gate: Closed when the server shuts down; None: one that is never closed.
         http_metrics: Counters of the HTTP side; new ones if None.
 
     Raises:

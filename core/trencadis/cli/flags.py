@@ -2,7 +2,7 @@
 
 Values of config flags stay text until they are merged with the other sources, so that each keeps its source and errors
 name the flag (docs/decisions/0003). argparse therefore never sees them. A command may have short forms of config flags, such
-as ``--port`` for ``--server.port``: they become the long ones before anybody else looks.
+as ``--port`` for ``--server.port``: they become the long ones before anything else is parsed.
 """
 
 from __future__ import annotations

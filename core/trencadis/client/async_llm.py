@@ -300,7 +300,7 @@ class AsyncLLM(EngineControl):
             raise no_answer(timeout_s) from None
 
     def abort(self, request_id: str) -> None:
-        """End a request from anywhere; whoever reads it gets what there is, with ``FinishReason.ABORT``.
+        """End a request from anywhere; its reader gets what there is, with ``FinishReason.ABORT``.
 
         Nothing happens if there is no such request.
         """

@@ -444,7 +444,7 @@ class ClientStream(Iterator[RequestOutput]):
         client: The request, queued.
         step: Takes a step of the engine.
         abort: Ends a request.
-        abandoned: Gets the request if nobody reads it any more; whoever steps the engine ends what is in there first.
+        abandoned: Gets the request if it is not read any more; the thread that steps the engine ends what is in there first.
     """
 
     def __init__(

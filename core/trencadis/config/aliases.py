@@ -162,9 +162,9 @@ def _given(alias: Alias, setting: Setting, text: str) -> RawValue | None:
 def warn_of_unused(
     given: Iterable[RawValue], environ: Mapping[str, str], settings: Settings, *, name: str, may_be: Collection[str]
 ) -> None:
-    """Log the names for bucket sizes that nobody may read: of a strategy that is not chosen, or misspelt.
+    """Log the names for bucket sizes that have no effect: of a strategy that is not chosen, or misspelt.
 
-    Without that, a deployment that moves over with its sizes would be prepared for others, and nobody would know.
+    Without that, a deployment that moves over with its sizes would be prepared for others, without any message.
 
     Args:
         given: The values that count.

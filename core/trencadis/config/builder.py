@@ -28,7 +28,7 @@ class ConfigBuilder:
 
     Args:
         settings: The catalogue.
-        given: The winning value of each path that anybody set.
+        given: The winning value of each path that is set.
     """
 
     def __init__(self, settings: Settings, given: Mapping[str, RawValue]) -> None:

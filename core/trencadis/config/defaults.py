@@ -14,7 +14,7 @@ __all__ = ["check_defaults"]
 
 
 def check_defaults(settings: Settings, table: str) -> None:
-    """Refuse settings that nobody could give, and defaults that nobody could have given. Pure but for what defaults make.
+    """Refuse settings that no source could give, and defaults that their validators refuse. Pure but for what defaults make.
 
     Args:
         settings: Of one component's config class.

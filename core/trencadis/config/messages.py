@@ -18,7 +18,7 @@ __all__ = ["DEFAULT", "origin", "show", "spot", "value_error", "with_origin"]
 _SPOT = re.compile(r'\[([\w.-]+)\] (\w+) = ("(?:[^"\\]|\\.)*"|[^\s",:]++)(?! \()')
 
 DEFAULT = "default"
-"""The source of a value that nobody set."""
+"""The source of a value that was not set."""
 
 
 def show(value: Any) -> str:
@@ -63,7 +63,7 @@ def with_origin(message: str, sources: Mapping[str, str]) -> str:
     """Return a message that starts with ``[table] key = value`` with the value's source behind it. Pure.
 
     A component knows its options, but not who set them. A message of another form, with a source, or about a value that
-    nobody set, is returned as it is; where one value contradicts another, each gets its source, the default as well.
+    was not set, is returned as it is; where one value contradicts another, each gets its source, the default as well.
 
     Args:
         message: Of an error.

@@ -185,7 +185,7 @@ class CacheConfig:
         factory=tuple,
     )
     key: str = setting(
-        "", "Secret mixed into block hashes, so that nobody can compute them from a prompt.", secret=True
+        "", "Secret mixed into block hashes, so that they cannot be computed from a prompt alone.", secret=True
     )
 
 
@@ -227,7 +227,7 @@ class NounConfig:
 
     Attributes:
         components: Config object of every registered component by its name, defaults filled in; one with a required
-            value that nobody gave is left out unless it is named. Options of a component given by import path are a plain
+            value that is not given is left out unless it is named. Options of a component given by import path are a plain
             mapping under that import path.
     """
 

@@ -41,7 +41,7 @@ BLOCKED_VARIABLE = "TRENCADIS_BLOCKED_PLUGINS"
 
 @attrs.frozen(kw_only=True)
 class RawValue:
-    """A value that somebody gave.
+    """A value as a source gave it, before its type is checked.
 
     Attributes:
         path: Dotted path of the setting, or ``noun.options.key``.

@@ -1,4 +1,4 @@
-"""Environment variables that start like ours and mean nothing: nobody sets one without a reason.
+"""Environment variables with our prefix that belong to no setting: each was meant for one.
 
 They are no errors: an orchestrator names variables after a service, such as ``TRENCADIS_PORT=tcp://10.0.0.7:8000``.
 """

@@ -176,7 +176,7 @@ class Guarded(Generic[S]):
 class GuardedScheduling(Guarded[SchedulingPolicy]):
     """A scheduling policy whose answers are legal. Another one may take its place at any time between two calls.
 
-    Whoever takes over, a fallback included, is told of every live request, in the order of arrival.
+    A policy that takes over, a fallback included, is told of every live request, in the order of arrival.
 
     Args:
         label: See :class:`Guarded`.

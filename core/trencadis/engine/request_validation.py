@@ -109,7 +109,7 @@ class RequestValidator:
         self._check_params(request.params)
 
     def ask(self, request: Request) -> None:
-        """Raise unless everybody lets the request in; the tenant's caps come first.
+        """Raise unless the tenant's caps and the policy accept the request; the caps come first.
 
         Raises:
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.

@@ -149,7 +149,7 @@ class EngineState:
         slot, table = sequence.slot, self.table
         tokens = self.known_tokens(sequence)
         now_s = self.clock.now_s()
-        # What was given up or has failed may hold anything, and nobody will ask for it.
+        # What was given up or has failed may hold anything, and will not be asked for.
         is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
         transfer_params = None
         if sequence.state is SequenceState.RUNNING:
@@ -356,7 +356,7 @@ class EngineState:
     def _leave_row(self, sequence: Sequence, *, finished: bool) -> None:
         slot = sequence.slot
         blocks = self.blocks_of(sequence).copy()
-        num_known = -(-int(self.table.num_known_tokens[slot]) // self.block_size)  # what drafts got is nobody's text
+        num_known = -(-int(self.table.num_known_tokens[slot]) // self.block_size)  # the blocks of drafts hold no text
         if finished and self.transfers.hold(sequence, blocks[:num_known], now_s=self.clock.now_s()):
             blocks = blocks[num_known:]
         self.blocks.release(blocks, now_s=self.clock.now_s())

@@ -253,6 +253,6 @@ class Backend(ABC):
             BackendError: There is none: the backend cannot run beside a KV connector.
         """
         raise BackendError(
-            f"{type(self).__name__} shows nobody its KV cache.",
+            f"{type(self).__name__} does not offer its KV cache.",
             hint='Set kv_connector.name to "none", or another backend.',
         )

@@ -80,6 +80,6 @@ class KVBlender(ABC):
     def blend(self, order: BlendOrder) -> Iterator[None]:
         """Fill blocks, layer by layer: each ``next`` does a part of the work, and the last one raises ``StopIteration``.
 
-        On the backend's thread only. The blocks are nobody else's meanwhile; what they hold before the end means nothing. Whoever
+        On the backend's thread only. Nothing else uses the blocks meanwhile; what they hold before the end means nothing. Whoever
         does not want them any more drops the iterator.
         """

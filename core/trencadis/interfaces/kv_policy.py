@@ -177,7 +177,7 @@ class KVPolicy(ABC):  # noqa: B024 - every method has a default
         best = min(
             range(len(engines)), key=lambda i: (engines[i].num_waiting_tokens // view.num_tokens, -engines[i].affinity)
         )
-        # A comparison with nan is false: what nobody has measured is tried.
+        # A comparison with nan is false: what was not measured is tried.
         return None if engines[best].remote_s > view.max_slowdown * view.compute_s else best
 
     def on_failure(self, view: FailureView) -> Literal["compute", "retry"]:

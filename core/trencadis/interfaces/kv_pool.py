@@ -21,7 +21,7 @@ __all__ = ["KVPool"]
 class KVPool(ABC):
     """The blocks of one rank. ``Backend.kv_cache`` returns one.
 
-    Both ways are for blocks that nobody else reads or writes meanwhile, and return when the copy is done.
+    Both ways are for blocks that nothing else reads or writes meanwhile, and return when the copy is done.
 
     Attributes:
         any_thread: They may be called from any thread; else only from the backend's, where the worker side's methods run.

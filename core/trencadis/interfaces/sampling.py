@@ -137,8 +137,8 @@ class LogitsProcessor(ABC):
         has_state: What it does depends on more than parameters, history and position: on what ``commit`` told it. The state is
             kept by position, so that tokens that are taken back take their state with them.
         honours: Parameters of requests that it applies, as :attr:`Sampler.honours` has them.
-        rebuilds_state: ``start_row`` makes the same state anew from the tokens of a sequence, so that whoever chose them may have
-            been another engine.
+        rebuilds_state: ``start_row`` makes the same state anew from the tokens of a sequence, so that another engine may have chosen
+            them.
     """
 
     name: str = ""

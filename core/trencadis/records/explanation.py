@@ -27,10 +27,10 @@ class Span:
         other: Request for which, or after which; empty: none.
         num_tokens: Tokens of it that were computed in these steps.
         tokens: Computed tokens before the first and after the last, of a prefill or decode.
-        rank: Its place in the order of admission, 1 is first; None: nobody was ordered, or it came after place 4096.
+        rank: Its place in the order of admission, 1 is first; None: nothing was ordered, or it came after place 4096.
         num_waiting: Sequences that waited, before planning.
         num_running: Sequences that ran, after planning.
-        budget_left: Tokens left for admission, where somebody could have been admitted.
+        budget_left: Tokens left for admission, where a sequence could have been admitted.
         blocks_needed: Where blocks were short: what it took.
         blocks_free: Blocks that could be had: where they were short, at that point, else before planning.
         buckets: The shapes that it ran in, at most four.

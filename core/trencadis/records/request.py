@@ -147,7 +147,7 @@ class Request(RequestTerms):
         request_id: Unique among live requests.
         prompt_token_ids: At least one token id.
         params: How tokens are chosen and when the sequence ends.
-        cache_salt: See :class:`RequestTerms`; the tenant if nobody gave one.
+        cache_salt: See :class:`RequestTerms`; the tenant if none is given.
     """
 
     request_id: str = attrs.field(validator=_text)

@@ -37,7 +37,7 @@ class StepStats:
         num_bucket_hits: Passes of the step in a bucket of the strategy's table.
         num_fallbacks: Passes whose shape no bucket of the table covers.
         num_substituted: Passes in a larger bucket than their own, which was not prepared yet.
-        num_unprepared: Passes in a bucket that nobody had prepared; each bucket counts once.
+        num_unprepared: Passes in a bucket that was not prepared; each bucket counts once.
         num_block_swaps: Pairs of KV blocks that changed places before the step.
         num_compiling: Waiting sequences whose sampler has work to do before they can run, after the step.
         num_swapped: Waiting sequences whose blocks are in host memory, after the step.

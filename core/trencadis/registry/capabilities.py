@@ -25,7 +25,7 @@ def negotiate(
         sources: Who set each path, for the message.
 
     Raises:
-        CapabilityError: A requirement that nobody meets; names both sides.
+        CapabilityError: A requirement that no component meets; names both sides.
     """
     pairs = list(chosen)
     provided = frozenset[str]().union(*(item.component.provides for _, item in pairs))

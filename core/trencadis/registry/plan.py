@@ -297,7 +297,7 @@ def _check_role(plan: ResolvedPlan, role: str) -> None:
 
 
 def _check_shapes(plan: ResolvedPlan, layout: str) -> None:
-    """Raise unless whoever may be asked for the bucket of a unified pass provides such."""
+    """Raise unless each strategy that may choose the bucket of a unified pass provides unified ones."""
     asked = {"bucketing.name": plan.choices["bucketing"]}
     if "bucketing" in plan.fallbacks:
         asked["bucketing.fallback"] = plan.fallbacks["bucketing"]

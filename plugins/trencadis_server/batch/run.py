@@ -42,7 +42,7 @@ async def run_batch(
     _check_files([input_file, output_file, *([error_file] if error_file else [])])
     num_lines = count_lines(input_file)
     done = read_output(output_file)
-    # Nobody else asks this server, and every line is asked by the owner of the file.
+    # This server has no other clients, and every line belongs to the owner of the file.
     config = with_server(config, api_keys=())
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(OutputFile(output_file, num_bytes=done.num_bytes))

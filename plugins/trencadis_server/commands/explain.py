@@ -33,8 +33,8 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Print the story of the request; returns 0.
 
     Raises:
-        ConfigError: Nobody says where the administration is.
-        EngineEndedError: Nobody answers there, or the engine does not serve.
+        ConfigError: The address of the administration is not known.
+        EngineEndedError: No server answers there, or the engine does not serve.
         InvalidRequestError: The request is not known there.
     """
     answer = _ask(_address(args.url, config), args.request_id, key=_key(config))

@@ -1,6 +1,6 @@
 """From a checked request to outputs of the engine: one engine request for each prompt, merged as they come.
 
-Whoever leaves the loop ends all of them, so a client that goes away, or one prompt that fails, frees every block.
+Leaving the loop ends all of them, so a client that goes away, or one prompt that fails, frees every block.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class OpenServer:
         self.url, self.admin_url = [*map(url_of, self._sockets), ""][:2]
         if server.is_open_to_all:
             logger.warning(
-                '[server] host = "%s" without api_keys: whoever reaches this machine can use the server. Set server.api_keys, '
+                '[server] host = "%s" without api_keys: every machine that reaches this one can use the server. Set server.api_keys, '
                 "or listen on 127.0.0.1 behind a proxy that checks who asks.",
                 server.host,
             )

@@ -37,7 +37,7 @@ def model_names_of(config: Config) -> tuple[str, ...]:
 
 
 def _named(options: Any, name: str) -> Any:
-    """Return an observer's options with the name of the model, if it asks for one that nobody gave. Pure."""
+    """Return an observer's options with the name of the model, if it asks for one and none is given. Pure."""
     if attrs.has(type(options)) and getattr(options, "model_name", None) == "":
         return attrs.evolve(options, model_name=name)
     return options

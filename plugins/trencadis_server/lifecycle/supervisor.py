@@ -224,7 +224,7 @@ async def _on_own_thread(open_llm: Callable[[], AsyncLLM]) -> AsyncLLM:
 def _tell(
     loop: asyncio.AbstractEventLoop, opened: asyncio.Future[AsyncLLM], llm: AsyncLLM | None, error: BaseException | None
 ) -> bool:
-    """Hand a result to the event loop; returns whether anybody takes it."""
+    """Hand a result to the event loop; returns whether it is still awaited."""
 
     def settle() -> None:
         # Cancelled: the loop is about to end, and the process with it.

@@ -68,7 +68,7 @@ class AuthMiddleware:
 
     Args:
         app: What is behind.
-        keys: None configured: everybody may call.
+        keys: Without any configured, every client may call.
     """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:

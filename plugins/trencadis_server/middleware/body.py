@@ -1,4 +1,4 @@
-"""Request bodies: in a form that is understood, not too large, not too slow, whole before anybody looks at them.
+"""Request bodies: in a form that is understood, not too large, not too slow, whole before they are parsed.
 
 A body is collected here, so that what is after never waits for a client, and one that is refused costs no more memory
 than the cap. Everything is answered in OpenAI's shape.

@@ -32,7 +32,7 @@ class DrainGuard:
         self._is_empty.set()
 
     def close(self) -> None:
-        """Let nobody in from now on."""
+        """Refuse requests from now on."""
         self.is_draining = True
 
     @contextlib.contextmanager
@@ -48,7 +48,7 @@ class DrainGuard:
                 self._is_empty.set()
 
     async def wait_empty(self) -> None:
-        """Wait until nobody is inside."""
+        """Wait until no request is inside."""
         await self._is_empty.wait()
 
 
@@ -57,7 +57,7 @@ class DrainMiddleware:
 
     Args:
         app: What is behind.
-        gate: Shared with whoever shuts down.
+        gate: Shared with the code that shuts the server down.
     """
 
     def __init__(self, app: ASGIApp, *, gate: DrainGuard) -> None:

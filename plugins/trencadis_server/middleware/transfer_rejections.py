@@ -76,7 +76,7 @@ class TransferRejectionMiddleware:
 
 
 def _transfer_params(body: bytes) -> dict[str, Any]:
-    """Return the transfer parameters of a body; empty if it has none, or none that anybody wrote in good faith. Pure."""
+    """Return the transfer parameters of a body; empty if it has none, or none that are well formed. Pure."""
     with contextlib.suppress(ApiError, InvalidRequestError):
         data = decode(body)
         params = data.get(_FIELD) if isinstance(data, dict) else None

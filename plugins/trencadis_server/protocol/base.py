@@ -35,7 +35,7 @@ _MAX_ENTRIES = 16384
 waiting."""
 
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # as many errors as there are ids would help nobody
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # as many errors as there are ids would help no client
 
 
 def said_as(what: str) -> WrapValidator:

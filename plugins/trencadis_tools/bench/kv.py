@@ -1,4 +1,4 @@
-"""KV connectors side by side: the first token of a prompt whose KV somebody saved, against computing it.
+"""KV connectors side by side: the first token of a prompt whose KV was saved before, against computing it.
 
     writer: prompt ─▶ save ─▶ store ─▶ load ─▶ first token: reader, a second engine with an empty cache
     plain engine:   prompt ─▶ compute ──────▶ first token
@@ -168,7 +168,7 @@ def _engine(config: Config, registry: Registry, name: str, workload: KVWorkload)
 def _num_blocks(config: Config, workload: KVWorkload) -> int:
     """Return room for one prompt and its output, and a quarter more.
 
-    Three engines live at once; and memory that nobody touched yet costs who touches it first, several times what a load costs. The
+    Three engines live at once; and memory costs its first user, several times what a load costs. The
     prompt that is not measured is to be that one.
     """
     most = workload.num_tokens or _MOST_TOKENS

@@ -210,7 +210,7 @@ class _Run:
         try:
             slot = self._engine.add(request)
         except RequestError as error:
-            if isinstance(error.__cause__, StepFailedError):  # the policy failed: it refused nobody
+            if isinstance(error.__cause__, StepFailedError):  # the policy failed: it refused no request
                 raise error.__cause__ from None
             self._num_refused += 1
             return

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
 
 
 def _connectors(given: str | None, registry: Registry) -> tuple[str, ...]:
-    """Return names, all of which exist: nobody waits for one measurement to learn that the next has none."""
+    """Return names, all of which exist: an unknown name is an error before the first measurement."""
     names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
     for name in names:
         if name != "none":

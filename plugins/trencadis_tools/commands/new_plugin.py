@@ -52,7 +52,7 @@ def _refuse_taken(names: PluginNames) -> None:
     try:
         taken = Registry.discover().components(names.noun).get(names.name)
     except PluginError:
-        return  # another plugin is broken; that must not keep anybody from writing this one
+        return  # another plugin is broken; that must not prevent writing this one
     if taken is not None and taken.provenance.distribution != names.project:
         raise ConfigValueError(
             f'new-plugin: there is a {names.noun} component "{names.name}" already: {taken.provenance}.',

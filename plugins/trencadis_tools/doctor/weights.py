@@ -45,7 +45,7 @@ def check_weights(found: Findings, place: Path, path: str) -> int:
 
 
 def _missing(place: Path) -> list[str]:
-    """Return the shards that the index names and nobody has."""
+    """Return the shards that the index names and that are missing."""
     index = place / _INDEX
     if not index.is_file():
         return []

@@ -31,7 +31,7 @@ class BlockManager:
         eviction: Decides which cached blocks go first.
 
     Attributes:
-        on_change: Told of every hash that becomes findable or ceases to be; None: nobody asks.
+        on_change: Called for every hash that becomes findable or ceases to be; None: not called.
     """
 
     def __init__(self, *, num_blocks: int, eviction: GuardedEviction) -> None:
@@ -89,7 +89,7 @@ class BlockManager:
         return blocks
 
     def num_unreferenced(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks nobody references: acquiring them makes as many fewer available. Pure."""
+        """How many of these blocks have no references: acquiring them makes as many fewer available. Pure."""
         cached = self._cached
         return sum(block in cached for block in blocks)
 
@@ -107,7 +107,7 @@ class BlockManager:
         self.ref_counts[blocks] += 1
 
     def release(self, blocks: Int32Array, *, now_s: float) -> None:
-        """Drop one reference of each block, given in table order; what nobody holds is freed or kept for reuse."""
+        """Drop one reference of each block, given in table order; blocks without references are freed or kept for reuse."""
         counts = self.ref_counts[blocks] - 1
         if counts.size and counts.min() < 0:
             raise InternalError(f"blocks {blocks[counts < 0].tolist()} released more often than acquired")

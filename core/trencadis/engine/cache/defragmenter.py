@@ -7,7 +7,7 @@ There the cost of a decode pass follows the highest block id in use, not the num
            └── reads 10 blocks ─┘       └reads 4┘
 
 Contents are swapped, so cached blocks stay valid wherever they are. Only blocks held by sequences of the current plan move, and by
-nobody else: what a transfer, a parked load or a preempted sequence refers to stays where it is.
+no other: what a transfer, a parked load or a preempted sequence refers to stays where it is.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def choose_swaps(used: Int32Array, *, free: Int32Array, max_swaps: int) -> tuple
 
     Args:
         used: Ids that may move, ascending.
-        free: Ids that nobody refers to, ascending.
+        free: Ids without references, ascending.
         max_swaps: The most pairs.
 
     Returns:

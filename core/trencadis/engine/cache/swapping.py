@@ -4,7 +4,7 @@
     admit     device blocks ◀──copy in─── host blocks      only what the prefix cache does not hold any more
 
 Copies are noted while a plan is made and handed to the executor together, after every batch submitted so far: so the KV of the
-step in flight is in what is copied out, and a block that is given to somebody else is read before it is written.
+step in flight is in what is copied out, and a block that is given to another sequence is read before it is written.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Swapping(Stage):
             return
         self._push(*(copy.host for copy in ins))
         if self._copy is None:
-            raise InternalError("blocks are swapped out, but nobody copies them")
+            raise InternalError("blocks are swapped out, but no copy is submitted")
         self._copy(*copies)
 
     @staticmethod

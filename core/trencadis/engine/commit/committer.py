@@ -219,7 +219,7 @@ class Committer:
             if sequence.state is not SequenceState.RUNNING or sequence.ticket >= 0:
                 continue
             if sequence.is_approximate:
-                table.num_hashed_blocks[slot] = num_blocks  # looked at, and kept from everybody
+                table.num_hashed_blocks[slot] = num_blocks  # looked at, and not shared
                 continue
             tokens = state.rows.tokens[table.row[slot]]
             salt, adapter = sequence.request.cache_salt, sequence.request.adapter

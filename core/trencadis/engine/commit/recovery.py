@@ -1,4 +1,4 @@
-"""After a step that failed: find the sequence at fault, and lose nobody else.
+"""After a step that failed: find the sequence at fault, and keep all others.
 
 No token of a failed step counts, and steps in flight after it used its tokens; so all of them are dropped and their
 sequences are recomputed, those that were swapped out meanwhile too. Each sequence of the failed step then runs alone once: the one that fails alone ends with the error,

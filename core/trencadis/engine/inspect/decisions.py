@@ -36,7 +36,7 @@ class Stop:
 
     Attributes:
         reason: ``blocks``, ``rows`` or ``tokens``: what ran out.
-        slot: Who lacked it first; -1: nobody was asked.
+        slot: The first that lacked it; -1: none was tried.
         num_needed: Blocks it takes; 0 if blocks are not the reason.
         num_free: Blocks that there were.
     """
@@ -75,7 +75,7 @@ class StepNotes:
         num_free_blocks: Blocks that could be had then.
         policy: Name of the policy.
         split: What the policy gave decodes and prefills, or None if it was not asked.
-        num_left: Tokens left for admission; -1: nobody could have been admitted.
+        num_left: Tokens left for admission; -1: none could have been admitted.
         running: Slots that ran after planning.
         active: Of those that ran, the ones with a token to compute; None: not looked at.
         decodes: Of the active ones, those that decode.

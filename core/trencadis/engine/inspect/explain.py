@@ -82,7 +82,7 @@ class _Names:
             self._lives[life.slot].append(life)
 
     def of(self, slot: int, number: int) -> str:
-        """Return who had a slot when a note was made; empty: nobody who is known."""
+        """Return the request that had a slot when a step was recorded; empty: unknown."""
         lives = self._lives.get(slot, ())
         return next((life.request_id for life in lives if life.born <= number < life.died), "")
 

@@ -107,7 +107,7 @@ class AdapterPlaces:
         """
         overdue = waiting[self._table.num_adapter_skips[waiting] >= self._max_skips]
         if not overdue.size:
-            self._reserved_for = self._closed = _NOBODY  # whoever it was for has gone
+            self._reserved_for = self._closed = _NOBODY  # the sequence that it was for has gone
             return
         oldest = int(overdue[np.argmin(self._table.arrival_s[overdue])])
         adapter = int(self._table.adapter[oldest])

@@ -25,7 +25,7 @@ __all__ = ["Admission", "CachedOrder", "came_before"]
 class _Outcome(enum.Enum):
     ADMITTED = "admitted"
     SKIPPED = "skipped"  # this one cannot run now; try the next
-    FULL = "full"  # no blocks: nobody after may overtake
+    FULL = "full"  # no blocks: no later sequence may overtake
 
 
 class Admission:
@@ -161,7 +161,7 @@ class Admission:
                 if adapters.has_turn(int(order[position])):
                     yield int(order[position])
                 else:
-                    have_turns[position] = False  # somebody before it took the place
+                    have_turns[position] = False  # an earlier sequence took the place
             position = len(order)
         finally:
             self.notes.without_adapter = order[:position][~have_turns[:position]]

@@ -4,7 +4,7 @@ Running sequences come first: decodes as one array operation, then unfinished pr
 is left of the token budget. A sequence gets blocks for all its known tokens when it is admitted, so only decodes can
 run out of blocks; then the policy names victims until the rest fit, and no waiting sequence is scheduled in that step. Before all that, a
 policy that preempts may make running sequences give way to the waiting one that it puts first. Drafts come last: they get tokens and
-blocks that nobody else could use, and give the blocks back before the next plan.
+blocks that no other sequence could use, and give the blocks back before the next plan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scheduler:
         max_num_batched_tokens: Token budget of a step.
         max_preemptions: Sequences preempted more often are spared while others are left.
         max_wait_s: Sequences that waited longer are admitted first.
-        decisions: Told what was decided, and why; none: nobody.
+        decisions: Records what was decided, and why; None: nothing is recorded.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Scheduler:
     def _add_drafts(
         self, view: SchedulerView, decodes: Int32Array, token_budget: int, drafts: Drafts, draft_slots: Int32Array
     ) -> tuple[Int32Array, Int32Array]:
-        """Return decodes and their token counts with as many drafts as every other token left room for; nobody gives way."""
+        """Return decodes and their token counts with as many drafts as every other token left room for; nothing is preempted."""
         state, table, size = self._state, self._state.table, self._state.block_size
         by_slot = np.zeros(table.capacity, np.int32)
         by_slot[draft_slots] = drafts.num_drafts
@@ -248,7 +248,7 @@ class Scheduler:
         return decodes, lengths
 
     def _make_room(self, view: SchedulerView, *, num_needed: int = 0, may_fail: bool = True) -> bool:
-        """Free blocks: loaded ones that wait, then a victim's, or where that may be one that has no room alone; False if nobody had any."""
+        """Free blocks: loaded ones that wait, then a victim's, or where that may be one that has no room alone; False if there were none."""
         state, table = self._state, self._state.table
         if self.admission.reclaim():
             return True
@@ -428,7 +428,7 @@ class Preemptor:
         return []
 
     def _chosen(self, view: SchedulerView, slot: int) -> list[int]:
-        """Return whom to preempt for one waiting sequence; nobody unless that is enough for it."""
+        """Return the sequences to preempt for one waiting sequence; none unless that is enough for it."""
         state, table = self._state, self._state.table
         rows, blocks = self._admission.lacks(slot)
         candidates = state.running[table.num_preemptions[state.running] < self._max_preemptions]

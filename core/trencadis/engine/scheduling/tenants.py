@@ -1,7 +1,7 @@
 """Who asks: numbers, shares, and what of each tenant waits.
 
 A tenant's name may have two parts, ``key/user``. What is configured for ``key`` holds for all its users together: they share its
-weight, so that nobody gets more by calling itself many users, and its caps.
+weight, so that no client gets more under several user names, and its caps.
 """
 
 from __future__ import annotations

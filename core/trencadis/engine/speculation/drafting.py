@@ -262,7 +262,7 @@ class Drafting:
     def _verified_step(
         self, plan: Plan, output: StepOutput, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> VerifiedStep | None:
-        """Return what the draft length is told; None: nobody decoded."""
+        """Return the values for the draft length; None: no sequence decoded."""
         decodes = plan.num_scheduled == 1 + num_drafts
         if not decodes.any():
             return None

@@ -3,7 +3,7 @@
     lookup ─▶ runs ─┬─ loaded, with the report of the same step ─▶ goes on; its blocks can be found
                     └─ failed, or no word ─▶ void: preempted, computed anew; blocks held as of any load that was given up
 
-Until then the sequence's blocks are nobody else's: neither hashed nor offered for saving. The load has a reference of its own on those
+Until then no other sequence may use the sequence's blocks: neither hashed nor offered for saving. The load has a reference of its own on those
 that it writes to, so that they stay when the sequence leaves.
 """
 

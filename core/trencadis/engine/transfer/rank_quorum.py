@@ -1,7 +1,7 @@
 """What several ranks report of KV transfers, made into one outcome: by the set of ranks that spoke, never by a count.
 
 Each rank has a worker side of its own, and a share of every block. A block is of use once all of it is there, and free once
-nobody touches any of it:
+no rank uses it any more:
 
     loaded by all ─▶ loaded      ended by all, failed by some ─▶ failed, at the least that arrived      released by all ─▶ released
 """
@@ -36,8 +36,8 @@ class _Ticket:
 class RankQuorum:
     """Merges what the ranks of one engine report. Knows of no block and no sequence; engine thread.
 
-    What a rank says for the second time, what comes from a rank that is not in the set, and what is said of a ticket that nobody
-    awaits changes nothing, and is counted.
+    What a rank says for the second time, what comes from a rank that is not in the set, and what is said of a ticket that is not
+    awaited change nothing, and are counted.
 
     Args:
         num_ranks: The set is 0 .. num_ranks - 1.

@@ -42,7 +42,7 @@ class _Books(Collector):
         yield _counter("unused_hits", "Look-ups that found something nothing was loaded of.", books.num_unused)
         yield _counter("late_lookups", "Look-ups that were pending for too long and given up.", books.num_late_lookups)
         yield _counter(
-            "ignored_reports", "Entries of reports that were said twice, or that nobody awaited.", books.num_ignored
+            "ignored_reports", "Entries of reports that were said twice, or that were not awaited.", books.num_ignored
         )
         firsts = CounterMetricFamily(
             "trencadis_transfer_first_tokens",

@@ -1,4 +1,4 @@
-"""KV loads and saves in flight: parked sequences, and blocks held until nobody touches them.
+"""KV loads and saves in flight: waiting sequences, and blocks pinned until no transfer uses them.
 
 The connector decides, this module keeps the books: every ticket ends in ``loaded``, ``failed`` or a deadline, and blocks of
 a cancelled load stay held until the connector says no transfer can touch them. One that never says so is closed: from then on
@@ -9,7 +9,7 @@ nothing can touch a block, the held ones come back, and the engine goes on witho
                       └─ deadline, abort ─▶ held ─┬─ released ──────▶ free
                                                   └─ quarantine over ▶ connector closed ▶ free
 
-A load that comes layer by layer (:mod:`~trencadis.engine.transfer.layer_loads`) parks nobody.
+A load that comes layer by layer (:mod:`~trencadis.engine.transfer.layer_loads`) lets no sequence wait.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Transfers:
         num_loads: Loads that were started.
         num_loaded: Loads that arrived whole.
         num_failed_loads: Loads that did not: the report said so, they took too long, or the connector was closed.
-        num_cancelled_loads: Loads that nobody wanted any more: of an aborted request, or of one whose blocks others needed.
+        num_cancelled_loads: Loads that were not wanted any more: of an aborted request, or of one whose blocks others needed.
         num_unused: Hits that nothing was loaded for.
         num_late_lookups: Look-ups that were given up because they were pending for too long.
     """
@@ -198,7 +198,7 @@ class Transfers:
         """Begin a load into ``blocks``, from place ``first`` of the sequence on, whose layers the sequence's next step waits for.
 
         Returns:
-            False if it could not be begun: it may write to the blocks all the same, so they are nobody's now.
+            False if it could not be begun: it may write to the blocks all the same, so they are given to no sequence.
         """
         assert self._connector is not None, "only a connector's hit is loaded"
         self.num_loads += 1
@@ -382,7 +382,7 @@ class Transfers:
         self._give_up(sequence, state.blocks, now_s=state.clock.now_s())
 
     def _give_up(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
-        """Hold the blocks of a load until nobody writes to them."""
+        """Pin the blocks of a load until it does not write to them any more."""
         assert self._connector is not None, "only a connector's hit is loaded"
         ticket, sequence.ticket = sequence.ticket, -1
         if ticket in self.layered:
