@@ -63,7 +63,7 @@ _HOMES = {
     "explain": "config.explain",
     "load_tokenizer": "text",
     "load_with_plugins": "registry",
-    "reason": "config.blame",
+    "reason": "config.attribution",
     "resolve_change": "registry.switching",
     "resolve_model_path": "text",
     "resolve_plan": "registry",
