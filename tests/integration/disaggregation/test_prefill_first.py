@@ -36,6 +36,14 @@ def alone(engine: ServedProcess, prompt: list[int]) -> list[int]:
     return tokens_of(engine.post(prompt=prompt, cache_salt="alone", **GREEDY))
 
 
+def holds_that_ended(engine: ServedProcess) -> tuple[float, float]:
+    """Return how many holds were released and how many ran out."""
+    released, expired = (
+        engine.metric(f'trencadis_kv_holds_total{{connector="p2p",end="{end}"') for end in ("released", "expired")
+    )
+    return released, expired
+
+
 def test_decode_engine_goes_on_where_the_prefill_engine_ended(engines: Engines, prefilled: Any) -> None:
     decode, prompt = engines[1], prompt_of(1)
     params = prefilled(prompt)
@@ -112,16 +120,18 @@ def test_fault_on_the_way_costs_tokens_computed_again(
     [{"prompt": [5] * 100_000}, {"temperature": -1}, {"no_such_field": 1}, {"model": "another"}],
     ids=["prompt too long", "bad value", "unknown field", "unknown model"],
 )
-def test_request_that_the_decode_engine_refuses_frees_the_blocks_within_a_second(
+def test_request_that_the_decode_engine_refuses_frees_the_blocks_before_their_lease_ends(
     engines: Engines, prefilled: Any, body: dict[str, Any]
 ) -> None:
     prefill, decode = engines
     eventually(lambda: prefill.metric("trencadis_kv_held_prefills") == 0)
+    released, expired = holds_that_ended(prefill)
     params = prefilled(prompt_of(30))
     assert prefill.metric("trencadis_kv_held_prefills") == 1
     answer = decode.post(**{"prompt": [5], "kv_transfer_params": params, **body})
     assert answer.status_code in (400, 404)
-    assert eventually(lambda: prefill.metric("trencadis_kv_held_prefills") == 0) < 1.0
+    eventually(lambda: prefill.metric("trencadis_kv_held_prefills") == 0)
+    assert holds_that_ended(prefill) == (released + 1, expired)
 
 
 def test_blocks_that_nobody_fetches_are_free_after_the_lease(engines: Engines, prefilled: Any) -> None:
@@ -129,7 +139,7 @@ def test_blocks_that_nobody_fetches_are_free_after_the_lease(engines: Engines, p
     expired = prefill.metric('trencadis_kv_holds_total{connector="p2p",end="expired"')
     prefilled(prompt_of(31))
     assert prefill.metric("trencadis_kv_held_bytes") > 0
-    assert 2.5 < eventually(lambda: prefill.metric("trencadis_kv_held_bytes") == 0) < 8
+    assert eventually(lambda: prefill.metric("trencadis_kv_held_bytes") == 0) > 2.5
     assert prefill.metric('trencadis_kv_holds_total{connector="p2p",end="expired"') == expired + 1
 
 
