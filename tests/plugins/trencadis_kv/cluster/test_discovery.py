@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trencadis_kv.cluster import acquaintance
+from trencadis_kv.cluster import discovery
 from trencadis_kv.cluster.discovery import knows_prefill
 
 HOST = "127.0.0.1"
@@ -34,7 +34,7 @@ def asked(pages: Sequence[bytes], *, timeout_s: float = 20.0) -> tuple[bool, byt
 
 
 def test_it_asks_until_the_engine_knows_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acquaintance, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(discovery, "_PAUSE_S", 0.01)
     knows, question = asked([OTHERS, NOBODY, SOMEBODY])
     assert knows
     assert question.startswith(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:")
@@ -45,7 +45,7 @@ def test_it_does_not_ask_for_ever() -> None:
 
 
 def test_engine_that_does_not_answer_knows_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acquaintance, "_ASK_S", 0.05)
+    monkeypatch.setattr(discovery, "_ASK_S", 0.05)
     with socket.create_server((HOST, 0)) as silent:
         port = silent.getsockname()[1]
         assert not asyncio.run(knows_prefill(HOST, port, timeout_s=0.3))

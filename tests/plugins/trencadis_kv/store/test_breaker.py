@@ -14,7 +14,7 @@ def clock():
 
 @pytest.fixture
 def breaker(clock):
-    return Breaker(clock, name="group", failure_limit=3, failure_window_s=10.0, cooldown_s=5.0)
+    return Breaker(clock, name="shelf", failure_limit=3, failure_window_s=10.0, cooldown_s=5.0)
 
 
 def fail(breaker, number, cause=TransferCause.UNREACHABLE):

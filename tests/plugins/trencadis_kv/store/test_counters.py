@@ -7,7 +7,7 @@ from trencadis_kv.store.counters import TransferCounters
 
 
 def test_counts_are_told_in_prometheus_text_with_the_connectors_name():
-    counters = TransferCounters("group")
+    counters = TransferCounters("shelf")
     counters.looked_up("hit")
     counters.failed(TransferCause.CORRUPT)
     counters.moved("load", num_tokens=8, num_bytes=100)
@@ -18,7 +18,7 @@ def test_counts_are_told_in_prometheus_text_with_the_connectors_name():
     counters.watch(breaker_state=lambda: 2.0, staged_bytes=lambda: 7.0)
     samples = [sample for family in text_string_to_metric_families(counters.text()) for sample in family.samples]
     found = {(s.name, *sorted(v for k, v in s.labels.items() if k != "connector")): s.value for s in samples}
-    assert all(sample.labels["connector"] == "group" for sample in samples)
+    assert all(sample.labels["connector"] == "shelf" for sample in samples)
     expected = {
         ("trencadis_kv_lookups_total", "hit"): 1,
         ("trencadis_kv_transfer_failures_total", "corrupt"): 1,
@@ -34,7 +34,7 @@ def test_counts_are_told_in_prometheus_text_with_the_connectors_name():
 
 
 def test_two_connectors_of_one_name_count_apart():
-    first, second = TransferCounters("group"), TransferCounters("group")
+    first, second = TransferCounters("shelf"), TransferCounters("shelf")
     first.looked_up("hit")
     assert first.value("lookups_total", result="hit") == 1
     assert second.value("lookups_total", result="hit") == 0

@@ -21,7 +21,7 @@ def test_only_the_first_failure_of_a_cause_is_a_warning(caplog):
         for cause in ("evicted", "evicted", "full"):
             parts.failed(TransferError("it happened", cause=cause), "load")
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.DEBUG, logging.WARNING]
-    assert "KV load of group failed (evicted): it happened" in caplog.text
+    assert "KV load of shelf failed (evicted): it happened" in caplog.text
 
 
 def test_objects_follow_the_settings():

@@ -39,7 +39,7 @@ TODO = arrivals(4, num_requests=10)
 def connector(make_store, *, clock=None, model=FACTS, **settings):
     context = ComponentContext(clock=clock or SimulatedClock(), seed=0, model=model)
     given = StoreSettings(**{"close_timeout_s": 1.0, **settings})
-    return store_connector(make_store, given, context, name="group")
+    return store_connector(make_store, given, context, name="shelf")
 
 
 def count(pair, name, **labels):
@@ -136,7 +136,7 @@ def test_second_engine_loads_what_the_first_one_computed():
     assert count(second.pair, "lookups_total", result="hit") > 0
     loaded = count(second.pair, "tokens_total", direction="load")
     assert 0 < loaded <= second.num_cached
-    assert 'trencadis_kv_tokens_total{connector="group",direction="load"}' in second.metrics
+    assert 'trencadis_kv_tokens_total{connector="shelf",direction="load"}' in second.metrics
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ def test_store_that_hangs_until_it_is_interrupted_costs_counters():
 
 def test_store_that_cannot_be_used_is_no_reason_not_to_serve(caplog):
     def refuse():
-        raise TransferError("group://nowhere refuses connections.", cause="unreachable")
+        raise TransferError("shelf://nowhere refuses connections.", cause="unreachable")
 
     served = run(refuse)
     assert served.wrong == []
-    assert "group://nowhere refuses connections" in caplog.text
+    assert "shelf://nowhere refuses connections" in caplog.text
 
 
 def test_pair_with_other_stores_shares_the_store_and_nothing_else():

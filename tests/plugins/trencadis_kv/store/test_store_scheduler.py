@@ -289,7 +289,7 @@ def test_store_that_cannot_be_used_is_an_error_in_the_log_and_serving_goes_on(ca
     with caplog.at_level(logging.ERROR):
         one.scheduler.on_ready(one.layout)
     (record,) = caplog.records
-    assert "The KV store of group cannot be used (unreachable): The store refuses to put" in record.message
+    assert "The KV store of shelf cannot be used (unreachable): The store refuses to put" in record.message
     assert "tried again in 5 s" in record.message
     assert one.ask().num_tokens == 0
     assert one.count("lookups_total", result="skipped") == 1
@@ -300,7 +300,7 @@ def test_store_that_cannot_be_used_is_an_error_in_the_log_and_serving_goes_on(ca
 
 def test_required_store_that_cannot_be_used_refuses_to_start():
     one = down(required=True)
-    with pytest.raises(ConfigValueError, match=r"store of group cannot be used: .* \[kv_connector.group\] required"):
+    with pytest.raises(ConfigValueError, match=r"store of shelf cannot be used: .* \[kv_connector.shelf\] required"):
         one.scheduler.on_ready(one.layout)
     one.scheduler.close()
 
@@ -372,8 +372,8 @@ def test_close_may_come_twice_and_before_the_engine_is_ready():
 def test_metrics_are_prometheus_text(house):
     one = house()
     one.lookup()
-    assert 'trencadis_kv_lookups_total{connector="group",result="hit"} 1.0' in one.scheduler.metrics()
-    assert 'trencadis_kv_breaker_state{connector="group"}' not in one.scheduler.metrics()
+    assert 'trencadis_kv_lookups_total{connector="shelf",result="hit"} 1.0' in one.scheduler.metrics()
+    assert 'trencadis_kv_breaker_state{connector="shelf"}' not in one.scheduler.metrics()
 
 
 def test_error_of_the_connection_names_its_address():

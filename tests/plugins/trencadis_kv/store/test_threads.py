@@ -40,7 +40,7 @@ def make_threads(activity):
     def make(store=None, num_threads=1):
         store = store or DictStore({})
         threads = StoreThreads(
-            "test", num_threads, make_client=lambda: StoreClient(lambda: store, name="group"), activity=activity
+            "test", num_threads, make_client=lambda: StoreClient(lambda: store, name="shelf"), activity=activity
         )
         made.append(threads)
         return threads
@@ -84,7 +84,7 @@ def test_every_thread_has_a_connection_of_its_own(activity):
     threads = StoreThreads(
         "test",
         2,
-        make_client=lambda: StoreClient(lambda: made.append(DictStore({})) or made[-1], name="group"),
+        make_client=lambda: StoreClient(lambda: made.append(DictStore({})) or made[-1], name="shelf"),
         activity=activity,
     )
     tasks = [Task(lambda client: (ask(client), meet.wait())) for _ in range(2)]
@@ -147,7 +147,7 @@ def test_task_that_raises_ends_no_thread(make_threads, activity, caplog):
 
 def test_close_interrupts_what_runs_and_forgets_what_waits(activity):
     store = GatedStore({})
-    threads = StoreThreads("test", 1, make_client=lambda: StoreClient(lambda: store, name="group"), activity=activity)
+    threads = StoreThreads("test", 1, make_client=lambda: StoreClient(lambda: store, name="shelf"), activity=activity)
     running, queued = Task(ask), Task()
     threads.put(running)
     assert store.is_waiting.wait(60.0)
@@ -162,7 +162,7 @@ def test_close_interrupts_what_runs_and_forgets_what_waits(activity):
 
 def test_thread_that_does_not_end_is_named_and_left_behind(activity, caplog):
     gate, started = threading.Event(), threading.Event()
-    threads = StoreThreads("stuck", 1, make_client=lambda: StoreClient(lambda: None, name="group"), activity=activity)
+    threads = StoreThreads("stuck", 1, make_client=lambda: StoreClient(lambda: None, name="shelf"), activity=activity)
     threads.put(Task(lambda client: (started.set(), gate.wait(20.0))))
     assert started.wait(60.0)
     assert not threads.drain(0.0)
