@@ -59,7 +59,7 @@ class Decoder(Station):
 def decoder(*ports: int, **config: Any) -> Iterator[Decoder]:
     """Have a decoder for as long as the block runs; it knows all engines at the ports."""
     with Decoder(*ports, **config) as one:
-        eventually(lambda: len(one.node.registry.ready()) == len(ports))
+        eventually(lambda: len(one.node.prefill_pool.ready()) == len(ports))
         yield one
 
 

@@ -128,12 +128,12 @@ def test_token_stands_when_its_blocks_are_lost_and_nobody_else_is_asked_for_it(p
         for engine in one.node.prefill_pool.engines:
             engine.affinity = lambda _, port=engine.port: float(port == port_of(first))
         name = one.add(PROMPT, max_tokens=6)
-        errands = one.pair.scheduler._delegation._delegated  # type: ignore[attr-defined]
+        delegated = one.pair.scheduler._delegation._delegated  # type: ignore[attr-defined]
 
         def is_offered() -> bool:
-            if not errands:
+            if not delegated:
                 one.step()
-            return any(errand.prefill.prefix is not None for errand in errands.values())
+            return any(one_delegated.prefill.prefix is not None for one_delegated in delegated.values())
 
         eventually(is_offered, of=(first,))
         (hold,) = first.node.holds._by_name

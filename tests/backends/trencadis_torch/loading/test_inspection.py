@@ -104,7 +104,9 @@ def test_model_with_attention_of_its_own_is_refused():
     model = tiny_models.make_model("llama")
     # Which architectures are so changes with transformers; each answers like this.
     model.set_attn_implementation = lambda _: None
-    with pytest.raises(ModelLoadError, match=r"LlamaForCausalLM does not take its attention from .* AttentionInterface"):
+    with pytest.raises(
+        ModelLoadError, match=r"LlamaForCausalLM does not take its attention from .* AttentionInterface"
+    ):
         attention_layers(model)
 
 
