@@ -23,13 +23,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faultproxy import FaultProxy
 from kv_ttft import RANDOM, make_random_model
-from served_process import ServedProcess
 
+from support.faultproxy import FaultProxy
+from support.server.served_process import ServedProcess
 from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams

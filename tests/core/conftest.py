@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from fake_house import fake_house, tokenizer
+from support.core.fake_engine import fake_house, tokenizer
 
 __all__ = ["fake_house", "tokenizer"]

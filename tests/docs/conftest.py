@@ -13,10 +13,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from block_runner import CLIENT, BlockRunner
-from doc_blocks import STAND_INS, write_files
+from support.block_runner import CLIENT, BlockRunner
+from support.doc_blocks import STAND_INS, write_files
 
 LOADING_S = 60
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doc_blocks import BLOCKS, PAGES, ROOT, STAND_INS, Block, parameters
+
+from support.doc_blocks import BLOCKS, PAGES, ROOT, STAND_INS, Block, parameters
 
 CHECKED = {"python", "sh", "toml", "json", "jsonl", "yaml", "ini"}
 FREE = {"text"}

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from block_runner import CLIENT, BlockRunner
-from doc_blocks import ROOT, STAND_INS, Block, blocks_of
+
+from support.block_runner import CLIENT, BlockRunner
+from support.doc_blocks import ROOT, STAND_INS, Block, blocks_of
 
 BLOCKS = blocks_of(ROOT / "docs/plugins/index.md")
 PROJECT = "trencadis-scheduling-lottery"
@@ -27,7 +28,7 @@ class Reader:
         self._installed = folder / "installed"
         self._environment = {
             **os.environ,
-            "PYTHONPATH": f"{self._installed}{os.pathsep}{ROOT / 'tests' / 'support'}",
+            "PYTHONPATH": f"{self._installed}{os.pathsep}{ROOT / 'tests'}",
             "OMP_NUM_THREADS": "1",
             "TRENCADIS_SERVER__PORT": "0",
             "CLIENT": CLIENT,
@@ -92,7 +93,7 @@ def test_a_reader_ends_with_a_plugin_that_works(tmp_path: Path, python_blocks: B
         reader.save(block)
     reader.run(next(lines("sh", "sed ")))
     reader.install()
-    reader.run("pytest -q -p no:cacheprovider -p few_histories", cwd=reader.project)
+    reader.run("pytest -q -p no:cacheprovider -p support.strategies.few_histories", cwd=reader.project)
     conform = list(lines("sh", "pytest --trencadis-conform"))
     assert len(conform) == 3
     for line in conform:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,16 +10,15 @@ import attrs
 import pytest
 
 import trencadis
+from docs_pages import PAGES
+from docs_pages.configuration import built_in_settings
 from trencadis.cli.main import all_commands
 from trencadis.config.reference import describe
 from trencadis.config.settings import Setting
 from trencadis.registry import Registry
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
 
-from docs_pages import PAGES  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
-from docs_pages.configuration import built_in_settings  # noqa: E402
 
 NONE = "—"
 

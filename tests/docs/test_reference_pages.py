@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -12,6 +11,9 @@ import attrs
 import pytest
 import torch
 
+from docs_pages import PAGES
+from docs_pages.markdown import code_spans, table
+from docs_pages.records import with_records
 from trencadis import errors, hookspecs, interfaces, records
 from trencadis.cli.main import all_commands
 from trencadis.interfaces import (
@@ -29,11 +31,6 @@ from trencadis.records import RowStart, SamplingParams
 from trencadis.registry.contracts import CONTRACTS
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from docs_pages import PAGES  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
-from docs_pages.markdown import code_spans, table  # noqa: E402
-from docs_pages.records import with_records  # noqa: E402
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import hypothesis.strategies as st
 import pytest
-from fake_blender import NEARLY_ALL, OTHER, BlendingBackend
 from hypothesis import HealthCheck, Phase, given, settings
 
+from support.kv.fake_blender import NEARLY_ALL, OTHER, BlendingBackend
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import Request, SamplingParams

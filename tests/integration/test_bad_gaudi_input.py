@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 
 import pytest
 
+from support.backends import tiny_models
 from trencadis.cli import main
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import tiny_models
 
 GAUDI = ["--backend.name=gaudi", "--engine.max-num-seqs=2", "--engine.max-num-batched-tokens=64"]
 EMULATED = [*GAUDI, "--backend.gaudi.device=emulated", "--model.max-model-len=64"]

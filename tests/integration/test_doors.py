@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,8 +20,6 @@ from trencadis.errors import BackendError, EngineEndedError, InvalidRequestError
 from trencadis.records import FinishReason
 from trencadis_testing.fakes import fake_embedding, fake_text
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 KIT = "trencadis_testing."
 LONG = SamplingParams(max_tokens=15_000)
 OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 20_000, "strict": False}
@@ -34,10 +31,10 @@ def tables(**more: Any) -> dict[str, Any]:
         "engine": {"placement": "process", "warmup": False, **more.pop("engine", {})},
         "backend": {"name": f"{KIT}fakes:FakeBackend", "options": OPTIONS},
         "executor": {"name": f"{KIT}fake_executor:FakeExecutor"},
-        "sampling": {"name": "remote_parts:FakesSampler"},
+        "sampling": {"name": "support.core.remote_parts:FakesSampler"},
         "bucketing": {"name": f"{KIT}engines:ExactShapes", "fallback": ""},
         "cache": {"num_blocks": 4096, "block_size": 16},
-        "observer": {"names": ["remote_parts:StepCounter"]},
+        "observer": {"names": ["support.core.remote_parts:StepCounter"]},
         **more,
     }
 
@@ -223,7 +220,7 @@ def test_admission_refuses_one_and_the_others_go_on() -> None:
         waiting = [last_of(llm, (5, number), SamplingParams(max_tokens=5), streams=False) for number in range(20)]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
-    results = run(use, scheduling={"name": "remote_parts:AtMostTwo", "fallback": ""})
+    results = run(use, scheduling={"name": "support.core.remote_parts:AtMostTwo", "fallback": ""})
     refused = [one for one in results if isinstance(one, RequestRefusedError)]
     assert refused
     assert all("two wait already" in str(one) for one in refused)
@@ -234,7 +231,7 @@ def test_admission_refuses_one_and_the_others_go_on() -> None:
 
 
 def test_offline_a_refusal_from_there_ends_its_prompt_or_is_raised_and_names_it() -> None:
-    with LLM("demo", **tables(scheduling={"name": "remote_parts:AtMostTwo", "fallback": ""})) as llm:
+    with LLM("demo", **tables(scheduling={"name": "support.core.remote_parts:AtMostTwo", "fallback": ""})) as llm:
         with pytest.raises(RequestRefusedError, match=r"prompts\[\d+\]: .*two wait already"):
             llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=500), on_refusal="raise")
         outputs = llm.generate([(5, number) for number in range(20)], SamplingParams(max_tokens=20))
@@ -318,7 +315,11 @@ def test_an_engine_that_hangs_is_killed() -> None:
         assert "hung" in await ended(llm)
         assert not Path(f"/proc/{pid}").exists()
 
-    run(use, engine={"watchdog_s": 1.0}, backend={"name": "remote_parts:stopping_backend", "options": OPTIONS})
+    run(
+        use,
+        engine={"watchdog_s": 1.0},
+        backend={"name": "support.core.remote_parts:stopping_backend", "options": OPTIONS},
+    )
 
 
 def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_goes_on_if_it_is_let_go_in_time() -> None:
@@ -365,7 +366,7 @@ def test_an_engine_that_fails_says_so_before_it_ends() -> None:
         with pytest.raises(EngineEndedError, match="the engine failed: a broken invariant of a test"):
             await last_of(llm, (5, 6), LONG)
 
-    run(use, executor={"name": "remote_parts:BrokenExecutor"})
+    run(use, executor={"name": "support.core.remote_parts:BrokenExecutor"})
 
 
 # ------------------------------------------------------------------------------------------------ beams and totals

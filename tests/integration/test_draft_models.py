@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from draft_models import context_of, draft_model, logits_behind, parallel_draft, save_llama
-from gaudi_engines import serve as serve_many
-
+from support.backends.gaudi_engines import serve as serve_many
+from support.strategies.draft_models import context_of, draft_model, logits_behind, parallel_draft, save_llama
 from trencadis import LLM
 from trencadis.client.factory import configure
 from trencadis.clock import SystemClock

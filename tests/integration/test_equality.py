@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.backends import tiny_models
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
 from trencadis.registry.startup import load_with_plugins
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import tiny_models
 
 NUM_TOKENS = 20
 LENGTHS = (1, 5, 9, 16, 17, 33)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from guesses import PROMPT, request, right
-
+from support.strategies.guesses import PROMPT, request, right
 from trencadis.interfaces import DraftView, LengthView, VerifiedStep
 from trencadis.records import Drafts, FinishReason
 from trencadis_testing.doubles import AsManyAsMay, ScriptedSpeculator

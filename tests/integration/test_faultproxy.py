@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from faultproxy import FaultProxy
+from support.faultproxy import FaultProxy
 
 BYTES = bytes(range(256)) * 1000
 

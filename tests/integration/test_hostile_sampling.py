@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.backends import tiny_models
+from support.strategies.hostile_sampling import VICTIM, HostileLaws, HostileProcessor, HostileRule, HostileSampler
+from support.strategies.unsafe_parts import Remembering
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
 from trencadis.errors import CapabilityError
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis.registry.startup import load_with_plugins
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import tiny_models
-from hostile_sampling import VICTIM, HostileLaws, HostileProcessor, HostileRule, HostileSampler
-from unsafe_parts import Remembering
 
 BASE = {
     "engine.max_num_seqs": 4,
@@ -32,11 +29,11 @@ BASE = {
     "backend.torch.device": "cpu",
     "observer.names": [],
 }
-SAMPLER = {"sampling.name": "hostile_sampling:HostileSampler"}
-PROCESSOR = {"sampling.standard.processors": ["hostile_sampling:HostileProcessor"]}
-DRAFTED = {"speculation.name": "unsafe_parts:Remembering"}
-RULE = {**DRAFTED, "acceptance.name": "hostile_sampling:HostileRule"}
-LAWS = {**DRAFTED, "acceptance.name": "hostile_sampling:HostileLaws"}
+SAMPLER = {"sampling.name": "support.strategies.hostile_sampling:HostileSampler"}
+PROCESSOR = {"sampling.standard.processors": ["support.strategies.hostile_sampling:HostileProcessor"]}
+DRAFTED = {"speculation.name": "support.strategies.unsafe_parts:Remembering"}
+RULE = {**DRAFTED, "acceptance.name": "support.strategies.hostile_sampling:HostileRule"}
+LAWS = {**DRAFTED, "acceptance.name": "support.strategies.hostile_sampling:HostileLaws"}
 PROMPTS = {
     "three": tiny_models.prompt(3, seed=3),
     "victim": [VICTIM, *tiny_models.prompt(5, seed=5)],
@@ -124,7 +121,7 @@ def test_what_a_sampler_does_wrong_for_one_sequence_ends_that_one_with_its_name(
     if mode == HostileSampler.HARMLESS:
         assert texts(ends) == plain or "victim" in texts(ends)
     else:
-        assert "hostile_sampling:HostileSampler" in ends["victim"].error
+        assert "support.strategies.hostile_sampling:HostileSampler" in ends["victim"].error
     assert engine.totals.num_failed_steps == 0
     HostileSampler.mode = ""
     add_all(engine, " again")
@@ -143,7 +140,7 @@ def test_a_fallback_takes_the_place_of_a_sampler_that_errs(
         ends = drained(engine)
     if mode != HostileSampler.HARMLESS:
         assert texts(ends) == plain
-        assert "hostile_sampling:HostileSampler" in caplog.text
+        assert "support.strategies.hostile_sampling:HostileSampler" in caplog.text
         assert "its fallback takes over" in caplog.text
     assert without_victim(texts(ends)) == without_victim(plain)
     engine.close()
@@ -200,7 +197,7 @@ def test_a_rule_that_errs_changes_no_text_and_is_named(
     assert Remembering.asked
     if not mode.startswith("writes"):
         assert "acceptance component" in caplog.text
-        assert f"hostile_sampling:{'HostileLaws' if setup is LAWS else 'HostileRule'}" in caplog.text
+        assert f"support.strategies.hostile_sampling:{'HostileLaws' if setup is LAWS else 'HostileRule'}" in caplog.text
         assert ("its fallback takes over" if fallback else "No draft stands from now on") in caplog.text
         assert engine.totals.num_drafters_quarantined == (not fallback)
     engine.close()
@@ -215,7 +212,7 @@ def test_a_law_of_the_last_token_that_is_none_changes_no_text_and_is_named(
     add_all(engine, repeats=True)
     with caplog.at_level(logging.ERROR):
         assert texts(drained(engine)) == repeated
-    assert "hostile_sampling:HostileLaws" in caplog.text
+    assert "support.strategies.hostile_sampling:HostileLaws" in caplog.text
     engine.close()
 
 
@@ -232,8 +229,11 @@ def test_rules_that_do_right_stay(
 
 
 def test_a_fallback_rule_that_reads_laws_is_refused_beside_a_sampler_that_gives_none(model: Path) -> None:
-    with pytest.raises(CapabilityError, match=r"\[acceptance\] fallback = 'hostile_sampling:HostileLaws'.*tells none"):
-        make(model, {**SAMPLER, **DRAFTED, "acceptance.fallback": "hostile_sampling:HostileLaws"})
+    with pytest.raises(
+        CapabilityError,
+        match=r"\[acceptance\] fallback = 'support.strategies.hostile_sampling:HostileLaws'.*tells none",
+    ):
+        make(model, {**SAMPLER, **DRAFTED, "acceptance.fallback": "support.strategies.hostile_sampling:HostileLaws"})
 
 
 # ------------------------------------------------------------------------------------------------ processors
@@ -252,7 +252,7 @@ def test_what_a_processor_does_wrong_ends_the_sequence_that_asked_for_it_with_it
     if mode == HostileProcessor.HARMLESS:
         assert ends["victim"].token_ids.tolist() == [0] * NUM_TOKENS
     else:
-        assert 'logits processor "hostile_sampling:HostileProcessor"' in ends["victim"].error
+        assert 'logits processor "support.strategies.hostile_sampling:HostileProcessor"' in ends["victim"].error
     assert engine.totals.num_failed_steps == 0
     HostileProcessor.mode = ""
     add_all(engine, " again", logits_processors={"hostile": {}})

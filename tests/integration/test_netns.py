@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from netns import Host, hosts
+from support.netns import Host, hosts
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
+from support.backends import tiny_models
 from trencadis.engine.build import build_engine
 from trencadis.errors import ContractError, InvalidRequestError
 from trencadis.records import PARAMETER_GROUPS, Request, SamplingParams, parameters_in
@@ -17,9 +17,6 @@ from trencadis.registry import Registry
 from trencadis.registry.startup import load_with_plugins
 from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_plugins.sampling.top_k import TopK
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import tiny_models
 
 NUM_TOKENS = 14
 PROMPT = (5, 9, 7, 5, 9, 7, 5, 9)

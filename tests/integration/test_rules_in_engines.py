@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.backends import tiny_models
+from support.strategies.unsafe_parts import Remembering
 from trencadis.engine.build import build_engine
 from trencadis.errors import CapabilityError
 from trencadis.records import Request, SamplingParams
 from trencadis.registry.startup import load_with_plugins
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import tiny_models
-from unsafe_parts import Remembering
 
 BASE = {
     "engine.max_num_seqs": 4,
@@ -29,7 +26,7 @@ BASE = {
     "backend.torch.device": "cpu",
     "observer.names": [],
 }
-DRAFTED = {"speculation.name": "unsafe_parts:Remembering"}
+DRAFTED = {"speculation.name": "support.strategies.unsafe_parts:Remembering"}
 PROMPTS = {f"request-{n}": tiny_models.prompt(n, seed=n) for n in (3, 9, 17)}
 
 
@@ -87,7 +84,10 @@ def test_seeded_text_with_match_is_that_of_no_speculation(model: Path) -> None:
 
 
 def test_a_request_whose_processors_take_no_drafts_is_not_drafted_for(model: Path) -> None:
-    setup = {"sampling.standard.processors": ["unsafe_parts:CountsCalls"], "engine.async_scheduling": False}
+    setup = {
+        "sampling.standard.processors": ["support.strategies.unsafe_parts:CountsCalls"],
+        "engine.async_scheduling": False,
+    }
     params = every(temperature=0.0)
     params["request-9"] = SamplingParams(
         max_tokens=16, ignore_eos=True, temperature=0.0, logits_processors={"counts_calls": {}}

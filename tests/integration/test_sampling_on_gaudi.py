@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 _KINDS = (
     {"temperature": 0.0},
@@ -22,7 +18,7 @@ _KINDS = (
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
-    import tiny_models
+    from support.backends import tiny_models
 
     return tiny_models.save_model("llama", tmp_path_factory.mktemp("models"))
 
@@ -37,7 +33,7 @@ def _environment_as_before():
 
 
 def test_samplers_on_the_host_compile_nothing_and_choose_what_the_torch_backend_chooses(model_path, monkeypatch):
-    import gaudi_engines
+    from support.backends import gaudi_engines
 
     monkeypatch.setattr(gaudi_engines, "_KINDS", _KINDS)
     texts = {}

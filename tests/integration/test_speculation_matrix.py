@@ -7,22 +7,18 @@ engine without speculation where the rule is ``match``.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from support.pairwise import Case, pairwise
 from trencadis.engine.build import build_engine
 from trencadis.records import Request, SamplingParams
 from trencadis.registry.startup import load_with_plugins
 from trencadis.text import load_tokenizer, resolve_model_path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from pairwise import Case, pairwise
 
 NUM_TOKENS = 28
 TEXTS = (

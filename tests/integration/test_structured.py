@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,6 @@ from trencadis.interfaces import Component
 from trencadis.records import FinishReason
 from trencadis.registry.startup import load_with_plugins
 from trencadis_testing.doubles import ScriptedSpeculator
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 SCHEMA = {
     "type": "object",
@@ -210,9 +207,10 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM, wanted:
 @pytest.fixture
 def letters_model(tmp_path: Path) -> Path:
     """A tiny model whose tokens are the ASCII characters."""
-    import tiny_models
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    from support.backends import tiny_models
 
     path = tiny_models.save_model("llama", tmp_path)
     special = ["<pad>", "<bos>", "<eos>"]
@@ -239,7 +237,7 @@ def _environment_as_before() -> Iterator[None]:
 def test_a_device_that_compiles_compiles_nothing_for_it_and_writes_the_same(
     letters_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gaudi_engines
+    from support.backends import gaudi_engines
 
     wanted: list[StructuredOutput] = [
         StructuredOutput.regex("[a-z]{1,6}"),

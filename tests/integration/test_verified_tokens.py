@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from guesses import PROMPT, request, right, wrong
-
+from support.strategies.guesses import PROMPT, request, right, wrong
 from trencadis.interfaces import DraftView, Speculator
 from trencadis.records import Drafts
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kv_pairs import Station
+    from support.kv.engine_pairs import Station
 
 __all__ = ["PATIENCE_S", "eventually"]
 

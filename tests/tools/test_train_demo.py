@@ -3,24 +3,22 @@
 import random
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch", reason="the demo models need torch")
-transformers = pytest.importorskip("transformers", reason="the demo models are loaded with transformers")
+import train_demo
+from demo import corpus as demo_corpus
+from demo.measure import held_out_loss
+from demo.training import Budget, Shape, TokenSource, Trained, train
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "core" / "trencadis" / "demo"
 CORPUS = ROOT.parent / "shared" / "data" / "corpus"
-sys.path.insert(0, str(ROOT / "tools"))
 
-import train_demo  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
-from demo import corpus as demo_corpus  # noqa: E402
-from demo.measure import held_out_loss  # noqa: E402
-from demo.training import Budget, Shape, TokenSource, Trained, train  # noqa: E402
 
 LARGEST_TOTAL_BYTES = 15_000_000
 LOSS_TOLERANCE = 0.02

@@ -5,26 +5,24 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch", reason="the demo models need torch")
-transformers = pytest.importorskip("transformers", reason="the demo models are loaded with transformers")
+import train_parallel_draft
+from demo import corpus as demo_corpus
+from demo.ahead import acceptance, first_choices, look_ahead, measure
+from demo.lessons import Lesson, keep_lessons, load_lessons, write_lessons
+from demo.parallel import add_mask_token, lay_out, train_parallel
+from demo.training import Budget, Shape, TokenSource
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "core" / "trencadis" / "demo"
 CORPUS = ROOT.parent / "shared" / "data" / "corpus"
-sys.path.insert(0, str(ROOT / "tools"))
 
-import train_parallel_draft  # noqa: E402  (tools/ is no package; its folder has to be on the path first)
-from demo import corpus as demo_corpus  # noqa: E402
-from demo.ahead import acceptance, first_choices, look_ahead, measure  # noqa: E402
-from demo.lessons import Lesson, keep_lessons, load_lessons, write_lessons  # noqa: E402
-from demo.parallel import add_mask_token, lay_out, train_parallel  # noqa: E402
-from demo.training import Budget, Shape, TokenSource  # noqa: E402
 
 VOCABULARY = 16
 DEPTH = 4

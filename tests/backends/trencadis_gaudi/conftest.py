@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,7 +20,7 @@ def one_thread():
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory):
     """``model_path(kind)`` saves a tiny model once and returns its directory."""
-    import tiny_models
+    from support.backends import tiny_models
 
     root, saved = tmp_path_factory.mktemp("models"), {}
 

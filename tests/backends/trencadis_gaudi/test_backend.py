@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import gaudi_engines
 import numpy as np
 import pytest
-import tiny_models
 
+from support.backends import gaudi_engines, tiny_models
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, ConfigValueError, OutOfMemoryError
 from trencadis.interfaces import AllocationPlan

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gaudi_engines
 import pytest
-import tiny_models
-from scripted_drafts import EveryLength
 
+from support.backends import gaudi_engines, tiny_models
+from support.strategies.scripted_drafts import EveryLength
 from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import ModelSource
@@ -25,7 +24,7 @@ LAYOUTS = {
 
 
 def open_engine(path, rule, *, drafter="EveryLength", **options):
-    tables = {"speculation": {"name": f"scripted_drafts:{drafter}"}, "acceptance": {"name": rule}}
+    tables = {"speculation": {"name": f"support.strategies.scripted_drafts:{drafter}"}, "acceptance": {"name": rule}}
     return gaudi_engines.open_engine(path, emulated_frozen=True, tables=tables, **options)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 
-import gaudi_engines
 import pytest
 
+from support.backends import gaudi_engines
 from trencadis.clock import SystemClock
 from trencadis.records import ModelSource
 from trencadis_gaudi.backend import GaudiBackend

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gaudi_engines
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from support.backends import gaudi_engines
 from trencadis.errors import StepFailedError
 
 BUCKETS = """

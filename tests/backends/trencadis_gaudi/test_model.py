@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
-import tiny_encoders
 import torch
 
+from support.backends import tiny_encoders
 from trencadis.clock import SystemClock
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelSource

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-import tiny_models
+from support.backends import tiny_models
 
 
 @pytest.fixture(scope="session", autouse=True)

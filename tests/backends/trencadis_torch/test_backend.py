@@ -4,10 +4,9 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny_encoders
-import tiny_models
 import torch
 
+from support.backends import tiny_encoders, tiny_models
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, ModelLoadError, OutOfMemoryError
 from trencadis.interfaces import AllocationPlan

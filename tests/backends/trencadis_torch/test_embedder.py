@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny_encoders
-import tiny_models
 import torch
 
+from support.backends import tiny_encoders, tiny_models
 from trencadis.records import ModelSource
 from trencadis_torch import embedder
 from trencadis_torch.attention import adapter as bridge

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_attention_scene import Sequence, Shape, attend
 
+from support.backends.paged_attention_scene import Sequence, Shape, attend
 from trencadis.errors import BackendError, InternalError
 from trencadis_torch import native_build
 from trencadis_torch.attention import native as native_attention

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from support.backends import tiny_models
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler

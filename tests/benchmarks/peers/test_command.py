@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import attrs
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from peers import command, models, rounds
 from peers.catalogue import ENGINES

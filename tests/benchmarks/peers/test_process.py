@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+from peers.process import DriverError, DriverProcess
 
-from peers.process import DriverError, DriverProcess  # noqa: E402  (a folder of scripts)
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
 
 DRIVER = """
-import os, subprocess, sys, time
-from peers.drivers.protocol import serve, timed
 
 def load(chatter=False):
     if chatter:

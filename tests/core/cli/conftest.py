@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 
 import attrs
 import pytest
@@ -13,12 +11,9 @@ import pytest
 import trencadis_kv
 import trencadis_server
 import trencadis_tools
+from support.only_installed import only_installed
 from trencadis.hookspecs import NOUNS, hookimpl
 from trencadis.interfaces import Component
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from only_installed import only_installed
 
 NAMES = {
     "bucketing": ("exact", "exponential"),

@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
-from kv_objects import Blocks, contents
 
+from support.kv.objects import Blocks, contents
 from trencadis.cli import main as run_main
 from trencadis_kv.store.object_directory import ObjectDirectory
 

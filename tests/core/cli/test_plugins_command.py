@@ -6,8 +6,8 @@ import types
 from importlib.metadata import EntryPoint
 
 import pytest
-from only_installed import only_installed
 
+from support.only_installed import only_installed
 from trencadis.cli import main
 from trencadis.hookspecs import NOUNS, PROCESSOR_GROUP
 

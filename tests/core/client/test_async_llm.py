@@ -329,7 +329,7 @@ def test_totals_are_the_engines(run: Any) -> None:
 
 
 def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_house: House) -> None:
-    from echo_connector import EchoConnector
+    from support.kv.echo_connector import EchoConnector
 
     echo = EchoConnector()
 

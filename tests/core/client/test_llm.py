@@ -337,7 +337,7 @@ def test_totals_count_what_the_engine_did(llm: LLM) -> None:
 
 
 def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_house: House) -> None:
-    from echo_connector import EchoConnector
+    from support.kv.echo_connector import EchoConnector
 
     with LLM.from_config(*fake_house(connector=EchoConnector())) as llm:
         both = llm.generate([[5], [6]], FOUR, transfer_params=[{"a": 1}, None])
@@ -349,7 +349,7 @@ def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_
 
 
 def test_beams_hand_no_prefix_over(fake_house: House) -> None:
-    from echo_connector import EchoConnector
+    from support.kv.echo_connector import EchoConnector
 
     echo = EchoConnector()
     seen: list[Any] = []
@@ -360,7 +360,7 @@ def test_beams_hand_no_prefix_over(fake_house: House) -> None:
 
 
 def test_request_that_never_reaches_the_engine_is_told_to_the_connector(fake_house: House) -> None:
-    from echo_connector import EchoConnector
+    from support.kv.echo_connector import EchoConnector
 
     echo = EchoConnector()
     with LLM.from_config(*fake_house(connector=echo)) as llm:

@@ -5,8 +5,8 @@ import types
 
 import attrs
 import pytest
-from hostile_policies import OPTIONS, house
 
+from support.strategies.hostile_policies import OPTIONS, house
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import EmbeddingConfig, ModelConfig, NounConfig, SchedulingConfig
 from trencadis.engine.build import build_engine
@@ -239,7 +239,7 @@ def test_collections_are_as_before_once_an_engine_is_built_or_refused(fake_house
 
 
 def raising(path: str, **options: object) -> dict[str, object]:
-    return {"name": f"hostile_policies:{path}", "options": options}
+    return {"name": f"support.strategies.hostile_policies:{path}", "options": options}
 
 
 AT_START = {
@@ -266,9 +266,7 @@ def test_what_raises_at_the_start_is_named_with_its_method_and_what_to_do(where:
         build_engine(config, registry=registry)
     error, method = "SystemExit" if "exit" in where else "ValueError", where.split(maxsplit=1)[0]
     said = str(caught.value)
-    assert said.startswith(
-        f'{noun} component "hostile_policies:{tables[noun]["name"].partition(":")[2]}" of hostile_policies'
-    )
+    assert said.startswith(f'{noun} component "{tables[noun]["name"]}" of support.strategies.hostile_policies')
     assert f"raised {error}: a bug in a plugin in {method}()." in said
     assert caught.value.exit_code == 2
     assert caught.value.hint
@@ -277,10 +275,11 @@ def test_what_raises_at_the_start_is_named_with_its_method_and_what_to_do(where:
 @pytest.mark.parametrize("table", [None, 7, [1, 2], "many"])
 def test_a_bucketing_that_lists_no_buckets_is_named(table: object) -> None:
     backend = {"name": "trencadis_testing.fakes:FakeBackend", "options": {**OPTIONS, "layout": "padded"}}
-    bucketing = {"name": "hostile_policies:Lists", "options": {"table": table}, "fallback": ""}
+    bucketing = {"name": "support.strategies.hostile_policies:Lists", "options": {"table": table}, "fallback": ""}
     config, registry = house(backend=backend, bucketing=bucketing, engine={"warmup": True})
     with pytest.raises(
-        ContractError, match=r'^bucketing component "hostile_policies:Lists" .* returned .* from buckets\(\)'
+        ContractError,
+        match=r'^bucketing component "support.strategies.hostile_policies:Lists" .* returned .* from buckets\(\)',
     ):
         build_engine(config, registry=registry)
 
@@ -288,6 +287,7 @@ def test_a_bucketing_that_lists_no_buckets_is_named(table: object) -> None:
 def test_a_backend_that_says_nothing_of_its_model_is_named() -> None:
     config, registry = house(backend=raising("SilentBackend", **OPTIONS))
     with pytest.raises(
-        ContractError, match=r'with backend component "hostile_policies:SilentBackend" .* returned None from load'
+        ContractError,
+        match=r'with backend component "support.strategies.hostile_policies:SilentBackend" .* returned None from load',
     ):
         build_engine(config, registry=registry)

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 import pytest
-from wild_connector import WildConnector, WildScheduler
 
+from support.kv.wild_connector import WildConnector, WildScheduler
 from trencadis.clock import SimulatedClock
 from trencadis.config.schema import Config
 from trencadis.engine.build import Meters

@@ -5,18 +5,14 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from support.only_installed import only_installed
 from trencadis.errors import ComponentConflictError, ContractError, PluginLoadError
 from trencadis.hookspecs import hookimpl
 from trencadis.interfaces import Command
 from trencadis.registry.commands import installed_commands
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from only_installed import only_installed
 
 
 def plugin(name: str, offer: Callable[[], list[object]]) -> types.ModuleType:

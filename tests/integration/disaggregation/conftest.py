@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from p2p_ends import LOOPBACK_PEERS, SECRET
-from served_process import ServedProcess
+from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
+from support.server.served_process import ServedProcess
 
 FLAGS = (
     *("--model.path", "demo", "--engine.warmup", "false", "--cache.num-blocks", "256", "--cache.block-size", "16"),

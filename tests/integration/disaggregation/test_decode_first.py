@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from eventually import eventually
-from served_process import family, send
 
+from support.eventually import eventually
+from support.server.served_process import family, send
 from trencadis import LLM, SamplingParams
 
 PATIENCE_S = 60.0

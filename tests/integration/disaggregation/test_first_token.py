@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from p2p_ends import LOOPBACK_PEERS, SECRET
 
+from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
 from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.records import FinishedSequence, Request, SamplingParams, TokenLogprobs

@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from eventually import eventually
-from faultproxy import FaultProxy
-from served_process import ServedProcess
+
+from support.eventually import eventually
+from support.faultproxy import FaultProxy
+from support.server.served_process import ServedProcess
 
 Engines = tuple[ServedProcess, ServedProcess]
 GREEDY = {"temperature": 0, "max_tokens": 10, "return_token_ids": True}

@@ -11,10 +11,11 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from eventually import PATIENCE_S, eventually
-from faultproxy import FaultProxy
-from kv_pairs import Station, prompt_of, true_text
-from push_scene import (
+
+from support.eventually import PATIENCE_S, eventually
+from support.faultproxy import FaultProxy
+from support.kv.engine_pairs import Station, prompt_of, true_text
+from support.kv.push_scene import (
     BLOCK_BYTES,
     NUM_BLOCKS,
     PROMPT,
@@ -25,8 +26,7 @@ from push_scene import (
     port_of,
     serve,
 )
-from rogue_producer import RogueProducer
-
+from support.kv.rogue_producer import RogueProducer
 from trencadis_kv.wire.stream import FrameStream
 from trencadis_kv.wire.stream_messages import Commit, PrefillRequest, Token
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from eventually import eventually
-from kv_pairs import Station, prompt_of, true_text
-from push_scene import (
+
+from support.eventually import eventually
+from support.kv.engine_pairs import Station, prompt_of, true_text
+from support.kv.push_scene import (
     BLOCK_BYTES,
     NUM_BLOCKS,
     PROMPT,
@@ -17,7 +18,6 @@ from push_scene import (
     port_of,
     serve,
 )
-
 from trencadis.engine.transfer.first_token_terms import SamplingTerms
 
 

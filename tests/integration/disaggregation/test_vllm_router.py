@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from served_process import ServedProcess
+
+from support.server.served_process import ServedProcess
 
 ROUTER = os.environ.get("TRENCADIS_VLLM_ROUTER") or shutil.which("vllm-router")
 PATIENCE_S = 30

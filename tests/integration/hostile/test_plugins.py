@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from hostile_policies import house
-from hostile_tiles import ACTS, ANSWER_MODES, SLEEP_S
-
+from support.strategies.hostile_package import ACTS, ANSWER_MODES, SLEEP_S
+from support.strategies.hostile_policies import house
 from trencadis.client.llm import LLM
 from trencadis.errors import EngineEndedError
 from trencadis.records import FinishReason, SamplingParams
@@ -58,7 +53,7 @@ TELLS = {
 """Methods that are told something, and answer nothing."""
 
 FALLBACKS = {"scheduling": "fcfs", "eviction": "lru", "bucketing": "exact", "draft_length": "fixed"}
-DRAFTS = {"speculation": {"name": "hostile_tiles:honest_speculation"}}
+DRAFTS = {"speculation": {"name": "support.strategies.hostile_package:honest_speculation"}}
 NEEDS: dict[str, dict[str, Any]] = {
     "draft_length": DRAFTS,
     "kv_policy": {"kv_connector": {"name": "host_offload"}},
@@ -79,7 +74,10 @@ def _cases() -> Iterator[Any]:
 
 
 def _tables(noun: str, method: str, mode: str) -> dict[str, Any]:
-    table: dict[str, Any] = {"name": f"hostile_tiles:{noun}", "options": {"method": method, "mode": mode}}
+    table: dict[str, Any] = {
+        "name": f"support.strategies.hostile_package:{noun}",
+        "options": {"method": method, "mode": mode},
+    }
     if not method.endswith("close"):
         table["options"]["first"] = 1
     if noun == "observer":
@@ -103,7 +101,7 @@ def test_texts_are_the_same_and_the_engine_goes_on(
             assert {one.outputs[0].finish_reason for one in outputs} == {FinishReason.LENGTH}
         llm.totals()
     if mode == "raise" and ACTS:
-        assert f"hostile_tiles:{noun}" in caplog.text
+        assert f"support.strategies.hostile_package:{noun}" in caplog.text
 
 
 SLOW = {
@@ -130,7 +128,7 @@ def test_what_takes_too_long_is_named_and_replaced(noun: str, method: str, caplo
             outputs = llm.generate(PROMPTS, PARAMS)
             assert [one.outputs[0].token_ids for one in outputs] == TEXTS, [one.error for one in outputs]
     assert len(ACTS) == (5 if noun == "speculation" else 1)  # the first four slow calls of a speculator are forgiven
-    assert f"hostile_tiles:{noun}" in caplog.text
+    assert f"support.strategies.hostile_package:{noun}" in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["os_exit", "loop"])
@@ -140,5 +138,8 @@ def test_what_takes_too_long_is_named_and_replaced(noun: str, method: str, caplo
 def test_what_ends_or_holds_up_the_process_is_named(noun: str, method: str, mode: str) -> None:
     engine = {"placement": "process", "watchdog_s": 2.0}
     config = house(cache={"num_blocks": 40}, engine=engine, **_tables(noun, method, mode))
-    with LLM.from_config(*config) as llm, pytest.raises(EngineEndedError, match=f"hostile_tiles:{noun}"):
+    with (
+        LLM.from_config(*config) as llm,
+        pytest.raises(EngineEndedError, match=f"support.strategies.hostile_package:{noun}"),
+    ):
         llm.generate(PROMPTS, PARAMS)

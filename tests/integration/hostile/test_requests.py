@@ -104,7 +104,7 @@ def test_bytes_that_no_client_would_send_are_refused_and_harm_nobody(server: Ser
 
 
 def document() -> Any:
-    from server_doubles import OneEngine, make_context
+    from support.server.server_doubles import OneEngine, make_context
 
     return make_app(make_context(OneEngine(None))).openapi()
 

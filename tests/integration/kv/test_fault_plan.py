@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
+from support.kv.faulty_store import VOCAB_SIZE, Shelf
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.client.llm import LLM
 from trencadis.clock import SimulatedClock
@@ -23,9 +22,6 @@ from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import CALLS, Fault
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from faulty_shelf import VOCAB_SIZE, Shelf
 
 OPENING = tuple(range(100, 140))
 

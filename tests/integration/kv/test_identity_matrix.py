@@ -6,7 +6,6 @@ second engine with an empty cache loads what the first one had.
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +15,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
+from support.kv.redis_server import running_redis
+from support.pairwise import Case, pairwise
 from trencadis.engine.build import build_engine
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis.registry.startup import load_with_plugins
 from trencadis.text import load_tokenizer, resolve_model_path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from p2p_ends import LOOPBACK_PEERS, SECRET
-from pairwise import Case, pairwise
-from redis_server import running_redis
 
 NUM_TOKENS = 12
 OPENING = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do: "

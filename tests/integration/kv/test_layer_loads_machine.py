@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from wild_connector import WildConnector
-
+from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import Request, SamplingParams

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from faultproxy import FaultProxy
-from p2p_ends import LOOPBACK_PEERS, SECRET
-
+from support.faultproxy import FaultProxy
+from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
 from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, example, given, settings
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from trencadis.client.factory import configure
 from trencadis.clock import SimulatedClock

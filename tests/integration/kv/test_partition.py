@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
 
+from support.kv.engine_pairs import pause
+from support.kv.redis_server import running_redis
+from support.netns import Host, hosts
+from support.server.served_process import ServedProcess
 from trencadis.clock import SystemClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import Batch, Request, SamplingParams, StepOutput
@@ -27,12 +29,6 @@ from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.invariants import broken_invariants
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from kv_pairs import pause
-from netns import Host, hosts
-from redis_server import running_redis
-from served_process import ServedProcess
 
 VOCAB_SIZE = 4096
 BLOCK_SIZE = 16

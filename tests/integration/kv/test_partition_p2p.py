@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from kv_pairs import Station, pause, prompt_of, true_text
-from netns import hosts
+from support.kv.engine_pairs import Station, pause, prompt_of, true_text
+from support.netns import hosts
 
 LOAD_S, CONNECT_S = 1.0, 0.3
 SLACK_S = 30.0

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,8 @@ from typing import Any
 import attrs
 import pytest
 
+from support.faultproxy import FaultProxy
+from support.kv.redis_server import RedisServer, running_redis
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
 from trencadis.records import FinishedSequence, FinishReason, Request, SamplingParams
 from trencadis_kv.connectors.filesystem.config import FilesystemConfig
@@ -37,10 +38,6 @@ from trencadis_testing.fakes import fake_text
 from trencadis_testing.invariants import broken_invariants
 from trencadis_testing.kv_faults import CALLS, Fault, Faults, FaultyStore
 from trencadis_testing.kv_suite import ConnectorSuite, EngineUnderTest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from faultproxy import FaultProxy
-from redis_server import RedisServer, running_redis
 
 STORES = ("host_offload", "filesystem", "redis", "tiered")
 NUM_OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "2400"))

@@ -7,15 +7,15 @@ their definition, so that a tenant, or whoever reads the store, is given everyth
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
+from support.kv.engine_pairs import Station, prompt_of, true_text
+from support.kv.faulty_store import VOCAB_SIZE, Shelf
 from trencadis.client.llm import LLM
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
@@ -25,10 +25,6 @@ from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import DictStore
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from faulty_shelf import VOCAB_SIZE, Shelf
-from kv_pairs import Station, prompt_of, true_text
 
 BLOCK_SIZE = 4
 PROMPT = tuple(range(100, 140))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from support.kv.engine_pairs import Station, pause, prompt_of, true_text
+from support.kv.faulty_store import VOCAB_SIZE, Shelf
 from trencadis.clock import SystemClock
 from trencadis.interfaces import ComponentContext, KVPolicy
 from trencadis.records import Request, SamplingParams
@@ -16,10 +16,6 @@ from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
 from trencadis_testing.kv_faults import Fault
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from faulty_shelf import VOCAB_SIZE, Shelf
-from kv_pairs import Station, pause, prompt_of, true_text
 
 DAY_S = 86_400.0
 LEASE_S = 5.0

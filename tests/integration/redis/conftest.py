@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-
-from faultproxy import FaultProxy
-from redis_objects import stores
-from redis_scene import Scene
-from redis_server import RedisServer, running_redis
-
+from support.faultproxy import FaultProxy
+from support.kv.redis_objects import stores
+from support.kv.redis_scene import Scene
+from support.kv.redis_server import RedisServer, running_redis
 from trencadis_kv.connectors.redis.store import RedisStore
 
 

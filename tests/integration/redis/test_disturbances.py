@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from faultproxy import FaultProxy
-from redis_scene import (
+
+from support.faultproxy import FaultProxy
+from support.kv.redis_scene import (
     ALL_BYTES,
     NUM_PROMPTS,
     OBJECT_BYTES,
@@ -20,8 +21,7 @@ from redis_scene import (
     served,
     warm,
 )
-from redis_server import RedisServer, running_redis
-
+from support.kv.redis_server import RedisServer, running_redis
 from trencadis.errors import ConfigValueError
 
 # ---------------------------------------------------------------------------------------- the way is disturbed

@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 import pytest
-from redis_scene import FACTS, NUM_PROMPTS, OBJECT_BYTES, PROMPT_BLOCKS, Scene, block_keys, served, warm
-from redis_server import RedisServer
 
+from support.kv.redis_scene import FACTS, NUM_PROMPTS, OBJECT_BYTES, PROMPT_BLOCKS, Scene, block_keys, served, warm
+from support.kv.redis_server import RedisServer
 from trencadis.interfaces.block_store import BlockStore
 
 # ------------------------------------------------------------------------------------------------- who shares

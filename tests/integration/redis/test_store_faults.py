@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from faultproxy import FaultProxy
-from redis_objects import BLOCK_BYTES, keys, num_clients, objects, read, whole
-from redis_server import RedisServer, running_redis
 
+from support.faultproxy import FaultProxy
+from support.kv.redis_objects import BLOCK_BYTES, keys, num_clients, objects, read, whole
+from support.kv.redis_server import RedisServer, running_redis
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.redis.store import RedisStore

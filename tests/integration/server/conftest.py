@@ -1,8 +1,3 @@
 """Servers on loopback ports; helpers are in tests/support."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule, run_state_machine_as_test
-from live_server import LiveServer, running
-from paced_backend import VOCAB_SIZE, num_used_blocks, opener
-from raw_client import RawClient, body_of, status_of
 
+from support.core.paced_backend import VOCAB_SIZE, num_used_blocks, opener
+from support.server.live_server import LiveServer, running
+from support.server.raw_client import RawClient, body_of, status_of
 from trencadis_testing.fakes import fake_text
 
 CHAT = "/v1/chat/completions"

@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
-from eventually import eventually
-from live_server import LiveServer, running
-from paced_backend import VOCAB_SIZE, opener
-from raw_client import RawClient, body_of, status_of
 
+from support.core.paced_backend import VOCAB_SIZE, opener
+from support.eventually import eventually
+from support.server.live_server import LiveServer, running
+from support.server.raw_client import RawClient, body_of, status_of
 from trencadis.errors import EngineEndedError
 from trencadis_testing.fakes import fake_text
 
@@ -156,7 +156,7 @@ def test_an_idle_engine_that_is_stopped_is_noticed_without_any_request_and_repla
 def test_code_that_holds_pythons_lock_is_found_in_the_log_and_its_request_is_told(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    open_llm = opener(placement="process", watchdog_s=4.0, backend="stuck_backend:StuckBackend")
+    open_llm = opener(placement="process", watchdog_s=4.0, backend="support.core.stuck_backend:StuckBackend")
     with running(open_llm) as server:
         pid = pid_of(server)
         answer = httpx.post(f"{server.url}{PATH}", json=SHORT, timeout=60)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from live_server import running
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.server.live_server import running
 from trencadis import AsyncLLM
 
 TIMEOUT_S = 60

@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from openai_server import Running, running
 
+from support.server.openai_server import Running, running
 from trencadis import AsyncLLM
 from trencadis.client.factory import configure
 from trencadis_server.config import ServerConfig

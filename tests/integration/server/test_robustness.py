@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_server import LiveServer, running
-from paced_backend import num_used_blocks, opener
-from raw_client import RawClient
 
+from support.core.paced_backend import num_used_blocks, opener
+from support.server.live_server import LiveServer, running
+from support.server.raw_client import RawClient
 from trencadis_testing.fakes import fake_text
 
 TIMEOUT_S = 20

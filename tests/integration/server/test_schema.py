@@ -13,15 +13,15 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
-from paced_backend import opener
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
-from server_doubles import OneEngine, make_context
 
+from support.core.paced_backend import opener
+from support.server.server_doubles import OneEngine, make_context
 from trencadis_server.app import make_app
 from trencadis_server.context import ServerContext
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from raw_client import RawClient, body_of, status_of
 
+from support.server.raw_client import RawClient, body_of, status_of
 from trencadis.cli import main
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60
 CONFIG = """
 [backend]
-name = "paced_backend:PacedBackend"
+name = "support.core.paced_backend:PacedBackend"
 [backend.options]
 step_s = 0.01
 [sampling]
@@ -43,7 +43,7 @@ class Serving:
 
     def __init__(self, *flags: str, config: Path) -> None:
         command = [sys.executable, "-m", "trencadis", "serve", "--config", str(config), *flags]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, cwd=ROOT
         )
@@ -131,7 +131,7 @@ def test_a_server_told_to_end_while_it_loads_does_so(tmp_path):
     config = tmp_path / "serve.toml"
     config.write_text(CONFIG)
     command = [sys.executable, "-m", "trencadis", "serve", "--config", str(config)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ, cwd=ROOT) as process:
         assert process.stdout is not None
         process.stdout.readline()

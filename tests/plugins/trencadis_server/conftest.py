@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import threading
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,8 +20,6 @@ from trencadis_server.app import make_app
 from trencadis_server.config import ServerConfig
 from trencadis_server.context import ServerContext
 from trencadis_server.middleware.limits import AdmissionControl
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 House = Callable[..., tuple[Config, Registry]]
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 
 import httpx
-from server_doubles import NoEngine, OneEngine, ask, assert_error, make_context
 
+from support.server.server_doubles import NoEngine, OneEngine, ask, assert_error, make_context
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import load_config
 from trencadis.registry import resolve_plan

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from hostile_policies import house
-from server_doubles import OneEngine, make_context
 
+from support.server.server_doubles import OneEngine, make_context
+from support.strategies.hostile_policies import house
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.config.load import ResolvedConfig
 from trencadis.config.settings import settings_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from hostile_policies import house
-from server_doubles import NoEngine, OneEngine, ask, assert_error, make_context
 
+from support.server.server_doubles import NoEngine, OneEngine, ask, assert_error, make_context
+from support.strategies.hostile_policies import house
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.config.load import ResolvedConfig
 from trencadis.config.settings import settings_of
@@ -69,10 +69,10 @@ def test_a_swap_while_serving_changes_no_token_and_is_shown_everywhere(placement
         alone = [await generate(index) for index in range(4)]
         running = [asyncio.ensure_future(generate(index)) for index in range(4)]
         before = llm.plan_hash
-        for name in ("priority", "fair_share", "hostile_policies:Raises", "fcfs"):
+        for name in ("priority", "fair_share", "support.strategies.hostile_policies:Raises", "fcfs"):
             answer = (await post(client, name=name)).json()
             assert (answer["policy"], answer["plan_hash"]) == (name, llm.plan_hash)
-        assert answer["previous"]["policy"] == "hostile_policies:Raises"
+        assert answer["previous"]["policy"] == "support.strategies.hostile_policies:Raises"
         assert llm.plan_hash == before, "the same plan has the same hash"
         assert await asyncio.gather(*running) == alone
         answer = (await post(client, name="priority", options={"age_s": 5}, shadow="fcfs")).json()
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_answered_400_in_the_words_of_the_configuration(placem
                 'nmae (from POST /admin/scheduling): no such key. There are: name, options, shadow. Did you mean "name"?',
             ),
             ({"name": ["fcfs"]}, "must be text"),
-            ({"name": "hostile_policies:DeafEars"}, None),
+            ({"name": "support.strategies.hostile_policies:DeafEars"}, None),
             ({}, "nothing to change"),
         ):
             answer = await post(client, **table)

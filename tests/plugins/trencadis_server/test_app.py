@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from server_doubles import app_with, ask, make_context
 
+from support.server.server_doubles import app_with, ask, make_context
 from trencadis.errors import ConfigValueError
 from trencadis_server.app import make_app
 

@@ -4,8 +4,8 @@ import asyncio
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
-from server_doubles import app_with
 
+from support.server.server_doubles import app_with
 from trencadis_server.asgi_call import post
 
 

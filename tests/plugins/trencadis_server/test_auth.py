@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 from fastapi import APIRouter, Request
-from server_doubles import app_with, ask, assert_error
 
+from support.server.server_doubles import app_with, ask, assert_error
 from trencadis.errors import ConfigValueError
 from trencadis_server.middleware.auth import ApiKeys
 

@@ -278,7 +278,7 @@ def test_many_streams_at_once_do_not_mix(serve: Any, tokenizer: Tokenizer) -> No
 
 
 def test_transfer_parameters_go_both_ways(serve: Any) -> None:
-    from echo_connector import EchoConnector
+    from support.kv.echo_connector import EchoConnector
 
     async def use(api: Any) -> tuple[Any, list[Any]]:
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "kv_transfer_params": {"a": 1}}

@@ -196,7 +196,7 @@ def test_a_prompt_that_fails_takes_the_others_of_its_request_with_it(serve: Any)
 
 
 def test_transfer_parameters_go_both_ways_for_the_first_prompt(serve: Any) -> None:
-    from echo_connector import EchoConnector
+    from support.kv.echo_connector import EchoConnector
 
     async def use(api: Any) -> tuple[Any, list[Any], Any]:
         body = {"prompt": [[5], [6]], "max_tokens": 3, "kv_transfer_params": {"a": 1}}
@@ -215,7 +215,7 @@ def test_transfer_parameters_go_both_ways_for_the_first_prompt(serve: Any) -> No
 
 
 def test_request_that_is_refused_is_told_to_the_connector(serve: Any) -> None:
-    from echo_connector import EchoConnector
+    from support.kv.echo_connector import EchoConnector
 
     echo = EchoConnector()
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter
-from server_doubles import app_with, ask, assert_error, client_of
 
+from support.server.server_doubles import app_with, ask, assert_error, client_of
 from trencadis_server.middleware.drain_guard import DrainGuard
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
-from server_doubles import app_with, ask, assert_error
 
+from support.server.server_doubles import app_with, ask, assert_error
 from trencadis.errors import PromptTooLongError
 from trencadis_server.errors import TooBusyError
 from trencadis_server.middleware.failures import validation_error

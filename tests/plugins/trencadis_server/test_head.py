@@ -3,7 +3,8 @@ from __future__ import annotations
 import types
 
 import pytest
-from server_doubles import OneEngine, app_with, ask, assert_error
+
+from support.server.server_doubles import OneEngine, app_with, ask, assert_error
 
 
 @pytest.mark.parametrize("path", ["/health", "/openapi.json"])

@@ -3,8 +3,8 @@ from __future__ import annotations
 import types
 
 import pytest
-from server_doubles import OneEngine, app_with, ask, assert_error
 
+from support.server.server_doubles import OneEngine, app_with, ask, assert_error
 from trencadis_server.middleware.drain_guard import DrainGuard
 
 

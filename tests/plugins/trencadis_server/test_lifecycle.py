@@ -6,8 +6,8 @@ import threading
 
 import httpx
 import pytest
-from live_server import LiveServer, running
 
+from support.server.live_server import LiveServer, running
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.errors import ModelLoadError
 from trencadis_server.lifecycle.lifecycle import event_loop_factory

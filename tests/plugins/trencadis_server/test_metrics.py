@@ -4,8 +4,8 @@ import types
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_doubles import OneEngine, app_with, ask, make_context
 
+from support.server.server_doubles import OneEngine, app_with, ask, make_context
 from trencadis.errors import BackendError, EngineEndedError
 from trencadis_server.app import make_app
 from trencadis_server.routes.metrics import CONTENT_TYPE

@@ -6,10 +6,10 @@ import pytest
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from prometheus_client.parser import text_string_to_metric_families
-from server_doubles import app_with, ask, assert_error
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
+from support.server.server_doubles import app_with, ask, assert_error
 from trencadis_server.http_metrics import HttpMetrics
 from trencadis_server.middleware.request_context import request_id_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import httpx
 import pytest
-from server_doubles import OneEngine, app_with, assert_error, client_of
 
+from support.server.server_doubles import OneEngine, app_with, assert_error, client_of
 from trencadis.client.async_llm import AsyncLLM
 from trencadis.config import Config
 from trencadis.config.tenants import TenantConfig

@@ -7,8 +7,8 @@ import types
 
 import pytest
 import torch
-from dense_attention import dense_attention
 
+from support.backends.dense_attention import dense_attention
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa, fused_attention, vendor_fused_sdpa
 from trencadis_gaudi.emulated.device import EmulatedDeviceError
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
+from support.backends import tiny_models
 from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase

@@ -6,8 +6,8 @@ import torch
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_scene import OPTIONS, Scene
 
+from support.backends.paged_scene import OPTIONS, Scene
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Phase
 from trencadis_gaudi.flat_cache import FlatKVCache

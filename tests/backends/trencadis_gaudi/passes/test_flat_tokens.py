@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_scene import make_pass
 
+from support.backends.paged_scene import make_pass
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket
 from trencadis_gaudi.passes.flat_tokens import flat_tokens

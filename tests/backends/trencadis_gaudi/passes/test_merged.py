@@ -5,8 +5,8 @@ import pytest
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_scene import KEY_DIM, OPTIONS, Scene
 
+from support.backends.paged_scene import KEY_DIM, OPTIONS, Scene
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa

@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-import tiny_models
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_scene import make_pass
 
+from support.backends import tiny_models
+from support.backends.paged_scene import make_pass
 from trencadis.clock import SystemClock
 from trencadis.engine.batching.passes import unified_shape
 from trencadis.records import Bucket, ModelSource

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
-from paged_scene import make_pass
 
+from support.backends import tiny_models
+from support.backends.paged_scene import make_pass
 from trencadis.clock import SystemClock
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Phase, UnifiedBucket

@@ -6,8 +6,8 @@ import torch
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_scene import OPTIONS, Scene
 
+from support.backends.paged_scene import OPTIONS, Scene
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, UnifiedBucket
 from trencadis_gaudi.passes.unified import GaudiUnified, unified_batch, unified_tensors

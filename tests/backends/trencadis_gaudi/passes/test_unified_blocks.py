@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-from paged_scene import make_pass
 
+from support.backends.paged_scene import make_pass
 from trencadis.records import Bucket, UnifiedShape
 from trencadis_gaudi.passes.unified import cached_tokens, unified_batch
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import tiny_models
 import torch
 
+from support.backends import tiny_models
 from trencadis_torch.attention import adapter as bridge
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 
+from support.backends.paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.attention.native import MAX_HEAD_DIM, SOURCE, NativeAttention, obstacle
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache

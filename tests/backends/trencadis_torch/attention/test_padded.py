@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dense_attention import dense_attention
 
+from support.backends.dense_attention import dense_attention
 from trencadis.records import Bucket, Phase
 from trencadis_torch.attention.padded import PaddedDecode, PaddedPrefill, flat_block_lists, flat_paged_attention
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dense_attention import dense_attention
 
+from support.backends.dense_attention import dense_attention
 from trencadis_torch.attention import ragged
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache

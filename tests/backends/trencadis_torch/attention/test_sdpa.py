@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dense_attention import dense_attention
 
+from support.backends.dense_attention import dense_attention
 from trencadis_torch.attention.sdpa import attend, explicit_attention
 
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 import attrs
 import numpy as np
 import pytest
-import tiny_models
 import torch
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.backends import tiny_models
 from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Drafts, Pass, Phase

@@ -6,8 +6,8 @@ import random
 
 import attrs
 import pytest
-import tiny_models
 
+from support.backends import tiny_models
 from trencadis.clock import SystemClock
 from trencadis.records import ModelSource, Request, SamplingParams
 from trencadis.text import resolve_model_path

@@ -3,8 +3,8 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 
+from support.backends.paged_attention_scene import CPU, Sequence, Shape, attend, chain_and_trees
 from trencadis_torch.attention.triton import FEW, MAX_SPANS, TritonAttention, num_spans, obstacle, tile_for
 from trencadis_torch.cache.kv_cache import AttentionLayer
 

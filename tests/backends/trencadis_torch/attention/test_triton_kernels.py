@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "support" / "compiled_for_gpu.py"
+SCRIPT = Path(__file__).parents[3] / "support/backends/compiled_for_gpu.py"
 
 
 @pytest.mark.parametrize(("capability", "kind"), [("80", "int8"), ("90", "half")])

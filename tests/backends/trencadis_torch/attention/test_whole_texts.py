@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dense_attention import dense_attention
 
+from support.backends.dense_attention import dense_attention
 from trencadis_torch.attention import whole_texts
 from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.cache.kv_cache import AttentionLayer

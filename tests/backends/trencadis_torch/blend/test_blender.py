@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
 import transformers as hf
-from blend_scene import BlendScene, error, mean_error, tokens_of
 
+from support.backends import tiny_models
+from support.backends.blend_scene import BlendScene, error, mean_error, tokens_of
 from trencadis.errors import BackendError
 from trencadis_torch.blend.blender import shares
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from blend_scene import BlendScene
 
+from support.backends import tiny_models
+from support.backends.blend_scene import BlendScene
 from trencadis.errors import BackendError
 from trencadis_torch.blend.blender import check_layers, make_blender, pairs_of_layers
 from trencadis_torch.blend.partial_forward import LayerWalk

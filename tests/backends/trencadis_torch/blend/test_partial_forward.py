@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from blend_scene import BlendScene, tokens_of
 
+from support.backends import tiny_models
+from support.backends.blend_scene import BlendScene, tokens_of
 from trencadis.errors import BackendError
 from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.blend.partial_forward import LayerWalk

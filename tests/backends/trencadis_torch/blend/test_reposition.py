@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 import transformers as hf
-from blend_scene import BlendScene, error, tokens_of
 
+from support.backends import tiny_models
+from support.backends.blend_scene import BlendScene, error, tokens_of
 from trencadis.errors import BackendError
 from trencadis_torch.blend.reposition import Angles, Pairs, Rotary, rotate, unrotate
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
-import tiny_models
 import torch
 import transformers
 
+from support.backends import tiny_models
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, ConfigValueError
 from trencadis.interfaces import AllocationPlan

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import graph_scene
 import pytest
-import tiny_models
 import torch
-from graph_scene import DRAFTS, PASSES, SINGLE, one_pass
 
+from support.backends import graph_scene, tiny_models
+from support.backends.graph_scene import DRAFTS, PASSES, SINGLE, one_pass
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, MemoryReport, Phase
 from trencadis_torch.config import TorchConfig

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from decoder_scene import CPU, Scene, fused_model
 from torch import nn
 
+from support.backends import tiny_models
+from support.backends.decoder_scene import CPU, Scene, fused_model
 from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.linear.decoder import Angles, attach, decoder_of, read_decoder

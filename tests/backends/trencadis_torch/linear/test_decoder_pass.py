@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
-from decoder_scene import Scene, make_pass
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from support.backends import tiny_models
+from support.backends.decoder_scene import Scene, make_pass
 from trencadis.interfaces import LayerGate
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.linear import decoder_pass

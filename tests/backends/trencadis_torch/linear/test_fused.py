@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
+from support.backends import tiny_models
 from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
 from trencadis_torch.linear.native import ACTIVATIONS, native

@@ -5,10 +5,10 @@ import gc
 import weakref
 
 import pytest
-import tiny_models
 import torch
 from torch import nn
 
+from support.backends import tiny_models
 from trencadis.errors import ModelLoadError
 from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.attention.choice import choose_kernel

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_encoders
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+from support.backends import tiny_encoders
 from trencadis.clock import SystemClock
 from trencadis.errors import BackendError, ModelLoadError
 from trencadis.records import ModelSource

@@ -7,10 +7,10 @@ import shutil
 
 import attrs
 import pytest
-import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
+from support.backends import tiny_models
 from trencadis.clock import SystemClock
 from trencadis.records import ModelSource
 from trencadis_torch.backend import TorchBackend

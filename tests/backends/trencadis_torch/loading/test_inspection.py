@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_encoders
-import tiny_models
 import torch
 import transformers as hf
 from transformers.masking_utils import causal_mask_function, chunked_causal_mask_function
 from transformers.masking_utils import sliding_window_causal_mask_function as sliding
 
+from support.backends import tiny_encoders, tiny_models
 from trencadis.errors import ModelLoadError
 from trencadis_torch.loading.inspection import attention_layers, encoder_facts, model_facts, window_of
 

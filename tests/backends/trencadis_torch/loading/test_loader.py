@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
-import tiny_models
 import torch
 import transformers as hf
 
+from support.backends import tiny_models
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
 from trencadis_torch.loading.loader import find_model, load_decoder

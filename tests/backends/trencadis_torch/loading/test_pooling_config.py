@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny_encoders
 import torch
 from safetensors.torch import save_file
-from tiny_encoders import write_json, write_modules
 
+from support.backends import tiny_encoders
+from support.backends.tiny_encoders import write_json, write_modules
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
 from trencadis_torch.loading.loader import find_model
@@ -196,7 +196,7 @@ def test_a_prompt_that_belongs_before_every_text_is_pointed_out(place, caplog):
 
 def test_files_beside_a_gguf_file_are_not_its_own(tmp_path):
     pytest.importorskip("accelerate", reason="transformers reads .gguf files with the package accelerate")
-    import tiny_models
+    from support.backends import tiny_models
 
     path = tiny_models.save_gguf(tmp_path)
     write_modules(tmp_path, "BoW")

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
+from support.backends import tiny_models
 from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.loading import profile_run as trial

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
 
+from support.backends import tiny_models
 from trencadis.errors import ModelLoadError
 from trencadis_torch.attention import adapter as bridge
 from trencadis_torch.loading.inspection import attention_layers

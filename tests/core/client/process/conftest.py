@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from trencadis.registry import Registry
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
 OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 20000, "strict": False}
 
 
@@ -38,7 +35,7 @@ def tables(**more: Any) -> dict[str, Any]:
         "sampling": {"name": f"{kit}backend:ArgmaxSampler"},
         "bucketing": {"name": f"{kit}engines:ExactShapes", "fallback": ""},
         "cache": {"num_blocks": 4096, "block_size": 16},
-        "observer": {"names": ["remote_parts:StepCounter"]},
+        "observer": {"names": ["support.core.remote_parts:StepCounter"]},
         **more,
     }
 

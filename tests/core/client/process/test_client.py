@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from remote_parts import AtMostTwo
 
+from support.core.remote_parts import AtMostTwo
 from trencadis.client.process.client import RequestHandles
 from trencadis.errors import (
     EngineEndedError,

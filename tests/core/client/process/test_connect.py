@@ -101,7 +101,7 @@ def test_what_goes_wrong_there_is_raised_here_with_its_class_and_words(
 
 @pytest.mark.parametrize(("policy", "words"), [("Vanishes", "ended with exit code 7"), ("Circles", "scheduling")])
 def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: House, policy: str, words: str) -> None:
-    name = f"hostile_policies:{policy}"
+    name = f"support.strategies.hostile_policies:{policy}"
     config, registry = process_house(scheduling={"name": name, "fallback": "fcfs"}, engine={"watchdog_s": 1.0})
     frontend = connect_frontend(config, registry)
     client = frontend.submit((5, 6), SamplingParams(max_tokens=9), request_id="a")
@@ -112,7 +112,7 @@ def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: Hous
 
     with pytest.raises(EngineEndedError, match=words) as caught:
         serve()
-    assert f'while scheduling component "{name}" of hostile_policies' in str(caught.value)
+    assert f'while scheduling component "{name}" of support.strategies.hostile_policies' in str(caught.value)
     assert "was being called" in str(caught.value)
     frontend.close()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eventually import eventually
 
+from support.eventually import eventually
 from trencadis.activity import ACTIVITY, ActivityView, EnginePhase
 from trencadis.client.process.messages import AddMessage, MetricsMessage
 from trencadis.records import FinishReason, Request, SamplingParams

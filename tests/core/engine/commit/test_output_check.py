@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from guesses import right
-from hostile_outputs import SPOILS, SpoilingExecutor
-
+from support.core.hostile_outputs import SPOILS, SpoilingExecutor
+from support.strategies.guesses import right
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishedSequence, FinishReason, Request, RowError, SamplingParams, StepOutput

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from wild_connector import WildConnector
-
+from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.engine.scheduling.tenants import FailureCosts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from guesses import PROMPT, request, right, wrong
 
+from support.strategies.guesses import PROMPT, request, right, wrong
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch
 from trencadis_testing.doubles import ScriptedSpeculator

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from hostile_policies import HOSTILE, Backwards, Spoils
-
+from support.strategies.hostile_policies import HOSTILE, Backwards, Spoils
 from trencadis.clock import SimulatedClock
 from trencadis.engine.scheduling.shadow import Shadow
 from trencadis.interfaces import Observer, SchedulingPolicy, TokenSplit
@@ -100,7 +95,7 @@ def test_budgets_beyond_the_steps_are_no_difference():
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "Fractions" not in name and "Starves" not in name])
 def test_a_shadow_that_raises_is_asked_no_more_and_nothing_else_happens(name: str):
-    import hostile_policies
+    from support.strategies import hostile_policies
 
     engine, _, tokens = run(getattr(hostile_policies, name.partition(":")[2])())
     assert tokens == {name: fake_text(prompt, 8, eos=-1) for name, prompt in PROMPTS.items()}

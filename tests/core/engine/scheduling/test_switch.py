@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,10 +9,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from hostile_policies import HOSTILE, OPTIONS, Listener, house
-
+from support.strategies.hostile_policies import HOSTILE, OPTIONS, Listener, house
 from trencadis.clock import SimulatedClock
 from trencadis.engine.build import build_engine
 from trencadis.errors import ConfigError, ContractError, PluginError
@@ -143,7 +138,7 @@ def test_the_new_policy_is_told_of_every_live_request_in_the_order_of_arrival():
     engine.step()
     engine.abort("a")
     engine.add(request("e", (4, 5)))
-    change(engine, name="hostile_policies:Listener")
+    change(engine, name="support.strategies.hostile_policies:Listener")
     policy = engine._policy.strategy
     assert isinstance(policy, Listener)
     slots = engine._state.slot_of
@@ -155,7 +150,12 @@ def test_the_new_policy_is_told_of_every_live_request_in_the_order_of_arrival():
 
 
 def test_a_fallback_that_takes_over_is_told_of_every_live_request_once():
-    engine = engine_of(scheduling={"name": "hostile_policies:DeafEars", "fallback": "hostile_policies:Listener"})
+    engine = engine_of(
+        scheduling={
+            "name": "support.strategies.hostile_policies:DeafEars",
+            "fallback": "support.strategies.hostile_policies:Listener",
+        }
+    )
     engine.add(request("a", (1, 2, 3)))
     engine.add(request("b", (1, 2, 4)))
     assert [name for _, name in engine._policy.strategy.told] == ["a", "b"]
@@ -188,7 +188,7 @@ def test_a_policy_that_cannot_bear_the_live_requests_does_not_take_over():
     engine.add(request("a", (1, 2, 3)))
     before = engine.answer("scheduling", {})
     with pytest.raises(ContractError, match="raised ValueError: not now when it was told of the live requests"):
-        change(engine, name="hostile_policies:DeafEars", shadow="priority")
+        change(engine, name="support.strategies.hostile_policies:DeafEars", shadow="priority")
     assert engine.answer("scheduling", {}) == before
     assert drain(engine)["a"].token_ids.tolist() == expected((1, 2, 3), 6)
 
@@ -206,7 +206,7 @@ def test_a_policy_that_cannot_bear_the_live_requests_does_not_take_over():
             r'\[scheduling.fcfs\] victm \(from a test\): no such key.*"victim"',
         ),
         ({"name": "fcfs", "shadow": "nobody"}, r'\[scheduling\] shadow = "nobody"'),
-        ({"name": "hostile_policies:Nobody"}, "Nobody"),
+        ({"name": "support.strategies.hostile_policies:Nobody"}, "Nobody"),
     ],
 )
 def test_a_change_that_cannot_be_leaves_everything_as_it_was(table: dict[str, Any], message: str):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guesses import PROMPT, request, right, wrong
 
+from support.strategies.guesses import PROMPT, request, right, wrong
 from trencadis.clock import SimulatedClock
 from trencadis.engine.speculation.drafting import Drafting
 from trencadis.interfaces import DraftLength, LengthView, Observer, PendingStep, VerifiedStep

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from guest_connector import Host
-
+from support.kv.prefill_connector import Host
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import ConnectorPair
 from trencadis.records import Request, SamplingParams

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from transfer_engines import PROMPT, counts, ends_well, engine_on, parked, request
-from wild_connector import WildConnector
-
+from support.kv.transfer_engines import PROMPT, counts, ends_well, engine_on, parked, request
+from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.records import ConnectorReport, FailedLoad

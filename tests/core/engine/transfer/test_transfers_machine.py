@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from transfer_engines import counts, request
-from wild_connector import WildConnector
-
+from support.kv.transfer_engines import counts, request
+from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.records import FinishedSequence
 from trencadis_testing.engines import make_engine

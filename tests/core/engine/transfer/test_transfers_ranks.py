@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from transfer_engines import ends_well, engine_on, parked
-from wild_connector import WildConnector
-
+from support.kv.transfer_engines import ends_well, engine_on, parked
+from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.records import ConnectorReport, FailedLoad, StepOutput

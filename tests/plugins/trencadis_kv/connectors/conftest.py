@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from mooncake_master import MooncakeMaster, running_master
-from redis_server import RedisServer, running_redis
+from support.kv.mooncake_master import MooncakeMaster, running_master
+from support.kv.redis_server import RedisServer, running_redis
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from blend_pairs import Always
-from fake_blender import NEARLY_ALL, BlendingCache
 
+from support.kv.blend_pairs import Always
+from support.kv.fake_blender import NEARLY_ALL, BlendingCache
 from trencadis import LLM, SamplingParams
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis_kv.connectors.blend.config import BlendConfig

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from blend_pairs import BlendHands
-
+from support.kv.blend_pairs import BlendHands
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 

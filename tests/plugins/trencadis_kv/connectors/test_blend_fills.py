@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blend_pairs import FIRST, PROMPT, A, B, BlendHands
+
+from support.kv.blend_pairs import FIRST, PROMPT, A, B, BlendHands
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands
-
+from support.kv.blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands
 from trencadis_kv.connectors.blend.config import BlendConfig
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands, C, document
 
+from support.kv.blend_pairs import BLOCK, FIRST, PROMPT, A, B, BlendHands, C, document
 from trencadis.interfaces import KVPolicy
 from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_kv.connectors.blend import scheduler as blend_scheduler

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from blend_pairs import FIRST, PROMPT, BlendHands
-from fake_blender import NEARLY_ALL, BlendingCache
 
+from support.kv.blend_pairs import FIRST, PROMPT, BlendHands
+from support.kv.fake_blender import NEARLY_ALL, BlendingCache
 from trencadis.errors import BackendError
 from trencadis.records import ConnectorReport
 from trencadis_testing.fake_pool import FakeKVCache

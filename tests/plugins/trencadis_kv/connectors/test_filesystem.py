@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from eventually import eventually
 
+from support.eventually import eventually
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SCENE = Path(__file__).parents[3] / "support" / "lmcache_scene.py"
+SCENE = Path(__file__).parents[3] / "support/kv/lmcache_scene.py"
 
 
 @pytest.mark.parametrize("place", ["fs", "redis"])

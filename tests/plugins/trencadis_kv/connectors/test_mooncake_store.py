@@ -155,7 +155,7 @@ def test_interrupt_ends_a_call_that_waits(shared_master):
 
 
 def test_master_that_was_killed_is_unreachable_and_one_that_is_back_is_used():
-    from mooncake_master import running_master
+    from support.kv.mooncake_master import running_master
 
     with running_master() as master:
         one = Pool(master.address, io_timeout_s=10.0)

@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 import pytest
-from kv_pairs import Station, prompt_of, true_text
-from p2p_ends import LOOPBACK_PEERS, SECRET
 
+from support.kv.engine_pairs import Station, prompt_of, true_text
+from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis.interfaces import ComponentContext, ConnectorPair

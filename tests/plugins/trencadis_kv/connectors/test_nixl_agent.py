@@ -5,8 +5,8 @@ import sys
 import time
 
 import pytest
-from nixl_peer import NixlPeer, small_config
 
+from support.kv.nixl_peer import NixlPeer, small_config
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.nixl.agent import NixlAgent, check_package, tell_ucx

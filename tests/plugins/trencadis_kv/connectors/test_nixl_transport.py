@@ -5,8 +5,8 @@ import time
 
 import msgspec
 import pytest
-from nixl_peer import NixlPeer, small_config
 
+from support.kv.nixl_peer import NixlPeer, small_config
 from trencadis.errors import ConfigError, TransferError
 from trencadis.records import TransferCause
 

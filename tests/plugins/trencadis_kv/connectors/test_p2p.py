@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 import pytest
-from faultproxy import FaultProxy
-from kv_pairs import PREFILL, Station, pause, prompt_of, true_text, with_port
-from p2p_ends import p2p_config
 
+from support.faultproxy import FaultProxy
+from support.kv.engine_pairs import PREFILL, Station, pause, prompt_of, true_text, with_port
+from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import ComponentContext, ConnectorPair

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import threading
 
-from eventually import eventually
-from p2p_ends import producing
-
+from support.eventually import eventually
+from support.kv.p2p_ends import producing
 from trencadis.clock import SimulatedClock
 from trencadis_kv.connectors.p2p.background_calls import BackgroundCalls
 from trencadis_kv.connectors.p2p.params import RemotePrefix

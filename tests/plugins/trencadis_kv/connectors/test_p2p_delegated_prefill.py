@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import threading
 
-from eventually import eventually
-from p2p_ends import Producer, producing
-
+from support.eventually import eventually
+from support.kv.p2p_ends import Producer, producing
 from trencadis.records import Request, TransferCause
 from trencadis_kv.connectors.p2p.delegated_prefill import DelegatedPrefill
 from trencadis_kv.connectors.p2p.params import RemotePrefix, offer

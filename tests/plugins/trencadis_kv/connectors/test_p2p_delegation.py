@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 import pytest
-from eventually import eventually
-from faultproxy import FaultProxy
-from kv_pairs import Station, prompt_of, true_text
 
+from support.eventually import eventually
+from support.faultproxy import FaultProxy
+from support.kv.engine_pairs import Station, prompt_of, true_text
 from trencadis.errors import TransferError
 from trencadis.records import FinishedSequence, Request, SamplingParams, TransferCause
 from trencadis_kv.wire.stream_messages import State

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from faultproxy import FaultProxy
-from kv_pairs import Station, prompt_of, true_text, with_port
-from p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 
+from support.faultproxy import FaultProxy
+from support.kv.engine_pairs import Station, prompt_of, true_text, with_port
+from support.kv.p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis.interfaces import ComponentContext, ConnectorPair

@@ -3,8 +3,8 @@ from __future__ import annotations
 import socket
 
 import pytest
-from p2p_ends import p2p_config
 
+from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
 from trencadis_kv.connectors.p2p.node import Node

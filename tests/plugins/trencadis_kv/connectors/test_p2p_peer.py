@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from faultproxy import FaultProxy
 from numpy.typing import NDArray
-from p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
 
+from support.faultproxy import FaultProxy
+from support.kv.p2p_ends import HASHES, NUM_BLOCKS, Producer, producing
 from trencadis.errors import TransferError
 from trencadis_kv.connectors.p2p import peer as p2p_peer
 from trencadis_kv.connectors.p2p import shared_memory as p2p_shared_memory

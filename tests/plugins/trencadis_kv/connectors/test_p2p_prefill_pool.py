@@ -5,9 +5,9 @@ import threading
 
 import attrs
 import pytest
-from eventually import eventually
-from p2p_ends import Producer, producing
 
+from support.eventually import eventually
+from support.kv.p2p_ends import Producer, producing
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p.prefill_pool import PrefillEngine, PrefillPool

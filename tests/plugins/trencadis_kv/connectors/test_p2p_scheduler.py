@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from p2p_ends import p2p_config
 
+from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.records import ConnectorReport, Request
 from trencadis_kv.connectors.p2p.node import Node

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 import pytest
-from eventually import eventually
 from numpy.typing import NDArray
-from p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 
+from support.eventually import eventually
+from support.kv.p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVPool

@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 import msgspec
 import pytest
-from kv_pairs import Station, prompt_of, true_text
 
+from support.kv.engine_pairs import Station, prompt_of, true_text
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p import connector as p2p

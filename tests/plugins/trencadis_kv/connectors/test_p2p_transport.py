@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kv_pairs import Station, prompt_of, true_text
-from memory_transport import MemoryTransport
 
+from support.kv.engine_pairs import Station, prompt_of, true_text
+from support.kv.memory_transport import MemoryTransport
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.p2p.transport import ReceiveBuffer

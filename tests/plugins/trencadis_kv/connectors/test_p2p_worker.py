@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from faultproxy import FaultProxy
-from p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 
+from support.faultproxy import FaultProxy
+from support.kv.p2p_ends import HASHES, NUM_BLOCKS, Producer, p2p_config, producing
 from trencadis.clock import SimulatedClock
 from trencadis.records import ConnectorReport
 from trencadis_kv.connectors.p2p import worker as p2p_worker

@@ -4,8 +4,8 @@ import logging
 from typing import Any
 
 import pytest
-from redis_server import running_redis
 
+from support.kv.redis_server import running_redis
 from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.control import RedisControl, advice
 

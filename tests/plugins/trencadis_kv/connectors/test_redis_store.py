@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from redis_objects import keys, num_clients, objects, read, stores, whole
-from redis_server import RedisServer, running_redis
 
+from support.kv.redis_objects import keys, num_clients, objects, read, stores, whole
+from support.kv.redis_server import RedisServer, running_redis
 from trencadis.errors import TransferError
 from trencadis.records import TransferCause
 from trencadis_kv.connectors.redis.config import RedisConfig

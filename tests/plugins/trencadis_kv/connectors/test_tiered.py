@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import sys
 import tempfile
-from pathlib import Path
 
 import attrs
 import pytest
 
+from support.kv.tiered_children import RaisingWorker, loop, raising, scripted, tiers
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ContractError, TrencadisError
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
@@ -27,10 +26,6 @@ from trencadis_testing.connector_harness import ConnectorHarness, hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.kv_fault_cases import KVFaultConformance
 from trencadis_testing.kv_faults import DictStore, Faults, FaultyStore
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from tiered_children import RaisingWorker, loop, raising, scripted, tiers
 
 
 class Losing(KVConnectorConformance):

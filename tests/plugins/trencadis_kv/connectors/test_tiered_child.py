@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
+from support.kv.tiered_children import RaisingScheduler, ScriptedScheduler
 from trencadis.clock import SimulatedClock
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import Lookup
@@ -12,10 +10,6 @@ from trencadis.records import Request
 from trencadis_kv.connectors.tiered.child import Child
 from trencadis_kv.connectors.tiered.metrics import TierCounters
 from trencadis_kv.store.breaker import Breaker
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from tiered_children import RaisingScheduler, ScriptedScheduler
 
 REQUEST = Request(request_id="r", prompt_token_ids=(1, 2, 3))
 

@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
+from support.kv.tiered_children import ScriptedScheduler
 from trencadis.clock import SimulatedClock
 from trencadis.records import Request
 from trencadis_kv.connectors.tiered.child import Child
 from trencadis_kv.connectors.tiered.lookups import TierLookups
 from trencadis_kv.connectors.tiered.metrics import TierCounters
 from trencadis_kv.store.breaker import Breaker
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from tiered_children import ScriptedScheduler
 
 
 class Scene:

@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 
+from support.kv.tiered_children import loop, raising, scripted, tiers
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import KVPolicy, SupportsRemotePrefill
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 from trencadis_kv.connectors.tiered.child import CLOSED
 from trencadis_kv.connectors.tiered.message import Orders
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from tiered_children import loop, raising, scripted, tiers
 
 LAYOUT = KVLayout(parts=(), block_size=4, last_head=1, numerics="any")
 HASHES = (b"1", b"2", b"3")

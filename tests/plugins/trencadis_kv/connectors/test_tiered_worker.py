@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import msgspec
 import pytest
 
+from support.kv.tiered_children import RaisingWorker, ScriptedWorker
 from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_kv.connectors.tiered.child import CLOSED
 from trencadis_kv.connectors.tiered.message import Hold, Orders, TicketNames
 from trencadis_kv.connectors.tiered.worker import TieredWorker
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from tiered_children import RaisingWorker, ScriptedWorker
 
 NAMES = TicketNames(2)
 

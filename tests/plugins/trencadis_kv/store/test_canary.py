@@ -3,8 +3,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from kv_parts import GatedStore, make_parts, make_pool
 
+from support.kv.store_parts import GatedStore, make_parts, make_pool
 from trencadis.errors import TransferError
 from trencadis_kv.store.breaker import BreakerState
 from trencadis_kv.store.canary import Canary

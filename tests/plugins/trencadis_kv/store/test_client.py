@@ -3,8 +3,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from kv_parts import GatedStore
 
+from support.kv.store_parts import GatedStore
 from trencadis.errors import TransferError
 from trencadis_kv.store.client import StoreClient
 from trencadis_testing.kv_faults import DictStore

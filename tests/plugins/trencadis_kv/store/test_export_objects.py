@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_objects import Blocks, layout_of
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from support.kv.objects import Blocks, layout_of
 from trencadis.errors import ConfigError
 from trencadis_kv.exchange.export_objects import export_objects
 from trencadis_kv.exchange.file_layout import FORMAT

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kv_objects import Blocks, contents, layout_of
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from support.kv.objects import Blocks, contents, layout_of
 from trencadis.errors import ConfigError, TrencadisError
 from trencadis_kv.exchange.export_objects import export_objects
 from trencadis_kv.exchange.import_objects import import_objects

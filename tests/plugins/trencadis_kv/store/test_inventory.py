@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from kv_objects import Blocks, layout_of
 
+from support.kv.objects import Blocks, layout_of
 from trencadis.errors import TransferError
 from trencadis_kv.store.inventory import BlockKey, check_object, examine, take_stock
 

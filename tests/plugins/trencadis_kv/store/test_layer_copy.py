@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from kv_parts import BLOCK_BYTES, make_pool, read
 
+from support.kv.store_parts import BLOCK_BYTES, make_pool, read
 from trencadis.records import KVLayout, KVPart
 from trencadis_kv.store.layer_copy import LayerCopy, layer_places
 

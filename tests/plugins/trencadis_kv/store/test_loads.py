@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
-from kv_parts import hashes_of
-from load_house import CONTENTS, flip, houses
 
+from support.kv.checked_loads import CONTENTS, flip, houses
+from support.kv.store_parts import hashes_of
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVCodec
 

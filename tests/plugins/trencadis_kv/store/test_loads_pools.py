@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_parts import BLOCK_BYTES, BLOCK_SIZE, OnlyBackendThread, hashes_of, make_parts, make_pool, read
-from load_house import CONTENTS, flip, houses
 
+from support.kv.checked_loads import CONTENTS, flip, houses
+from support.kv.store_parts import BLOCK_BYTES, BLOCK_SIZE, OnlyBackendThread, hashes_of, make_parts, make_pool, read
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_kv.store.loads import Loads
 from trencadis_testing.fake_pool import FakeKVCache

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from kv_parts import GatedStore, hashes_of, make_parts, make_pool
 
+from support.kv.store_parts import GatedStore, hashes_of, make_parts, make_pool
 from trencadis.errors import TransferError
 from trencadis_kv.store.lookups import Lookups
 from trencadis_testing.kv_faults import DictStore

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from kv_parts import BLOCK_BYTES, hashes_of, make_pool
 
+from support.kv.store_parts import BLOCK_BYTES, hashes_of, make_pool
 from trencadis.errors import TransferError
 from trencadis.interfaces import KVCodec
 from trencadis_kv.store.defaults import IdentityCodec

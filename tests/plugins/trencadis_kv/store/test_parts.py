@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from kv_parts import hashes_of, make_parts, make_pool
-
+from support.kv.store_parts import hashes_of, make_parts, make_pool
 from trencadis.errors import TransferError
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_parts import BLOCK_BYTES, GatedStore, OnlyBackendThread, hashes_of, make_parts, make_pool, read
 
+from support.kv.store_parts import BLOCK_BYTES, GatedStore, OnlyBackendThread, hashes_of, make_parts, make_pool, read
 from trencadis.errors import TransferError
 from trencadis_kv.store.messages import SaveOrder
 from trencadis_kv.store.saves import Saves

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from kv_parts import GatedStore
 
+from support.kv.store_parts import GatedStore
 from trencadis.clock import SimulatedClock
 from trencadis.errors import TransferError
 from trencadis.interfaces import ComponentContext

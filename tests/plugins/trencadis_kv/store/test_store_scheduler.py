@@ -4,8 +4,8 @@ import logging
 
 import attrs
 import pytest
-from kv_parts import BLOCK_BYTES, BLOCK_SIZE, GatedStore, hashes_of, make_parts, make_pool
 
+from support.kv.store_parts import BLOCK_BYTES, BLOCK_SIZE, GatedStore, hashes_of, make_parts, make_pool
 from trencadis.errors import ConfigValueError, TransferError
 from trencadis.interfaces import KVPolicy
 from trencadis.records import ConnectorReport, FailedLoad, Request

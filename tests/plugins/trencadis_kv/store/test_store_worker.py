@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_parts import BLOCK_BYTES, GatedStore, hashes_of, make_parts, make_pool, read
 
+from support.kv.store_parts import BLOCK_BYTES, GatedStore, hashes_of, make_parts, make_pool, read
 from trencadis.errors import TransferError
 from trencadis.records import ConnectorReport
 from trencadis_kv.store.messages import LoadOrder, SaveOrder, StepOrders, encode_orders

@@ -4,8 +4,8 @@ import os
 import threading
 
 import pytest
-from kv_parts import GatedStore
 
+from support.kv.store_parts import GatedStore
 from trencadis.errors import TransferError
 from trencadis_kv.store.activity import Activity
 from trencadis_kv.store.client import StoreClient

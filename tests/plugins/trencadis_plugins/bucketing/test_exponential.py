@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from bucket_cases import SMALL, of_phase
 
+from support.strategies.bucket_cases import SMALL, of_phase
 from trencadis.records import Bucket, BucketLimits, Phase, Shape
 from trencadis_plugins.bucketing.config import ExponentialConfig
 from trencadis_plugins.bucketing.exponential import Exponential, exponential_range

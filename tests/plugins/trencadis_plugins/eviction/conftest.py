@@ -1,8 +1,3 @@
 """Makes ``tests/support`` importable."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))

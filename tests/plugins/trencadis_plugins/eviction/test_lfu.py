@@ -3,8 +3,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from block_histories import ReferenceCache, conversations, hits_of
 
+from support.strategies.block_histories import ReferenceCache, conversations, hits_of
 from trencadis_plugins.eviction.config import LfuConfig
 from trencadis_plugins.eviction.lfu import Lfu
 from trencadis_testing.eviction import EvictionConformance

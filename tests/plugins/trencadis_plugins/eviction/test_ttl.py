@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from block_histories import conversations, hits_of
 
+from support.strategies.block_histories import conversations, hits_of
 from trencadis_plugins.eviction.config import TtlConfig
 from trencadis_plugins.eviction.lru import Lru
 from trencadis_plugins.eviction.ttl import Ttl

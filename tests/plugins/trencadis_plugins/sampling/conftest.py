@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ import torch
 
 from trencadis.interfaces import LogitsProcessor, SamplingContext
 from trencadis.records import RowStart, SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
 
 _MAX_LEN = 64
 

@@ -9,8 +9,8 @@ import jsonschema_rs
 import numpy as np
 import pytest
 import torch
-from structured_scene import PROMPT, VOCAB_SIZE, Scene, random_schema
 
+from support.strategies.structured_scene import PROMPT, VOCAB_SIZE, Scene, random_schema
 from trencadis.errors import ContractError, InvalidRequestError
 from trencadis.interfaces import SamplingContext
 from trencadis.records import SamplingParams, StructuredOutput

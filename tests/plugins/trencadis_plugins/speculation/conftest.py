@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers and 97 tokens."""
-    from draft_models import save_llama
+    from support.strategies.draft_models import save_llama
 
     return save_llama(tmp_path_factory.mktemp("models") / "tiny")
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import attrs
@@ -9,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-from draft_models import LIMITS, VOCAB_SIZE, context_of, draft_model, greedy, logits_behind, runs
-
+from support.strategies.draft_models import LIMITS, VOCAB_SIZE, context_of, draft_model, greedy, logits_behind, runs
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import DraftView
 from trencadis.records import BucketLimits, Drafts, Request, SamplingParams

@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import attrs
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-from draft_models import LIMITS, MASK, VOCAB_SIZE, context_of, logits_behind, parallel_draft, runs, save_llama
-
+from support.strategies.draft_models import (
+    LIMITS,
+    MASK,
+    VOCAB_SIZE,
+    context_of,
+    logits_behind,
+    parallel_draft,
+    runs,
+    save_llama,
+)
 from trencadis.errors import ConfigValueError
 from trencadis.interfaces import DraftView
 from trencadis.records import BucketLimits, Drafts, Request, SamplingParams

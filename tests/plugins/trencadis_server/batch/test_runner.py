@@ -5,8 +5,8 @@ import json
 
 import pytest
 from fastapi import APIRouter, Request
-from server_doubles import app_with
 
+from support.server.server_doubles import app_with
 from trencadis.errors import EngineEndedError
 from trencadis_server.batch.files import Done
 from trencadis_server.batch.lines import line_id

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "support"))
-
-from only_installed import only_installed
-
+from support.only_installed import only_installed
 from trencadis_tools.doctor import Findings
 
 

@@ -18,11 +18,11 @@ from trencadis_tools.new_plugin import PluginNames, new_plugin
 from trencadis_tools.new_plugin.package import files_of
 
 SHORT, LONG = "ab", "a_name_as_long_as_can_be"
-SUPPORT = Path(__file__).parents[3] / "support"
+TESTS = Path(__file__).parents[3]
 
 
 def run(*command: str | Path, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{SUPPORT}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
     words = [str(word) for word in command]
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
@@ -44,7 +44,7 @@ def test_new_package_passes_its_tests_untouched(tmp_path: Path):
     target = tmp_path / "installed"
     target.mkdir()
     install(home, target)
-    options = ["-p", "no:cacheprovider", "-p", "few_histories"]
+    options = ["-p", "no:cacheprovider", "-p", "support.strategies.few_histories"]
     tested = run(sys.executable, "-m", "pytest", *options, cwd=home, path=target)
     assert tested.returncode == 0, tested.stdout[-3000:]
     assert "configfile: pyproject.toml" in tested.stdout

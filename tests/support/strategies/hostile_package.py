@@ -1,6 +1,6 @@
 """A third party's package that misbehaves: for each noun a working component, one method of which is spoilt.
 
-Import ``hostile_tiles:NOUN`` with the options ``method``, ``mode`` and ``first``. The modes:
+Import ``support.strategies.hostile_package:NOUN`` with the options ``method``, ``mode`` and ``first``. The modes:
 
     raise, none                     an exception; None instead of an answer
     wrong_shape, wrong_dtype        an answer of other lengths, of another type

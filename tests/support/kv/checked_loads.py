@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from kv_parts import BLOCK_BYTES, GatedStore, hashes_of, make_parts, make_pool, read
 
+from support.kv.store_parts import BLOCK_BYTES, GatedStore, hashes_of, make_parts, make_pool, read
 from trencadis_kv.store.loads import Loads
 from trencadis_kv.store.messages import LoadOrder
 from trencadis_testing.kv_faults import DictStore

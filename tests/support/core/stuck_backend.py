@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from paced_backend import VOCAB_SIZE
-
+from support.core.paced_backend import VOCAB_SIZE
 from trencadis_testing.fakes import FakeBackend
 
 __all__ = ["StuckBackend"]

@@ -36,7 +36,7 @@ class ServedProcess:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             start_new_session=True,
         )
         self.errors: list[str] = []

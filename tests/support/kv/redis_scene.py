@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis_server import RedisServer
-
+from support.kv.redis_server import RedisServer
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
 from trencadis.records import ModelFacts, Request, SamplingParams
 from trencadis_kv.connectors.redis.config import RedisConfig

@@ -1,6 +1,6 @@
 """Two connectors over LMCache, where it is installed, in a process of their own: LMCache leaves threads and event loops behind.
 
-python lmcache_scene.py REMOTE_URL NAMESPACE    prints "same" if the second loads what the first saved
+python tests/support/kv/lmcache_scene.py REMOTE_URL NAMESPACE    prints "same" if the second loads what the first saved
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wild_connector import WildConnector
-
+from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.records import FinishedSequence, Request, SamplingParams

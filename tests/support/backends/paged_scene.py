@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from dense_attention import dense_attention
 
+from support.backends.dense_attention import dense_attention
 from trencadis.records import Bucket, Pass
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 

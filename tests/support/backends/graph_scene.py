@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
-import tiny_models
 import torch
 
+from support.backends import tiny_models
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.attention import adapter as bridge

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from p2p_ends import p2p_config
 
+from support.kv.p2p_ends import p2p_config
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis_kv.connectors.p2p.node import Node
 from trencadis_kv.connectors.p2p.scheduler import P2PScheduler

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from faultproxy import FaultProxy
-from redis_server import RedisServer
-
+from support.faultproxy import FaultProxy
+from support.kv.redis_server import RedisServer
 from trencadis_kv.connectors.redis.config import RedisConfig
 from trencadis_kv.connectors.redis.connector import redis_stores
 from trencadis_kv.connectors.redis.store import RedisStore

@@ -1,7 +1,7 @@
 """Another process with a NIXL agent: lends memory and says where, or writes to memory that is lent to it.
 
-python nixl_peer.py lend BLOCK_BYTES    prints a target in hex, then for each line read the sum of the first row of piece 0
-python nixl_peer.py write BLOCK_BYTES   for each line read, a target in hex: writes ones to piece 0, and prints what became of it
+python tests/support/kv/nixl_peer.py lend BLOCK_BYTES    prints a target in hex, then for each line read the sum of the first row of piece 0
+python tests/support/kv/nixl_peer.py write BLOCK_BYTES   for each line read, a target in hex: writes ones to piece 0, and prints what became of it
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ __all__ = ["NixlPeer", "small_config"]
 
 def small_config(**changes: Any) -> Any:
     """Return a config that keeps to the loopback device."""
-    from p2p_ends import LOOPBACK_PEERS, SECRET
-
+    from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
     from trencadis_kv.connectors.nixl.config import NixlConfig
 
     return NixlConfig(secret=SECRET, peers=LOOPBACK_PEERS, transports="tcp", devices="lo", num_pieces=8, **changes)

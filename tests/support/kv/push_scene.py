@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from eventually import eventually
-from kv_pairs import Station, prompt_of
-
+from support.eventually import eventually
+from support.kv.engine_pairs import Station, prompt_of
 from trencadis.interfaces import ConnectorPair
 from trencadis.records import FinishedSequence
 from trencadis_testing.kv_watch import TicketBooks, watched

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import VOCAB_SIZE
+
+from support.backends.tiny_models import VOCAB_SIZE
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

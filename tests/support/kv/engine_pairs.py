@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from p2p_ends import p2p_config
-
+from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.engine.transfer.first_token_terms import SamplingTerms

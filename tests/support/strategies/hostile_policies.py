@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import numpy as np
-from wild_connector import WildConnector
 
+from support.kv.wild_connector import WildConnector
 from trencadis.client.factory import configure
 from trencadis.config import Config
 from trencadis.interfaces import ConnectorPair, SchedulerView, SchedulingPolicy, TokenSplit
@@ -213,7 +213,8 @@ def raising_connector(where: str) -> Any:
 
 
 HOSTILE = tuple(
-    f"hostile_policies:{one.__name__}" for one in (Raises, Forgets, Fractions, Starves, Exits, Floods, DeafEars)
+    f"support.strategies.hostile_policies:{one.__name__}"
+    for one in (Raises, Forgets, Fractions, Starves, Exits, Floods, DeafEars)
 )
 
 OPTIONS = {"vocab_size": 4096, "eos": -1, "max_model_len": 256}

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import numpy as np
-from fake_blender import BlendingCache
 
+from support.kv.fake_blender import BlendingCache
 from trencadis.clock import SimulatedClock
 from trencadis.engine.cache.hashing import BlockHasher
 from trencadis.interfaces import ComponentContext, KVPolicy

@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import tiny_models
 import torch
 
+from support.backends import tiny_models
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass
 from trencadis_torch.attention import adapter as bridge

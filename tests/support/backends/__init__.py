@@ -1,0 +1,1 @@
+"""Tiny models, scenes and references for tests of the backends."""

@@ -1,0 +1,1 @@
+"""Connectors, stores and pairs of engines for tests of KV transfer."""

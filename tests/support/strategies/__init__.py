@@ -1,0 +1,1 @@
+"""Strategies that misbehave, and scenes for tests of strategies."""
