@@ -348,7 +348,7 @@ class TorchBackend(Backend):
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed whole texts in one forward; a decoder's KV cache is not touched."""
         if self._embedder is None:
-            return super().embed(token_ids)
+            raise BackendError(f"{type(self).__name__} does not embed.")
         with self._on_device():
             return self._embedder.embed(token_ids)
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trencadis.interfaces import Backend, KVPool, KVWorkerSide
+from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.records import ConnectorReport
 from trencadis_testing.backend_suite import BackendSuite
 from trencadis_testing.driver import BackendDriver, Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+from trencadis_testing.optional_calls import FullBackend
 
 __all__ = ["LayerTests"]
 
@@ -86,7 +87,7 @@ class LayerTests(BackendSuite):
                 thread.submit(pool.write_layer, layer, blocks, data).result()
         self._finish(driver, prompts)
 
-    def _begun(self, backend: Backend, worker: _Late, prompts: list[list[int]]) -> tuple[BackendDriver, KVPool]:
+    def _begun(self, backend: FullBackend, worker: _Late, prompts: list[list[int]]) -> tuple[BackendDriver, KVPool]:
         """Return a driver with three sequences in mid-answer."""
         driver = self._driver(backend, connector=worker)
         pool = backend.kv_cache()

@@ -8,6 +8,7 @@ from typing import Any
 from trencadis.interfaces import AllocationPlan, Backend, KVWorkerSide, Sampler
 from trencadis.records import Bucket, ModelFacts, ModelSource, Shape
 from trencadis_testing.driver import BackendDriver, Work
+from trencadis_testing.optional_calls import FullBackend, full_backend
 
 __all__ = ["BackendSuite"]
 
@@ -36,8 +37,8 @@ class BackendSuite:
     def _sampler(self) -> Sampler:
         raise NotImplementedError
 
-    def _loaded(self) -> tuple[Backend, list[list[int]]]:
-        backend = self.make()
+    def _loaded(self) -> tuple[FullBackend, list[list[int]]]:
+        backend = full_backend(self.make())
         self._merged = backend.capabilities.merges_prefills
         self._facts = backend.load(self.source, sampler=self._sampler())
         return backend, [_prompt(length, self._facts.vocab_size) for length in (3, 13, 30)]

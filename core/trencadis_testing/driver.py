@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trencadis.interfaces import AllocationPlan, Backend, KVPool, PendingStep
+from trencadis_testing.optional_calls import full_backend
 
 __all__ = ["BackendDriver", "Work"]
 
@@ -88,7 +89,7 @@ class BackendDriver:
         seed: int = 0,
         bucket: Callable[[Shape], Bucket] | None = None,
     ) -> None:
-        self._backend = backend
+        self._backend = full_backend(backend)
         self._plan = plan
         self._bucket = bucket or Bucket.of
         self._free = list(range(plan.num_blocks))

@@ -14,7 +14,7 @@ import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import BackendError, StepFailedError
-from trencadis.interfaces import BlockCopies, Executor, PendingStep
+from trencadis.interfaces import BlockCopies, Executor, PendingStep, SupportsEmbedding, SupportsSwapping
 from trencadis.records import Bucket, ConnectorReport, ModelSource, Phase, StepOutput
 from trencadis_testing.driver import BackendDriver, Work
 from trencadis_testing.engines import make_engine
@@ -33,6 +33,7 @@ from trencadis_testing.executor_fakes import (
     plan_of,
 )
 from trencadis_testing.fakes import FakeBackend, fake_text
+from trencadis_testing.optional_calls import FullExecutor, full_executor
 from trencadis_testing.workloads import arrivals, serve, wrong_texts
 
 __all__ = ["ExecutorConformance"]
@@ -113,6 +114,8 @@ class ExecutorConformance:
         """Or says that this executor does not embed."""
         texts = [np.array(tokens, np.int32) for tokens in ([1, 2, 3], [5], [7, 7])]
         with _Running(self.make(), starts=True) as executor:
+            if not isinstance(executor, SupportsEmbedding):
+                return
             try:
                 vectors = executor.embed(texts)
             except BackendError as error:
@@ -344,8 +347,8 @@ class _Running:
         if allocates:
             executor.allocate(plan_of())
 
-    def __enter__(self) -> Executor:
-        return self._executor
+    def __enter__(self) -> FullExecutor:
+        return full_executor(self._executor)
 
     def __exit__(self, *_: object) -> None:
         self._executor.close()
@@ -366,7 +369,9 @@ def _error_of(call: Callable[[], object], kind: type[Exception]) -> str:
 
 
 def _refuses_to_swap(executor: Executor) -> bool:
-    """Whether the executor says that it does not swap blocks, as the contract's default does."""
+    """Whether the executor lacks the call, or says that its backend does not swap blocks."""
+    if not isinstance(executor, SupportsSwapping):
+        return True
     nothing = BlockCopies.none()
     return "does not swap" in _error_of(lambda: executor.swap_blocks(outs=nothing, ins=nothing), BackendError)
 

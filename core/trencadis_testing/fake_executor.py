@@ -28,6 +28,7 @@ from trencadis.records import (
     StepOutput,
     WarmUpReport,
 )
+from trencadis_testing.optional_calls import full_backend
 
 __all__ = ["FakeExecutor"]
 
@@ -52,7 +53,7 @@ class FakeExecutor(Executor):
         source: ModelSource,
     ) -> ModelFacts:
         """Make the backend and load the model."""
-        self.backend = self._given or make_backend(0)
+        self.backend = full_backend(self._given or make_backend(0))
         return self.backend.load(source, sampler=make_sampler(0))
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trencadis.errors import StepFailedError
+from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import (
     AllocationPlan,
     Backend,
@@ -187,7 +187,7 @@ class FakeBackend(Backend):
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Return :func:`fake_embedding` of each text, after all queued batches."""
         if not self._embedding_size:
-            return super().embed(token_ids)
+            raise BackendError(f"{type(self).__name__} does not embed.")
         self.run_queued()
         self.embedded.append([len(text) for text in token_ids])
         if self._fails_to_embed is not None:
@@ -210,7 +210,7 @@ class FakeBackend(Backend):
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Copy entries to the host's arrays and back, after all queued batches."""
         if not self._capabilities.swaps_blocks:
-            super().swap_blocks(outs=outs, ins=ins)
+            raise BackendError(f"{type(self).__name__} does not swap blocks.")
         self.run_queued()
         if self._fails_to_swap is not None:
             self._fails_to_swap()

@@ -124,7 +124,7 @@ class TestWithoutEmbeddings(ExecutorConformance):
 
 
 class WithoutSwaps(OneThread):
-    swap_blocks = Executor.swap_blocks
+    swap_blocks = None
 
 
 class TestWithoutSwaps(ExecutorConformance):

@@ -45,13 +45,21 @@ from trencadis.engine.transfer.first_tokens import FirstTokens
 from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis.engine.transfer.role import EngineRole
 from trencadis.engine.transfer.transfers import Transfers
-from trencadis.errors import CapabilityError, ConfigValueError, ContractError, PluginLoadError, TrencadisError
+from trencadis.errors import (
+    BackendError,
+    CapabilityError,
+    ConfigValueError,
+    ContractError,
+    PluginLoadError,
+    TrencadisError,
+)
 from trencadis.faults import CallMeter, as_words, reraise_interrupt, shown
 from trencadis.interfaces import (
     AcceptanceRule,
     AllocationPlan,
     Backend,
     BackendCapabilities,
+    BlockCopies,
     BucketingStrategy,
     ComponentContext,
     ConnectorPair,
@@ -62,8 +70,11 @@ from trencadis.interfaces import (
     Sampler,
     SchedulingPolicy,
     Speculator,
+    SupportsDeferredWarmUp,
+    SupportsKVConnector,
     SupportsPreparation,
     SupportsRemotePrefill,
+    SupportsSwapping,
 )
 from trencadis.records import Bucket, BucketLimits, ModelFacts, ModelSource, RowStart, SamplingParams, parameters_in
 from trencadis.registry import Choice, RegisteredComponent, Registry, ResolvedPlan, resolve_plan
@@ -603,7 +614,7 @@ def compose_engine(
     meters = Meters(config, clock)
     num_hosted = num_host_blocks(config, parts.model, executor, block_size=block_size, max_model_len=max_model_len)
     _allocate(executor, _allocation(config, limits, parts, num_hosted, meters), parts)
-    swapping = Swapping(num_host_blocks=num_hosted, copy=lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins))
+    swapping = Swapping(num_host_blocks=num_hosted, copy=_swap(executor))
     state = _state(config, parts, clock, swapping, limits, meters)
     made = parts.make_bucketing(limits)
     bucketing = GuardedBucketing(*made, meter=meters("bucketing", made[0]))
@@ -639,7 +650,7 @@ def compose_engine(
         depth=2 if config.engine.async_scheduling and drafter is None else 1,
         administration=_administration(config, parts, state, policy, decisions),
         warm_up=warmed,
-        background=BackgroundWarmUp(executor, passes, warmed) if warmed.report.num_deferred else None,
+        background=_background(executor, passes, warmed, parts.device_label),
         on_close=parts.on_close,
         check_params=parts.check_params,
         device_label=parts.device_label,
@@ -690,6 +701,40 @@ def _warmed_passes(
             passes.defer(warmed.skipped)
         passes.close(buckets, closing)
     return passes, warmed
+
+
+def _background(executor: Executor, passes: PassPlanner, warmed: WarmUp, label: str) -> BackgroundWarmUp | None:
+    """Return what prepares the buckets that were put off; None if none were.
+
+    Raises:
+        ContractError: Some were, and nothing can prepare them.
+    """
+    if not warmed.report.num_deferred:
+        return None
+    if not isinstance(executor, SupportsDeferredWarmUp):
+        raise ContractError(
+            f"{label} put off {warmed.report.num_deferred} buckets in warm_up(), and has no warm_up_rest().",
+            hint="Mend it, or choose another in executor.name or backend.name.",
+        )
+    return BackgroundWarmUp(executor, passes, warmed)
+
+
+def _swap(executor: Executor) -> Callable[[BlockCopies, BlockCopies], None] | None:
+    """Return what copies KV blocks to host memory and back; None where nothing can."""
+    if not isinstance(executor, SupportsSwapping):
+        return None
+    return lambda outs, ins: executor.swap_blocks(outs=outs, ins=ins)
+
+
+def _connecting(executor: Executor) -> SupportsKVConnector:
+    """Return the executor, which runs a KV connector's worker sides.
+
+    Raises:
+        BackendError: It does not.
+    """
+    if isinstance(executor, SupportsKVConnector):
+        return executor
+    raise BackendError(f"{type(executor).__name__} takes no KV connector.", hint='Set kv_connector.name to "none".')
 
 
 def _table(bucketing: GuardedBucketing, limits: BucketLimits) -> tuple[Bucket, ...]:
@@ -754,7 +799,7 @@ def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
     """Allocate, and tell the connector's scheduler side what its worker side was shown, and how first tokens are chosen."""
     executor.allocate(plan)
     if parts.connector is not None:
-        parts.connector.scheduler.on_ready(executor.kv_layout())
+        parts.connector.scheduler.on_ready(_connecting(executor).kv_layout())
         if parts.first_token_terms is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
             parts.connector.scheduler.on_sampling(parts.first_token_terms)
 
@@ -844,7 +889,7 @@ def _state(
             lookup_timeout_s=config.cache.lookup_timeout_s,
             quarantine_s=config.cache.quarantine_s,
             max_parked=config.cache.max_parked,
-            close_worker=parts.executor.close_connector,
+            close_worker=_connecting(parts.executor).close_connector if parts.connector is not None else lambda: None,
             num_ranks=parts.executor.num_ranks,
             layerwise=parts.executor.capabilities.layerwise_kv,
             first_tokens=FirstTokens(vocab_size=parts.model.vocab_size, may_begin=parts.may_begin),

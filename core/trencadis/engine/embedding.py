@@ -22,7 +22,7 @@ from trencadis.engine.inspect.accounting import EngineTotals
 from trencadis.engine.inspect.observers import Observers
 from trencadis.errors import ContractError, InvalidRequestError, PromptTooLongError
 from trencadis.faults import FaultLog, as_words
-from trencadis.interfaces import Executor
+from trencadis.interfaces import Executor, SupportsEmbedding
 from trencadis.records import (
     Embedding,
     EmbeddingRequest,
@@ -55,7 +55,7 @@ class EmbeddingQueue:
     def __init__(
         self, executor: Executor, model: ModelFacts, *, max_model_len: int, max_num_batched_tokens: int
     ) -> None:
-        self._executor = executor
+        self._embedder = executor if isinstance(executor, SupportsEmbedding) else None
         self._model = model
         self._max_model_len = max_model_len
         self._token_budget = max_num_batched_tokens
@@ -105,11 +105,11 @@ class EmbeddingQueue:
             is_alone: No request generates or waits to.
         """
         batch = self._next(self._token_budget if is_alone else self._token_budget // _SHARE)
-        if not batch:
+        if not batch or self._embedder is None:
             return ()
         ACTIVITY.begin(EnginePhase.FORWARD)
         try:
-            vectors = self._executor.embed([np.array(one.token_ids, np.int32) for one in batch])
+            vectors = self._embedder.embed([np.array(one.token_ids, np.int32) for one in batch])
             self._check_shape(vectors, len(batch))
         except Exception as error:
             return self._failed(batch, error)
@@ -124,7 +124,7 @@ class EmbeddingQueue:
 
     def _check(self, request: EmbeddingRequest) -> None:
         tokens, name = request.token_ids, f"request {request.request_id!r}"
-        if not self._model.embedding_size:
+        if not self._model.embedding_size or self._embedder is None:
             raise InvalidRequestError(
                 f"{self._model.architecture} cannot embed texts here.", hint="Name a model that can in model.path."
             )

@@ -6,7 +6,7 @@ A plugin implements the abstract class of its noun and yields a :class:`Componen
 from __future__ import annotations
 
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
-from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, BlockCopies, PendingStep
+from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.block_store import BlockStore
 from trencadis.interfaces.bucketing import BucketingStrategy
 from trencadis.interfaces.command import Command
@@ -42,6 +42,14 @@ from trencadis.interfaces.kv_policy import (
 from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.layer_gate import LayerGate
 from trencadis.interfaces.observer import Observer
+from trencadis.interfaces.optional_calls import (
+    BlockCopies,
+    SupportsDeferredWarmUp,
+    SupportsEmbedding,
+    SupportsKVConnector,
+    SupportsKVPool,
+    SupportsSwapping,
+)
 from trencadis.interfaces.sampling import (
     Laws,
     LogitsProcessor,
@@ -107,12 +115,17 @@ __all__ = [
     "SourceView",
     "Speculator",
     "Severity",
+    "SupportsDeferredWarmUp",
+    "SupportsEmbedding",
     "SupportsHandover",
+    "SupportsKVConnector",
+    "SupportsKVPool",
     "SupportsLayerwise",
     "SupportsMetrics",
     "SupportsPreparation",
     "SupportsRemotePrefill",
     "SupportsStepTimes",
+    "SupportsSwapping",
     "TokenSplit",
     "Verification",
     "VerifiedStep",

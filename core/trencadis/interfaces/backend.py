@@ -7,17 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import attrs
-import numpy as np
 
-from trencadis.errors import BackendError
 from trencadis.interfaces.acceptance import AcceptanceRule
 from trencadis.interfaces.kv_connector import KVWorkerSide
-from trencadis.interfaces.kv_pool import KVPool
 from trencadis.interfaces.sampling import Sampler
 from trencadis.records import (
     Batch,
     Bucket,
-    Float32Array,
     Int32Array,
     MemoryReport,
     ModelFacts,
@@ -26,7 +22,7 @@ from trencadis.records import (
     WarmUpReport,
 )
 
-__all__ = ["INTERFACE_VERSION", "AllocationPlan", "Backend", "BackendCapabilities", "BlockCopies", "PendingStep"]
+__all__ = ["INTERFACE_VERSION", "AllocationPlan", "Backend", "BackendCapabilities", "PendingStep"]
 
 INTERFACE_VERSION = 1
 
@@ -92,27 +88,6 @@ class AllocationPlan:
     connector: KVWorkerSide | None = None
     num_host_blocks: int = 0
     layer_wait_s: float = 0.0
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class BlockCopies:
-    """Whole KV blocks, all layers, that are copied one way between device and host memory.
-
-    Attributes:
-        sources: int32 ``[n]``.
-        targets: int32 ``[n]``, none twice.
-    """
-
-    sources: Int32Array
-    targets: Int32Array
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    @classmethod
-    def none(cls) -> BlockCopies:
-        """Return no copies at all."""
-        return cls(sources=np.empty(0, np.int32), targets=np.empty(0, np.int32))
 
 
 class PendingStep(Protocol):
@@ -182,21 +157,6 @@ class Backend(ABC):
             targets: int32 ``[n]``, none twice.
         """
 
-    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
-        """Copy KV blocks to host memory and back, after every batch submitted so far and before any later one.
-
-        All of ``outs`` are read before any of ``ins`` is written. Every bit comes back as it was. May return before the copies
-        are done. Called at most once a step, only where the capabilities say ``swaps_blocks``.
-
-        Args:
-            outs: From device blocks to host blocks.
-            ins: From host blocks to device blocks.
-
-        Raises:
-            BackendError: This backend does not swap.
-        """
-        raise BackendError(f"{type(self).__name__} does not swap blocks.")
-
     @abstractmethod
     def close(self) -> None:
         """Free the device; the object is not used again. May be called twice."""
@@ -217,42 +177,6 @@ class Backend(ABC):
                 progress(done, len(buckets))
         return WarmUpReport(prepared=tuple(buckets))
 
-    def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
-        """Prepare a part of what ``warm_up`` put off, and return the buckets that are ready now and were not before.
-
-        Called until as many were returned as ``WarmUpReport.num_deferred`` says: after each step, and again and again while there
-        is nothing to serve. The backend sets the pace: a request that arrives meanwhile waits until this returns.
-
-        Args:
-            is_idle: No request is being served.
-        """
-        return ()
-
     def metrics(self) -> str:
         """Return what the backend counts, in Prometheus' text format; empty if nothing. May be called on any thread."""
         return ""
-
-    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
-        """Return one vector for each text, float32 ``[num_texts, embedding_size]``; leaves no trace in KV cache or rows.
-
-        Needs ``load`` only. Called where ``submit`` is, between batches, with at most ``max_num_batched_tokens`` tokens in all
-        unless one text alone is longer. The same text gives the same vector whatever else is in the call, up to rounding.
-
-        Args:
-            token_ids: Of each text, int32 ``[num_tokens]``, at least one and at most ``ModelFacts.max_model_len``.
-
-        Raises:
-            BackendError: The model cannot embed (``ModelFacts.embedding_size`` is 0).
-        """
-        raise BackendError(f"{type(self).__name__} does not embed.")
-
-    def kv_cache(self) -> KVPool:
-        """Return the KV cache that worker sides of KV connectors are given; what it has beside the pool is documented by each backend.
-
-        Raises:
-            BackendError: There is none: the backend cannot run beside a KV connector.
-        """
-        raise BackendError(
-            f"{type(self).__name__} does not offer its KV cache.",
-            hint='Set kv_connector.name to "none", or another backend.',
-        )

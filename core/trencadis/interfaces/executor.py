@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from trencadis.errors import BackendError
-from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, BlockCopies, PendingStep
+from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.sampling import Sampler
 from trencadis.records import (
     Batch,
     Bucket,
-    Float32Array,
     Int32Array,
-    KVLayout,
     MemoryReport,
     ModelFacts,
     ModelSource,
@@ -93,38 +90,10 @@ class Executor(ABC):
                 progress(done, len(buckets))
         return WarmUpReport(prepared=tuple(buckets))
 
-    def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
-        """Let the ranks prepare a part of what was put off; returns what is ready on all of them and was not before.
-
-        See ``Backend.warm_up_rest``. Unless idle it does not wait: what it starts may be returned by a later call.
-        """
-        return ()
-
     def metrics(self) -> str:
         """Return what the backends count, in Prometheus' text format; empty if nothing. See ``Backend.metrics``."""
         return ""
 
-    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
-        """Embed texts on one rank, in order with batches; returns when done. See ``Backend.embed``."""
-        raise BackendError(f"{type(self).__name__} does not embed.")
-
-    def kv_layout(self) -> KVLayout:
-        """Return what the bytes of a KV block mean, on the first rank; after :meth:`allocate` beside a KV connector."""
-        raise BackendError(f"{type(self).__name__} takes no KV connector.", hint='Set kv_connector.name to "none".')
-
-    def close_connector(self) -> None:
-        """Close the KV connector's worker side on every rank; returns when no transfer touches a block any more."""
-        return
-
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
         """Copy whole KV blocks on every rank, in order with batches."""
         raise NotImplementedError(f"{type(self).__name__} does not copy blocks")
-
-    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
-        """Copy KV blocks to host memory and back on every rank, in order with batches; see ``Backend.swap_blocks``.
-
-        It need not wait. A copy that fails later fails the batch that is submitted next: the engine then recomputes the sequences
-        of both. Beside a KV connector blocks go out before ``begin_step`` of the next batch, which may load into them, and come in
-        behind it, for it may still save what they held. An executor without this method is refused where blocks are to be swapped.
-        """
-        raise BackendError(f"{type(self).__name__} does not swap blocks.")

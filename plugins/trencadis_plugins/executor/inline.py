@@ -27,9 +27,14 @@ from trencadis.interfaces import (
     BackendCapabilities,
     BlockCopies,
     Executor,
+    KVPool,
     KVWorkerSide,
     PendingStep,
     Sampler,
+    SupportsDeferredWarmUp,
+    SupportsEmbedding,
+    SupportsKVPool,
+    SupportsSwapping,
 )
 from trencadis.records import (
     Batch,
@@ -113,7 +118,7 @@ class InlineExecutor(Executor):
         def run() -> None:
             backend.allocate(plan)
             if plan.connector is not None:
-                plan.connector.register(backend.kv_cache())
+                plan.connector.register(_kv_cache(backend))
                 self._connector = plan.connector
 
         self._call(run)
@@ -131,6 +136,8 @@ class InlineExecutor(Executor):
     def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
         """Let the backend go on with its warm-up, after every batch submitted so far."""
         backend = self._started()
+        if not isinstance(backend, SupportsDeferredWarmUp):
+            return ()
         ready: tuple[Bucket, ...] = ()
         if self._rest is not None and (is_idle or self._rest.done()):
             rest, self._rest = self._rest, None
@@ -156,6 +163,8 @@ class InlineExecutor(Executor):
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed texts after every batch submitted so far."""
         backend = self._started()
+        if not isinstance(backend, SupportsEmbedding):
+            raise BackendError(f"{type(backend).__name__} does not embed.")
         return self._call(lambda: backend.embed(token_ids))
 
     def copy_blocks(self, *, sources: Int32Array, targets: Int32Array) -> None:
@@ -166,14 +175,15 @@ class InlineExecutor(Executor):
     def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
         """Hand copies to the worker thread; if they fail, so does the next batch."""
         backend = self._started()
+        if not isinstance(backend, SupportsSwapping):
+            raise BackendError(f"{type(backend).__name__} does not swap blocks.")
         if self._connector is not None:
             self._ins, ins = ins, BlockCopies.none()
         self._swaps.append(self._worker.submit(lambda: backend.swap_blocks(outs=outs, ins=ins)))
 
     def kv_layout(self) -> KVLayout:
         """Return the layout of the backend's cache."""
-        backend = self._started()
-        return self._call(lambda: backend.kv_cache().layout)
+        return self._call(lambda: _kv_cache(self._started()).layout)
 
     def close_connector(self) -> None:
         """Close the connector's worker side, after every batch submitted so far."""
@@ -230,7 +240,7 @@ class InlineExecutor(Executor):
         self._contained(lambda: connector.begin_step(batch.connector_message), None)
         try:
             _all_done(swaps)
-            if len(ins):
+            if len(ins) and isinstance(backend, SupportsSwapping):
                 backend.swap_blocks(outs=BlockCopies.none(), ins=ins)
             pending = backend.submit(batch)
         finally:
@@ -263,6 +273,15 @@ def _merged(reports: Sequence[ConnectorReport]) -> ConnectorReport:
         loaded=tuple([ticket for report in reports for ticket in report.loaded]),
         failed=tuple([failed for report in reports for failed in report.failed]),
         released=tuple([ticket for report in reports for ticket in report.released]),
+    )
+
+
+def _kv_cache(backend: Backend) -> KVPool:
+    if isinstance(backend, SupportsKVPool):
+        return backend.kv_cache()
+    raise BackendError(
+        f"{type(backend).__name__} does not offer its KV cache.",
+        hint='Set kv_connector.name to "none", or another backend.',
     )
 
 

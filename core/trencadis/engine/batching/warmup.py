@@ -13,7 +13,7 @@ import attrs
 from trencadis.activity import ACTIVITY, EnginePhase
 from trencadis.clock import Clock
 from trencadis.engine.batching.passes import PassPlanner
-from trencadis.interfaces import Executor
+from trencadis.interfaces import Executor, SupportsDeferredWarmUp
 from trencadis.records import Bucket, BucketLimits, Phase, Shape, WarmUpReport
 
 __all__ = ["BackgroundWarmUp", "WarmUp", "closing_buckets", "warm_up"]
@@ -83,7 +83,7 @@ class BackgroundWarmUp:
         warmed: What came before.
     """
 
-    def __init__(self, executor: Executor, passes: PassPlanner, warmed: WarmUp) -> None:
+    def __init__(self, executor: SupportsDeferredWarmUp, passes: PassPlanner, warmed: WarmUp) -> None:
         self._executor = executor
         self._passes = passes
         self._num_left = warmed.report.num_deferred

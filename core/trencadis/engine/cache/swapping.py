@@ -19,7 +19,7 @@ from trencadis.config.schema import Config
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.stages import Stage
 from trencadis.errors import ConfigValueError, InternalError
-from trencadis.interfaces import BlockCopies, Executor
+from trencadis.interfaces import BlockCopies, Executor, SupportsSwapping
 from trencadis.records import Batch, Int32Array, ModelFacts
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def num_host_blocks(
     """
     if config.engine.preemption != "swap":
         return 0
-    if not executor.capabilities.swaps_blocks or type(executor).swap_blocks is Executor.swap_blocks:
+    if not executor.capabilities.swaps_blocks or not isinstance(executor, SupportsSwapping):
         who = "executor" if executor.capabilities.swaps_blocks else "backend"
         raise ConfigValueError(
             f'[engine] preemption = "swap": the {who} "{getattr(config, who).name}" cannot copy KV blocks to host memory.',

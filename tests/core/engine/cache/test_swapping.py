@@ -7,8 +7,8 @@ import pytest
 
 from trencadis.engine.cache.swapping import SwapCounts, Swapping
 from trencadis.engine.sequences import Sequence
-from trencadis.errors import BackendError, ConfigValueError, InternalError
-from trencadis.interfaces import BlockCopies, Executor
+from trencadis.errors import ConfigValueError, InternalError
+from trencadis.interfaces import BlockCopies
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_executor import FakeExecutor
@@ -62,18 +62,10 @@ def test_backend_that_cannot_swap_is_refused():
 
 def test_executor_that_cannot_swap_is_refused():
     class Old(FakeExecutor):
-        swap_blocks = Executor.swap_blocks
+        swap_blocks = None
 
     with pytest.raises(ConfigValueError, match=r'preemption = "swap": the executor ".*" cannot copy'):
         swapping_engine(executor=Old())
-
-
-def test_contracts_default_says_that_it_does_not_swap():
-    class Old(FakeExecutor):
-        swap_blocks = Executor.swap_blocks
-
-    with pytest.raises(BackendError, match="Old does not swap blocks"):
-        Old().swap_blocks(outs=BlockCopies.none(), ins=BlockCopies.none())
 
 
 # --------------------------------------------------------------------------------------------------- the books

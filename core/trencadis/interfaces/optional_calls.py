@@ -1,0 +1,139 @@
+"""Optional calls of backends and executors: capabilities beside their contracts.
+
+A backend or executor that has the method has the capability; the engine looks once, when it is composed.
+
+    capability                backend        executor
+    SupportsEmbedding         embed          embed                        models that turn text into a vector
+    SupportsSwapping          swap_blocks    swap_blocks                  preempted sequences wait in host memory
+    SupportsDeferredWarmUp    warm_up_rest   warm_up_rest                 buckets prepared while requests are served
+    SupportsKVPool            kv_cache                                    a KV connector reads and writes its blocks
+    SupportsKVConnector                      kv_layout, close_connector   it runs a connector's worker sides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import attrs
+import numpy as np
+
+from trencadis.interfaces.kv_pool import KVPool
+from trencadis.records import Bucket, Float32Array, Int32Array, KVLayout
+
+__all__ = [
+    "BlockCopies",
+    "SupportsDeferredWarmUp",
+    "SupportsEmbedding",
+    "SupportsKVConnector",
+    "SupportsKVPool",
+    "SupportsSwapping",
+]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BlockCopies:
+    """Whole KV blocks, all layers, that are copied one way between device and host memory.
+
+    Attributes:
+        sources: int32 ``[n]``.
+        targets: int32 ``[n]``, none twice.
+    """
+
+    sources: Int32Array
+    targets: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @classmethod
+    def none(cls) -> BlockCopies:
+        """Return no copies at all."""
+        return cls(sources=np.empty(0, np.int32), targets=np.empty(0, np.int32))
+
+
+@runtime_checkable
+class SupportsEmbedding(Protocol):
+    """Embeds texts; whether the loaded model can is ``ModelFacts.embedding_size``."""
+
+    def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
+        """Return one vector for each text, float32 ``[num_texts, embedding_size]``; leaves no trace in KV cache or rows.
+
+        Needs ``load`` only. Called where ``submit`` is, between batches, with at most ``max_num_batched_tokens`` tokens in all
+        unless one text alone is longer. The same text gives the same vector whatever else is in the call, up to rounding.
+        An executor embeds on one rank, after every batch submitted so far, and returns when done.
+
+        Args:
+            token_ids: Of each text, int32 ``[num_tokens]``, at least one and at most ``ModelFacts.max_model_len``.
+
+        Raises:
+            BackendError: The model cannot embed (``ModelFacts.embedding_size`` is 0).
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsSwapping(Protocol):
+    """Copies KV blocks to host memory and back. A backend says so in ``BackendCapabilities.swaps_blocks``, too."""
+
+    def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
+        """Copy KV blocks to host memory and back, after every batch submitted so far and before any later one.
+
+        All of ``outs`` are read before any of ``ins`` is written. Every bit comes back as it was. May return before the copies
+        are done. Called at most once a step.
+
+        An executor does so on every rank and need not wait. A copy that fails later fails the batch that is submitted next: the
+        engine then recomputes the sequences of both. Beside a KV connector blocks go out before ``begin_step`` of the next batch,
+        which may load into them, and come in after it, for it may still save what they held.
+
+        Args:
+            outs: From device blocks to host blocks.
+            ins: From host blocks to device blocks.
+
+        Raises:
+            BackendError: The capabilities do not say ``swaps_blocks``.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsDeferredWarmUp(Protocol):
+    """Prepares buckets that ``warm_up`` put off."""
+
+    def warm_up_rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
+        """Prepare a part of what ``warm_up`` put off, and return the buckets that are ready now and were not before.
+
+        Called until as many were returned as ``WarmUpReport.num_deferred`` says: after each step, and again and again while there
+        is nothing to serve. The backend sets the pace: a request that arrives meanwhile waits until this returns. An executor
+        returns the buckets that are ready on all ranks; unless idle it does not wait, and a later call may return what it starts.
+
+        Args:
+            is_idle: No request is being served.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsKVPool(Protocol):
+    """A backend whose KV blocks connectors can read and write."""
+
+    def kv_cache(self) -> KVPool:
+        """Return the KV cache that worker sides of KV connectors are given; what it has beside the pool is documented by each backend.
+
+        Raises:
+            BackendError: The loaded model has none.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsKVConnector(Protocol):
+    """An executor that runs the worker side of a KV connector on each rank."""
+
+    def kv_layout(self) -> KVLayout:
+        """Return what the bytes of a KV block mean, on the first rank; after ``allocate``."""
+        ...
+
+    def close_connector(self) -> None:
+        """Close the KV connector's worker side on every rank; returns when no transfer touches a block any more."""
+        ...
