@@ -11,12 +11,11 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import trencadis
 from trencadis.cli.flags import CommandParser, config_file, set_aside_config_flags, spell_out
-from trencadis.config import Settings, load_config, plugin_rules, settings_of
+from trencadis.config import ConfigFile, Settings, load_config, plugin_rules, read_config_file, settings_of
 from trencadis.config.sources import split_flags
 from trencadis.errors import ConfigError, InternalError, PluginError, TrencadisError, did_you_mean
 from trencadis.interfaces.command import Command
@@ -90,7 +89,10 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"trencadis {trencadis.__version__}")
         return 0
-    return _run(_find(command, arguments[1:]), arguments[1:])
+    if command in COMMANDS:
+        return _run(COMMANDS[command], arguments[1:], None)
+    content = _readable(arguments[1:])
+    return _run(_find(command, arguments[1:], content), arguments[1:], content)
 
 
 def all_commands(blocked: Collection[str] = ()) -> InstalledCommands:
@@ -103,10 +105,8 @@ def all_commands(blocked: Collection[str] = ()) -> InstalledCommands:
     return InstalledCommands({**COMMANDS, **found.commands}, found.broken)
 
 
-def _find(name: str, arguments: Sequence[str]) -> Command:
-    if name in COMMANDS:
-        return COMMANDS[name]
-    found = all_commands(_blocked(arguments))
+def _find(name: str, arguments: Sequence[str], content: ConfigFile | None) -> Command:
+    found = all_commands(_blocked(arguments, content))
     if name not in found.commands:
         causes = " ".join(f"Commands of a plugin are left out: {error}" for error in found.broken.values())
         raise ConfigError(
@@ -117,16 +117,24 @@ def _find(name: str, arguments: Sequence[str]) -> Command:
     return found.commands[name]
 
 
-def _blocked(arguments: Sequence[str]) -> Collection[str]:
-    """Return the blocked plugins; none where the configuration cannot be read: the command itself says so."""
+def _readable(arguments: Sequence[str]) -> ConfigFile | None:
+    """Return the content of the configuration file; None where it cannot be read: the command itself says so."""
     try:
-        return plugin_rules(file=config_file(arguments), flags=arguments).blocked
+        return read_config_file(config_file(arguments))
+    except ConfigError:
+        return None
+
+
+def _blocked(arguments: Sequence[str], content: ConfigFile | None) -> Collection[str]:
+    """Return the blocked plugins; none where the configuration is unknown or wrong: the command itself says so."""
+    try:
+        return plugin_rules(file=content, flags=arguments).blocked if content is not None else ()
     except ConfigError:
         return ()
 
 
 def _usage() -> str:
-    found = all_commands(_blocked(()))
+    found = all_commands(_blocked((), _readable(())))
     lines = ["usage: trencadis COMMAND [flags]", "", trencadis.__doc__.splitlines()[0] if trencadis.__doc__ else "", ""]
     lines += [f"  {command.name:10} {command.summary}" for command in found.commands.values()]
     lines += [f"\nwarning: commands of a plugin are left out: {error}" for error in found.broken.values()]
@@ -135,7 +143,7 @@ def _usage() -> str:
     )
 
 
-def _run(command: Command, arguments: list[str]) -> int:
+def _run(command: Command, arguments: list[str], content: ConfigFile | None) -> int:
     module: Any = command.load()
     arguments = spell_out(arguments, _short_flags(module))
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -145,22 +153,21 @@ def _run(command: Command, arguments: list[str]) -> int:
         return 0
     if hasattr(module, "run_alone"):
         return _run_alone(command, module, arguments)
-    file = config_file(arguments)
-    registry = _discover(file, arguments)
-    components = registry.config_classes()
-    settings = settings_of(components)
+    content = content or read_config_file(config_file(arguments))
+    registry = _discover(content, arguments)
+    settings = settings_of(registry.config_classes())
     with registry.naming_broken():
         flags, rest = split_flags(arguments, settings)
         args = _parser(command, module, lambda: settings).parse(rest)
-        args.resolved = load_config(components=components, file=file, flags=flags)
+        args.resolved = load_config(settings=settings, file=content, flags=flags)
     registry.note_sources(args.resolved.sources)
     configure_logging(args.resolved.config.log.level)
     code: int = module.run(args, args.resolved.config, registry)
     return code
 
 
-def _discover(file: Path | None, arguments: Sequence[str]) -> Registry:
-    rules = plugin_rules(file=file, flags=arguments)
+def _discover(content: ConfigFile, arguments: Sequence[str]) -> Registry:
+    rules = plugin_rules(file=content, flags=arguments)
     return Registry.discover(blocked=rules.blocked, strict=rules.strict)
 
 
@@ -196,7 +203,7 @@ def _short_flags(module: Any) -> Mapping[str, str]:
 def _settings_for_help(arguments: Sequence[str]) -> Settings:
     """Return the settings to explain; without plugins' tables if they cannot be known, since help must always come."""
     try:
-        registry = _discover(config_file(arguments), arguments)
+        registry = _discover(read_config_file(config_file(arguments)), arguments)
     except (ConfigError, PluginError) as error:
         print(f"warning: flags of plugins are left out: {error}", file=sys.stderr)
         return settings_of()

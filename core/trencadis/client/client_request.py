@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
 import attrs
 import msgspec
@@ -23,6 +21,7 @@ from trencadis.records import (
     SamplingParams,
     TokenLogprobs,
 )
+from trencadis.records.request import changed
 from trencadis.text import Tokenizer
 
 __all__ = ["ClientRequest", "best_of", "expand", "ignored_output", "mean_logprob"]
@@ -79,8 +78,10 @@ class ClientRequest:
         self.stream: OutputStream | None = None
         self.requests = expand(request)
         self.completions = tuple(
-            Completion(one, index=index, tokenizer=tokenizer, streams=self.streams)
-            for index, one in enumerate(self.requests)
+            [
+                Completion(one, index=index, tokenizer=tokenizer, streams=self.streams)
+                for index, one in enumerate(self.requests)
+            ]
         )
         self._params = request.params
         self._is_chosen = request.params.is_chosen
@@ -100,7 +101,7 @@ class ClientRequest:
         self._update_finished()
 
     def _update_finished(self) -> None:
-        self.is_finished = all(one.finish_reason is not None for one in self.completions)
+        self.is_finished = None not in [one.finish_reason for one in self.completions]
 
     def add_prompt_logprobs(self, entry: TokenLogprobs) -> None:
         """Store the log-probabilities of one prompt token; a prompt that is computed twice gives them twice."""
@@ -133,7 +134,7 @@ class ClientRequest:
             error=failed[0] if failed else "",
             num_discarded_tokens=num_discarded,
             transfer_params=completions[0].transfer_params,
-            num_approximate_tokens=max(one.num_approximate_tokens for one in completions),
+            num_approximate_tokens=max([one.num_approximate_tokens for one in completions]),
         )
 
     def _chosen(self, outputs: tuple[CompletionOutput, ...]) -> tuple[CompletionOutput, ...]:
@@ -153,7 +154,6 @@ def ignored_output(request_id: str, prompt: Prompt, error: RequestError) -> Requ
 
 
 _NUM_SEEDS = 2**63
-_T = TypeVar("_T")
 
 
 def expand(request: Request) -> tuple[Request, ...]:
@@ -171,9 +171,9 @@ def expand(request: Request) -> tuple[Request, ...]:
         params, n=1, best_of=None, logprobs=0 if params.logprobs is None and params.is_chosen else params.logprobs
     )
     other = first if first.prompt_logprobs is None else attrs.evolve(first, prompt_logprobs=None)
-    rest = request if request.transfer_params is None else attrs.evolve(request, transfer_params=None)
+    rest = request if request.transfer_params is None else changed(request, transfer_params=None)
     return tuple(
-        _changed(
+        changed(
             rest if index else request,
             request_id=f"{request.request_id}/{index}",
             params=_seeded(other if index else first, index),
@@ -183,15 +183,7 @@ def expand(request: Request) -> tuple[Request, ...]:
 
 
 def _seeded(params: SamplingParams, index: int) -> SamplingParams:
-    return params if params.seed is None else _changed(params, seed=(params.seed + index) % _NUM_SEEDS)
-
-
-def _changed(record: _T, **changes: Any) -> _T:
-    """Return a copy of a frozen record with other, valid values; the rest, which may be long, is not checked again."""
-    changed = copy.copy(record)
-    for name, value in changes.items():
-        object.__setattr__(changed, name, value)
-    return changed
+    return params if params.seed is None else changed(params, seed=(params.seed + index) % _NUM_SEEDS)
 
 
 _WITHOUT_SCORE = (*_FAILED, FinishReason.ABORT)

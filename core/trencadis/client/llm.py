@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import EllipsisType, TracebackType
@@ -178,13 +178,15 @@ class LLM:
                     raise error if single else at_prompt(error, index) from None
                 requests.append(ignored_output(str(self._num_requests), prompt, error))
                 self._num_requests += 1
-        self._run(_running(requests), stops_at_refusal=not ignores, use_progress=use_progress)
+        running = _running(requests)
+        self._run(running, stops_at_refusal=not ignores, use_progress=use_progress)
         if not ignores:
-            for index, client in enumerate(_running(requests)):
+            for index, client in enumerate(running):
                 if client.refusal is not None:
                     raise client.refusal if single else at_prompt(client.refusal, index)
         outputs = [one.output() if isinstance(one, ClientRequest) else one for one in requests]
-        _warn_of_ignored(outputs)
+        if ignores:
+            _warn_of_ignored(outputs)
         return outputs
 
     def chat(
@@ -406,17 +408,17 @@ class LLM:
                     if ended:
                         waiting.difference_update(ended)
                         advance(len(clients) - len(waiting))
-                    if stops_at_refusal and any(client.refusal is not None for client in ended):
-                        return
+                        if stops_at_refusal and [client for client in ended if client.refusal is not None]:
+                            return
         finally:
-            self._abort(list(waiting))
+            self._abort(waiting)
 
     def _step(self) -> list[ClientRequest]:
         while self._abandoned:
             self._frontend.abort(self._abandoned.popleft())
         return self._frontend.step()
 
-    def _abort(self, clients: list[ClientRequest]) -> None:
+    def _abort(self, clients: Iterable[ClientRequest]) -> None:
         for client in clients:
             self._frontend.abort(client)
 

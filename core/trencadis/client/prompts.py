@@ -130,7 +130,7 @@ def terms_per_prompt(num_prompts: int, **given: Any) -> list[RequestTerms]:
         InvalidRequestError: A list of another length; the message has the name that ``LLM.generate`` gives it. Or an impossible
             value; the message has the index of the prompt if there are several.
     """
-    if all(value is None for value in given.values()):
+    if not [value for value in given.values() if value is not None]:
         return [DEFAULT_TERMS] * num_prompts
     columns = {
         name: per_prompt(value, num_prompts, name=_LIST_OF[name], default=getattr(DEFAULT_TERMS, name))

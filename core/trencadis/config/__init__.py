@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from trencadis.config.defaults import check_defaults
-from trencadis.config.load import ResolvedConfig, load_config, plugin_rules
+from trencadis.config.load import ConfigFile, ResolvedConfig, load_config, plugin_rules, read_config_file
 from trencadis.config.schema import Config
 from trencadis.config.settings import ComponentClasses, Setting, Settings, settings_of, settings_of_table
 
 __all__ = [
+    "ConfigFile",
     "ComponentClasses",
     "Config",
     "ResolvedConfig",
@@ -16,6 +17,7 @@ __all__ = [
     "check_defaults",
     "load_config",
     "plugin_rules",
+    "read_config_file",
     "settings_of",
     "settings_of_table",
 ]

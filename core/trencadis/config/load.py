@@ -32,10 +32,37 @@ from trencadis.config.sources import (
 )
 from trencadis.config.unknown_variables import warn_of_unknown
 
-__all__ = ["ResolvedConfig", "load_config", "plugin_rules"]
+__all__ = ["ConfigFile", "ResolvedConfig", "load_config", "plugin_rules", "read_config_file"]
 
 _PLUGINS = "plugins."
 _BLOCKED = "plugins.blocked"
+
+
+@attrs.frozen
+class ConfigFile:
+    """The content of a configuration file, read once for all that is taken from it.
+
+    Attributes:
+        tree: Tables and values; empty if there is no file.
+        name: Of the file, for sources.
+    """
+
+    tree: Mapping[str, Any]
+    name: str
+
+
+def read_config_file(file: Path | None = None, environ: Mapping[str, str] | None = None) -> ConfigFile:
+    """Return the content of a configuration file.
+
+    Args:
+        file: A TOML or YAML file; none: the one that ``TRENCADIS_CONFIG`` names, if any.
+        environ: The environment; none: this process's own.
+
+    Raises:
+        ConfigError: The file is missing or not well formed.
+    """
+    named = file or (os.environ if environ is None else environ).get(FILE_VARIABLE)
+    return ConfigFile(read_file(Path(named)), Path(named).name) if named else ConfigFile({}, "")
 
 
 @attrs.frozen(kw_only=True)
@@ -58,7 +85,8 @@ class ResolvedConfig:
 def load_config(
     *,
     components: ComponentClasses | None = None,
-    file: Path | None = None,
+    settings: Settings | None = None,
+    file: Path | ConfigFile | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
@@ -67,7 +95,8 @@ def load_config(
 
     Args:
         components: Config classes that plugins bring, of components and of tables of their own; none: no tables of theirs.
-        file: A TOML or YAML file; none: the one that ``TRENCADIS_CONFIG`` names, if any.
+        settings: The catalogue of these, if it has been built already.
+        file: A TOML or YAML file, or the content of one; none: the file that ``TRENCADIS_CONFIG`` names, if any.
         environ: The environment; none: this process's own.
         flags: Tokens ``["--engine.seed", "3"]``, or a mapping of flag to text.
         overrides: Dotted path to value, from Python; wins over everything.
@@ -77,18 +106,18 @@ def load_config(
         ConfigValueError: A value of the wrong type or out of range, or a required one that is missing.
         ConfigError: The file is missing or not well formed.
     """
-    settings = settings_of(components)
+    settings = settings or settings_of(components)
     environment = os.environ if environ is None else environ
     given = {item.path: item for item in _gather(settings, file, environment, flags, overrides or {})}
     _add_blocked(given, environment)
-    assembly = ConfigBuilder(settings, given)
-    config = assembly.config()
+    builder = ConfigBuilder(settings, given)
+    config = builder.config()
     _warn(config, given.values(), environment, settings)
     sources = {setting.path: DEFAULT for setting in settings} | {path: item.source for path, item in given.items()}
     return ResolvedConfig(
         config=config,
         sources=MappingProxyType(sources),
-        values=MappingProxyType(assembly.values()),
+        values=MappingProxyType(builder.values()),
         settings=settings,
     )
 
@@ -103,7 +132,7 @@ def _warn(config: Config, given: Iterable[RawValue], environ: Mapping[str, str],
 
 def plugin_rules(
     *,
-    file: Path | None = None,
+    file: Path | ConfigFile | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
@@ -121,9 +150,9 @@ def plugin_rules(
     """
     environment = os.environ if environ is None else environ
     settings = settings_of()
-    tree, name = _file_tree(file, environment)
+    content = _content(file, environment)
     names = {setting.environment for setting in settings if setting.path.startswith(_PLUGINS)}
-    given = from_tree(_only_plugins(tree), settings, name)
+    given = from_tree(_only_plugins(content.tree), settings, content.name)
     given += from_environment({key: text for key, text in environment.items() if key in names}, settings)
     given += from_flags(_flags_of_plugins(flags, settings), settings)
     given += from_tree(_only_plugins(nest(overrides or {})), settings, "argument")
@@ -134,23 +163,22 @@ def plugin_rules(
 
 def _gather(
     settings: Settings,
-    file: Path | None,
+    file: Path | ConfigFile | None,
     environ: Mapping[str, str],
     flags: Mapping[str, str] | Sequence[str],
     overrides: Mapping[str, Any],
 ) -> Iterable[RawValue]:
     """Yield every given value, the weakest source first."""
-    tree, name = _file_tree(file, environ)
-    yield from from_tree(tree, settings, name)
+    content = _content(file, environ)
+    yield from from_tree(content.tree, settings, content.name)
     yield from from_aliases(environ, settings)
     yield from from_environment(environ, settings)
     yield from from_flags(flags, settings)
     yield from from_tree(nest(overrides), settings, "argument")
 
 
-def _file_tree(file: Path | None, environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    named = file or environ.get(FILE_VARIABLE)
-    return (read_file(Path(named)), Path(named).name) if named else ({}, "")
+def _content(file: Path | ConfigFile | None, environ: Mapping[str, str]) -> ConfigFile:
+    return file if isinstance(file, ConfigFile) else read_config_file(file, environ)
 
 
 def _only_plugins(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -15,7 +16,15 @@ from trencadis.faults import shown
 from trencadis.records.plain import check_plain, is_text
 from trencadis.records.sampling import SamplingParams
 
-__all__ = ["DEFAULT_TERMS", "MAX_TRANSFER_BYTES", "FinishReason", "Request", "RequestTerms", "transfer_table"]
+__all__ = [
+    "DEFAULT_TERMS",
+    "MAX_TRANSFER_BYTES",
+    "FinishReason",
+    "Request",
+    "RequestTerms",
+    "changed",
+    "transfer_table",
+]
 
 MAX_TRANSFER_BYTES = 65536
 """The longest transfer parameters, as JSON."""
@@ -36,6 +45,10 @@ class FinishReason(enum.Enum):
     IGNORED = "ignored"
 
 
+_TEXT = "text, without half a surrogate pair"
+_T = TypeVar("_T")
+
+
 def _token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
     return tuple(token_ids)
 
@@ -51,13 +64,8 @@ def _whole(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def _text(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not is_text(value):
-        _refuse(attribute.name, value, "text, without half a surrogate pair")
-
-
-def _optional_text(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None:
-        _text(instance, attribute, value)
+    if value != "" and not is_text(value):
+        _refuse(attribute.name, value, _TEXT)
 
 
 def _weight(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -122,7 +130,7 @@ class RequestTerms:
 
     priority: int = attrs.field(default=0, validator=_whole)
     tenant: str = attrs.field(default="", validator=_text)
-    cache_salt: str | None = attrs.field(default=None, validator=_optional_text)
+    cache_salt: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     weight: float | None = attrs.field(default=None, validator=_weight)
     ttft_target_s: float = attrs.field(default=math.inf, validator=_target)
     tpot_target_s: float = attrs.field(default=math.inf, validator=_target)
@@ -155,15 +163,27 @@ class Request(RequestTerms):
     params: SamplingParams = attrs.field(factory=SamplingParams)
     cache_salt: str = attrs.field(default=attrs.Factory(lambda self: self.tenant, takes_self=True), validator=_text)
 
-    @classmethod
+    @staticmethod
     def on_terms(
-        cls, terms: RequestTerms, *, request_id: str, prompt_token_ids: Iterable[int], params: SamplingParams
+        terms: RequestTerms, *, request_id: str, prompt_token_ids: Iterable[int], params: SamplingParams
     ) -> Request:
-        """Return a request for one prompt under the given terms. Pure."""
+        """Return a request for one prompt under the given terms, which were checked when they were made. Pure."""
+        if not is_text(request_id):
+            _refuse("request_id", request_id, _TEXT)
         given = {name: getattr(terms, name) for name in _TERMS}
         if terms.cache_salt is None:
-            del given["cache_salt"]
-        return cls(request_id=request_id, prompt_token_ids=prompt_token_ids, params=params, **given)
+            given["cache_salt"] = terms.tenant
+        token_ids = tuple(prompt_token_ids)
+        return changed(_BLANK, request_id=request_id, prompt_token_ids=token_ids, params=params, **given)
 
 
 _TERMS = tuple(attrs.fields_dict(RequestTerms))
+_BLANK = Request(request_id="", prompt_token_ids=())
+
+
+def changed(record: _T, **changes: Any) -> _T:
+    """Return a copy of a frozen record with other, valid values. Nothing is checked, so long lists are not looked at again."""
+    copied = copy.copy(record)
+    for name, value in changes.items():
+        object.__setattr__(copied, name, value)
+    return copied

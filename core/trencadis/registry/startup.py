@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from trencadis.config import ResolvedConfig, load_config, plugin_rules
+from trencadis.config import ResolvedConfig, load_config, plugin_rules, read_config_file
 from trencadis.registry.registry import Registry
 
 __all__ = ["load_with_plugins"]
@@ -39,13 +39,14 @@ def load_with_plugins(
         ConfigError: See ``load_config``.
         PluginError: See ``Registry.discover``.
     """
-    rules = plugin_rules(file=file, environ=environ, flags=flags, overrides=overrides)
+    content = read_config_file(file, environ)
+    rules = plugin_rules(file=content, environ=environ, flags=flags, overrides=overrides)
     registry = Registry.discover(
         blocked=rules.blocked, strict=rules.strict, extra_plugins=extra_plugins, entry_points=entry_points
     )
     with registry.naming_broken():
         resolved = load_config(
-            components=registry.config_classes(), file=file, environ=environ, flags=flags, overrides=overrides
+            components=registry.config_classes(), file=content, environ=environ, flags=flags, overrides=overrides
         )
     registry.note_sources(resolved.sources)
     return resolved, registry

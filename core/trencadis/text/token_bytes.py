@@ -125,9 +125,10 @@ def _replacement(step: dict[str, Any]) -> tuple[str, str] | None:
 
 def _from_byte_level(token: str) -> bytes:
     table = _byte_of_character()
-    if all(character in table for character in token):
-        return bytes(table[character] for character in token)
-    return token.encode()
+    try:
+        return bytes([table[character] for character in token])
+    except KeyError:
+        return token.encode()
 
 
 @cache

@@ -16,6 +16,7 @@ from trencadis.config.tenants import DEFAULT_TENANT, TenantConfig
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import InvalidRequestError
 from trencadis.records import Request
+from trencadis.records.request import changed
 
 __all__ = ["FailureCosts", "Tenants"]
 
@@ -106,6 +107,8 @@ class Tenants:
         if request.weight is not None and not limits.priority:
             return request
         weight = limits.weight if request.weight is None else request.weight
+        if not limits.priority:
+            return changed(request, weight=weight)
         return attrs.evolve(request, weight=weight, priority=request.priority + limits.priority)
 
     def key(self, tenant: str) -> str:
