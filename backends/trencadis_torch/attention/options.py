@@ -1,7 +1,7 @@
 """Options of attention: one value of each layer, read from its module's call and handed whole to every kernel.
 
 A new option is a field here, its place in ``scores`` or in ``packed``, and its use in the kernels that compute scores themselves
-(``paged_attention.cpp``, ``triton_kernels.py``).
+(``attention_softmax.h``, ``triton_kernels.py``).
 """
 
 from __future__ import annotations
