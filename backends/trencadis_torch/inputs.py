@@ -14,6 +14,7 @@ import torch
 
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_torch.attention.kernel import StaticKernel
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.padded import PaddedDecode, PaddedKernelPass, PaddedPrefill, StaticKernelPass
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
@@ -42,9 +43,7 @@ class AttentionPass(Protocol):
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[T, H, Dv]``."""
         ...

@@ -16,6 +16,7 @@ from trencadis.interfaces import AcceptanceRule, LayerGate, Sampler
 from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
 from trencadis_torch.attention.native import NativeAttention
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
@@ -43,11 +44,17 @@ class GatedPass:
         self._gate = gate
 
     def attend(
-        self, layer_index: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Wait until the layer may be written to and read, then attend; as in ``RaggedPass``."""
         self._gate.wait(layer_index)
-        return self._inner.attend(layer_index, query, keys, values, **options)
+        return self._inner.attend(layer_index, query, keys, values, options=options)
 
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPass], torch.Tensor]

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from trencadis_torch.attention.native import NativeAttention, compiled_kernel
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.cache.storage import STORED_DTYPES
@@ -139,7 +140,7 @@ class Scene:
             query_lens=np.full(case.batch_size, case.query_len, np.int32),
             workspace=Workspace(),
         )
-        return lambda: one.attend(0, *self._new, scale=None, softcap=None, sinks=None)
+        return lambda: one.attend(0, *self._new, options=AttentionOptions())
 
     def check(self) -> float:
         """Return the largest difference between the two."""

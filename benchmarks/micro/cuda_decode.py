@@ -30,6 +30,7 @@ from trencadis.records import Batch, Bucket, ModelSource, Pass, Phase, TableWrit
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.attention.kernel import PagedKernel
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
@@ -106,7 +107,7 @@ class Attention:
             query_lens=np.full(self._size, self._length, np.int32),
             workspace=Workspace(),
         )
-        return lambda: one.attend(0, *self._new, scale=None, softcap=None, sinks=None)
+        return lambda: one.attend(0, *self._new, options=AttentionOptions())
 
 
 def _layer(dtype: torch.dtype) -> AttentionLayer:

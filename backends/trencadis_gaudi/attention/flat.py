@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from trencadis_torch.attention.options import AttentionOptions
+
 __all__ = ["FLOOR", "BlockSoftmax", "block_softmax", "flat_attention", "one_hot", "peaks_of_owners", "slot_bias"]
 
 FLOOR = -1e30
@@ -39,9 +41,7 @@ def flat_attention(
     *,
     groups: torch.Tensor,
     bias: torch.Tensor,
-    scale: float,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Return attention outputs ``[B, Q, H, Dv]``; zero for a sequence without blocks. Pure.
 
@@ -51,22 +51,20 @@ def flat_attention(
         values: ``[N, S, KV, Dv]``.
         groups: Sequence of each block, int64 ``[N]``; -1 in padding.
         bias: float32 ``[N, Q, S]``: 0 where a query sees a slot, else minus infinity.
-        scale: Of the scores.
-        softcap: Scores become softcap × tanh(score / softcap).
-        sinks: ``[H]``, a score that takes part in the softmax and yields nothing.
+        options: Of the layer.
     """
     batch_size, query_len, num_heads, _ = query.shape
     mapping = one_hot(groups, batch_size)
-    soft = block_softmax(query, keys, mapping=mapping, bias=bias, scale=scale, softcap=softcap)
+    soft = block_softmax(query, keys, mapping=mapping, bias=bias, options=options)
     owners = torch.where(groups < 0, batch_size, groups)
     peaks = peaks_of_owners(soft.peak, owners, batch_size)
-    if sinks is not None:
-        heads = sinks.float().view(1, 1, *soft.peak.shape[2:])
+    if options.sinks is not None:
+        heads = options.sinks.float().view(1, 1, *soft.peak.shape[2:])
         peaks = torch.maximum(peaks, heads)
     adjusted = torch.exp(soft.peak - peaks.index_select(0, owners))
     share = soft.total * adjusted
     total = torch.matmul(mapping.T, share.flatten(1)).view(batch_size, *share.shape[1:])
-    if sinks is not None:
+    if options.sinks is not None:
         total = total + torch.exp(heads - peaks[:batch_size])
     by_block = torch.matmul(mapping, total.flatten(1)).view(share.shape)
     # Padding belongs to no sequence; its own sum keeps the division finite. A query that sees nothing of any block of its
@@ -89,8 +87,7 @@ def block_softmax(
     *,
     mapping: torch.Tensor,
     bias: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    options: AttentionOptions,
 ) -> BlockSoftmax:
     """Return the softmax of each owner's queries within its blocks. Pure; arguments as in :func:`flat_attention`.
 
@@ -99,15 +96,12 @@ def block_softmax(
         keys: ``[N, S, KV, D]``.
         mapping: From :func:`one_hot`, ``[N, B]``.
         bias: ``[N, Q, S]``.
-        scale: Of the scores.
-        softcap: Of the scores.
+        options: Of the layer.
     """
     num_kv_heads, num_groups = keys.shape[2], query.shape[2] // keys.shape[2]
     copies = torch.matmul(mapping.to(query.dtype), query.flatten(1))
     copies = copies.view(-1, query.shape[1], num_kv_heads, num_groups, query.shape[3])
-    scores = torch.einsum("nqkgd,nskd->nqkgs", copies, keys).float() * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = options.scores(torch.einsum("nqkgd,nskd->nqkgs", copies, keys), query.shape[3])
     scores = scores + bias[:, :, None, None, :]
     peak = scores.amax(-1).clamp_min(FLOOR)
     weights = torch.exp(scores - peak[..., None])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from trencadis_gaudi.attention.fused_sdpa import FusedSDPA, fused_attention
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 
 __all__ = ["attend_prefill", "batch_mask", "causal_mask", "merged_mask", "with_context"]
@@ -106,9 +107,7 @@ def attend_prefill(
     *,
     mask: torch.Tensor | None,
     query_lens: torch.Tensor | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    options: AttentionOptions,
     kernel: FusedSDPA | None,
 ) -> torch.Tensor:
     """Return attention outputs ``[B, Q, H, Dv]``; of padding they are finite and of no meaning. Pure.
@@ -119,14 +118,12 @@ def attend_prefill(
         values: ``[B, L, KV, Dv]``.
         mask: bool ``[B, 1, Q, L]``; None for causal attention with L = Q.
         query_lens: Real queries of each sequence, for a kernel without a mask.
-        scale: Of the scores.
-        softcap: Of the scores; not with the kernel.
-        sinks: ``[H]``; not with the kernel.
+        options: Of the layer; with the kernel nothing but a scale.
         kernel: Fused attention where it can do this; None computes with plain operations.
     """
     query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
-    if kernel is not None and softcap is None and sinks is None and keys.shape[-1] == values.shape[-1]:
-        output = fused_attention(kernel, query, keys, values, mask=mask, query_lens=query_lens, scale=scale)
+    if kernel is not None and options.is_plain and keys.shape[-1] == values.shape[-1]:
+        output = fused_attention(kernel, query, keys, values, mask=mask, query_lens=query_lens, scale=options.scale)
     else:
-        output = attend(query, keys, values, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+        output = attend(query, keys, values, mask=mask, options=options)
     return output.transpose(1, 2)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from trencadis_gaudi.attention.flat import FLOOR, block_softmax, one_hot, peaks_of_owners, slot_bias
+from trencadis_torch.attention.options import AttentionOptions
 
 __all__ = ["QUERY_SLICE", "Part", "block_part", "causal_part", "dense_part", "merge_parts", "sink_part"]
 
@@ -44,8 +45,7 @@ def dense_part(
     values: torch.Tensor,
     *,
     seen: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    options: AttentionOptions,
 ) -> Part:
     """Return the part of keys that stand before every token, some of them hidden. Pure.
 
@@ -54,14 +54,11 @@ def dense_part(
         keys: ``[L, KV, D]``.
         values: ``[L, KV, Dv]``.
         seen: bool ``[T, L]``.
-        scale: Of the scores.
-        softcap: Of the scores.
+        options: Of the layer.
     """
     num_kv_heads = keys.shape[1]
     grouped = torch.unflatten(query, 1, (num_kv_heads, -1))
-    scores = torch.einsum("tkgd,lkd->tkgl", grouped, keys).float() * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = options.scores(torch.einsum("tkgd,lkd->tkgl", grouped, keys), query.shape[2])
     scores = scores.masked_fill(~seen[:, None, None, :], float("-inf"))
     peak = scores.amax(-1).clamp_min(FLOOR)
     weights = torch.exp(scores - peak[..., None])
@@ -76,8 +73,7 @@ def causal_part(
     owners: torch.Tensor,
     positions: torch.Tensor,
     window: int,
-    scale: float,
-    softcap: float | None,
+    options: AttentionOptions,
 ) -> Part:
     """Return the part of the pass's own tokens: each sees its sequence's up to itself. Pure.
 
@@ -90,8 +86,7 @@ def causal_part(
         owners: Sequence of each token, int64 ``[T]``; -1 for tokens that see and are seen by none here.
         positions: int64 ``[T]``.
         window: A query sees this many tokens, itself included; 0 sees all.
-        scale: Of the scores.
-        softcap: Of the scores.
+        options: Of the layer.
     """
     parts = []
     for first in range(0, len(query), QUERY_SLICE):
@@ -99,7 +94,7 @@ def causal_part(
         seen = (owners[here, None] == owners[:end]) & (owners[:end] >= 0) & (positions[:end] <= positions[here, None])
         if window:
             seen = seen & (positions[:end] > positions[here, None] - window)
-        parts.append(dense_part(query[here], keys[:end], values[:end], seen=seen, scale=scale, softcap=softcap))
+        parts.append(dense_part(query[here], keys[:end], values[:end], seen=seen, options=options))
     return Part(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
 
 
@@ -111,8 +106,7 @@ def block_part(
     owners: torch.Tensor,
     usage: torch.Tensor,
     skipped: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    options: AttentionOptions,
 ) -> Part:
     """Return the part of blocks that one token each sees. Pure.
 
@@ -123,13 +117,12 @@ def block_part(
         owners: Token of each block, int64 ``[U]``; -1 for none.
         usage: Filled slots of each, int64 ``[U]``; 0 where there is no owner, or more.
         skipped: Slots of each before the window, int64 ``[U]``.
-        scale: Of the scores.
-        softcap: Of the scores.
+        options: Of the layer.
     """
     num_tokens = len(query)
     mapping = one_hot(owners, num_tokens)
     bias = slot_bias(usage, skipped, keys.shape[1])[:, None]
-    soft = block_softmax(query[:, None], keys, mapping=mapping, bias=bias, scale=scale, softcap=softcap)
+    soft = block_softmax(query[:, None], keys, mapping=mapping, bias=bias, options=options)
     weights, peak, total = (part.squeeze(1) for part in soft)
     places = torch.where(owners < 0, num_tokens, owners)
     peaks = peaks_of_owners(peak, places, num_tokens)

@@ -24,6 +24,7 @@ from trencadis_gaudi.passes.block_lists import (
     token_slots,
     window_entries,
 )
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
@@ -153,9 +154,7 @@ class GaudiDecode:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
         self._cache.write(layer_index, self._slots.flatten(), keys, values)
@@ -168,9 +167,7 @@ class GaudiDecode:
             cached_values,
             groups=part.groups,
             bias=self._biases[window],
-            scale=query.shape[-1] ** -0.5 if scale is None else scale,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
         )
         return output.flatten(0, 1)
 

@@ -19,6 +19,7 @@ from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
 from trencadis_gaudi.attention.prefill import attend_prefill, merged_mask, with_context
 from trencadis_gaudi.passes.block_lists import gathered_lists, owned_blocks, seen_slots
 from trencadis_gaudi.passes.flat_tokens import flat_tokens
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
@@ -120,9 +121,7 @@ class GaudiMergedPrefill:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[Q, H, Dv]``; as in ``RaggedPass``."""
         self._cache.write(layer_index, self._slots, keys, values)
@@ -135,9 +134,7 @@ class GaudiMergedPrefill:
             *seen,
             mask=self._masks[self._windows[layer_index]],
             query_lens=None,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
             kernel=self._kernel,
         )
         return output[0]

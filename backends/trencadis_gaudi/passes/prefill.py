@@ -15,6 +15,7 @@ from trencadis.records import Int32Array, Int64Array, Pass
 from trencadis_gaudi.attention.fused_sdpa import FusedSDPA
 from trencadis_gaudi.attention.prefill import attend_prefill, batch_mask, with_context
 from trencadis_gaudi.passes.block_lists import token_slots
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
@@ -104,9 +105,7 @@ class GaudiPrefill:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
         slots, blocks, _, query_lens = self._tensors
@@ -120,9 +119,7 @@ class GaudiPrefill:
             *seen,
             mask=self._mask(self._windows[layer_index]),
             query_lens=query_lens,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
             kernel=self._kernel,
         )
         return output.flatten(0, 1)

@@ -23,6 +23,7 @@ from trencadis.records import BoolArray, Int32Array, Int64Array, Pass, UnifiedBu
 from trencadis_gaudi.attention.unified import Part, block_part, causal_part, dense_part, merge_parts, sink_part
 from trencadis_gaudi.passes.block_lists import owned_blocks
 from trencadis_gaudi.passes.flat_tokens import FlatTokens, flat_tokens
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
 
@@ -214,15 +215,12 @@ class GaudiUnified:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[T, H, Dv]``; as in ``RaggedPass``."""
         self._cache.write(layer_index, self._tensors.slots, keys, values)
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
         window = self._windows[layer_index]
-        parts = self._cached_parts(layer_index, query, window, scale=scale, softcap=softcap)
+        parts = self._cached_parts(layer_index, query, window, options=options)
         for owners in self._tensors.causal:
             parts.append(
                 causal_part(
@@ -232,34 +230,29 @@ class GaudiUnified:
                     owners=owners,
                     positions=self._tensors.positions,
                     window=window,
-                    scale=scale,
-                    softcap=softcap,
+                    options=options,
                 )
             )
-        if sinks is not None and parts:
-            parts.append(sink_part(sinks, parts[0]))
+        if options.sinks is not None and parts:
+            parts.append(sink_part(options.sinks, parts[0]))
         if not parts:
             # A bucket without any part holds no real token: whatever padding yields is never read.
             return query.new_zeros(*query.shape[:2], values.shape[-1])
         return merge_parts(parts).to(values.dtype)
 
     def _cached_parts(
-        self, layer_index: int, query: torch.Tensor, window: int, *, scale: float, softcap: float | None
+        self, layer_index: int, query: torch.Tensor, window: int, *, options: AttentionOptions
     ) -> list[Part]:
         parts = []
         shared, owners = self._tensors.shared, self._tensors.unique_tokens
         cached = self._cache.layer(layer_index)
         if shared.numel():
             keys, values = (part.index_select(0, shared).flatten(0, 1) for part in cached)
-            parts.append(dense_part(query, keys, values, seen=self._seen[window], scale=scale, softcap=softcap))
+            parts.append(dense_part(query, keys, values, seen=self._seen[window], options=options))
         if owners.numel():
             keys, values = (part.narrow(0, 0, len(owners)) for part in cached)
             usage, skipped = self._spans[window]
-            parts.append(
-                block_part(
-                    query, keys, values, owners=owners, usage=usage, skipped=skipped, scale=scale, softcap=softcap
-                )
-            )
+            parts.append(block_part(query, keys, values, owners=owners, usage=usage, skipped=skipped, options=options))
         return parts
 
     def _seen_of_shared(self, window: int) -> torch.Tensor:

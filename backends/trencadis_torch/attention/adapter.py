@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.inputs import AttentionPass
 
 __all__ = ["PAGED", "PASS_ARGUMENT", "paged_attention", "register", "switch"]
@@ -43,10 +44,7 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     *,
     trencadis_pass: AttentionPass,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: Any,
+    **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention outputs ``[1, T, H, Dv]``, and None for the weights; signature as transformers calls it.
 
@@ -57,17 +55,13 @@ def paged_attention(
         value: ``[1, KV, T, Dv]``.
         attention_mask: None.
         trencadis_pass: From the arguments of ``forward``.
-        scaling: Of the scores.
-        softcap: Of the scores.
-        s_aux: Sinks, ``[H]``.
+        arguments: Of the module; some are :class:`AttentionOptions`.
     """
     output = trencadis_pass.attend(
         module.layer_idx,
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=scaling,
-        softcap=softcap,
-        sinks=s_aux,
+        options=AttentionOptions.of(arguments),
     )
     return output.unsqueeze(0), None

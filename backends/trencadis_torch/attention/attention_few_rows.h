@@ -199,7 +199,7 @@ template <class Cache> class FewRows {
         l.find_seen(item_, (first + i) % item_.num_rows, 1, tile, seen + i);
         most = seen[i].last > most ? seen[i].last : most;
       }
-      soften(scores + first * TILE, seen, count, tile.count, float(l.c.softcap), states, first, shrink);
+      soften(scores + first * TILE, seen, count, tile.count, l.c.options, states, first, shrink);
       for (int i = 0; i < count; i++) {
         float *sums = states.sums(first + i);
         for (int64_t d = 0; d < l.padded; d += LANES) store(sums + d, load(sums + d) * shrink[i]);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int SPAN = 512, ROWS = 192;
 
-// Mirrored by a ctypes structure in native_attention.py: the same fields in the same order, 8 bytes each.
+// Mirrored by a ctypes structure in native.py: the same fields in the same order, 8 bytes each.
 struct Call {
   const char *query, *new_keys, *new_values;
   char *output, *keys, *values;
@@ -20,7 +20,7 @@ struct Call {
   int64_t num_sequences, num_tokens, num_heads, num_kv_heads, key_dim, value_dim, block_size, table_stride;
   int64_t query_token, query_head, key_token, key_head, value_token, value_head;  // strides, elements
   int64_t window, num_threads, dtype, cache_dtype;
-  double scale, softcap;
+  Options options;
 };
 
 struct Item {
@@ -107,7 +107,7 @@ template <class Cache> struct Layer {
       for (int64_t r = 0; r < item.num_rows; r++, queries += query_stride) {
         int64_t row = item.row + r, token = c.firsts[item.sequence] + row / groups;
         int64_t at = token * c.query_token + ((item.head + head) * groups + row % groups) * c.query_head;
-        read_floats(c.dtype, c.query, at, c.key_dim, float(c.scale), queries);
+        read_floats(c.dtype, c.query, at, c.key_dim, float(c.options.scale), queries);
         for (int64_t d = c.key_dim; d < query_stride; d++) queries[d] = 0;
       }
   }

@@ -154,7 +154,7 @@ template <class Cache> class ManyRows {
     if (count <= 0 || seen[0].first >= tile.count) return;
     score_rows<R>(query, l.query_stride, keys_, l.c.key_dim, count, scores_);
     float shrink[LANES];
-    soften(scores_, seen, R, count, float(l.c.softcap), states, row, shrink);
+    soften(scores_, seen, R, count, l.c.options, states, row, shrink);
     weigh_rows<R>(states.sums(row), states.stride(), shrink, scores_, values_, l.padded, count);
   }
 };

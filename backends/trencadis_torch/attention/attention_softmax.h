@@ -10,6 +10,10 @@ namespace {
 
 constexpr int TILE = 64;  // keys whose scores are softened at once; they lie TILE floats apart from row to row
 
+struct Options {  // of attention: NUMBERS of options.py, in that order
+  double scale, softcap;
+};
+
 // A row's state: its weighted values, then its largest score and the sum of its weights.
 struct States {
   float *base;
@@ -79,8 +83,9 @@ inline void cap(float *scores, int vectors, float softcap) {
 }
 
 // Scores of at most LANES rows become weights, 0 where a row sees nothing; shrink: by how much what each summed before shrinks.
-__attribute__((noinline)) void soften(float *scores, const Seen *seen, int rows, int count, float softcap, States states, int64_t row,
-                                      float *shrink) {
+__attribute__((noinline)) void soften(float *scores, const Seen *seen, int rows, int count, const Options &options,
+                                      States states, int64_t row, float *shrink) {
+  const float softcap = float(options.softcap);
   const int vectors = (count + LANES - 1) / LANES;
   float before[LANES] = {}, now[LANES] = {};
   for (int i = 0; i < rows; i++) {

@@ -16,6 +16,7 @@ from trencadis.errors import BackendError
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.kernel import PagedKernel
 from trencadis_torch.attention.native import NativeAttention
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
@@ -211,5 +212,5 @@ def _difference(
             query_lens=lengths,
             workspace=Workspace(),
         )
-        found.append(one.attend(held.index, *new, scale=None, softcap=None, sinks=None).float())
+        found.append(one.attend(held.index, *new, options=AttentionOptions()).float())
     return float((found[0] - found[1]).abs().max())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 from trencadis.records import Int32Array
+from trencadis_torch.attention.options import AttentionOptions
 
 if TYPE_CHECKING:
     from trencadis_torch.cache.kv_cache import PagedKVCache
@@ -25,9 +26,7 @@ class KernelPass(Protocol):
         values: torch.Tensor,
         *,
         output: torch.Tensor,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> None:
         """Store new keys and values of all tokens, and write attention outputs of the sequences that attend.
 
@@ -37,9 +36,7 @@ class KernelPass(Protocol):
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
             output: Written to, ``[T, H, Dv]``, contiguous, the dtype of ``query``.
-            scale: As in :func:`~trencadis_torch.attention.sdpa.attend`.
-            softcap: The same.
-            sinks: The same.
+            options: Of the layer.
         """
         ...
 

@@ -16,6 +16,7 @@ import torch
 
 from trencadis.errors import BackendError, InternalError, OutOfMemoryError
 from trencadis.records import Int32Array
+from trencadis_torch.attention.options import NUMBERS, AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_build import Source, load_library
 
@@ -50,8 +51,7 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _COUNTS),
-        ("scale", ctypes.c_double),
-        ("softcap", ctypes.c_double),
+        *((name, ctypes.c_double) for name in NUMBERS),
     )
 
 
@@ -112,9 +112,7 @@ class NativeAttention:
         slots: torch.Tensor,
         sequences: torch.Tensor,
         window: int,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Attend in one layer of a pass that is known by tensors alone; returns ``[T, H, Dv]``, 0 where no sequence attends.
 
@@ -127,9 +125,7 @@ class NativeAttention:
             slots: Where new keys go, int64 ``[T]``, contiguous.
             sequences: Row, first query position, queries and first token of each, int32 ``[4, B]``, contiguous; without queries: none.
             window: Tokens that a query sees; 0 sees all.
-            scale: As in :func:`~trencadis_torch.attention.sdpa.attend`.
-            softcap: The same.
-            sinks: The same.
+            options: Of the layer.
 
         Raises:
             OutOfMemoryError: No room for the kernel's own buffers.
@@ -153,9 +149,7 @@ class NativeAttention:
             cached,
             output=output,
             window=window,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
         )
         return output
 
@@ -195,9 +189,7 @@ class NativePass:
         values: torch.Tensor,
         *,
         output: torch.Tensor,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> None:
         """Store new keys and values of all tokens, and write attention outputs of the sequences that attend.
 
@@ -207,9 +199,7 @@ class NativePass:
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
             output: Written to, ``[T, H, Dv]``, contiguous, the dtype of ``query``.
-            scale: As in :func:`~trencadis_torch.attention.sdpa.attend`.
-            softcap: The same.
-            sinks: The same.
+            options: Of the layer.
 
         Raises:
             OutOfMemoryError: No room for the kernel's own buffers.
@@ -221,9 +211,7 @@ class NativePass:
             self._cache.layer(layer_index),
             output=output,
             window=self._windows[layer_index],
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
         )
 
 
@@ -235,13 +223,11 @@ def _attend(
     *,
     output: torch.Tensor,
     window: int,
-    scale: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    options: AttentionOptions,
 ) -> None:
     """Say in ``call`` what one layer brings, and call the kernel."""
     query, keys, values = (_dense(one) for one in new)
-    sinks = None if sinks is None else sinks.float().contiguous()
+    numbers, sinks = options.packed(query.shape[2])
     call.query, call.new_keys, call.new_values = query.data_ptr(), keys.data_ptr(), values.data_ptr()
     call.output, call.keys, call.values = output.data_ptr(), cached[0].data_ptr(), cached[1].data_ptr()
     call.sinks = None if sinks is None else sinks.data_ptr()
@@ -252,8 +238,8 @@ def _attend(
     call.value_token, call.value_head, _ = values.stride()
     call.window = window
     call.dtype, call.cache_dtype = DTYPES[query.dtype], DTYPES[cached[0].dtype]
-    call.scale = query.shape[2] ** -0.5 if scale is None else scale
-    call.softcap = softcap or 0.0
+    for name, number in zip(NUMBERS, numbers, strict=True):
+        setattr(call, name, number)
     failure = function(ctypes.addressof(call))
     if failure == _NOT_COMPILED:
         raise InternalError(f"the attention kernel was not compiled for a cache of {cached[0].dtype}")

@@ -22,6 +22,7 @@ import torch
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Int32Array
 from trencadis_torch.attention.kernel import KernelPass, StaticKernel
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.cache.storage import decode
@@ -96,9 +97,7 @@ class PaddedPrefill:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
         self._cache.write(layer_index, self._slots, keys, values)
@@ -112,9 +111,7 @@ class PaddedPrefill:
             seen[0],
             seen[1],
             mask=self._masks[self._windows[layer_index]],
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
         )
         return output.transpose(1, 2).flatten(0, 1)
 
@@ -177,9 +174,7 @@ class FlatDecode:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
         self._cache.write(layer_index, self._slots, keys, values)
@@ -190,9 +185,7 @@ class FlatDecode:
             decode(cached_values.index_select(0, self._blocks), values.dtype),
             mapping=self._mapping,
             mask=self._masks[self._windows[layer_index]],
-            scale=query.shape[-1] ** -0.5 if scale is None else scale,
-            softcap=softcap,
-            sinks=sinks,
+            options=options,
         )
         return output.flatten(0, 1)
 
@@ -280,9 +273,7 @@ def flat_paged_attention(
     *,
     mapping: torch.Tensor,
     mask: torch.Tensor,
-    scale: float,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Return attention outputs ``[B, Q, H, Dv]``: a softmax per block, then blocks of a sequence weighed together. Pure.
 
@@ -292,9 +283,7 @@ def flat_paged_attention(
         values: ``[N, S, KV, Dv]``.
         mapping: bool ``[N, B]``, True where a block belongs to a sequence; a padding block's row is all False.
         mask: bool ``[N, Q, S]``, True where a query sees a key.
-        scale: Of the scores.
-        softcap: As in :func:`~trencadis_torch.attention.sdpa.attend`.
-        sinks: The same, ``[H]``.
+        options: Of the layer.
 
     Source: online softmax over blocks, arXiv:1805.02867, section 3; grouping by one-hot products as in vllm_gaudi.
     """
@@ -303,23 +292,21 @@ def flat_paged_attention(
     groups = num_heads // num_kv_heads
     one_hot = mapping.to(query.dtype)
     by_block = (one_hot @ query.flatten(1)).view(-1, query_len, num_kv_heads, groups, query.shape[-1])
-    scores = torch.einsum("nqkgd,nskd->nqkgs", by_block, keys).float() * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = options.scores(torch.einsum("nqkgd,nskd->nqkgs", by_block, keys), query.shape[-1])
     scores = scores.masked_fill(~mask[:, :, None, None, :], float("-inf"))
 
     block_max = scores.amax(-1).clamp_min(FLOOR)  # [N, Q, KV, G]
     weights = torch.exp(scores - block_max[..., None])
     block_sum = weights.sum(-1)
     group_max = torch.where(mapping[:, :, None, None, None], block_max[:, None], FLOOR).amax(0)  # [B, Q, KV, G]
-    if sinks is not None:
-        heads = sinks.float().view(1, 1, num_kv_heads, groups)
+    if options.sinks is not None:
+        heads = options.sinks.float().view(1, 1, num_kv_heads, groups)
         group_max = torch.maximum(group_max, heads)
     exact = mapping.float()
     shape = block_max.shape
     adjust = torch.exp(block_max - (exact @ group_max.flatten(1)).view(shape))
     total = (exact.T @ (block_sum * adjust).flatten(1)).view(batch_size, *shape[1:])
-    if sinks is not None:
+    if options.sinks is not None:
         total = total + torch.exp(heads - group_max)
     # Padding belongs to no sequence; its own sum keeps the division finite.
     total_by_block = torch.maximum((exact @ total.flatten(1)).view(shape), block_sum * adjust)
@@ -373,13 +360,11 @@ class StaticKernelPass:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[T, H, Dv]``; as in ``RaggedPass``."""
         output = query.new_zeros(*query.shape[:2], values.shape[-1])
-        self._calls.attend(layer_index, query, keys, values, output=output, scale=scale, softcap=softcap, sinks=sinks)
+        self._calls.attend(layer_index, query, keys, values, output=output, options=options)
         return output
 
 
@@ -469,9 +454,7 @@ class PaddedKernelPass:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[B × Q, H, Dv]``; as in ``RaggedPass``."""
         cached_keys, cached_values = self._cache.layer(layer_index)
@@ -485,7 +468,5 @@ class PaddedKernelPass:
             self._slots,
             self._sequences,
             self._windows[layer_index],
-            scale,
-            softcap,
-            sinks,
+            options=options,
         )

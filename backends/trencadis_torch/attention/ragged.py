@@ -21,6 +21,7 @@ import torch
 
 from trencadis.records import BoolArray, Int32Array
 from trencadis_torch.attention.kernel import KernelPass
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
@@ -162,9 +163,7 @@ class RaggedPass:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs ``[T, H, Dv]``.
 
@@ -173,21 +172,17 @@ class RaggedPass:
             query: ``[T, H, D]``.
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
-            scale: As in :func:`~trencadis_torch.attention.sdpa.attend`.
-            softcap: The same.
-            sinks: The same.
+            options: Of the layer.
         """
         output = query.new_empty(*query.shape[:2], values.shape[-1])
         if self._native is None:
             self._cache.write(layer_index, self.slots, keys, values)
         else:
-            self._native.attend(
-                layer_index, query, keys, values, output=output, scale=scale, softcap=softcap, sinks=sinks
-            )
+            self._native.attend(layer_index, query, keys, values, output=output, options=options)
         for group in self._groups[self._windows[layer_index]]:
             seen_keys, seen_values = self._seen(layer_index, group, keys, values)
             part = torch.unflatten(query[group.tokens], 0, (-1, group.query_len)).transpose(1, 2)
-            result = attend(part, seen_keys, seen_values, mask=group.mask, scale=scale, softcap=softcap, sinks=sinks)
+            result = attend(part, seen_keys, seen_values, mask=group.mask, options=options)
             output[group.tokens] = result.transpose(1, 2).flatten(0, 1)
         return output
 

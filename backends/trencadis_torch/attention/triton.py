@@ -19,6 +19,7 @@ import torch
 
 from trencadis.records import Int32Array
 from trencadis_torch.attention import triton_kernels
+from trencadis_torch.attention.options import PACKED, AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.cache.storage import SCALE_BYTES
 from trencadis_torch.device import to_device
@@ -189,28 +190,26 @@ class TritonPass:
         values: torch.Tensor,
         *,
         output: torch.Tensor,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> None:
         """Store new keys and values, and write outputs; see :class:`~trencadis_torch.attention.kernel.KernelPass`."""
         self._cache.write(layer_index, self._slots, keys, values)
         cached_keys, cached_values = self._cache.layer(layer_index)
         query = query if query.stride(-1) == 1 else query.contiguous()
+        numbers, sinks = options.packed(query.shape[-1])
         for sequences, most_queries in self._parts:
             self._attend(
                 query,
                 cached_keys,
                 cached_values,
-                None if sinks is None else sinks.float().contiguous(),
                 self._tables,
                 sequences,
                 output,
                 most_queries,
                 self._windows[layer_index],
-                query.shape[-1] ** -0.5 if scale is None else scale,
-                softcap or 0.0,
                 self._num_processors,
+                numbers,
+                sinks,
             )
 
 
@@ -220,8 +219,8 @@ def operator() -> Any:
     make: Any = torch.library.Library
     library = make("trencadis", "FRAGMENT")
     library.define(
-        "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor? sinks, Tensor tables, Tensor sequences, Tensor(a!) output, "
-        "int most_queries, int window, float scale, float softcap, int num_processors) -> ()"
+        "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor tables, Tensor sequences, Tensor(a!) output, "
+        f"int most_queries, int window, int num_processors, {PACKED}) -> ()"
     )
     for key in ("CUDA", "CPU"):  # on a CPU by Triton's interpreter
         library.impl("paged_attention", launch, key)
@@ -239,15 +238,14 @@ def launch(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    sinks: torch.Tensor | None,
     tables: torch.Tensor,
     sequences: torch.Tensor,
     output: torch.Tensor,
     most_queries: int,
     window: int,
-    scale: float,
-    softcap: float,
     num_processors: int,
+    numbers: list[float],
+    sinks: torch.Tensor | None,
 ) -> None:
     """Launch the kernels for one layer and one kind of sequences; what the operator does.
 
@@ -255,15 +253,14 @@ def launch(
         query: ``[T, H, D]``, its last axis dense.
         keys: Of the cache, ``[blocks, S, KV, D or D + 4]``, contiguous.
         values: The same, with ``Dv``.
-        sinks: float32 ``[H]``, or None.
         tables: Block tables of all rows, int32 ``[num_rows, max_blocks]``.
         sequences: Row, context length, queries and first token of each, int32 ``[B, 4]``.
         output: Written to where a sequence has a query, ``[T, H, Dv]``, contiguous.
         most_queries: Of any of the sequences.
         window: Tokens that a query sees; 0 sees all.
-        scale: Of the scores.
-        softcap: Of the scores; 0: none.
         num_processors: Multiprocessors to keep busy.
+        numbers: As in :meth:`AttentionOptions.packed`; the kernel takes them in this order.
+        sinks: The same.
     """
     heads, kv_heads, key_dim, value_dim = query.shape[1], keys.shape[2], query.shape[2], output.shape[2]
     tile = tile_for(
@@ -288,10 +285,10 @@ def launch(
         "QUERIES": tile.queries,
         "HAS_SINKS": sinks is not None,
     }
-    numbers = (*query.stride()[:2], *keys.stride()[1:3], *values.stride()[1:3], tables.stride(0), scale, softcap, tiles)
+    strides = (*query.stride()[:2], *keys.stride()[1:3], *values.stride()[1:3], tables.stride(0))
     triton_kernels.attend_kernel[(num_tiles, kv_heads, spans)](
         *(query, keys, values, *scales, places, output, partials, stats, tables, sequences),
-        *numbers,
+        *(*strides, *numbers, tiles),
         **common,
         GROUPS=heads // kv_heads,
         KEY_DIM=key_dim,
@@ -303,7 +300,7 @@ def launch(
         MIN_SPAN=MIN_SPAN,
         WINDOW=window,
         IS_INT8=is_int8,
-        HAS_SOFTCAP=softcap > 0,
+        HAS_SOFTCAP=AttentionOptions.unpacked(numbers, sinks).softcap is not None,
         # Without it float32 would be rounded to 10 bits on the matrix units.
         PRECISION="ieee",
         num_warps=tile.num_warps,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.cache.kv_cache import AttentionLayer
 
@@ -47,9 +48,7 @@ class WholeTexts:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Return attention outputs ``[T, H, Dv]``; stores nothing.
 
@@ -58,9 +57,7 @@ class WholeTexts:
             query: ``[T, H, D]``.
             keys: ``[T, KV, D]``.
             values: ``[T, KV, Dv]``.
-            scale: As in :func:`~trencadis_torch.attention.sdpa.attend`.
-            softcap: The same.
-            sinks: The same.
+            options: Of the layer.
         """
         window = self._windows[layer_index]
         output = query.new_empty(*query.shape[:2], values.shape[-1])
@@ -76,9 +73,7 @@ class WholeTexts:
                     two[:, :, seen],
                     three[:, :, seen],
                     mask=mask,
-                    scale=scale,
-                    softcap=softcap,
-                    sinks=sinks,
+                    options=options,
                 )
         return output
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from trencadis.errors import BackendError
 from trencadis.interfaces import BlendOrder, KVBlender
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.blend.packed_tokens import PackedTokens
@@ -180,9 +181,7 @@ class _Blend:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        scale: float | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store new keys and values, and return attention outputs over all that lies before; as any pass."""
         self._cache.write(layer_index, self._slots(self.positions), keys, values)
@@ -199,9 +198,7 @@ class _Blend:
                 seen[0][:end].transpose(0, 1)[None],
                 seen[1][:end].transpose(0, 1)[None],
                 mask=mask[None, None],
-                scale=scale,
-                softcap=softcap,
-                sinks=sinks,
+                options=options,
             )
             output[piece] = part[0].transpose(0, 1)
         return output
@@ -281,10 +278,16 @@ class _Recorder:
         self.found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(
-        self, layer_index: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         self.found[layer_index] = keys, values
-        return self._texts.attend(layer_index, query, keys, values, **options)
+        return self._texts.attend(layer_index, query, keys, values, options=options)
 
 
 def _tokens(device: torch.device) -> torch.Tensor:

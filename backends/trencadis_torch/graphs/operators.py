@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from trencadis_torch.attention.native import compiled_kernel
+from trencadis_torch.attention.options import PACKED, AttentionOptions
 from trencadis_torch.linear.native import SOURCE, Native
 from trencadis_torch.native_build import Source, load_library
 
@@ -32,7 +33,7 @@ _SCHEMAS: Final = {
     ),
     "attend": (
         "(Tensor query, Tensor new_keys, Tensor new_values, Tensor(a!) keys, Tensor(b!) values, Tensor tables, Tensor slots, "
-        "Tensor sequences, int window, float? scale, float? softcap, Tensor? sinks) -> Tensor"
+        f"Tensor sequences, int window, {PACKED}) -> Tensor"
     ),
 }
 
@@ -118,8 +119,7 @@ def _attend(
     slots: torch.Tensor,
     sequences: torch.Tensor,
     window: int,
-    scale: float | None,
-    softcap: float | None,
+    numbers: list[float],
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     return compiled_kernel(frozenset({keys.dtype})).attend(
@@ -131,19 +131,20 @@ def _attend(
         slots=slots,
         sequences=sequences,
         window=window,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
+        options=AttentionOptions.unpacked(numbers, sinks),
     )
 
 
-def kernel_attention(*arguments: Any) -> torch.Tensor:
+def kernel_attention(query: torch.Tensor, *arguments: Any, options: AttentionOptions) -> torch.Tensor:
     """Store new keys and values of one layer and attend, in a graph or not; see ``NativeAttention.attend``.
 
     Args:
-        arguments: Query, new keys, new values, the cache's keys, its values, tables, slots, sequences, window, scale, softcap, sinks.
+        query: ``[T, H, D]``.
+        arguments: New keys, new values, the cache's keys, its values, tables, slots, sequences, window.
+        options: Of the layer.
     """
-    return _op("attend", *arguments) if torch.compiler.is_compiling() else _attend(*arguments)
+    attend = functools.partial(_op, "attend") if torch.compiler.is_compiling() else _attend
+    return attend(query, *arguments, *options.packed(query.shape[-1]))
 
 
 class GraphNative(Native):

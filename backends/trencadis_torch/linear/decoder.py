@@ -16,11 +16,12 @@ import attrs
 import torch
 from torch import nn
 
+from trencadis_torch.attention.options import ARGUMENTS, AttentionOptions
 from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
 from trencadis_torch.linear.native_decoder import Decoder, Layer, NativeDecoder, layer_array, product
 from trencadis_torch.linear.packed import Int8Linear, PackedLinear, RowsEmbedding
 
-__all__ = ["Angles", "AttentionOptions", "FusedDecoder", "attach", "decoder_of", "read_decoder"]
+__all__ = ["Angles", "LayerAttention", "FusedDecoder", "attach", "decoder_of", "read_decoder"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -35,7 +36,7 @@ _PLACES: Final = {
 }
 """Where the library looks for the weights of two norms, or of four."""
 
-_KNOWN_OPTIONS: Final = {"dropout", "scaling", "sliding_window", "softcap"}
+_KNOWN_ARGUMENTS: Final = {"dropout", "sliding_window", *ARGUMENTS}
 _MOVING_ANGLES: Final = ("dynamic", "longrope")
 """Positions are turned by other angles once a text is long."""
 
@@ -62,24 +63,22 @@ class Angles:
 
 
 @attrs.frozen(kw_only=True)
-class AttentionOptions:
-    """What a layer's attention is told besides tensors.
+class LayerAttention:
+    """Heads and options of one layer's attention.
 
     Attributes:
         index: The layer's ``layer_idx``.
         num_heads: H.
         num_kv_heads: KV.
         head_dim: D.
-        scale: Of the scores.
-        softcap: Of the scores; 0: none.
+        options: Without sinks.
     """
 
     index: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float
-    softcap: float
+    options: AttentionOptions
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -101,7 +100,7 @@ class FusedDecoder:
 
     native: NativeDecoder
     structure: Decoder
-    attention: tuple[AttentionOptions, ...]
+    attention: tuple[LayerAttention, ...]
     angles: Angles
     vocab_size: int
     intermediate_size: int
@@ -181,7 +180,7 @@ class _Reader:
         return FusedDecoder(
             native=self._native,
             structure=structure,
-            attention=tuple(self._options(layer.self_attn) for layer in base.layers),
+            attention=tuple(self._attention(layer.self_attn) for layer in base.layers),
             angles=Angles(base.rotary_emb),
             vocab_size=head.out_features,
             intermediate_size=max(gates) // 2,
@@ -223,16 +222,16 @@ class _Reader:
             setattr(found, name, self._at(norm.weight))
         return found
 
-    def _options(self, attention: Any) -> AttentionOptions:
-        options = attention.options
-        _need(options.keys() <= _KNOWN_OPTIONS and not options.get("dropout"), f"its attention takes {sorted(options)}")
-        return AttentionOptions(
+    def _attention(self, attention: Any) -> LayerAttention:
+        arguments, options = attention.options, AttentionOptions.of(attention.options)
+        is_known = arguments.keys() <= _KNOWN_ARGUMENTS and not arguments.get("dropout") and options.sinks is None
+        _need(is_known, f"its attention takes {sorted(arguments)}")
+        return LayerAttention(
             index=attention.layer_idx,
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            scale=float(options.get("scaling") or attention.head_dim**-0.5),
-            softcap=float(options.get("softcap") or 0.0),
+            options=options,
         )
 
     def _embeddings(self, embedding: Any, head: PackedLinear | Int8Linear, structure: Decoder) -> None:

@@ -19,6 +19,7 @@ import torch
 from trencadis.errors import OutOfMemoryError
 from trencadis.records import Int32Array
 from trencadis_torch.attention.native import CALL, DTYPES, NativeAttention
+from trencadis_torch.attention.options import NUMBERS
 from trencadis_torch.attention.ragged import RaggedPass
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.linear.decoder import FusedDecoder
@@ -159,15 +160,18 @@ def _calls(decoder: FusedDecoder, cache: PagedKVCache) -> npt.NDArray[Any]:
     """Return a call for each layer, with what stays the same from pass to pass."""
     calls = np.zeros(len(decoder.attention), CALL)
     windows = {layer.index: layer.window for layer in cache.layers}
-    for call, options in zip(calls, decoder.attention, strict=True):
-        keys, values = cache.layer(options.index)
+    for call, layer in zip(calls, decoder.attention, strict=True):
+        keys, values = cache.layer(layer.index)
         call["keys"], call["values"] = keys.data_ptr(), values.data_ptr()
-        call["num_heads"], call["num_kv_heads"] = options.num_heads, options.num_kv_heads
+        call["num_heads"], call["num_kv_heads"] = layer.num_heads, layer.num_kv_heads
         for name in ("key_dim", "value_dim", "query_head", "key_head", "value_head"):
-            call[name] = options.head_dim
+            call[name] = layer.head_dim
         for name in ("query_token", "key_token", "value_token"):
-            call[name] = (options.num_heads + 2 * options.num_kv_heads) * options.head_dim
-        call["window"], call["scale"], call["softcap"] = windows[options.index], options.scale, options.softcap
+            call[name] = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
+        call["window"] = windows[layer.index]
+        numbers, _ = layer.options.packed(layer.head_dim)
+        for name, number in zip(NUMBERS, numbers, strict=True):
+            call[name] = number
         call["dtype"], call["cache_dtype"] = DTYPES[torch.float32], DTYPES[keys.dtype]
     calls["block_size"] = cache.block_size
     return calls

@@ -10,6 +10,7 @@ from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
 from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.loading.inspection import attention_layers
@@ -152,14 +153,15 @@ class Recorder:
     def wait(self, layer):
         self.calls.append(("wait", layer))
 
-    def attend(self, layer, query, keys, values, *, scale, softcap, sinks):
-        self.calls.append(("attend", layer, scale, softcap, sinks))
+    def attend(self, layer, query, keys, values, *, options):
+        self.calls.append(("attend", layer, options))
         return query + keys + values
 
 
 def test_layer_is_waited_for_before_it_attends_with_what_it_was_given():
     both = Recorder()
     one = torch.ones(2, 1, 4)
-    output = GatedPass(both, both).attend(7, one, 2 * one, 3 * one, scale=0.5, softcap=None, sinks=None)
-    assert both.calls == [("wait", 7), ("attend", 7, 0.5, None, None)]
+    options = AttentionOptions(scale=0.5)
+    output = GatedPass(both, both).attend(7, one, 2 * one, 3 * one, options=options)
+    assert both.calls == [("wait", 7), ("attend", 7, options)]
     assert torch.equal(output, 6 * one)

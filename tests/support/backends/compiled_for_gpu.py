@@ -68,7 +68,7 @@ def main(capability, *names):
                 query = torch.zeros(batch_size * most, kv_heads * groups, dim, dtype=dtype)
                 sequences = torch.zeros(batch_size, 4, dtype=torch.int32)
                 triton_attention.launch(
-                    query, cache, cache, None, tables, sequences, torch.empty_like(query), most, window, 0.1, 0.0, 108
+                    query, cache, cache, tables, sequences, torch.empty_like(query), most, window, 108, [0.1, 0.0], None
                 )
         for kernel in kernels.values():
             assert all(is_binary for _, _, is_binary in kernel.compiled)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from trencadis_torch.attention.native import compiled_kernel
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
@@ -98,7 +99,7 @@ def attend(shape: Shape, sequences: list[Sequence], *, native, seed: int = 0, tr
     )
     if strided:  # as a model hands them over: heads outside, tokens inside
         new = tuple(part.transpose(0, 1).contiguous().transpose(0, 1) for part in new)
-    return one.attend(3, *new, **{"scale": None, "softcap": None, "sinks": None, **options}), cache
+    return one.attend(3, *new, options=AttentionOptions(**options)), cache
 
 
 def chain_and_trees(query_lens: list[int], branching: list[bool], seed: int) -> DraftTrees:

@@ -7,6 +7,7 @@ import torch
 
 from support.backends.dense_attention import dense_attention
 from trencadis.records import Bucket, Pass
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
 NUM_HEADS, NUM_KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
@@ -96,7 +97,6 @@ class Scene:
             num_tokens: Of the pass, padding included.
             options: ``scale``, ``softcap``, ``sinks``.
         """
-        options = {"scale": None, "softcap": None, "sinks": None, **options}
         value_dim = self.cache.layer(0)[1].shape[-1]
         query = self._random(num_tokens, NUM_HEADS, KEY_DIM)
         keys, values = (
@@ -106,7 +106,7 @@ class Scene:
         for row, (context, length) in enumerate(self.sequences):
             here = slice(int(firsts[row]), int(firsts[row]) + length)
             keys[here], values[here] = (part[context:] for part in self.whole[row])
-        found = attention.attend(0, query, keys, values, **options)
+        found = attention.attend(0, query, keys, values, options=AttentionOptions(**options))
         assert found.shape == (num_tokens, NUM_HEADS, value_dim)
         assert found.isfinite().all()
         for row, (context, length) in enumerate(self.sequences):

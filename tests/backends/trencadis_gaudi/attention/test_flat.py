@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from trencadis_gaudi.attention.flat import FLOOR, flat_attention, one_hot, peaks_of_owners, slot_bias
+from trencadis_torch.attention.options import AttentionOptions
 
 
 def worked(groups=(0, 0, 1), usage=(2, 1, 2), **options):
@@ -16,8 +17,7 @@ def worked(groups=(0, 0, 1), usage=(2, 1, 2), **options):
         values,
         groups=torch.tensor(groups),
         bias=slot_bias(usage, torch.zeros_like(usage), 2),
-        scale=0.5,
-        **options,
+        options=AttentionOptions(scale=0.5, **options),
     ).flatten()
 
 
@@ -46,7 +46,9 @@ def test_sink_takes_its_share_of_the_softmax():
 def test_scores_far_apart_do_not_overflow():
     keys = torch.tensor([[500.0, -500.0], [-400.0, 450.0]]).view(2, 2, 1, 1)
     bias = torch.zeros(2, 1, 2)
-    found = flat_attention(torch.ones(1, 1, 1, 1), keys, keys, groups=torch.tensor([0, 0]), bias=bias, scale=1.0)
+    found = flat_attention(
+        torch.ones(1, 1, 1, 1), keys, keys, groups=torch.tensor([0, 0]), bias=bias, options=AttentionOptions(scale=1.0)
+    )
     torch.testing.assert_close(found.flatten(), torch.tensor([500.0]))
 
 
@@ -54,7 +56,12 @@ def test_padding_does_not_raise_the_maximum_of_a_sequence():
     """Against the score 0 of a padding block the weights exp(-500) would all vanish."""
     keys = torch.tensor([[-500.0, -501.0], [0.0, 0.0]]).view(2, 2, 1, 1)
     found = flat_attention(
-        torch.ones(1, 1, 1, 1), keys, keys, groups=torch.tensor([0, -1]), bias=torch.zeros(2, 1, 2), scale=1.0
+        torch.ones(1, 1, 1, 1),
+        keys,
+        keys,
+        groups=torch.tensor([0, -1]),
+        bias=torch.zeros(2, 1, 2),
+        options=AttentionOptions(scale=1.0),
     )
     expected = torch.tensor([-500.0, -501.0]) @ torch.tensor([0.0, -1.0]).softmax(0)
     torch.testing.assert_close(found.flatten()[0], expected)
@@ -63,7 +70,11 @@ def test_padding_does_not_raise_the_maximum_of_a_sequence():
 def test_half_precision_stays_near_single_precision():
     generator = torch.Generator().manual_seed(3)
     query, keys, values = (torch.randn(s, generator=generator) for s in ((2, 1, 4, 8), (5, 4, 2, 8), (5, 4, 2, 8)))
-    options = {"groups": torch.tensor([0, 1, 1, -1, 0]), "bias": torch.zeros(5, 1, 4), "scale": 0.3}
+    options = {
+        "groups": torch.tensor([0, 1, 1, -1, 0]),
+        "bias": torch.zeros(5, 1, 4),
+        "options": AttentionOptions(scale=0.3),
+    }
     exact = flat_attention(query, keys, values, **options)
     half = flat_attention(query.bfloat16(), keys.bfloat16(), values.bfloat16(), **options)
     assert half.dtype is torch.bfloat16

@@ -4,6 +4,7 @@ import torch
 
 from trencadis_gaudi.attention.fused_sdpa import emulated_fused_sdpa
 from trencadis_gaudi.attention.prefill import attend_prefill, batch_mask, merged_mask, with_context
+from trencadis_torch.attention.options import AttentionOptions
 
 
 def rows(mask):
@@ -63,12 +64,13 @@ def test_kernel_is_used_where_it_can_do_the_work_only():
 
     generator = torch.Generator().manual_seed(1)
     query, keys = (torch.randn(1, 4, heads, 8, generator=generator) for heads in (4, 2))
-    options = {"mask": None, "query_lens": torch.tensor([4]), "scale": None, "softcap": None, "sinks": None}
+    common = {"mask": None, "query_lens": torch.tensor([4])}
+    options = {**common, "options": AttentionOptions()}
     plain = attend_prefill(query, keys, keys, **options, kernel=None)
     fused = attend_prefill(query, keys, keys, **options, kernel=kernel)
     torch.testing.assert_close(plain, fused, atol=1e-5, rtol=0)
     assert len(calls) == 1
-    attend_prefill(query, keys, keys, **{**options, "softcap": 2.0}, kernel=kernel)
-    attend_prefill(query, keys, keys, **{**options, "sinks": torch.zeros(4)}, kernel=kernel)
+    attend_prefill(query, keys, keys, **common, options=AttentionOptions(softcap=2.0), kernel=kernel)
+    attend_prefill(query, keys, keys, **common, options=AttentionOptions(sinks=torch.zeros(4)), kernel=kernel)
     attend_prefill(query, keys, keys[..., :6], **options, kernel=kernel)
     assert len(calls) == 1

@@ -8,6 +8,7 @@ import torch
 from trencadis_gaudi.attention import unified as unified_attention
 from trencadis_gaudi.attention.flat import FLOOR
 from trencadis_gaudi.attention.unified import Part, block_part, causal_part, dense_part, merge_parts, sink_part
+from trencadis_torch.attention.options import AttentionOptions
 
 
 def numbers(*values):
@@ -21,8 +22,7 @@ def part_of(scores, values):
         numbers(*scores),
         numbers(*values),
         seen=torch.ones(1, len(scores), dtype=torch.bool),
-        scale=1.0,
-        softcap=None,
+        options=AttentionOptions(scale=1.0),
     )
 
 
@@ -62,11 +62,11 @@ def test_part_of_blocks_equals_the_part_of_their_tokens():
     query, keys, values = (torch.randn(s, generator=generator) for s in ((3, 4, 8), (4, 2, 2, 8), (4, 2, 2, 6)))
     owners, usage = torch.tensor([2, -1, 0, 2]), torch.tensor([2, 0, 1, 9])
     skipped = torch.tensor([1, 0, 0, -3])
-    options = {"scale": 0.4, "softcap": 1.5}
-    found = block_part(query, keys, values, owners=owners, usage=usage, skipped=skipped, **options)
+    options = AttentionOptions(scale=0.4, softcap=1.5)
+    found = block_part(query, keys, values, owners=owners, usage=usage, skipped=skipped, options=options)
     seen = torch.zeros(3, 8, dtype=torch.bool)
     seen[2, [1, 6, 7]] = seen[0, 4] = True
-    expected = dense_part(query, keys.flatten(0, 1), values.flatten(0, 1), seen=seen, **options)
+    expected = dense_part(query, keys.flatten(0, 1), values.flatten(0, 1), seen=seen, options=options)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
@@ -79,14 +79,14 @@ def test_slices_of_queries_do_not_change_the_causal_part(window, monkeypatch):
 
     def run():
         return causal_part(
-            query, keys, values, owners=owners, positions=positions, window=window, scale=0.3, softcap=None
+            query, keys, values, owners=owners, positions=positions, window=window, options=AttentionOptions(scale=0.3)
         )
 
     whole = run()
     seen = (owners[:, None] == owners) & (owners >= 0) & (positions <= positions[:, None])
     if window:
         seen &= positions > positions[:, None] - window
-    expected = dense_part(query, keys, values, seen=seen, scale=0.3, softcap=None)
+    expected = dense_part(query, keys, values, seen=seen, options=AttentionOptions(scale=0.3))
     monkeypatch.setattr(unified_attention, "QUERY_SLICE", 3)
     for one, two, three in zip(whole, run(), expected, strict=True):
         torch.testing.assert_close(one, three, atol=1e-6, rtol=0)

@@ -12,6 +12,7 @@ from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Phase
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.passes.decode import GaudiDecode, decode_tensors
+from trencadis_torch.attention.options import AttentionOptions
 
 
 def bucket(batch_size, query_len, num_blocks):
@@ -98,7 +99,7 @@ def test_pass_without_sequences_leaves_the_cache_as_it_was_but_for_padding():
         scene.cache, decode_tensors(empty, scene.tables, scene.cache, contiguous=False), contiguous=False
     )
     output = attention.attend(
-        0, torch.ones(2, 4, 8), torch.ones(2, 2, 8), torch.ones(2, 2, 6), scale=None, softcap=None, sinks=None
+        0, torch.ones(2, 4, 8), torch.ones(2, 2, 8), torch.ones(2, 2, 6), options=AttentionOptions()
     )
     assert output.isfinite().all()
     assert all(torch.equal(part[:-1], old) for part, old in zip(scene.cache.layer(0), before, strict=True))

@@ -11,6 +11,7 @@ from support.backends.paged_scene import OPTIONS, Scene
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, UnifiedBucket
 from trencadis_gaudi.passes.unified import GaudiUnified, unified_batch, unified_tensors
+from trencadis_torch.attention.options import AttentionOptions
 
 NO_BUCKET = Bucket(1, 1, 0)
 
@@ -93,9 +94,7 @@ def test_padding_alone_stays_finite_whatever_the_bucket():
             torch.ones(3, 4, 8),
             torch.ones(3, 2, 8),
             torch.ones(3, 2, 6),
-            scale=None,
-            softcap=None,
-            sinks=torch.ones(4),
+            options=AttentionOptions(sinks=torch.ones(4)),
         )
         assert output.shape == (3, 4, 6)
         assert not output.any()

@@ -9,7 +9,7 @@ from trencadis_torch.attention import adapter as bridge
 
 
 class Pass:
-    def attend(self, layer_index, query, keys, values, **options):
+    def attend(self, layer_index, query, keys, values, *, options):
         self.seen = (layer_index, tuple(query.shape), tuple(keys.shape), tuple(values.shape), options)
         return query[..., : values.shape[-1]]
 
@@ -20,7 +20,9 @@ def test_attention_is_the_pass_that_came_with_the_forward():
     output, weights = bridge.paged_attention(
         module, query, key, value, None, trencadis_pass=one, scaling=0.5, softcap=2.0, sliding_window=9, dropout=0.0
     )
-    assert one.seen == (3, (5, 4, 8), (5, 2, 8), (5, 2, 6), {"scale": 0.5, "softcap": 2.0, "sinks": None})
+    *seen, options = one.seen
+    assert seen == [3, (5, 4, 8), (5, 2, 8), (5, 2, 6)]
+    assert (options.scale, options.softcap, options.sinks) == (0.5, 2.0, None)
     assert output.shape == (1, 5, 4, 6)
     assert torch.equal(output[0, :, 1], query[0, 1, :, :6])
     assert weights is None

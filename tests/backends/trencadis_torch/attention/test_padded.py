@@ -6,6 +6,7 @@ import torch
 
 from support.backends.dense_attention import dense_attention
 from trencadis.records import Bucket, Phase
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.padded import PaddedDecode, PaddedPrefill, flat_block_lists, flat_paged_attention
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
@@ -24,7 +25,7 @@ def test_flat_attention_of_the_worked_example():
         values,
         mapping=groups[:, None] == torch.arange(2),
         mask=(torch.arange(2) < usage[:, None])[:, None],
-        scale=0.5,
+        options=AttentionOptions(scale=0.5),
     )
     torch.testing.assert_close(found.flatten(), torch.tensor([2.207851, 4.148047]), atol=1e-6, rtol=0)
 
@@ -79,8 +80,7 @@ def test_outputs_follow_the_definition_and_padding_stays_finite(contexts, length
     else:
         (rows, starts, query_lens), kind = arrays, PaddedDecode
     one = kind(cache, tables=tables, slots=slots, rows=rows, starts=starts, query_lens=query_lens, bucket=bucket)
-    options = {"scale": None, "softcap": None, "sinks": None, **options}
-    found = one.attend(0, *(part.flatten(0, 1) for part in (query, keys, values)), **options)
+    found = one.attend(0, *(part.flatten(0, 1) for part in (query, keys, values)), options=AttentionOptions(**options))
     assert found.isfinite().all()
     found = found.view(bucket.batch_size, bucket.query_len, HEADS, 6).double()
     for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):

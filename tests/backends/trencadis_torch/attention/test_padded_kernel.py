@@ -8,6 +8,7 @@ from support.backends.dense_attention import dense_attention
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Phase
 from trencadis_torch.attention.native import compiled_kernel
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.padded import PaddedKernelPass
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 from trencadis_torch.native_build import find_compiler
@@ -59,8 +60,7 @@ def pass_of(cache, tables, slots, contexts, lengths, bucket):
 def test_outputs_follow_the_definition_and_those_of_padding_are_zero(contexts, lengths, bucket, window, options):
     cache, tables, slots, new, whole = scene(contexts, lengths, bucket, window=window)
     one = pass_of(cache, tables, slots, contexts, lengths, bucket)
-    options = {"scale": None, "softcap": None, "sinks": None, **options}
-    found = one.attend(0, *(part.flatten(0, 1) for part in new), **options)
+    found = one.attend(0, *(part.flatten(0, 1) for part in new), options=AttentionOptions(**options))
     found = found.view(bucket.batch_size, bucket.query_len, HEADS, 6).double()
     for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
         positions = list(range(context, context + length))

@@ -6,6 +6,7 @@ import torch
 
 from support.backends.dense_attention import dense_attention
 from trencadis_torch.attention import ragged
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
@@ -45,7 +46,7 @@ def scene(contexts, lengths, *, window=0, seed=0, num_blocks=400):
 def check(contexts, lengths, **options):
     window = options.get("window", 0)
     one, query, (keys, values), whole = scene(contexts, lengths, **options)
-    found = one.attend(2, query, keys, values, scale=None, softcap=None, sinks=None)
+    found = one.attend(2, query, keys, values, options=AttentionOptions())
     first = 0
     for (all_keys, all_values), context, length in zip(whole, contexts, lengths, strict=True):
         positions = list(range(context, context + length))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from trencadis.records import Bucket, Phase
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.padded import PaddedDecode, StaticFlatDecode, StaticKernelPass, static_decode
 from trencadis_torch.cache.kv_cache import AttentionLayer, PagedKVCache
 
@@ -34,14 +35,14 @@ def test_lists_made_on_the_device_are_those_of_the_host(rows, starts, lengths, b
     facts[:, : len(rows)] = arrays
     slots = torch.arange(bucket.num_tokens) % SIZE + cache.padding_block * SIZE
     new = [torch.randn(bucket.num_tokens, h, d, generator=generator) for h, d in ((4, 8), (2, 8), (2, 6))]
-    options = {"scale": None, "softcap": None, "sinks": None}
+    options = AttentionOptions()
     host = PaddedDecode(
         cache, tables=tables, slots=slots, rows=arrays[0], starts=arrays[1], query_lens=arrays[2], bucket=bucket
     )
     device = static_decode(torch.from_numpy(facts), bucket, slots=slots, tables=tables, cache=cache)
     assert isinstance(device, StaticFlatDecode)
-    expected = host.attend(0, *new, **options).unflatten(0, (bucket.batch_size, bucket.query_len))
-    found = device.attend(0, *new, **options).unflatten(0, (bucket.batch_size, bucket.query_len))
+    expected = host.attend(0, *new, options=options).unflatten(0, (bucket.batch_size, bucket.query_len))
+    found = device.attend(0, *new, options=options).unflatten(0, (bucket.batch_size, bucket.query_len))
     assert found.isfinite().all()
     for row, length in enumerate(lengths):
         assert torch.equal(found[row, :length], expected[row, :length])
@@ -51,13 +52,11 @@ def test_padding_of_a_kernel_pass_yields_nothing():
     class Half:
         """Writes what it is given for the first token alone."""
 
-        def attend(self, layer_index, query, keys, values, *, output, scale, softcap, sinks):
+        def attend(self, layer_index, query, keys, values, *, output, options):
             output[0] = layer_index
 
     one = StaticKernelPass(Half())
-    found = one.attend(
-        7, torch.ones(2, 3, 4), torch.ones(2, 1, 4), torch.ones(2, 1, 5), scale=None, softcap=None, sinks=None
-    )
+    found = one.attend(7, torch.ones(2, 3, 4), torch.ones(2, 1, 4), torch.ones(2, 1, 5), options=AttentionOptions())
     assert found.shape == (2, 3, 5)
     assert found[0].eq(7).all()
     assert found[1].eq(0).all()

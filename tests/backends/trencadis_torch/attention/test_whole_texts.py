@@ -5,6 +5,7 @@ import torch
 
 from support.backends.dense_attention import dense_attention
 from trencadis_torch.attention import whole_texts
+from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.cache.kv_cache import AttentionLayer
 
@@ -16,8 +17,7 @@ def check(lengths, window, **options):
     query = torch.randn(total, 4, 8, generator=generator)
     keys = torch.randn(total, 2, 8, generator=generator)
     values = torch.randn(total, 2, 6, generator=generator)
-    options = {"scale": None, "softcap": None, "sinks": None, **options}
-    found = WholeTexts((layer,), lengths).attend(3, query, keys, values, **options)
+    found = WholeTexts((layer,), lengths).attend(3, query, keys, values, options=AttentionOptions(**options))
     first = 0
     for length in lengths:
         part = slice(first, first + length)

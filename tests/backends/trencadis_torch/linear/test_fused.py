@@ -38,8 +38,8 @@ class Recorder:
     def __init__(self):
         self.calls = []
 
-    def attend(self, layer_index, query, keys, values, *, scale, softcap, sinks):
-        self.calls.append((layer_index, query.clone(), keys.clone(), values.clone(), scale, softcap, sinks))
+    def attend(self, layer_index, query, keys, values, *, options):
+        self.calls.append((layer_index, query.clone(), keys.clone(), values.clone(), options))
         return values.repeat_interleave(query.shape[1] // values.shape[1], 1) + 1
 
 
