@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "micro" / "cuda_decode.py"
 
 
+@pytest.mark.slow
 def test_without_a_device_it_says_so_in_a_line_and_ends_well():
     # Also where there is one: CUDA shows no device then.
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
