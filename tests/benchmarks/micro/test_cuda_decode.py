@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import pytest
-
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "micro" / "cuda_decode.py"
 
