@@ -136,7 +136,7 @@ def _seconds(policy: EvictionPolicy, num_candidates: int) -> float:
     blocks = list(range(num_candidates))
     policy.on_use(blocks, keys=[b"%d" % block for block in blocks], depths=blocks, salt="", now_s=0.0)
     policy.on_free(blocks[::-1], depths=blocks[::-1], now_s=0.0)
-    start_s = time.perf_counter()
+    start_s = time.thread_time()
     for turn in range(100):
         (victim,) = policy.victims(1)
         key = b"again %d" % turn
@@ -145,4 +145,4 @@ def _seconds(policy: EvictionPolicy, num_candidates: int) -> float:
         policy.on_hit([victim], now_s=1.0)
         policy.on_use([victim], keys=[key], depths=[0], salt="", now_s=1.0)
         policy.on_free([victim], depths=[0], now_s=1.0)
-    return time.perf_counter() - start_s
+    return time.thread_time() - start_s
