@@ -133,6 +133,7 @@ def test_bad_value_is_a_usage_error_in_words(here):
     assert "Traceback" not in run.stderr + run.stdout
 
 
+@pytest.mark.slow
 def test_plain_run_is_not_touched(here):
     assert conform(here, has_all_plugins=True).returncode == 5  # no tests collected
 
