@@ -129,6 +129,7 @@ def test_a_wrong_command_would_be_found(shell, tmp_path: Path) -> None:
     assert shell("curl http://127.0.0.1:9/health", tmp_path).returncode != 0
 
 
+@pytest.mark.slow
 def test_the_store_of_its_page_serves_by_import_path(page_folder) -> None:
     page = "docs/plugins/kv_connector.md"
     (command,) = [

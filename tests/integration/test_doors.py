@@ -230,6 +230,7 @@ def test_admission_refuses_one_and_the_others_go_on() -> None:
     assert all(one.outputs[0].finish_reason is FinishReason.LENGTH for one in good)
 
 
+@pytest.mark.slow
 def test_offline_a_refusal_from_there_ends_its_prompt_or_is_raised_and_names_it() -> None:
     with LLM("demo", **tables(scheduling={"name": "support.core.remote_parts:AtMostTwo", "fallback": ""})) as llm:
         with pytest.raises(RequestRefusedError, match=r"prompts\[\d+\]: .*two wait already"):
@@ -264,6 +265,7 @@ async def ended(llm: AsyncLLM) -> str:
     return llm.failure
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_noticed_also_when_nothing_runs() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGKILL)
@@ -275,6 +277,7 @@ def test_a_killed_engine_is_noticed_also_when_nothing_runs() -> None:
     run(use)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSEGV, "by SIGSEGV")])
 def test_when_the_engine_dies_every_request_is_told_why(number: int, words: str) -> None:
     async def use(llm: AsyncLLM) -> None:
@@ -292,6 +295,7 @@ def test_when_the_engine_dies_every_request_is_told_why(number: int, words: str)
     run(use)
 
 
+@pytest.mark.slow
 def test_offline_the_death_of_the_engine_is_raised() -> None:
     llm = LLM("demo", **tables())
     stream = llm.stream((5, 6), LONG)
@@ -322,6 +326,7 @@ def test_an_engine_that_hangs_is_killed() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_goes_on_if_it_is_let_go_in_time() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGSTOP)
@@ -334,6 +339,7 @@ def test_an_engine_that_is_stopped_while_it_rests_does_not_answer_and_goes_on_if
     run(use)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_stopped_while_it_rests_is_killed_without_any_request() -> None:
     async def use(llm: AsyncLLM) -> None:
         os.kill(child_of(llm), signal.SIGSTOP)
@@ -343,6 +349,7 @@ def test_an_engine_that_is_stopped_while_it_rests_is_killed_without_any_request(
     run(use, engine={"watchdog_s": 1.0})
 
 
+@pytest.mark.slow
 def test_offline_an_engine_that_hangs_is_killed_too() -> None:
     with LLM("demo", **tables(engine={"watchdog_s": 1.0})) as llm:
         stream = llm.stream((5, 6), LONG)
@@ -361,6 +368,7 @@ def test_an_interrupt_of_the_terminal_is_the_parents_to_handle(run_shared: Calla
     run_shared(use)
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_says_so_before_it_ends() -> None:
     async def use(llm: AsyncLLM) -> None:
         with pytest.raises(EngineEndedError, match="the engine failed: a broken invariant of a test"):

@@ -202,6 +202,7 @@ def test_a_small_fault_would_be_found():
     assert chi_square_fails(found[:, 0], exact)
 
 
+@pytest.mark.slow
 def test_a_position_that_is_drafted_again_needs_new_numbers_if_whole_runs_are_judged():
     # Block verification looks at drafts behind the one that it refuses. Had they the same noise in the next step, the text
     # so far would tell something of it, and the drafter's law would not be the law it draws by.
@@ -245,6 +246,7 @@ def test_trees_of_drawn_siblings_have_the_law_of_the_model(parents):
     assert not chi_square_fails(pairs, law_of_texts(target))
 
 
+@pytest.mark.slow
 def test_numbers_of_drafts_of_acceptance_and_of_what_follows_do_not_depend_on_each_other():
     count = 58_000
     keys, positions = keys_of(count), torch.full((count,), POSITION)

@@ -233,6 +233,7 @@ def _environment_as_before() -> Iterator[None]:
         del os.environ[name]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_environment_as_before")
 def test_a_device_that_compiles_compiles_nothing_for_it_and_writes_the_same(
     letters_model: Path, monkeypatch: pytest.MonkeyPatch

@@ -44,6 +44,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fresh
 
 
+@pytest.mark.slow
 def test_both_packages_come_from_their_wheels(python: Path, tmp_path: Path) -> None:
     code = "import trencadis, trencadis_bucketing_fibonacci as f; print(trencadis.__file__); print(f.__file__)"
     shown = run(python, "-c", code, cwd=tmp_path)
@@ -51,6 +52,7 @@ def test_both_packages_come_from_their_wheels(python: Path, tmp_path: Path) -> N
     assert all(Path(line).is_relative_to(python.parents[1]) for line in shown.stdout.split()), shown.stdout
 
 
+@pytest.mark.slow
 def test_plugins_command_shows_it_with_its_provenance(python: Path, tmp_path: Path) -> None:
     shown = run(python, "-m", "trencadis", "plugins", "--json", "--bucketing.name", "fibonacci", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
@@ -60,6 +62,7 @@ def test_plugins_command_shows_it_with_its_provenance(python: Path, tmp_path: Pa
     assert row["plugin"] == "bucketing-fibonacci"
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass_with_its_own_settings(python: Path, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     shutil.copy(EXAMPLE / "pyproject.toml", tmp_path)
@@ -68,6 +71,7 @@ def test_its_own_tests_pass_with_its_own_settings(python: Path, tmp_path: Path) 
     assert " passed" in tested.stdout
 
 
+@pytest.mark.slow
 def test_it_serves_the_demo_model_and_its_option_is_a_flag(python: Path, tmp_path: Path) -> None:
     config = ["--bucketing.name", "fibonacci", "--bucketing.fibonacci.smallest-query=16", "--bucketing.fallback="]
     device = ["--backend.torch.layout", "padded", "--engine.warmup=false", "--cache.num-blocks=64"]

@@ -45,6 +45,7 @@ def _failures(prefix: str, names: list[str], *, path: Path | None = None) -> str
     return result.stdout
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("rooms", ROOMS, ids=["engine", "testing"])
 def test_each_module_imports_first_without_a_cycle(rooms: tuple[str, ...]) -> None:
     assert _failures("trencadis", [name for room in rooms for name in _modules(room)]) == ""
@@ -74,6 +75,7 @@ def test_circle_that_only_breaks_from_the_other_side_is_found(house: Callable[..
     assert [line.split()[0] for line in said.splitlines()] == ["ours.b", "ours.c"]
 
 
+@pytest.mark.slow
 def test_circle_through_a_call_is_found(house: Callable[..., str]) -> None:
     said = house(
         late="X = 1\nimport importlib\ndef load():\n    importlib.import_module('ours.other').Y\nload()\n",
@@ -94,11 +96,13 @@ def test_circle_that_does_no_harm_is_none(house: Callable[..., str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_module_that_uses_what_others_have_imported_is_found(house: Callable[..., str]) -> None:
     said = house(a="import ours.b.one\n", b__in____init__="", b__in__one="", c="import ours.b\nours.b.one\n")
     assert said.startswith("ours.c AttributeError")
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_module_that_cannot_be_imported_at_all_is_found(house: Callable[..., str]) -> None:
     assert house(a="from ours.b import NOTHING\n", b="").startswith("ours.a ImportError")

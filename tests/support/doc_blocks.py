@@ -43,10 +43,14 @@ def blocks_of(page: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
+FIRST_PAGES = {"README.md", "docs/learn/quickstart.md", "docs/learn/python.md"}
+"""Pages whose blocks are in the default tier. A page's blocks stay together: later ones use what earlier ones wrote."""
+
+
 def parameters(*languages: str) -> list[pytest.param]:
     """Return the blocks of some languages as parameters of a test, each with its page and line as id.
 
-    A block that stands on several pages is there once, unless it names a file of its page.
+    A block that stands on several pages is there once, unless it names a file of its page. Those of most pages are slow.
     """
     chosen: dict[tuple[str, str], Block] = {}
     for block in BLOCKS:
@@ -54,7 +58,12 @@ def parameters(*languages: str) -> list[pytest.param]:
             files = [other.file for other in BLOCKS if other.page == block.page and other.file]
             place = block.page if any(file in block.text for file in files) else ""
             chosen.setdefault((place, block.text), block)
-    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in chosen.values()]
+    return [
+        pytest.param(
+            block, id=f"{block.page}:{block.line}", marks=() if block.page in FIRST_PAGES else pytest.mark.slow
+        )
+        for block in chosen.values()
+    ]
 
 
 def write_files(page: str, folder: Path) -> None:

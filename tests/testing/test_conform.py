@@ -116,6 +116,7 @@ def test_failure_names_the_class_and_the_test_and_the_run_fails(here):
     assert "deselected" in run.stdout
 
 
+@pytest.mark.slow
 def test_tests_of_a_path_are_collected_as_well(here):
     (here / "test_own.py").write_text("def test_own(): pass\n")
     alone = conform(here, "eviction=mine:Oldest", more=("-k", "own or empty", "-rA"))
@@ -132,6 +133,7 @@ def test_bad_value_is_a_usage_error_in_words(here):
     assert "Traceback" not in run.stderr + run.stdout
 
 
+@pytest.mark.slow
 def test_plain_run_is_not_touched(here):
     assert conform(here, has_all_plugins=True).returncode == 5  # no tests collected
 

@@ -218,6 +218,7 @@ def test_suite_fails_a_broken_draft_length(failures_of, mutant, test):
     assert failures_of(DraftLengthConformance, mutant, only=test)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("correct", [Cautious, Slow])
 def test_suite_passes_what_is_correct(failures_of, correct):
     assert failures_of(DraftLengthConformance, correct) == set()

@@ -38,6 +38,7 @@ def linear(tokens):
     return [token for token, _ in random_tree(tokens, most=4)]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("draft", [ScriptedTrees(random_tree), ScriptedSpeculator(linear, max_draft_tokens=4)])
 @pytest.mark.parametrize(
     ("seed", "options"),

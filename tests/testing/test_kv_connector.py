@@ -346,6 +346,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.representatives(10)
 @pytest.mark.parametrize(("make", "test"), MUTANTS.values(), ids=MUTANTS)
 def test_suite_fails_a_broken_connector(failures_of, make, test):
     assert failures_of(Suite, make, only=test)

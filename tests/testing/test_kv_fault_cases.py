@@ -114,6 +114,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize(("mutate", "test"), MUTANTS)
 def test_suite_fails_a_connector_that_is_broken(failures_of, monkeypatch, mutate, test):
     mutate(monkeypatch)

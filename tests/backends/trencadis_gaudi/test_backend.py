@@ -72,6 +72,7 @@ class TestContiguous(Conformance):
         )
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "gpt2"])
 def test_other_architectures_give_transformers_tokens(model_path, kind):
     path = model_path(kind)
@@ -98,6 +99,7 @@ def test_drafts_are_verified_without_compiling(model_path):
     assert output.num_compilations == 0
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("mode", ["lazy", "compile"])
 def test_prompt_logprobs_are_compiled_for_when_asked_or_before_if_configured(model_path, mode):
     found = []
@@ -166,6 +168,7 @@ def test_weights_and_cache_that_do_not_fit_are_refused(model_path):
         loaded(model_path("llama"), emulated_memory_bytes=400_000)
 
 
+@pytest.mark.slow
 def test_engine_with_little_memory_serves_what_it_could_not_capture(model_path):
     """Skipped graphs are compiled all the same: a frozen device serves every request."""
     engine = gaudi_engines.open_engine(
@@ -178,6 +181,7 @@ def test_engine_with_little_memory_serves_what_it_could_not_capture(model_path):
     assert not {one.error for one in served.values()} - {""}
 
 
+@pytest.mark.slow
 def test_buckets_behind_the_required_ones_are_prepared_in_a_share_of_each_step(model_path):
     """A busy engine: it is never asked to work ahead."""
     engine = gaudi_engines.open_engine(

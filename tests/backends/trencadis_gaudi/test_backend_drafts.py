@@ -60,6 +60,7 @@ def agree(found, expected):
     )
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("layout", "greedy"),
     [
@@ -78,6 +79,7 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
     assert EveryLength.lengths >= set(range(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "drafter"),
     [("gathered", "EveryLength"), pytest.param("unified", "DrawnLengths", marks=pytest.mark.slow)],

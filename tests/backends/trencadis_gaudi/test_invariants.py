@@ -92,6 +92,7 @@ def whole(tokens, served):
     )
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=SLOW), "gemma3"])
 def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens, tmp_path_factory, kind, strategy, way):
@@ -104,6 +105,7 @@ def test_greedy_tokens_are_those_of_the_torch_backend(model_path, greedy_tokens,
     engine.close()
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 def test_greedy_tokens_after_the_warm_up_are_those_of_the_torch_backend(greedy_tokens, frozen, strategy, way):
     """Replayed graphs included."""
@@ -130,6 +132,7 @@ def test_greedy_tokens_in_eager_mode(model_path, greedy_tokens):
     engine.close()
 
 
+@pytest.mark.slow
 def test_greedy_tokens_with_torch_compile_of_a_table_that_is_compiled_before_the_first_request(
     model_path, greedy_tokens
 ):
@@ -166,6 +169,7 @@ def frozen(model_path, tmp_path_factory):
         engine.close()
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("strategy", "way"), CASES)
 @settings(
     max_examples=2,  # the first is the simplest there is; both are the same in every case
@@ -184,6 +188,7 @@ def test_after_the_warm_up_a_random_workload_compiles_nothing(frozen, strategy, 
     assert engine.totals.num_finished - before == 14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "way", "seed", "num_pieces"),
     [
@@ -216,6 +221,7 @@ def test_no_request_waits_for_a_bucket_that_is_prepared_later(
     engine.close()
 
 
+@pytest.mark.slow
 def test_workloads_meet_what_is_hard(frozen):
     """Preempted sequences, moved blocks and prefix hits occur in the runs above; else they would prove little."""
     scarce, contiguous, gathered = (frozen("exponential", way) for way in ("scarce", "contiguous", "gathered"))

@@ -48,6 +48,7 @@ def check(found, path, pooling):
     assert found.dtype == np.float32
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_decoders_embed_as_transformers_does(model_path, kind):
     check(decoder(model_path(kind)).embed(texts()), model_path(kind), "last")
@@ -58,6 +59,7 @@ def test_decoders_pool_as_they_are_told(model_path, pooling):
     check(decoder(model_path("gemma3"), pooling).embed(texts()), model_path("gemma3"), pooling)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "mpnet", "modernbert"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_encoders_embed_as_transformers_does_without_padding(encoder_path, kind, pooling):

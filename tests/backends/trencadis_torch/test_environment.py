@@ -27,6 +27,7 @@ def test_nothing_is_set_that_nobody_would_read():
     assert environ == {}
 
 
+@pytest.mark.slow
 def test_it_is_set_before_the_backend_imports_torch():
     program = (
         "import os, sys\n"

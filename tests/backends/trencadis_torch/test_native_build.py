@@ -192,6 +192,7 @@ def has_avx2():
     return "avx2" in native_build._cpu().split()
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     "instructions",

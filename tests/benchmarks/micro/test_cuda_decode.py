@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "micro" / "cuda_decode.py"
 
 
+@pytest.mark.slow
 def test_without_a_device_it_says_so_in_a_line_and_ends_well():
     # Also where there is one: CUDA shows no device then.
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -26,6 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
+@pytest.mark.slow
 def test_the_model_has_the_weights_that_its_shape_counts(cache: Path) -> None:
     from safetensors import safe_open
 

@@ -63,6 +63,7 @@ def test_limits_come_from_the_configuration_if_no_flag_gives_them(capsys):
     assert table == as_json(capsys, "--strategy=exponential", *SMALL)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(
     ("flags", "key", "value"),
     [
@@ -226,6 +227,7 @@ def test_picture_is_drawn(capsys, trace, tmp_path):
     assert file.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -203,6 +203,7 @@ def test_a_flag_of_a_broken_plugin_is_explained_by_it(command, installed, capsys
     assert 'Perhaps it is of a plugin that cannot be used: broken, given in code (plugin "broken") defines' in error
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("arguments", [["plugins"], ["config"], ["--version"]])
 def test_looking_around_imports_no_tensor_library(arguments):
     code = f"""
@@ -215,6 +216,7 @@ sys.exit(3 if {{"torch", "transformers"}} & set(sys.modules) else 0)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("argument", ["config", "--version"])
 def test_a_reader_that_goes_away_is_no_error(argument):
     line = [sys.executable, "-m", "trencadis", argument]

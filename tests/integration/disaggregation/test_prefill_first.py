@@ -165,6 +165,7 @@ def test_parameters_that_are_none_are_refused_in_words(engines: Engines, params:
     assert "transfer_params" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_prefill_engine_that_is_killed_before_or_during_the_pull_costs_no_answer(
     engines: Engines,
 ) -> None:

@@ -31,6 +31,7 @@ from trencadis_kv.wire.stream import FrameStream
 from trencadis_kv.wire.stream_messages import Commit, PrefillRequest, Token
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("at", [200, 380, 700, 1500, 2300])
 @pytest.mark.parametrize("fault", ["cut_at", "flip_at", "stall_at"])
 def test_fault_on_the_way_costs_time_and_no_text(fault: str, at: int) -> None:
@@ -204,6 +205,7 @@ def test_engine_that_closes_in_the_middle_does_not_hang() -> None:
         assert one.node.pushes.num_bytes == 0
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_storm_of_faults_and_departures_changes_no_text_and_leaves_nothing(seed: int) -> None:
     """Requests come, leave and share beginnings in a cache of few blocks, while the way to the other engine breaks in every way."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
+import pytest
 
 from support.kv.engine_pairs import pause
 from support.kv.redis_server import running_redis
@@ -194,6 +195,7 @@ def test_store_that_falls_off_the_network_in_the_middle_of_a_load_is_waited_for_
         one.rest()
 
 
+@pytest.mark.slow
 def test_save_to_a_store_that_fell_off_the_network_holds_nobody_up() -> None:
     with served(policy=KVPolicy(), io_timeout_s=0.5, lookup_timeout_s=0.05) as (one, there):
         there.unplug()
@@ -208,6 +210,7 @@ def test_save_to_a_store_that_fell_off_the_network_holds_nobody_up() -> None:
         assert one.serve(4)[1] > 0, "nothing is saved any more"
 
 
+@pytest.mark.slow
 def test_cable_that_is_slower_than_computing_is_given_up_once_and_then_not_used() -> None:
     """8 Mbit/s: a load takes longer than computing does, by half at least."""
     with served(policy=CostAware(), token_s=20e-6, cooldown_s=3.0, lookup_timeout_s=2.0) as (one, _):
@@ -234,6 +237,7 @@ def _wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
         pause()
 
 
+@pytest.mark.slow
 def test_server_whose_store_falls_off_the_network_gives_the_same_answers_and_finds_it_again() -> None:
     body = {
         "prompt": "Alice was beginning to get very tired of sitting by her sister " * 4,

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from support.kv.engine_pairs import Station, pause, prompt_of, true_text
 from support.netns import hosts
 
@@ -124,6 +126,7 @@ def test_host_that_cannot_be_reached_costs_a_pull_the_time_to_connect() -> None:
         both.rest()
 
 
+@pytest.mark.slow
 def test_engine_that_computes_prompts_and_falls_off_the_network_is_missed_within_three_heartbeats() -> None:
     heartbeat_s = 0.3
     with contextlib.ExitStack() as stack:

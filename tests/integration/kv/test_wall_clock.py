@@ -71,7 +71,7 @@ def test_load_that_stalls_is_given_up_when_its_time_is_over_whatever_the_wall_cl
         serve("first")
         assert pair.worker.wait_idle(60.0)  # type: ignore[attr-defined]
         shelf.faults.begin(Fault.STALLS, calls={"get"})
-        assert LOAD_S <= serve("second") < LOAD_S + 3.0
+        assert LOAD_S <= serve("second") < LOAD_S + 30.0
         assert shelf.faults.num_injected == 1, "nothing was loaded, so nothing was shown"
         shelf.faults.end()
         serve("third")

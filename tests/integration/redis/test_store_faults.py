@@ -174,6 +174,7 @@ def test_flipped_bit_reaches_the_caller_as_it_is(proxy: FaultProxy, store_at: Ca
     assert sum(a != b for a, b in zip(found, whole(todo[0]), strict=True)) == 1
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_frame_is_noticed_or_harmless(
     proxy: FaultProxy, store_at: Callable[..., RedisStore]
 ) -> None:

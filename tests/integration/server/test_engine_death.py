@@ -72,6 +72,7 @@ def test_the_engine_has_a_process_of_its_own_and_serves(server):
     assert "vllm:generation_tokens_total" in httpx.get(f"{server.url}/metrics").text
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("sent", "word"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "watchdog")])
 def test_an_engine_that_dies_or_hangs_is_replaced(server, sent, word):
     number = server.supervisor.num_restarts + 1
@@ -98,6 +99,7 @@ def test_an_engine_that_dies_or_hangs_is_replaced(server, sent, word):
     assert (server.admission.num_requests, server.admission.num_waiting_tokens) == (0, 0)
 
 
+@pytest.mark.slow
 def test_after_too_many_deaths_the_server_answers_and_ends_with_the_reason() -> None:
     server = LiveServer(opener(step_s=0.02, placement="process"), max_engine_restarts=0)
     server.start()
@@ -141,6 +143,7 @@ def until_replaced(server: LiveServer, pid: int) -> None:
     assert httpx.get(f"{server.url}/ready").status_code == 200
 
 
+@pytest.mark.slow
 def test_an_idle_engine_that_is_stopped_is_noticed_without_any_request_and_replaced() -> None:
     with running(opener(placement="process", watchdog_s=4.0)) as server:
         pid = pid_of(server)
@@ -153,6 +156,7 @@ def test_an_idle_engine_that_is_stopped_is_noticed_without_any_request_and_repla
         assert serves(server)
 
 
+@pytest.mark.slow
 def test_code_that_holds_pythons_lock_is_found_in_the_log_and_its_request_is_told(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -113,6 +113,7 @@ TRIED = settings(
 )
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("mode", "method", "path"), TRIALS)
 def test_no_request_that_the_document_allows_or_forbids_breaks_the_server(
     api: schemathesis.BaseSchema, mode: schemathesis.GenerationMode, method: str, path: str
@@ -215,6 +216,7 @@ def apart(body: dict[str, Any]) -> None:
         body.pop("top_logprobs", None)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("path", COMPLETIONS)
 def test_most_of_what_the_document_allows_succeeds_once_the_fields_go_together(
     api: schemathesis.BaseSchema, path: str

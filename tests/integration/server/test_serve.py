@@ -111,6 +111,7 @@ def test_it_says_where_it_listens_and_a_signal_lets_a_stream_end_before_it_exits
     assert chunk["system_fingerprint"] == f"fp_{fingerprint}"
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(serve):
     serving = serve("--server.drain-timeout-s", "3600")
     with RawClient(serving.port) as client:
@@ -127,6 +128,7 @@ def test_a_second_signal_ends_it_at_once(serve):
     assert not any("Traceback" in line for line in serving.errors)
 
 
+@pytest.mark.slow
 def test_a_server_told_to_end_while_it_loads_does_so(tmp_path):
     config = tmp_path / "serve.toml"
     config.write_text(CONFIG)

@@ -40,6 +40,7 @@ def administer(use: Callable[[httpx.AsyncClient, AsyncLLM], Awaitable[None]], **
     asyncio.run(main())
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("placement", ["thread", "process"])
 def test_role_is_shown_changed_and_felt(placement: str) -> None:
     async def use(client: httpx.AsyncClient, llm: AsyncLLM) -> None:

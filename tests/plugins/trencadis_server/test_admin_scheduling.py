@@ -57,6 +57,7 @@ async def active(client: httpx.AsyncClient) -> tuple[str, str]:
     return name, shown["engine"]["plan_hash"]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("placement", ["thread", "process"])
 def test_a_swap_while_serving_changes_no_token_and_is_shown_everywhere(placement: str):
     async def use(client: httpx.AsyncClient, llm: AsyncLLM, engines: OneEngine) -> None:
@@ -89,6 +90,7 @@ def test_a_swap_while_serving_changes_no_token_and_is_shown_everywhere(placement
     administer(use, engine={"placement": placement})
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("placement", ["thread", "process"])
 def test_what_cannot_be_is_answered_400_in_the_words_of_the_configuration(placement: str):
     async def use(client: httpx.AsyncClient, llm: AsyncLLM, engines: OneEngine) -> None:

@@ -30,6 +30,7 @@ def run(scene, one, *, contiguous, **options):
     return scene.check(attention, firsts, one.bucket.num_tokens, **options)
 
 
+@pytest.mark.representatives(24)
 @pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3, 9])
 @pytest.mark.parametrize("options", OPTIONS)

@@ -19,6 +19,7 @@ def run(scene, bucket, kernel=None, **options):
     return scene.check(attention, np.arange(bucket.batch_size) * bucket.query_len, bucket.num_tokens, **options)
 
 
+@pytest.mark.representatives(24)
 @pytest.mark.parametrize("kernel", [None, emulated_fused_sdpa])
 @pytest.mark.parametrize("window", [0, 1, 3, 9])
 @pytest.mark.parametrize("options", OPTIONS)

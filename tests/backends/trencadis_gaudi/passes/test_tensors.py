@@ -81,6 +81,7 @@ def rectangle(index):
     return Bucket(4, 10, 4) if index < 2 else Bucket(4, 1 if index == 2 else 3, 44, DECODE)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gemma2", "gpt_oss"])
 def test_logits_equal_those_of_the_torch_backend_in_every_layout(kind):
     world = World(kind)

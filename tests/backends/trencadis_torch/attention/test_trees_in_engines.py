@@ -115,6 +115,7 @@ def drafter(manner, prompts, texts):
     return draft
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_is_that_of_no_speculation(executor, kind):
     plain, plain_logprobs, _, _ = run(executor, PROMPTS, KINDS[kind])
@@ -127,6 +128,7 @@ def test_text_is_that_of_no_speculation(executor, kind):
         assert _alike(logprobs, plain_logprobs)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("manner", ["random", "oracle", "adversarial"])
 def test_greedy_text_of_a_rule_that_reads_laws_is_the_same(executor, manner):
     """Laws of greedy sequences give everything to one token; log-probabilities are those of the tokens that were emitted."""
@@ -150,6 +152,7 @@ def _alike(found, expected):
     return True
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_sequences_go_on_with_what_was_verified(executor, preemption):
     plain, _, _, _ = run(executor, PROMPTS, KINDS["greedy"], max_tokens=30)

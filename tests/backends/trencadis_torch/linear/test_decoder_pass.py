@@ -33,6 +33,7 @@ def two_threads(in_threads):
     in_threads(2)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_of_logits_keys_and_values_are_those_of_the_modules(kind, quantised):
@@ -83,6 +84,7 @@ def schedules(draw):
     return passes
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("quantised", [False, True], ids=["float32", "int8"])
 @settings(
     max_examples=10,

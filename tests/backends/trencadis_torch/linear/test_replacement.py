@@ -51,12 +51,14 @@ def errors_after(model, *, quantised, library):
     return torch.cat([self_check._errors(expected, logits) for expected, logits in pairs])
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_logits_stay_those_of_transformers(kind, library):
     assert float(errors_after(tiny_models.make_model(kind), quantised=False, library=library).max()) < 1e-5
 
 
+@pytest.mark.representatives(3)
 @needs_native
 @pytest.mark.parametrize("kind", tiny_models.ARCHITECTURES)
 def test_int8_logits_are_near_those_of_transformers_but_not_equal(kind):

@@ -78,6 +78,7 @@ def test_single_element_of_a_small_file_counts(model, which):
     assert of(model) != before
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("layer", range(10))
 def test_one_tensor_of_a_large_file_that_was_trained_further_counts(large, layer):
     before = of(large)

@@ -152,6 +152,7 @@ def test_lengths_at_which_positions_change_their_encoding_end_the_model():
     assert model_facts(model, attention_layers(model)).max_model_len == 128
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("kind", "asked", "expected"), [("bert", 0, 64), ("bert", 20, 20), ("bert", 99, 64), ("roberta", 0, 64)]
 )

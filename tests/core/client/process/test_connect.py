@@ -80,6 +80,7 @@ def test_a_plugin_given_in_code_is_named_as_what_cannot_travel(process_house: Ho
     assert 'placement = "thread"' in str(error)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
@@ -99,6 +100,7 @@ def test_what_goes_wrong_there_is_raised_here_with_its_class_and_words(
     assert words in str(error)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("policy", "words"), [("Vanishes", "ended with exit code 7"), ("Circles", "scheduling")])
 def test_a_policy_that_ends_or_holds_up_the_process_is_named(process_house: House, policy: str, words: str) -> None:
     name = f"support.strategies.hostile_policies:{policy}"
@@ -135,6 +137,7 @@ def test_a_missing_tokenizer_is_said_before_the_child_is_ready(process_house: Ho
     assert not isinstance(error, ConfigValueError)
 
 
+@pytest.mark.slow
 def test_process_is_another(process_house: House) -> None:
     frontend = open_frontend(*process_house())
     assert isinstance(frontend.engine, RemoteEngineClient)

@@ -50,6 +50,7 @@ def test_threads_of_the_engine_share_heaps() -> None:
     assert _num_heaps("share") == (NUM_HEAPS, "True")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "environment",
     [{"MALLOC_ARENA_MAX": "4"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}],

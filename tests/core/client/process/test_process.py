@@ -110,6 +110,7 @@ def test_a_process_that_nobody_closed_is_ended_with_its_owner() -> None:
     assert has_ended(pid, 5)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("how", ["killed", "left"])
 def test_the_child_does_not_outlive_its_parent(how: str) -> None:
     end = "time.sleep(100)" if how == "killed" else "import os; os._exit(0)"

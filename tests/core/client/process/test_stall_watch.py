@@ -116,6 +116,7 @@ def test_a_saturated_engine_is_well_however_late_it_answers(scene: Scene) -> Non
     assert scene.is_well
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("phase", [phase for phase in EnginePhase if phase.has_no_limit])
 def test_an_engine_that_loads_or_compiles_is_well_for_ever(scene: Scene, phase: EnginePhase) -> None:
     scene.activity.begin(phase)

@@ -82,6 +82,7 @@ limits = st.builds(
 )
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("strategy", [Exponential, Linear, PaddingAware, Unified])
 @settings(max_examples=40, derandomize=True, phases=(Stage.explicit, Stage.generate))
 @given(data=st.data())

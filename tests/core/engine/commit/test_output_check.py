@@ -38,6 +38,7 @@ def is_text_of(ended: FinishedSequence, prompt: tuple[int, ...]) -> bool:
     return not ended.error and ended.token_ids.tolist() == fake_text(prompt, NUM_TOKENS, eos=-1)
 
 
+@pytest.mark.representatives(16)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", SPOILS)
 def test_a_spoilt_step_costs_a_step_and_no_text(name: str, overlap: bool, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,6 +53,7 @@ def test_a_spoilt_step_costs_a_step_and_no_text(name: str, overlap: bool, caplog
     assert not broken_invariants(engine)
 
 
+@pytest.mark.representatives(16)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", SPOILS)
 def test_an_executor_that_always_errs_ends_requests_with_its_name_and_not_the_engine(name: str, overlap: bool) -> None:

@@ -40,6 +40,7 @@ def look_ups_of(engine, monkeypatch) -> list[int]:
     return seen
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_hits_are_those_of_a_look_up_at_any_time(seed) -> None:
     """Arrivals, steps, aborts, evictions, preemptions and resets in random order; slots and block ids live many lives."""

@@ -93,6 +93,7 @@ def test_budgets_beyond_the_steps_are_no_difference():
     assert shadow.take_step().differs
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "Fractions" not in name and "Starves" not in name])
 def test_a_shadow_that_raises_is_asked_no_more_and_nothing_else_happens(name: str):
     from support.strategies import hostile_policies

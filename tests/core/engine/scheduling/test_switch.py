@@ -162,6 +162,7 @@ def test_a_fallback_that_takes_over_is_told_of_every_live_request_once():
     assert {end.finish_reason for end in drain(engine).values()} == {FinishReason.LENGTH}
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("policy", HOSTILE[:-1])
 def test_a_hostile_policy_is_quarantined_to_the_configured_fallback(policy: str):
     engine = engine_of(engine={"max_num_seqs": 2})

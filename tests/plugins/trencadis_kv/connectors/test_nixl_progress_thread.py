@@ -12,17 +12,17 @@ def test_function_runs_while_somebody_needs_it_and_not_otherwise():
     pump.begin()
     pump.begin()
     for _ in range(3):
-        assert calls.acquire(timeout=5.0)
+        assert calls.acquire(timeout=60.0)
     pump.end()
     while calls.acquire(blocking=False):
         pass
-    assert calls.acquire(timeout=5.0), "one still needs it"
+    assert calls.acquire(timeout=60.0), "one still needs it"
     pump.end()
     while calls.acquire(timeout=0.05):
         pass
     assert not calls.acquire(timeout=0.05)
     pump.begin()
-    assert calls.acquire(timeout=5.0)
+    assert calls.acquire(timeout=60.0)
     pump.close()
 
 
@@ -30,7 +30,7 @@ def test_nothing_runs_after_close():
     calls = threading.Semaphore(0)
     pump = ProgressThread(calls.release)
     pump.begin()
-    assert calls.acquire(timeout=5.0)
+    assert calls.acquire(timeout=60.0)
     pump.close()
     pump.close()
     while calls.acquire(blocking=False):

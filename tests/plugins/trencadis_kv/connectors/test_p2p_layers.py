@@ -246,11 +246,11 @@ def test_slow_engine_is_given_up_by_the_step_and_not_left_alone() -> None:
     with Station() as producer, consuming(layer_wait_s=0.05) as consumer:
         params = producer.prefill(PROMPT)
         with FaultProxy(producer.node.server.port) as proxy:
-            proxy.to_client.set(bytes_per_s=4000.0)
+            proxy.to_client.set(bytes_per_s=500.0)
             start_s = time.monotonic()
             consumer.add(PROMPT, max_tokens=12, params=with_port(params, proxy.port))
             consumer.step()
-            assert time.monotonic() - start_s < 1.0, "5 kB would have taken more"
+            assert time.monotonic() - start_s < 9.0, "5 kB would have taken ten"
             consumer.until(lambda: bool(consumer.ends))
         (end,) = consumer.ends.values()
         assert end.token_ids.tolist() == true_text(PROMPT, 12)

@@ -28,7 +28,7 @@ def test_engine_that_answers_is_ready_and_says_what_it_has_to_do() -> None:
         eventually(lambda: len(registry.ready()) == 1)
         (engine,) = registry.ready()
         assert engine.state == State(accepts=True, num_remote_prefills=0, num_tokens=0, tokens_per_s=0.0)
-        assert 0 < engine.rtt_s < 1
+        assert 0 < engine.rtt_s < 60
         producer.node.cost.computed(num_tokens=500, seconds=0.5)
         eventually(lambda: engine.state is not None and engine.state.tokens_per_s == pytest.approx(1000))
         producer.node.remote_prefills.accepts = False

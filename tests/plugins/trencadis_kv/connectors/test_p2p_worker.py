@@ -182,7 +182,7 @@ def test_pull_that_breaks_off_teaches_what_its_blocks_took(consumer: Consumer, p
     assert math.isnan(load_s(consumer))
     consumer.begin(order(producer, 5, [9, 2, 4], hashes=[*HASHES[:2], b"?" * 32]))
     consumer.until(lambda report: report.failed)
-    assert 0 < load_s(consumer) < 2
+    assert 0 < load_s(consumer) < 60
     assert consumer.node.metrics.value("tokens_total", direction="load") == 8
 
 
@@ -207,7 +207,7 @@ def test_pull_that_is_cancelled_teaches_only_if_computing_would_have_been_quicke
     with FaultProxy(producer.node.server.port) as proxy:
         proxy.to_client.set(stall_at=250)
         consumer.begin(order(producer, 5, list(range(NUM_BLOCKS)), port=proxy.port))
-        assert proxy.to_client.happened.wait(5)
+        assert proxy.to_client.happened.wait(60)
         consumer.begin(cancels=(5,))
         consumer.until(lambda report: report.released)
     assert math.isnan(load_s(consumer)) is not teaches

@@ -73,6 +73,7 @@ def test_time_is_that_of_the_fastest_chosen_bucket_of_each_point(seed):
     assert time_s(problem, chosen) == pytest.approx(expected)
 
 
+@pytest.mark.representatives(30)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("num_graphs", [2, 3, 5])
 def test_greedy_saves_at_least_what_its_bound_promises(seed, num_graphs):
@@ -85,6 +86,7 @@ def test_greedy_saves_at_least_what_its_bound_promises(seed, num_graphs):
     assert saving >= 0.9 * best_saving
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_phases_share_one_budget(seed):
     problems = [drawn(seed, num_points=8), drawn(seed + 100, Phase.PREFILL, num_points=8)]

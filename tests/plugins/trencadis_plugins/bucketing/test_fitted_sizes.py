@@ -36,6 +36,7 @@ def drawn(seed):
     return costs, weights, rng.randint(1, num_sizes + 2)
 
 
+@pytest.mark.representatives(30)
 @pytest.mark.parametrize("seed", range(150))
 def test_result_costs_as_little_as_the_best_of_all_choices(seed):
     costs, weights, num_kept = drawn(seed)
@@ -46,6 +47,7 @@ def test_result_costs_as_little_as_the_best_of_all_choices(seed):
     assert kept[-1] == len(costs) - 1
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_cost_never_rises_and_saves_less_and_less_with_every_further_size(seed):
     rng = random.Random(seed)

@@ -96,6 +96,7 @@ def legal_shape(limits, phase, draw):
     return Shape(batch_size, query_len, draw(st.integers(min(batch_size, most), most)), Phase.DECODE)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", STRATEGIES)
 @settings(max_examples=12, phases=[Stage.explicit, Stage.generate])
 @given(limits=any_limits(), data=st.data())

@@ -61,6 +61,7 @@ def test_range_without_a_size_is_refused(arguments):
         linear_range(*arguments)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("case", "num_prefill", "num_decode"),
     [

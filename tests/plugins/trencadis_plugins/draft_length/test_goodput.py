@@ -126,6 +126,7 @@ def plain(step_s, num=1, pads=False):
     return num / step_s(positions)
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("num", [1, 8, 64])
 @pytest.mark.parametrize("step_s", [cpu, compute_bound, memory_bound])
 @pytest.mark.parametrize("chance", [0.0, 0.3])

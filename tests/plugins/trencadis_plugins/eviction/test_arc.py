@@ -67,6 +67,7 @@ class Reference(ReferenceCache):
         return content
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("capacity", [10, 30, 100])
 @pytest.mark.parametrize("seed", range(4))
 def test_hits_are_those_of_the_papers_lists(seed: int, capacity: int) -> None:

@@ -42,6 +42,7 @@ class Reference(ReferenceCache):
         return content
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("history", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_hits_are_those_of_greedy_dual_size_frequency(seed: int, history: float) -> None:

@@ -53,6 +53,7 @@ class Reference(ReferenceCache):
             return content
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("small_ratio", "history"), [(0.1, 1.0), (0.4, 0.0), (0.0, 3.0), (1.0, 1.0)])
 @pytest.mark.parametrize("seed", range(4))
 def test_hits_are_those_of_the_papers_algorithm(seed: int, small_ratio: float, history: float) -> None:

@@ -39,6 +39,7 @@ class Reference(ReferenceCache):
         return (self.probation or self.protected).pop(0)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("ratio", [1.0, 0.8, 0.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_hits_are_those_of_two_lists(seed: int, ratio: float) -> None:

@@ -40,6 +40,7 @@ class Reference(ReferenceCache):
         return self.a_m.pop(0)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("new_ratio", "history"), [(0.25, 0.5), (0.1, 3.0), (1.0, 0.0), (0.0, 1.0)])
 @pytest.mark.parametrize("seed", range(4))
 def test_hits_are_those_of_the_papers_queues(seed: int, new_ratio: float, history: float) -> None:

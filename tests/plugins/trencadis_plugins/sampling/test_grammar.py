@@ -143,6 +143,7 @@ POISON = (
 )
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("poison", POISON, ids=lambda one: one.kind)
 def test_what_takes_too_long_to_compile_is_refused_and_python_goes_on_meanwhile(vocabulary, poison):
     grammars = Grammars(lambda: vocabulary, max_cpu_s=0.5)

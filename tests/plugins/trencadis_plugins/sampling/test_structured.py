@@ -43,6 +43,7 @@ def make_scene(make_sampler, vocabulary, start):
 # ------------------------------------------------------------------------------------------------- what is written
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_logits_at_a_high_temperature_write_json_of_the_schema(seed, make_scene):
     """Eight schemas beside each other; after a while closing signs are likely, so that every text ends."""
@@ -116,6 +117,7 @@ def test_masks_are_unfolded_alike_on_host_and_device(vocab_size):
 # ------------------------------------------------------------------------------------------------- drafts
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("quality", ["right", "some right", "random", "forbidden"])
 def test_text_with_drafts_is_the_text_without(seed, quality, make_scene):

@@ -24,6 +24,7 @@ def _near(logits, mass):
     return ((cumulative - mass).abs() < 1e-9).any(-1) | ((gaps > 0) & (gaps < 1e-12)).any(-1)
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("vocab_size", [8, 100, 3000])
 @pytest.mark.parametrize("mass", [0.05, 0.2, 0.5, 0.9, 0.99])
 def test_it_keeps_what_transformers_keeps(mass, vocab_size, process, start, random_rows, assert_same_law, monkeypatch):

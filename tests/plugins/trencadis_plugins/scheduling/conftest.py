@@ -12,15 +12,6 @@ from trencadis.interfaces import SchedulerView
 from trencadis.records import Request, SamplingParams
 
 NUM_SLOTS = 8
-REPRESENTATIVES = {"TestFcfs", "TestFairShare", "TestPriorityThatPreempts"}
-"""Suites whose random histories are in the default tier; those of the other policies are slow."""
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the long histories of all but a few policies."""
-    suite = item.parent.name if item.parent else ""
-    if item.name == "test_any_history_keeps_the_invariants" and suite not in REPRESENTATIVES:
-        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -173,6 +173,7 @@ def gaps_of(policy, num_blocks):
     return gaps, num_preempted
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("num_blocks", "preempts"), [(40, True), (400, False)])
 def test_backlogged_tenants_never_drift_further_apart_than_the_bound(num_blocks, preempts):
     """25: |W_f - W_g| <= 2 max(w_p L, w_q M) while both have requests that wait, also across preemptions.
@@ -209,6 +210,7 @@ def plans_of(policy, seed):
     return plans, engine.totals.num_preempted
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_with_one_tenant_every_plan_is_that_of_the_inner_policy(seed):
     assert plans_of(FairShare(), seed) == plans_of(Fcfs(), seed)

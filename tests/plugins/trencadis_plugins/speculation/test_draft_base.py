@@ -87,6 +87,7 @@ def test_sequences_that_find_no_block_get_no_drafts_and_the_others_get_theirs(ti
     assert runs(made.propose(draft_view([histories[2]], slots=[2]))) == [greedy(tiny, histories[2], 4)]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("budget", [5, 16, 64])
 @pytest.mark.parametrize("options", [{}, {"layout": "padded"}])
 def test_drafts_do_not_depend_on_the_budget_or_the_layout(tiny: Path, budget: int, options: dict[str, str]) -> None:

@@ -65,6 +65,7 @@ def test_drafts_are_what_the_model_itself_would_say(tiny: Path) -> None:
     assert found == [greedy(tiny, h, n) for h, n in zip(histories, [4, 1, 0, 3, 4], strict=True)]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", ["line", "tree"])
 def test_whatever_stands_falls_or_moves_the_cache_holds_the_text(tiny: Path, kind: str) -> None:
     # Accepted runs of any length, other tokens, sequences that pause, end, come back and change slots; too little room for all.

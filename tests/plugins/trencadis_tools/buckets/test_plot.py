@@ -14,6 +14,7 @@ REPORT = TableReport(buckets=(Bucket(1, 128, 0), Bucket(2, 1, 8, Phase.DECODE)),
 RAN = Workload((Passes(Shape(1, 100, 0), 3, 300), Passes(Shape(2, 1, 5, Phase.DECODE), 9, 18)))
 
 
+@pytest.mark.slow
 def test_picture_names_strategies_with_their_number_of_buckets(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install trencadis[plot]")
     plot_tables(tmp_path / "p.svg", {"even": REPORT, "odd": REPORT}, RAN)

@@ -37,6 +37,7 @@ def install(home: Path, target: Path) -> None:
     wheel.unlink()
 
 
+@pytest.mark.slow
 def test_new_package_passes_its_tests_untouched(tmp_path: Path):
     """As an author runs them, but for the number of random histories: pytest, in the package's folder, with its settings."""
     pytest.importorskip("hatchling", reason="hatchling is not installed: pip install -e '.[dev]'")
@@ -85,6 +86,7 @@ def test_a_samplers_rule_is_tested_although_its_defaults_switch_it_off(tmp_path:
     assert "FAILED tests/test_lottery.py::TestLotterySampler" not in tested.stdout  # which sees the defaults only
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", [SHORT, "lottery", LONG])
 def test_packages_of_every_noun_please_the_linter_whatever_their_name(tmp_path: Path, name: str):
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
