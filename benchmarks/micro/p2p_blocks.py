@@ -132,7 +132,7 @@ def measure(repeats: int, num_blocks: int) -> tuple[dict[str, list[float]], dict
     pool = make_pool(num_blocks, seed=1)
     node = make_node(pool)
     prefix = RemotePrefix(
-        engine=engine, ticket="benchmark", host="127.0.0.1", port=port, num_tokens=num_blocks * BLOCK_SIZE, lease_s=60
+        engine=engine, hold_id="benchmark", host="127.0.0.1", port=port, num_tokens=num_blocks * BLOCK_SIZE, lease_s=60
     )
     hashes, target = hashes_of(num_blocks), np.zeros((num_blocks, BLOCK_BYTES), np.uint8)
     variants: dict[str, Callable[[], None]] = {

@@ -147,25 +147,25 @@ class ConnectorHarness:
             self.step()
         raise AssertionError(f"lookup() answers pending, {_MAX_STEPS} times in a row")
 
-    def load(self, ticket: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> str:
+    def load(self, transfer_id: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> str:
         """Load into blocks; returns why it failed, or an empty string.
 
         Raises:
             AssertionError: It is neither loaded nor failed.
         """
-        self.pair.scheduler.on_allocated(ticket, blocks=list(blocks), block_hashes=list(hashes))
+        self.pair.scheduler.on_allocated(transfer_id, blocks=list(blocks), block_hashes=list(hashes))
         for _ in self._tries():
             report = self.step()
-            if ticket in report.loaded:
+            if transfer_id in report.loaded:
                 return ""
             for failed in report.failed:
-                if failed.ticket == ticket:
+                if failed.transfer_id == transfer_id:
                     self.num_valid_tokens = failed.num_valid_tokens
                     return failed.cause or "failed"
-        raise AssertionError(f"load {ticket} neither arrives nor fails in {_MAX_STEPS} steps")
+        raise AssertionError(f"load {transfer_id} neither arrives nor fails in {_MAX_STEPS} steps")
 
     def load_by_layer(
-        self, ticket: int, blocks: Sequence[int], hashes: Sequence[bytes], *, budget_s: float
+        self, transfer_id: int, blocks: Sequence[int], hashes: Sequence[bytes], *, budget_s: float
     ) -> tuple[list[int], ConnectorReport]:
         """Load into blocks as a step does whose layers wait.
 
@@ -173,10 +173,10 @@ class ConnectorHarness:
             The layers that did not come, and the report of the step.
         """
         worker, scheduler = self.pair.worker, self.pair.scheduler
-        scheduler.on_allocated(ticket, blocks=list(blocks), block_hashes=list(hashes))
+        scheduler.on_allocated(transfer_id, blocks=list(blocks), block_hashes=list(hashes))
         if not isinstance(scheduler, SupportsLayerwise):
             raise AssertionError("lookup() says layerwise, and the scheduler side does not inherit SupportsLayerwise")
-        scheduler.on_layerwise(ticket)
+        scheduler.on_layerwise(transfer_id)
         worker.begin_step(scheduler.take_message())
         missed = [] if worker.wants_layers else list(range(len(self._arrays)))
         for layer in range(len(self._arrays)) if worker.wants_layers else ():

@@ -48,7 +48,7 @@ class LoopConnector:
     Args:
         block_size: Tokens per block.
         delay: Steps between the start of a load and its report.
-        fail: Called with each ticket; a number fails the load with that many valid tokens.
+        fail: Called with each transfer id; a number fails the load with that many valid tokens.
         pending: How often a look-up answers ``pending`` before it answers.
         holds: Hold the blocks of finished sequences for ``delay`` steps.
         by_layer: Loads come layer by layer, where the engine lets them; one that ``fail`` has a number for fails at the last layer.
@@ -77,7 +77,7 @@ class _LoopScheduler(KVSchedulerSide, SupportsHandover, SupportsLayerwise):
     def __init__(self, store: _LoopStore, block_size: int) -> None:
         self._store = store
         self._block_size = block_size
-        self._tickets = itertools.count()
+        self._transfer_ids = itertools.count()
         self._asked: dict[str, int] = {}
         self._message: dict[str, list[Any]] = {"load": [], "save": [], "cancel": [], "hold": [], "layers": []}
         self.num_loaded = 0
@@ -91,14 +91,14 @@ class _LoopScheduler(KVSchedulerSide, SupportsHandover, SupportsLayerwise):
         num_tokens = sum(1 for _ in known) * self._block_size
         if not num_tokens:
             return Lookup()
-        return Lookup(num_tokens=num_tokens, ticket=next(self._tickets), layerwise=self._store.by_layer)
+        return Lookup(num_tokens=num_tokens, transfer_id=next(self._transfer_ids), layerwise=self._store.by_layer)
 
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         first = 0 if not block_hashes else len(block_hashes)
-        self._message["load"].append([ticket, list(blocks), [h.hex() for h in block_hashes], first])
+        self._message["load"].append([transfer_id, list(blocks), [h.hex() for h in block_hashes], first])
 
-    def on_layerwise(self, ticket: int) -> None:
-        self._message["layers"].append(ticket)
+    def on_layerwise(self, transfer_id: int) -> None:
+        self._message["layers"].append(transfer_id)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         self._message["save"].extend([block, h.hex()] for block, h in zip(blocks, block_hashes, strict=True))
@@ -106,12 +106,12 @@ class _LoopScheduler(KVSchedulerSide, SupportsHandover, SupportsLayerwise):
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
         if not self._store.holds:
             return None
-        ticket = next(self._tickets)
-        self._message["hold"].append(ticket)
-        return ticket
+        transfer_id = next(self._transfer_ids)
+        self._message["hold"].append(transfer_id)
+        return transfer_id
 
-    def on_cancelled(self, ticket: int) -> None:
-        self._message["cancel"].append(ticket)
+    def on_cancelled(self, transfer_id: int) -> None:
+        self._message["cancel"].append(transfer_id)
 
     def take_message(self) -> bytes:
         if not any(self._message.values()):
@@ -144,16 +144,16 @@ class _LoopWorker(KVWorkerSide):
             # Content was committed in an earlier step; this step's passes may overwrite the block.
             part = slice(block * self._block_size, (block + 1) * self._block_size)
             self._store.blocks.setdefault(block_hash, [array[part].copy() for array in self._arrays])
-        for ticket, blocks, hashes, _ in orders.get("load", []):
-            self._loads[ticket] = [self._store.delay, blocks, hashes]
+        for transfer_id, blocks, hashes, _ in orders.get("load", []):
+            self._loads[transfer_id] = [self._store.delay, blocks, hashes]
         self._layered = dict.fromkeys(orders.get("layers", []), "")
-        self._fails = {ticket for ticket in self._layered if self._store.fail(ticket) is not None}
-        for ticket in orders.get("cancel", []):
+        self._fails = {transfer_id for transfer_id in self._layered if self._store.fail(transfer_id) is not None}
+        for transfer_id in orders.get("cancel", []):
             # As with most transports, what was begun cannot be stopped: it lands late, just before the release.
-            self._late[ticket] = self._loads.pop(ticket, [0, [], []])
-            self._releases[ticket] = self._store.delay
-        for ticket in orders.get("hold", []):
-            self._releases[ticket] = self._store.delay
+            self._late[transfer_id] = self._loads.pop(transfer_id, [0, [], []])
+            self._releases[transfer_id] = self._store.delay
+        for transfer_id in orders.get("hold", []):
+            self._releases[transfer_id] = self._store.delay
 
     def end_step(self) -> None:
         pass
@@ -165,12 +165,12 @@ class _LoopWorker(KVWorkerSide):
     def wait_layer(self, layer: int, *, budget_s: float) -> bool:
         array = self._arrays[layer]
         is_last = layer == len(self._arrays) - 1
-        for ticket in self._layered:
-            _, blocks, hashes = self._loads[ticket]
+        for transfer_id in self._layered:
+            _, blocks, hashes = self._loads[transfer_id]
             if not all(block_hash in self._store.blocks for block_hash in hashes):
-                self._layered[ticket] = "no longer stored"
-            elif is_last and ticket in self._fails:
-                self._layered[ticket] = "injected"
+                self._layered[transfer_id] = "no longer stored"
+            elif is_last and transfer_id in self._fails:
+                self._layered[transfer_id] = "injected"
             else:
                 for block, block_hash in zip(blocks, hashes, strict=True):
                     part = slice(block * self._block_size, (block + 1) * self._block_size)
@@ -179,39 +179,39 @@ class _LoopWorker(KVWorkerSide):
 
     def poll(self) -> ConnectorReport:
         loaded, failed = [], []
-        for ticket, cause in self._layered.items():
-            self._loads.pop(ticket, None)  # it may have been cancelled in the same message
+        for transfer_id, cause in self._layered.items():
+            self._loads.pop(transfer_id, None)  # it may have been cancelled in the same message
             if cause:
-                failed.append(FailedLoad(ticket=ticket, num_valid_tokens=0, cause=cause))
+                failed.append(FailedLoad(transfer_id=transfer_id, num_valid_tokens=0, cause=cause))
             else:
-                loaded.append(ticket)
+                loaded.append(transfer_id)
         self._layered = {}
-        for ticket, load in list(self._loads.items()):
+        for transfer_id, load in list(self._loads.items()):
             load[0] -= 1
             if load[0] > 0:
                 continue
-            del self._loads[ticket]
-            num_valid, cause = self._num_valid_tokens(ticket, load[2])
+            del self._loads[transfer_id]
+            num_valid, cause = self._num_valid_tokens(transfer_id, load[2])
             num_blocks = num_valid // self._block_size
             self._copy_in(load[1][:num_blocks], load[2][:num_blocks])
             if cause:
-                failed.append(FailedLoad(ticket=ticket, num_valid_tokens=num_valid, cause=cause))
+                failed.append(FailedLoad(transfer_id=transfer_id, num_valid_tokens=num_valid, cause=cause))
             else:
-                loaded.append(ticket)
-        self._releases = {ticket: left - 1 for ticket, left in self._releases.items()}
-        released = [ticket for ticket, left in self._releases.items() if left <= 0]
-        for ticket in released:
-            del self._releases[ticket]
-            _, blocks, hashes = self._late.pop(ticket, (0, [], []))
+                loaded.append(transfer_id)
+        self._releases = {transfer_id: left - 1 for transfer_id, left in self._releases.items()}
+        released = [transfer_id for transfer_id, left in self._releases.items() if left <= 0]
+        for transfer_id in released:
+            del self._releases[transfer_id]
+            _, blocks, hashes = self._late.pop(transfer_id, (0, [], []))
             self._copy_in(blocks, hashes)
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
 
     def close(self) -> None:
         self._loads.clear()
 
-    def _num_valid_tokens(self, ticket: int, hashes: list[str]) -> tuple[int, str]:
+    def _num_valid_tokens(self, transfer_id: int, hashes: list[str]) -> tuple[int, str]:
         """Return how many tokens of a load are good, and why not all; empty if all are."""
-        injected = self._store.fail(ticket)
+        injected = self._store.fail(transfer_id)
         if injected is not None:
             return injected, "injected"
         num_held = sum(1 for _ in itertools.takewhile(self._store.blocks.__contains__, hashes))

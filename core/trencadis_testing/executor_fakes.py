@@ -255,7 +255,7 @@ class QuietWorker(KVWorkerSide):
 
 
 class FramingWorker(QuietWorker):
-    """Reports, in place of tickets: length of the message, first cached token when the step began, and when it ended."""
+    """Reports, in place of transfer ids: length of the message, first cached token when the step began, and when it ended."""
 
     def __init__(self) -> None:
         self._tokens: Any = (-2,)
@@ -280,7 +280,7 @@ class FramingWorker(QuietWorker):
 
 
 class ExpectingWorker(QuietWorker):
-    """Reports, in place of tickets: how often it was told to expect layers before the step began."""
+    """Reports, in place of transfer ids: how often it was told to expect layers before the step began."""
 
     def __init__(self) -> None:
         self._num_told = self._num_before = 0

@@ -49,7 +49,7 @@ def broken_invariants(engine: Engine) -> list[str]:
         holders.update(held.tolist())
     for load in transfers.layered:
         holders.update(load.blocks.tolist())
-        if load.sequence.slot not in running or load.sequence.ticket < 0:
+        if load.sequence.slot not in running or load.sequence.transfer_id < 0:
             faults.append(f"1, 2: slot {load.sequence.slot} does not run beside its load")
         if any(block in blocks._hash_of for block in load.blocks.tolist()):  # noqa: SLF001
             faults.append(f"9: blocks of slot {load.sequence.slot} can be found before they are loaded")

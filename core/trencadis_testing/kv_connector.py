@@ -50,7 +50,7 @@ class KVConnectorConformance(ConnectorSuite):
             return
         assert found.num_tokens == 5 * self.block_size, f"5 blocks were saved, {found.num_tokens} tokens can be loaded"
         targets = [3, 14, 0, 8, 6]
-        assert harness.load(found.ticket, targets, hashes) == "", "the load failed"
+        assert harness.load(found.transfer_id, targets, hashes) == "", "the load failed"
         assert harness.contents(targets) == saved, "what was loaded is not what was saved"
         others = [block for block in range(harness.num_blocks) if block not in targets]
         assert harness.contents(others) == [before[block] for block in others], "a load wrote into other blocks"
@@ -69,34 +69,34 @@ class KVConnectorConformance(ConnectorSuite):
         assert harness.lookup(hashes_of([50, 51])).num_tokens == 0
         assert harness.lookup([]).num_tokens == 0
 
-    def test_tickets_are_unique(self) -> None:
+    def test_transfer_ids_are_unique(self) -> None:
         """They name loads and held blocks for the life of the engine."""
         harness, hashes = self.harness(), hashes_of(range(3))
         harness.save([1, 2, 3], hashes)
         found = [self._found(harness, hashes) for _ in range(4)]
-        tickets = [one.ticket for one in found if one.num_tokens]
+        transfer_ids = [one.transfer_id for one in found if one.num_tokens]
         held = [harness.pair.scheduler.on_finished(request_of(hashes, i), blocks=[5 + i]) for i in range(3)]
-        tickets += [ticket for ticket in held if ticket is not None]
-        assert len(set(tickets)) == len(tickets), f"a ticket was given twice: {tickets}"
+        transfer_ids += [transfer_id for transfer_id in held if transfer_id is not None]
+        assert len(set(transfer_ids)) == len(transfer_ids), f"a transfer id was given twice: {transfer_ids}"
 
     def test_hit_that_is_not_used_is_found_again(self) -> None:
-        """There was no room for it: nothing moves, and the next look-up offers the same under another ticket."""
+        """There was no room for it: nothing moves, and the next look-up offers the same under another transfer id."""
         harness, hashes = self.harness(), hashes_of(range(3))
         saved = harness.save([1, 2, 3], hashes)
         found = self._found(harness, hashes)
         if not found.num_tokens:
             return
-        harness.pair.scheduler.on_unused(found.ticket)
+        harness.pair.scheduler.on_unused(found.transfer_id)
         reports = [harness.step() for _ in range(5)]
-        named = [t for r in reports for t in (*r.loaded, *r.released, *[one.ticket for one in r.failed])]
-        assert named == [], f"tickets {named} were reported, but nothing was to be loaded"
+        named = [t for r in reports for t in (*r.loaded, *r.released, *[one.transfer_id for one in r.failed])]
+        assert named == [], f"transfer ids {named} were reported, but nothing was to be loaded"
         again = self._found(harness, hashes)
         assert again.num_tokens == found.num_tokens, (
             f"{found.num_tokens} tokens at first, {again.num_tokens} after that"
         )
-        assert again.ticket != found.ticket, "a ticket was given twice"
+        assert again.transfer_id != found.transfer_id, "a transfer id was given twice"
         targets = [9, 10, 11][: again.num_tokens // self.block_size]
-        cause = harness.load(again.ticket, targets, hashes[: len(targets)])
+        cause = harness.load(again.transfer_id, targets, hashes[: len(targets)])
         num_valid = len(targets) if not cause else harness.num_valid_tokens // self.block_size
         assert harness.contents(targets[:num_valid]) == saved[:num_valid], "what was loaded is not what was saved"
 
@@ -120,30 +120,32 @@ class KVConnectorConformance(ConnectorSuite):
 
     @pytest.mark.parametrize("num_steps", [0, 1, 2])
     def test_cancelled_load_is_released_and_touches_nothing_from_then_on(self, num_steps: int) -> None:
-        """A ticket that is never released keeps its blocks for good; a late write hits another sequence."""
+        """A transfer id that is never released keeps its blocks for good; a late write hits another sequence."""
         harness, hashes = self.harness(), hashes_of(range(3))
         harness.save([1, 2, 3], hashes)
         found = self._found(harness, hashes)
         if not found.num_tokens:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        harness.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
-        if any(found.ticket in harness.step().loaded for _ in range(num_steps)):
+        harness.pair.scheduler.on_allocated(found.transfer_id, blocks=targets, block_hashes=hashes[: len(targets)])
+        if any(found.transfer_id in harness.step().loaded for _ in range(num_steps)):
             return
-        harness.pair.scheduler.on_cancelled(found.ticket)
-        assert harness.until(lambda report: found.ticket in report.released), "the ticket is never released"
+        harness.pair.scheduler.on_cancelled(found.transfer_id)
+        assert harness.until(lambda report: found.transfer_id in report.released), "the transfer id is never released"
         harness.scribble()
         before = harness.contents(targets)
         for _ in range(20):
             harness.step()
-        assert harness.contents(targets) == before, "blocks were written to after their ticket was released"
+        assert harness.contents(targets) == before, "blocks were written to after their transfer id was released"
 
     def test_held_blocks_are_released(self) -> None:
         """Those of a finished sequence, if the connector keeps them."""
         harness, hashes = self.harness(), hashes_of(range(2))
         harness.pair.scheduler.on_computed(blocks=[4, 5], block_hashes=hashes)
-        ticket = harness.pair.scheduler.on_finished(request_of(hashes), blocks=[4, 5])
-        assert ticket is None or harness.until(lambda report: ticket in report.released), "the ticket is never released"
+        transfer_id = harness.pair.scheduler.on_finished(request_of(hashes), blocks=[4, 5])
+        assert transfer_id is None or harness.until(lambda report: transfer_id in report.released), (
+            "the transfer id is never released"
+        )
 
     def test_what_is_lost_between_the_lookup_and_the_load_is_a_failed_load(self) -> None:
         """Or it was there all the same; what the report calls valid must be right."""
@@ -154,7 +156,7 @@ class KVConnectorConformance(ConnectorSuite):
         if not found.num_tokens:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        cause = harness.load(found.ticket, targets, hashes[: len(targets)])
+        cause = harness.load(found.transfer_id, targets, hashes[: len(targets)])
         num_valid = len(targets) if not cause else harness.num_valid_tokens // self.block_size
         assert harness.contents(targets[:num_valid]) == saved[:num_valid], (
             "a load counts as valid, but its content is wrong"
@@ -171,13 +173,15 @@ class KVConnectorConformance(ConnectorSuite):
         if not found.num_tokens or not found.layerwise:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        missed, report = harness.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=_LONG_WAIT_S)
+        missed, report = harness.load_by_layer(
+            found.transfer_id, targets, hashes[: len(targets)], budget_s=_LONG_WAIT_S
+        )
         for layer, contents in harness.as_waited.items():
             expected = [block[layer] for block in saved[: len(targets)]]
             assert layer in missed or contents == expected, f"layer {layer} was vouched for, and is not there"
-        assert not missed or found.ticket not in report.loaded, "a load that missed a layer is reported as loaded"
+        assert not missed or found.transfer_id not in report.loaded, "a load that missed a layer is reported as loaded"
         if not missed:
-            assert found.ticket in report.loaded, "every layer came, and the report of that step does not say so"
+            assert found.transfer_id in report.loaded, "every layer came, and the report of that step does not say so"
 
     def test_layers_that_may_not_be_waited_for_are_given_up(self) -> None:
         """With no time at all a step does not wait; it is not told that a load came after all."""
@@ -187,9 +191,11 @@ class KVConnectorConformance(ConnectorSuite):
         if not found.num_tokens or not found.layerwise:
             return
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        missed, report = harness.load_by_layer(found.ticket, targets, hashes[: len(targets)], budget_s=0.0)
+        missed, report = harness.load_by_layer(found.transfer_id, targets, hashes[: len(targets)], budget_s=0.0)
         reports = [report] if not missed else [report, *(harness.step() for _ in range(20))]
-        assert not missed or all(found.ticket not in one.loaded for one in reports), "it was given up, and then loaded"
+        assert not missed or all(found.transfer_id not in one.loaded for one in reports), (
+            "it was given up, and then loaded"
+        )
 
     def test_layer_of_a_save_is_copied_before_it_is_overwritten(self) -> None:
         """A worker side that is told to expect layers may copy late, but not too late; one that does not care copies at once."""
@@ -197,7 +203,7 @@ class KVConnectorConformance(ConnectorSuite):
         saved = harness.save_by_layer([1, 2, 3], hashes)
         found = self._found(harness, hashes)
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        if targets and not harness.load(found.ticket, targets, hashes[: len(targets)]):
+        if targets and not harness.load(found.transfer_id, targets, hashes[: len(targets)]):
             assert harness.contents(targets) == saved[: len(targets)], "what was saved is what the next step wrote"
 
     def test_closed_worker_touches_nothing(self) -> None:
@@ -206,7 +212,7 @@ class KVConnectorConformance(ConnectorSuite):
         harness.save([1, 2, 3], hashes)
         found = self._found(harness, hashes)
         targets = [9, 10, 11][: found.num_tokens // self.block_size]
-        harness.pair.scheduler.on_allocated(found.ticket, blocks=targets, block_hashes=hashes[: len(targets)])
+        harness.pair.scheduler.on_allocated(found.transfer_id, blocks=targets, block_hashes=hashes[: len(targets)])
         harness.pair.worker.begin_step(harness.pair.scheduler.take_message())
         harness.pair.worker.close()
         before = harness.contents(targets)

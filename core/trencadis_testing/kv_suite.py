@@ -20,7 +20,7 @@ from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend
 from trencadis_testing.kv_faults import Fault, Faults, FaultyStore
-from trencadis_testing.kv_watch import TicketBooks, watched
+from trencadis_testing.kv_watch import TransferBooks, watched
 from trencadis_testing.workloads import Arrival, Served, serve
 
 __all__ = ["ConnectorSuite", "EngineUnderTest", "again", "twice"]
@@ -131,7 +131,7 @@ class ConnectorSuite:
             options: See :func:`trencadis_testing.engines.make_engine`.
 
         Raises:
-            AssertionError: A sequence read what is not its own, or a ticket has no end or two.
+            AssertionError: A sequence read what is not its own, or a transfer id has no end or two.
         """
         pair = pair or self.make_one()
         between, books = watched(pair)
@@ -167,14 +167,14 @@ class EngineUnderTest:
     Attributes:
         engine: The engine.
         clock: Its clock.
-        books: About the connector's tickets.
+        books: About the connector's transfer ids.
         settle: As of the suite.
         rest: As of the suite.
     """
 
     engine: Engine
     clock: SimulatedClock
-    books: TicketBooks
+    books: TransferBooks
     settle: Callable[[], None]
     rest: Callable[[], None]
 

@@ -1,4 +1,4 @@
-"""Books about a KV connector's tickets, kept between it and an engine: each load ends once, each ticket is released once.
+"""Books about a KV connector's transfer ids, kept between it and an engine: each load ends once, each transfer id is released once.
 
 What the worker side reports is noted where it says it: the engine passes on to the scheduler side only what it awaits.
 """
@@ -23,7 +23,7 @@ from trencadis.interfaces import (
 )
 from trencadis.records import ConnectorReport, FailedLoad, KVLayout, Request
 
-__all__ = ["TicketBooks", "watched"]
+__all__ = ["TransferBooks", "watched"]
 
 _CAPABILITIES: tuple[type[Any], ...] = (
     SupportsHandover,
@@ -34,8 +34,8 @@ _CAPABILITIES: tuple[type[Any], ...] = (
 )
 
 
-class TicketBooks:
-    """What became of every ticket.
+class TransferBooks:
+    """What became of every transfer id.
 
     Attributes:
         causes: How often loads failed, by the report's words.
@@ -54,57 +54,63 @@ class TicketBooks:
     def offered(self, found: Lookup) -> None:
         """Note an answer to a look-up."""
         if found.num_tokens and not found.pending:
-            self._offered.add(found.ticket)
+            self._offered.add(found.transfer_id)
 
-    def unused(self, ticket: int) -> None:
+    def unused(self, transfer_id: int) -> None:
         """Note that nothing is loaded for a hit."""
-        self._offered.discard(ticket)
+        self._offered.discard(transfer_id)
 
-    def begun(self, ticket: int) -> None:
+    def begun(self, transfer_id: int) -> None:
         """Note a load."""
-        self._offered.discard(ticket)
+        self._offered.discard(transfer_id)
         self.num_loads += 1
-        self._ends[ticket] = []
+        self._ends[transfer_id] = []
 
-    def cancelled(self, ticket: int) -> None:
+    def cancelled(self, transfer_id: int) -> None:
         """Note that the engine gave a load up: from now on a release is owed."""
-        self._held[ticket] += 1
+        self._held[transfer_id] += 1
 
-    def held(self, ticket: int | None) -> None:
+    def held(self, transfer_id: int | None) -> None:
         """Note that the connector keeps blocks of a finished sequence."""
-        if ticket is not None:
-            self._held[ticket] += 1
+        if transfer_id is not None:
+            self._held[transfer_id] += 1
 
     def reported(self, report: ConnectorReport) -> None:
         """Note a report."""
         self.num_loaded += len(report.loaded)
         self.causes.update(failed.cause for failed in report.failed)
-        for ticket, word in [(t, "loaded") for t in report.loaded] + [(f.ticket, "failed") for f in report.failed]:
-            self._ends.setdefault(ticket, ["never begun"]).append(word)
+        for transfer_id, word in [(t, "loaded") for t in report.loaded] + [
+            (f.transfer_id, "failed") for f in report.failed
+        ]:
+            self._ends.setdefault(transfer_id, ["never begun"]).append(word)
         self._released.update(report.released)
 
     def faults(self) -> list[str]:
         """Return what is wrong with the books of an engine that came to rest, in words; an empty list if nothing is."""
         faults = [
-            f"load {ticket} was reported as {', '.join(ends)}" for ticket, ends in self._ends.items() if len(ends) > 1
+            f"load {transfer_id} was reported as {', '.join(ends)}"
+            for transfer_id, ends in self._ends.items()
+            if len(ends) > 1
         ]
         faults += [
-            f"load {ticket} has no end: neither reported nor given up"
-            for ticket, ends in self._ends.items()
-            if not ends and ticket not in self._held
+            f"load {transfer_id} has no end: neither reported nor given up"
+            for transfer_id, ends in self._ends.items()
+            if not ends and transfer_id not in self._held
         ]
-        faults += [f"hit {ticket} was neither loaded nor said to be of no use" for ticket in sorted(self._offered)]
         faults += [
-            f"ticket {ticket} was released {self._released[ticket]} times, {self._held[ticket]} releases are owed"
-            for ticket in self._released | self._held
-            if self._released[ticket] != self._held[ticket]
+            f"hit {transfer_id} was neither loaded nor said to be of no use" for transfer_id in sorted(self._offered)
+        ]
+        faults += [
+            f"transfer id {transfer_id} was released {self._released[transfer_id]} times, {self._held[transfer_id]} releases are owed"
+            for transfer_id in self._released | self._held
+            if self._released[transfer_id] != self._held[transfer_id]
         ]
         return faults
 
 
-def watched(pair: ConnectorPair) -> tuple[ConnectorPair, TicketBooks]:
+def watched(pair: ConnectorPair) -> tuple[ConnectorPair, TransferBooks]:
     """Return a connector that does the same, and the books about it."""
-    books, side = TicketBooks(), pair.scheduler
+    books, side = TransferBooks(), pair.scheduler
     capabilities = [capability for capability in _CAPABILITIES if isinstance(side, capability)]
     names = [name for capability in capabilities for name in vars(capability) if not name.startswith("_")]
     kind = type("_WatchedScheduler", (_Watched, *capabilities), {name: _passed_on(name) for name in names})
@@ -117,7 +123,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
 
 
 class _Watched(KVSchedulerSide):
-    def __init__(self, side: KVSchedulerSide, books: TicketBooks) -> None:
+    def __init__(self, side: KVSchedulerSide, books: TransferBooks) -> None:
         self._side = side
         self._books = books
 
@@ -126,25 +132,25 @@ class _Watched(KVSchedulerSide):
         self._books.offered(found)
         return found
 
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        self._books.begun(ticket)
-        self._side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        self._books.begun(transfer_id)
+        self._side.on_allocated(transfer_id, blocks=blocks, block_hashes=block_hashes)
 
-    def on_unused(self, ticket: int) -> None:
-        self._books.unused(ticket)
-        self._side.on_unused(ticket)
+    def on_unused(self, transfer_id: int) -> None:
+        self._books.unused(transfer_id)
+        self._side.on_unused(transfer_id)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         self._side.on_computed(blocks=blocks, block_hashes=block_hashes)
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        ticket = self._side.on_finished(request, blocks=blocks)
-        self._books.held(ticket)
-        return ticket
+        transfer_id = self._side.on_finished(request, blocks=blocks)
+        self._books.held(transfer_id)
+        return transfer_id
 
-    def on_cancelled(self, ticket: int) -> None:
-        self._books.cancelled(ticket)
-        self._side.on_cancelled(ticket)
+    def on_cancelled(self, transfer_id: int) -> None:
+        self._books.cancelled(transfer_id)
+        self._side.on_cancelled(transfer_id)
 
     def take_message(self) -> bytes:
         return self._side.take_message()
@@ -163,7 +169,7 @@ class _Watched(KVSchedulerSide):
 
 
 class _WatchedWorker(KVWorkerSide):
-    def __init__(self, side: KVWorkerSide, books: TicketBooks) -> None:
+    def __init__(self, side: KVWorkerSide, books: TransferBooks) -> None:
         self._side = side
         self._books = books
 

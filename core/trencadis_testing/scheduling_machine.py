@@ -50,7 +50,7 @@ class World:
         sizes: Fields of the tables ``[engine]`` and ``[cache]``.
         layout: Of the backend.
         has_drafts: Whether there is a speculator.
-        transfers: What is said of a KV connector: ``delay``, ``pending``, ``holds``, and ``valid_tokens``, which the tickets take turns in (None:
+        transfers: What is said of a KV connector: ``delay``, ``pending``, ``holds``, and ``valid_tokens``, which the transfer ids take turns in (None:
             all are). None: there is no connector.
     """
 
@@ -93,7 +93,9 @@ class World:
             return None
         valid = self.transfers["valid_tokens"]
         more = {name: value for name, value in self.transfers.items() if name != "valid_tokens"}
-        return LoopConnector(block_size=_BLOCK_SIZE, fail=lambda ticket: valid[ticket % len(valid)], **more).pair()
+        return LoopConnector(
+            block_size=_BLOCK_SIZE, fail=lambda transfer_id: valid[transfer_id % len(valid)], **more
+        ).pair()
 
     def speculator(self) -> Speculator | None:
         """Return a new speculator, if there is one: the first 0, 1, 2 or all 3 drafts are right, by the length of the text."""

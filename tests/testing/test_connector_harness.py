@@ -29,7 +29,7 @@ def test_content_that_was_saved_is_loaded_into_other_blocks():
     assert harness.contents([3, 4]) != saved
     found = harness.lookup(hashes)
     assert found.num_tokens == 8
-    assert harness.load(found.ticket, [7, 8], hashes) == ""
+    assert harness.load(found.transfer_id, [7, 8], hashes) == ""
     assert harness.contents([7, 8]) == saved
 
 
@@ -37,14 +37,14 @@ def test_saving_by_layer_overwrites_the_cache_as_well():
     harness, hashes = desk_of(), hashes_of(range(2))
     saved = harness.save_by_layer([3, 4], hashes)
     assert all(now != then for now, then in zip(harness.contents([3, 4]), saved, strict=True))
-    assert harness.load(harness.lookup(hashes).ticket, [7, 8], hashes) == ""
+    assert harness.load(harness.lookup(hashes).transfer_id, [7, 8], hashes) == ""
     assert harness.contents([7, 8]) == saved
 
 
 def test_failed_load_tells_its_cause_and_its_valid_tokens():
-    harness, hashes = desk_of(fail=lambda ticket: 4), hashes_of(range(2))
+    harness, hashes = desk_of(fail=lambda transfer_id: 4), hashes_of(range(2))
     harness.save([3, 4], hashes)
-    assert harness.load(harness.lookup(hashes).ticket, [7, 8], hashes) == "injected"
+    assert harness.load(harness.lookup(hashes).transfer_id, [7, 8], hashes) == "injected"
     assert harness.num_valid_tokens == 4
 
 

@@ -36,7 +36,7 @@ class TestFailingLoopConnector(Suite):
     loads_again = True
 
     def make(self):
-        return LoopConnector(fail=lambda ticket: 4 if ticket % 2 and ticket > 5 else None).pair()
+        return LoopConnector(fail=lambda transfer_id: 4 if transfer_id % 2 and transfer_id > 5 else None).pair()
 
 
 class TestLoopConnectorByLayer(Suite):
@@ -47,7 +47,9 @@ class TestLoopConnectorByLayer(Suite):
         self.breaks = request.param
 
     def make(self):
-        fails = (lambda ticket: 4 if ticket % 2 and ticket > 5 else None) if self.breaks else lambda _: None
+        fails = (
+            (lambda transfer_id: 4 if transfer_id % 2 and transfer_id > 5 else None) if self.breaks else lambda _: None
+        )
         return LoopConnector(by_layer=True, fail=fails, pending=1, delay=2).pair()
 
 
@@ -89,22 +91,22 @@ class LoadsOneOff(_LoopWorker):
 class ClaimsAnyKnown(_LoopScheduler):
     def lookup(self, request, *, block_hashes, num_local_tokens):
         num_known = sum(block_hash.hex() in self._store.blocks for block_hash in block_hashes)
-        return Lookup(num_tokens=4 * num_known, ticket=next(self._tickets)) if num_known else Lookup()
+        return Lookup(num_tokens=4 * num_known, transfer_id=next(self._transfer_ids)) if num_known else Lookup()
 
 
 class ClaimsEverything(_LoopScheduler):
     def lookup(self, request, *, block_hashes, num_local_tokens):
-        return Lookup(num_tokens=4 * len(block_hashes) or 4, ticket=next(self._tickets))
+        return Lookup(num_tokens=4 * len(block_hashes) or 4, transfer_id=next(self._transfer_ids))
 
 
-class AlwaysTheSameTicket(_LoopScheduler):
+class AlwaysTheSameTransferId(_LoopScheduler):
     def lookup(self, request, *, block_hashes, num_local_tokens):
         found = super().lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
-        return attrs.evolve(found, ticket=1) if found.num_tokens else found
+        return attrs.evolve(found, transfer_id=1) if found.num_tokens else found
 
 
 class DropsWhatWasNotUsed(_LoopScheduler):
-    def on_unused(self, ticket):
+    def on_unused(self, transfer_id):
         self._store.blocks.clear()
 
 
@@ -135,8 +137,8 @@ class ReleasesAtOnce(_LoopWorker):
         self.flying = []
 
     def begin_step(self, message):
-        for ticket in json.loads(message or b"{}").get("cancel", []):
-            self.flying.append([3, *self._loads.get(ticket, [0, [], []])[1:]])
+        for transfer_id in json.loads(message or b"{}").get("cancel", []):
+            self.flying.append([3, *self._loads.get(transfer_id, [0, [], []])[1:]])
         super().begin_step(message)
 
     def poll(self):
@@ -156,7 +158,7 @@ class KeepsFinishedBlocks(_LoopWorker):
 
 
 class CallsLostLoadsGood(_LoopWorker):
-    def _num_valid_tokens(self, ticket, hashes):
+    def _num_valid_tokens(self, transfer_id, hashes):
         return len(hashes) * self._block_size, ""
 
 
@@ -182,8 +184,8 @@ class NeverLoads(_LoopScheduler):
         return Lookup()
 
 
-class ForgetsCancelledTickets(_LoopScheduler):
-    def on_cancelled(self, ticket):
+class ForgetsCancelledTransferIds(_LoopScheduler):
+    def on_cancelled(self, transfer_id):
         pass
 
 
@@ -246,8 +248,8 @@ class VouchesForWhatIsLost(_LoopWorker):
 
 class ForgetsToReportLayers(_LoopWorker):
     def poll(self):
-        for ticket in self._layered:
-            del self._loads[ticket]
+        for transfer_id in self._layered:
+            del self._loads[transfer_id]
         self._layered = {}
         return super().poll()
 
@@ -291,7 +293,7 @@ MUTANTS = {
         "test_lookup_claims_no_more_than_a_leading_run_of_what_was_saved",
     ),
     "ClaimsEverything": (mutant(scheduler=ClaimsEverything), "test_prompt_that_nobody_saved_is_a_miss"),
-    "AlwaysTheSameTicket": (mutant(scheduler=AlwaysTheSameTicket), "test_tickets_are_unique"),
+    "AlwaysTheSameTransferId": (mutant(scheduler=AlwaysTheSameTransferId), "test_transfer_ids_are_unique"),
     "DropsWhatWasNotUsed": (
         mutant(scheduler=DropsWhatWasNotUsed),
         "test_hit_that_is_not_used_is_found_again",
@@ -314,12 +316,12 @@ MUTANTS = {
     "ClosesOnce": (mutant(worker=ClosesOnce), "test_closed_worker_touches_nothing"),
     "WritesAfterClose": (mutant(worker=WritesAfterClose, delay=3), "test_closed_worker_touches_nothing"),
     "NeverLoads": (mutant(scheduler=NeverLoads), "test_prompt_that_comes_back_is_loaded"),
-    "ForgetsCancelledTickets": (
-        mutant(scheduler=ForgetsCancelledTickets, delay=3),
+    "ForgetsCancelledTransferIds": (
+        mutant(scheduler=ForgetsCancelledTransferIds, delay=3),
         "test_loads_that_take_too_long_are_given_up",
     ),
     "ForgetsAborted": (
-        mutant(scheduler=ForgetsCancelledTickets, delay=3),
+        mutant(scheduler=ForgetsCancelledTransferIds, delay=3),
         "test_aborts_at_any_step_leave_nothing_behind",
     ),
     "VouchesTooEarly": (

@@ -53,7 +53,7 @@ def calls_failed_loads_good(patch: pytest.MonkeyPatch) -> None:
 
     def poll(self):
         report = right(self)
-        failed = [one.ticket for one in report.failed]
+        failed = [one.transfer_id for one in report.failed]
         return attrs.evolve(report, loaded=(*report.loaded, *failed), failed=())
 
     patch.setattr(Loads, "poll", poll)

@@ -52,7 +52,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, *arguments: str, only: str = "bit_for_bit or tickets or shared_prefix") -> tuple[str, set[str]]:
+def run(
+    project: Path, *arguments: str, only: str = "bit_for_bit or transfer_ids or shared_prefix"
+) -> tuple[str, set[str]]:
     """Return what pytest printed, and the rooms that were asked for."""
     rooms = project / "rooms.txt"
     rooms.unlink(missing_ok=True)
@@ -83,7 +85,9 @@ def test_without_the_option_a_module_runs_its_own_targets(project: Path):
 @pytest.mark.slow
 def test_without_a_path_both_suites_of_the_kit_are_run(project: Path):
     text, rooms = run(project, "--kv-connector=shelf:make_shelf,room=given")
-    assert "kv_connector=shelf:make_shelf,room=given::KVConnectorConformance::test_tickets_are_unique PASSED" in text
+    assert (
+        "kv_connector=shelf:make_shelf,room=given::KVConnectorConformance::test_transfer_ids_are_unique PASSED" in text
+    )
     assert "KVFaultConformance::test_shared_prefix_of_parked_requests_survives_a_failed_load[True] PASSED" in text
     assert "4 passed" in text
     assert "test_of_something_else" not in text

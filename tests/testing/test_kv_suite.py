@@ -72,7 +72,7 @@ def test_engine_whose_cache_was_spoiled_is_a_failed_test_although_it_recovered()
         one.serve(arrivals(3, num_requests=4))
 
 
-def test_ticket_that_ends_twice_is_a_failed_test():
+def test_transfer_id_that_ends_twice_is_a_failed_test():
     class Twice(_LoopWorker):
         def poll(self):
             report = super().poll()

@@ -18,20 +18,20 @@ from trencadis.interfaces import (
 from trencadis.records import ConnectorReport, FailedLoad, Request
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.executor_fakes import QuietWorker
-from trencadis_testing.kv_watch import TicketBooks, watched
+from trencadis_testing.kv_watch import TransferBooks, watched
 
 
 def reported(**fields: Any) -> ConnectorReport:
     return ConnectorReport(**fields)
 
 
-FAILED = FailedLoad(ticket=7, num_valid_tokens=0, cause="evicted")
+FAILED = FailedLoad(transfer_id=7, num_valid_tokens=0, cause="evicted")
 
 
-def test_books_of_tickets_that_end_once_are_in_order():
-    books = TicketBooks()
-    for ticket in (6, 7, 8):
-        books.begun(ticket)
+def test_books_of_transfer_ids_that_end_once_are_in_order():
+    books = TransferBooks()
+    for transfer_id in (6, 7, 8):
+        books.begun(transfer_id)
     books.cancelled(8)
     books.held(9)
     books.held(None)
@@ -47,28 +47,28 @@ def test_books_of_tickets_that_end_once_are_in_order():
         ([reported(loaded=(7,), failed=(FAILED,))], "load 7 was reported as loaded, failed"),
         ([reported(loaded=(7, 5))], "load 5 was reported as never begun, loaded"),
         ([reported()], "load 7 has no end: neither reported nor given up"),
-        ([reported(loaded=(7,), released=(7,))], "ticket 7 was released 1 times, 0 releases are owed"),
+        ([reported(loaded=(7,), released=(7,))], "transfer id 7 was released 1 times, 0 releases are owed"),
     ],
 )
 def test_books_that_are_not_in_order_say_so(reports, fault):
-    books = TicketBooks()
+    books = TransferBooks()
     books.begun(7)
     for report in reports:
         books.reported(report)
     assert books.faults() == [fault]
 
 
-def test_a_ticket_that_is_given_up_is_owed_a_release():
-    books = TicketBooks()
+def test_a_transfer_id_that_is_given_up_is_owed_a_release():
+    books = TransferBooks()
     books.begun(7)
     books.cancelled(7)
-    assert books.faults() == ["ticket 7 was released 0 times, 1 releases are owed"]
+    assert books.faults() == ["transfer id 7 was released 0 times, 1 releases are owed"]
 
 
 def test_hit_of_which_the_engine_says_nothing_is_a_fault():
-    books = TicketBooks()
-    for ticket in (1, 2, 3):
-        books.offered(Lookup(num_tokens=4, ticket=ticket))
+    books = TransferBooks()
+    for transfer_id in (1, 2, 3):
+        books.offered(Lookup(num_tokens=4, transfer_id=transfer_id))
     books.offered(Lookup())
     books.offered(Lookup(pending=True))
     books.begun(1)
@@ -89,10 +89,10 @@ class Told(
         self.calls.append("lookup")
         return Lookup()
 
-    def on_unused(self, ticket):
+    def on_unused(self, transfer_id):
         self.calls.append("on_unused")
 
-    def on_allocated(self, ticket, *, blocks, block_hashes):
+    def on_allocated(self, transfer_id, *, blocks, block_hashes):
         self.calls.append("on_allocated")
 
     def on_computed(self, *, blocks, block_hashes):
@@ -108,7 +108,7 @@ class Told(
     def on_rejected(self, transfer_params):
         self.calls.append("on_rejected")
 
-    def on_cancelled(self, ticket):
+    def on_cancelled(self, transfer_id):
         self.calls.append("on_cancelled")
 
     def take_message(self):
@@ -142,7 +142,7 @@ class Told(
         self.calls.append("take_withdrawn")
         return ["withdrawn"]
 
-    def on_layerwise(self, ticket):
+    def on_layerwise(self, transfer_id):
         self.calls.append("on_layerwise")
 
     def on_sampling(self, terms):

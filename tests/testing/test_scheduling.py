@@ -147,13 +147,13 @@ class ForgetsReusedSlots(SchedulingPolicy):
     """Remembers slots it has seen and puts them last for good: breaks when a slot is reused."""
 
     def __init__(self) -> None:
-        self.tickets: dict[int, int] = {}
+        self.transfer_ids: dict[int, int] = {}
 
     def order(self, view: SchedulerView):
         for slot in view.waiting.tolist():
-            if slot in self.tickets and view.num_preemptions[slot] == 0 and self.tickets[slot] != id(view):
+            if slot in self.transfer_ids and view.num_preemptions[slot] == 0 and self.transfer_ids[slot] != id(view):
                 raise RuntimeError("this slot ended long ago")
-            self.tickets[slot] = id(view)
+            self.transfer_ids[slot] = id(view)
         return view.waiting
 
 

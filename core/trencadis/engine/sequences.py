@@ -52,7 +52,7 @@ class Sequence:
         host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
         is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
         num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
-        ticket: Of the load it is parked for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
+        transfer_id: Of the load it is parked for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
         park_deadline_s: When that load is given up.
         lookup_deadline_s: When a look-up that is pending is given up; infinity: none is.
         orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
@@ -87,8 +87,8 @@ class Sequence:
         "slot",
         "state",
         "stop_token_ids",
-        "ticket",
         "tokens",
+        "transfer_id",
     )
 
     def __init__(
@@ -116,7 +116,7 @@ class Sequence:
         self.is_approximate = False
         self.num_approximate_tokens = 0
         self.num_failed_loads = 0
-        self.ticket = -1
+        self.transfer_id = -1
         self.park_deadline_s = 0.0
         self.orphan_epoch = -1
         self.num_cached_tokens = -1

@@ -153,7 +153,7 @@ class EngineState:
         is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
         transfer_params = None
         if sequence.state is SequenceState.RUNNING:
-            if sequence.ticket >= 0:
+            if sequence.transfer_id >= 0:
                 self.transfers.cancel(sequence, self.blocks, now_s=now_s)
                 is_whole = False
             hands_over = is_whole and not sequence.is_approximate
@@ -248,7 +248,7 @@ class EngineState:
                 still in flight.
         """
         table, slot = self.table, sequence.slot
-        if sequence.ticket >= 0:  # it read what may not have come
+        if sequence.transfer_id >= 0:  # it read what may not have come
             self.transfers.cancel(sequence, self.blocks, now_s=self.clock.now_s())
             is_sound = False
         if not is_sound:

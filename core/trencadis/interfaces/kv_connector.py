@@ -7,11 +7,11 @@ is recomputed from the last valid token.
 
     lookup ─ Miss ▶ computed here
            ├ Pending ▶ asked again next step
-           ├ Hit(ticket, num_tokens) ▶ on_unused ▶ computed here, or lookup again
-           └ Hit(ticket, num_tokens) ▶ on_allocated ▶ waits ─ loaded ▶ runs
-                                                            └ failed ▶ on_failed ▶ runs, recomputes; or lookup again
+           ├ Hit(transfer_id, num_tokens) ▶ on_unused ▶ computed here, or lookup again
+           └ Hit(transfer_id, num_tokens) ▶ on_allocated ▶ waits ─ loaded ▶ runs
+                                                                 └ failed ▶ on_failed ▶ runs, recomputes; or lookup again
     finish ─ on_finished ─ None ▶ blocks freed
-                         └ ticket ▶ blocks pinned until released
+                         └ transfer id ▶ blocks pinned until released
 
 :class:`KVSchedulerSide` is all that a connector to a store needs. What few connectors need stands beside it, as capabilities: a scheduler
 side that inherits one of them is asked for it, others are not. The engine looks once, when it is composed.
@@ -25,14 +25,14 @@ side that inherits one of them is asked for it, others are not. The engine looks
 A hit may come with the first token after the prompt, chosen where the prompt was computed. The engine validates it, streams it at once, and
 continues after it when the load has ended, either way:
 
-    Hit(ticket, first_token) ▶ taken ▶ on_allocated ▶ waits ─ loaded, or failed ▶ runs
-                                     └ its last ▶ on_unused, on_abandoned
+    Hit(transfer_id, first_token) ▶ taken ▶ on_allocated ▶ waits ─ loaded, or failed ▶ runs
+                                          └ its last ▶ on_unused, on_abandoned
 
 With a layer-wise load the sequence does not wait: it runs at once, and each layer of that step waits until the load has brought it. The
 step counts if its report says ``loaded``; else its tokens are discarded and the sequence is computed again.
 
-    Hit(ticket, layerwise) ▶ on_allocated ▶ on_layerwise ▶ runs: wait_layer(0) … wait_layer(n) ─ loaded ▶ continues
-                                                                                               └ else ▶ discarded
+    Hit(transfer_id, layerwise) ▶ on_allocated ▶ on_layerwise ▶ runs: wait_layer(0) … wait_layer(n) ─ loaded ▶ continues
+                                                                                                    └ else ▶ discarded
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ import attrs
 from trencadis.interfaces.first_token_terms import FirstTokenTerms
 from trencadis.interfaces.kv_pool import KVPool
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
+from trencadis.records.output import accepts_ticket
 
 __all__ = [
     "INTERFACE_VERSION",
@@ -64,13 +65,14 @@ __all__ = [
 INTERFACE_VERSION = 2
 
 
+@accepts_ticket
 @attrs.frozen(kw_only=True)
 class Lookup:
     """The answer to a look-up.
 
     Attributes:
         num_tokens: Leading tokens, a multiple of the block size, whose KV can be loaded; 0 is a miss.
-        ticket: Names the load in all later calls, the next of which is ``on_allocated`` or ``on_unused``; unique for the life of the
+        transfer_id: Names the load in all later calls, the next of which is ``on_allocated`` or ``on_unused``; unique for the life of the
             engine.
         pending: Ask again at the next step; ``num_tokens`` means nothing yet. After ``cache.lookup_timeout_s`` the prompt is computed, and
             ``on_abandoned`` says so.
@@ -86,7 +88,7 @@ class Lookup:
     """
 
     num_tokens: int = 0
-    ticket: int = -1
+    transfer_id: int = -1
     pending: bool = False
     timeout_s: float = math.inf
     approximate: bool = False
@@ -120,13 +122,13 @@ class KVSchedulerSide(ABC):
         """
 
     @abstractmethod
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Begin a load into these blocks: those after the local hit, in order, with their hashes."""
 
-    def on_unused(self, ticket: int) -> None:
+    def on_unused(self, transfer_id: int) -> None:
         """Called instead of ``on_allocated`` for a hit that has no more than the local one, or that there is no room for now.
 
-        The ticket can be forgotten; no report names it. The request may be looked up again, and then gets a new ticket; ``on_finished`` or
+        The transfer id can be forgotten; no report names it. The request may be looked up again, and then gets a new transfer id; ``on_finished`` or
         :meth:`SupportsHandover.on_abandoned` says that it will not be.
         """
         return
@@ -137,11 +139,11 @@ class KVSchedulerSide(ABC):
 
     @abstractmethod
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Return a ticket that pins the blocks of a finished sequence until it is released, or None to free them."""
+        """Return a transfer id that pins the blocks of a finished sequence until it is released, or None to free them."""
 
     @abstractmethod
-    def on_cancelled(self, ticket: int) -> None:
-        """Called when a load is no longer wanted; its blocks stay pinned until the ticket is released."""
+    def on_cancelled(self, transfer_id: int) -> None:
+        """Called when a load is no longer wanted; its blocks stay pinned until the transfer id is released."""
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         """Return what to do with a sequence whose load was reported as failed.
@@ -163,7 +165,7 @@ class KVSchedulerSide(ABC):
     def on_report(self, report: ConnectorReport) -> None:
         """Take the worker sides' merged report; once per step that has one.
 
-        A ticket stands in it once every rank has reported it: as loaded if all have loaded their share, as failed with the least that
+        A transfer id stands in it once every rank has reported it: as loaded if all have loaded their share, as failed with the least that
         arrived anywhere, as released if none touches its blocks any more.
         """
 
@@ -250,7 +252,7 @@ class SupportsLayerwise(ABC):
     """Capability: the worker side can bring a load layer by layer, while the step that reads it runs. Engine thread."""
 
     @abstractmethod
-    def on_layerwise(self, ticket: int) -> None:
+    def on_layerwise(self, transfer_id: int) -> None:
         """Called right after ``on_allocated`` if the sequence runs with the next step, whose layers wait for this load.
 
         Only for look-ups that said ``layerwise``. A load without this call is an ordinary one: no step may wait for it.
@@ -322,7 +324,7 @@ class KVWorkerSide(ABC):
         """Return what finished on this rank since the last call; does not wait.
 
         The end of a load, and the release that follows ``on_cancelled`` or ``on_finished``, is reported once; what is reported again, or
-        of a ticket that are not awaited, is ignored and counted.
+        of a transfer_id that are not awaited, is ignored and counted.
 
         A layer-wise load all of whose layers ``wait_layer`` vouched for is ``loaded`` in the poll of that very step: one of which that
         poll says nothing is cancelled.

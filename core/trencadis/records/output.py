@@ -7,8 +7,9 @@ does not look at them, as they cannot be part of a cycle.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import msgspec
@@ -56,17 +57,36 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     top_logprobs: tuple[float, ...] = ()
 
 
+_T = TypeVar("_T")
+
+
+def accepts_ticket(cls: type[_T]) -> type[_T]:
+    """Let ``ticket`` stand for ``transfer_id`` in a record, as version 1 of the KV contract calls it; goes with that version."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def with_ticket(self: _T, **fields: Any) -> None:
+        if "ticket" in fields:
+            fields["transfer_id"] = fields.pop("ticket")
+        init(self, **fields)
+
+    setattr(cls, "__init__", with_ticket)  # noqa: B010 - mypy forbids the assignment
+    setattr(cls, "ticket", property(lambda self: self.transfer_id))  # noqa: B010 - not part of the type
+    return cls
+
+
+@accepts_ticket
 @attrs.frozen(kw_only=True)
 class FailedLoad:
     """A KV load that did not arrive whole.
 
     Attributes:
-        ticket: Which load.
+        transfer_id: Which load.
         num_valid_tokens: Leading tokens of the load, those after the local hit, whose KV is verified.
         cause: For the log.
     """
 
-    ticket: int
+    transfer_id: int
     num_valid_tokens: int
     cause: str
 
@@ -76,9 +96,9 @@ class ConnectorReport:
     """What a KV connector's worker side has finished since the last report, or what all of them together have.
 
     Attributes:
-        loaded: Tickets whose blocks, or this rank's share of them, are verified and complete.
+        loaded: Transfer ids whose blocks, or this rank's share of them, are verified and complete.
         failed: Loads that did not arrive whole.
-        released: Tickets of which no transfer touches a block any more.
+        released: Transfer ids of which no transfer touches a block any more.
     """
 
     loaded: tuple[int, ...] = ()

@@ -39,7 +39,7 @@ class Load:
         loads: Where it belongs.
 
     Attributes:
-        ticket: Of the order.
+        transfer_id: Of the order.
         num_valid_blocks: Leading blocks that are verified and in place.
         error: Why it ended early, or None.
     """
@@ -53,7 +53,7 @@ class Load:
         self._was_cancelled = threading.Event()
         self._was_taken = threading.Event()
         self._was_taken.set()
-        self.ticket = order.ticket
+        self.transfer_id = order.transfer_id
         self.num_valid_blocks = 0
         self.error: TransferError | None = None
 
@@ -178,20 +178,20 @@ class Loads:
 
     def start(self, order: LoadOrder) -> None:
         """Queue a load."""
-        load = self._live[order.ticket] = Load(order, self)
+        load = self._live[order.transfer_id] = Load(order, self)
         if not self._threads.put(load):
             load.error = TransferError("The connector is closed.", cause=TransferCause.CANCELLED)
             self.finished.append(load)
 
-    def cancel(self, ticket: int) -> None:
-        """Give a load up; its ticket is released with the next report."""
-        load = self._live.pop(ticket, None)
+    def cancel(self, transfer_id: int) -> None:
+        """Give a load up; its transfer id is released with the next report."""
+        load = self._live.pop(transfer_id, None)
         if load is not None:
             load.cancel()
             if not self._threads.take_back(load):
                 self._cancelled.append(load)
                 self._threads.interrupt_unwanted()
-        self._released.append(ticket)
+        self._released.append(transfer_id)
 
     def poll(self) -> ConnectorReport:
         """Copy what arrived, and return what ended."""
@@ -204,14 +204,16 @@ class Loads:
         failed: list[FailedLoad] = []
         while self.finished:
             load = self.finished.popleft()
-            if self._live.get(load.ticket) is not load:
+            if self._live.get(load.transfer_id) is not load:
                 continue
-            del self._live[load.ticket]
+            del self._live[load.transfer_id]
             if load.error is None:
-                loaded.append(load.ticket)
+                loaded.append(load.transfer_id)
             else:
                 num_tokens = load.num_valid_blocks * self._objects.block_size
-                failed.append(FailedLoad(ticket=load.ticket, num_valid_tokens=num_tokens, cause=str(load.error.cause)))
+                failed.append(
+                    FailedLoad(transfer_id=load.transfer_id, num_valid_tokens=num_tokens, cause=str(load.error.cause))
+                )
         released, self._released = self._released, []
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
 

@@ -16,13 +16,13 @@ class LoadOrder(msgspec.Struct, frozen=True, array_like=True):
     """Fill blocks with what is stored under hashes.
 
     Attributes:
-        ticket: To report it by.
+        transfer_id: To report it by.
         blocks: Ids, in order.
         hashes: Of their content; as many.
         wait_s: It is given up after so many seconds.
     """
 
-    ticket: int
+    transfer_id: int
     blocks: list[int]
     hashes: list[bytes]
     wait_s: float = 0.0
@@ -47,7 +47,7 @@ class StepOrders(msgspec.Struct, frozen=True, array_like=True):
         version: Of the message.
         loads: To start.
         saves: To copy out, before a load or the step writes to a block.
-        cancels: Tickets to give up and release.
+        cancels: Transfer ids to give up and release.
     """
 
     version: int = MESSAGE_VERSION

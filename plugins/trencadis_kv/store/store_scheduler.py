@@ -57,7 +57,7 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         self._lookups: Lookups | None = None
         self._canary: Canary | None = None
         self._orders = StepOrders(loads=[], saves=[], cancels=[])
-        self._tickets = itertools.count()
+        self._transfer_ids = itertools.count()
         self._waits_s: BoundedDict[int, float] = BoundedDict(_MAX_REMEMBERED)
         self._attempts: BoundedDict[str, int] = BoundedDict(_MAX_REMEMBERED)
         self._started: dict[int, _Started] = {}
@@ -110,15 +110,15 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
             return Lookup(pending=True)
         return self._answer(request, num_blocks, num_local_tokens)
 
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Order the load."""
-        wait_s = self._waits_s.pop(ticket, self._parts.settings.load_timeout_s)
-        self._started[ticket] = _Started(len(blocks), self._parts.clock.now_s() + wait_s)
-        self._orders.loads.append(LoadOrder(ticket, list(blocks), list(block_hashes), wait_s))
+        wait_s = self._waits_s.pop(transfer_id, self._parts.settings.load_timeout_s)
+        self._started[transfer_id] = _Started(len(blocks), self._parts.clock.now_s() + wait_s)
+        self._orders.loads.append(LoadOrder(transfer_id, list(blocks), list(block_hashes), wait_s))
 
-    def on_unused(self, ticket: int) -> None:
+    def on_unused(self, transfer_id: int) -> None:
         """Forget how long its load might have taken."""
-        self._waits_s.pop(ticket, None)
+        self._waits_s.pop(transfer_id, None)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Order what the store is not known to have, as far as the policy admits it."""
@@ -148,10 +148,10 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
             self._lookups.forget(request.request_id)
         return None
 
-    def on_cancelled(self, ticket: int) -> None:
+    def on_cancelled(self, transfer_id: int) -> None:
         """Order the end of a load; one that took too long counts against the store."""
-        started = self._started.pop(ticket, None)
-        self._orders.cancels.append(ticket)
+        started = self._started.pop(transfer_id, None)
+        self._orders.cancels.append(transfer_id)
         if started is None:
             return
         if self._parts.clock.now_s() < started.deadline_s:
@@ -168,14 +168,14 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
 
     def on_report(self, report: ConnectorReport) -> None:
         """Close the books of what ended."""
-        for ticket in report.loaded:
-            self._started.pop(ticket, None)
-        failed = [(one.ticket, self._started.pop(one.ticket, None)) for one in report.failed]
-        self._failed = {ticket: started for ticket, started in failed if started is not None}
+        for transfer_id in report.loaded:
+            self._started.pop(transfer_id, None)
+        failed = [(one.transfer_id, self._started.pop(one.transfer_id, None)) for one in report.failed]
+        self._failed = {transfer_id: started for transfer_id, started in failed if started is not None}
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         """Ask the policy whether to look once more."""
-        started = self._failed.pop(failed.ticket, None)
+        started = self._failed.pop(failed.transfer_id, None)
         if started is None or self._objects is None:
             return "compute"
         num_tokens = started.num_blocks * self._objects.block_size
@@ -220,9 +220,9 @@ class StoreScheduler(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
             return Lookup()
         counters.looked_up("hit")
         wait_s = min(wait_s, self._parts.settings.load_timeout_s)
-        ticket = next(self._tickets)
-        self._waits_s[ticket] = wait_s
-        return Lookup(num_tokens=num_tokens, ticket=ticket, timeout_s=wait_s)
+        transfer_id = next(self._transfer_ids)
+        self._waits_s[transfer_id] = wait_s
+        return Lookup(num_tokens=num_tokens, transfer_id=transfer_id, timeout_s=wait_s)
 
     def _load_view(self, request: Request, num_tokens: int, num_local_tokens: int) -> LoadView:
         assert self._objects is not None, "on_ready came before"

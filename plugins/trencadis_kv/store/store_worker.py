@@ -50,10 +50,10 @@ class StoreWorker(KVWorkerSide):
         by_layer = expects_layers and self._saves.by_layer and not _share_blocks(orders)
         for save in orders.saves:
             self._saves.stage(save, by_layer=by_layer)
-        for ticket in orders.cancels:
-            self._loads.cancel(ticket)
+        for transfer_id in orders.cancels:
+            self._loads.cancel(transfer_id)
         for load in orders.loads:
-            if load.ticket not in orders.cancels:
+            if load.transfer_id not in orders.cancels:
                 self._loads.start(load)
 
     @property

@@ -8,21 +8,21 @@ slowly, and closing the connection ends a transfer at once::
     consumer                                producer
     HELLO (version, compat, whom, nonce) ─▶
                                          ◀─ WELCOME (nonce, proof) | REFUSE (cause, reason)
-    PROOF    PULL (ticket, hashes)       ─▶
+    PROOF    PULL (hold_id, hashes)       ─▶
                                          ◀─ BLOCK … BLOCK  COMMIT (number) | ABORT (cause, reason)
-    PULL (ticket, hashes, via, target)   ─▶   the bytes go another way, if the producer has it, too
+    PULL (hold_id, hashes, via, target)   ─▶   the bytes go another way, if the producer has it, too
                                          ◀─ PLACED (piece, headers) …  COMMIT | ABORT
     TAKEN (piece)                        ─▶
-    PULL (ticket, hashes, by layer)      ─▶   the same bytes in another order, if the producer can
+    PULL (hold_id, hashes, by layer)      ─▶   the same bytes in another order, if the producer can
                                          ◀─ LAYERS  BLOCK … BLOCK, one layer after the other  COMMIT | ABORT
-    RENEW (ticket) | RELEASE (ticket)    ─▶
+    RENEW (hold_id) | RELEASE (hold_id)    ─▶
                                          ◀─ ACK (known)
     STATUS                               ─▶
                                          ◀─ STATE (whether it takes prompts, load, rate)
     PREFILL_REQUEST (prompt, salt, …)             ─▶
-                      (computes it)      ◀─ PREFILL_RESPONSE (ticket, number of tokens) | ABORT (cause, reason)
+                      (computes it)      ◀─ PREFILL_RESPONSE (hold_id, number of tokens) | ABORT (cause, reason)
     PREFILL_REQUEST (prompt, …, terms, credit)    ─▶   the first token, and blocks that nobody has to ask for any more
-                                         ◀─ PREFILL_RESPONSE (ticket, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
+                                         ◀─ PREFILL_RESPONSE (hold_id, …, token, number of blocks)  BLOCK … BLOCK  COMMIT (number) | ABORT
 
 Who closes the connection while its prompt is computed wants it no more. Before both sides have proved that they know the secret, a
 message has at most 4 KiB; after that, memory for one grows as its bytes come, whatever its head says.

@@ -93,13 +93,13 @@ class Proof(_Body):
 
 
 class Pull(_Body):
-    """Send the leading blocks of these hashes that a ticket holds.
+    """Send the leading blocks of these hashes that a hold has.
 
     ``via`` names another way for their bytes, which the producer may know too, and ``target`` is what that has to know. ``by_layer``
     asks for the first layer of all blocks, then the second, and so on, all or nothing; a producer that can begins with ``LAYERS``.
     """
 
-    ticket: str
+    hold_id: str
     hashes: list[bytes]
     via: str = ""
     target: bytes = b""
@@ -120,19 +120,19 @@ class Abort(_Body):
 
 
 class Renew(_Body):
-    """The blocks of a ticket are still wanted."""
+    """The blocks of a hold are still wanted."""
 
-    ticket: str
+    hold_id: str
 
 
 class Release(_Body):
-    """The blocks of a ticket are not wanted any more."""
+    """The blocks of a hold are not wanted any more."""
 
-    ticket: str
+    hold_id: str
 
 
 class Ack(_Body):
-    """Renewed or released; ``known`` is False if there was no such ticket."""
+    """Renewed or released; ``known`` is False if there was no such hold."""
 
     known: bool
 
@@ -183,12 +183,12 @@ class Token(_Body):
 
 
 class PrefillResponse(_Body):
-    """The prompt is computed: so many of its leading tokens are held under a ticket, and for how long.
+    """The prompt is computed: so many of its leading tokens are held under a hold id, and for how long.
 
     ``token`` is the first behind it, if it was wanted by terms that hold there, too. ``num_pushed`` blocks follow, and ``COMMIT``.
     """
 
-    ticket: str
+    hold_id: str
     num_tokens: int
     lease_s: float
     token: Token | None = None

@@ -270,9 +270,9 @@ class InlineExecutor(Executor):
 def _merged(reports: Sequence[ConnectorReport]) -> ConnectorReport:
     """Return one report that says what all do. Pure."""
     return ConnectorReport(
-        loaded=tuple([ticket for report in reports for ticket in report.loaded]),
+        loaded=tuple([transfer_id for report in reports for transfer_id in report.loaded]),
         failed=tuple([failed for report in reports for failed in report.failed]),
-        released=tuple([ticket for report in reports for ticket in report.released]),
+        released=tuple([transfer_id for report in reports for transfer_id in report.released]),
     )
 
 

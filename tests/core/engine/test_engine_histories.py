@@ -129,10 +129,10 @@ class History:
     def store(self) -> Store:
         pick, lies, known = self.draw.choice, self.draw.choice([0, 0, 0.2]), dict[int, int | None]()
 
-        def fail(ticket: int) -> int | None:
-            if ticket not in known:
-                known[ticket] = self.chance.choice([0, 4, 8]) if self.chance.random() < lies else None
-            return known[ticket]
+        def fail(transfer_id: int) -> int | None:
+            if transfer_id not in known:
+                known[transfer_id] = self.chance.choice([0, 4, 8]) if self.chance.random() < lies else None
+            return known[transfer_id]
 
         return Store(
             self.chance,

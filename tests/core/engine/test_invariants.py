@@ -77,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
                 delay=3 if slow else 1,
                 pending=1 if slow else 0,
                 holds=slow,
-                fail=lambda ticket: 4 if ticket % 3 == 1 else None,
+                fail=lambda transfer_id: 4 if transfer_id % 3 == 1 else None,
             ).pair()
             options["load_timeout_s"] = 2.5
         self.clock = SimulatedClock()

@@ -97,22 +97,24 @@ class LayerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
     def parked_load_ends(self, pick: int, num_valid: int) -> None:
-        parked = sorted(ticket for ticket in self.wild.loads if ticket in self.engine._state.transfers._parked)
+        parked = sorted(
+            transfer_id for transfer_id in self.wild.loads if transfer_id in self.engine._state.transfers._parked
+        )
         if parked:
-            ticket = parked[pick % len(parked)]
+            transfer_id = parked[pick % len(parked)]
             if num_valid < 0:
-                self.wild.arrive(ticket)
+                self.wild.arrive(transfer_id)
             else:
-                self.wild.fail(ticket, min(num_valid, len(self.wild.loads[ticket][0])))
+                self.wild.fail(transfer_id, min(num_valid, len(self.wild.loads[transfer_id][0])))
 
     @rule(pick=st.integers(0, 9), releases=st.booleans())
     def cancelled_load_moves(self, pick: int, releases: bool) -> None:
         waiting = sorted(self.wild.cancelled)
         if waiting:
-            ticket = waiting[pick % len(waiting)]
-            self.wild.scribble(ticket)
+            transfer_id = waiting[pick % len(waiting)]
+            self.wild.scribble(transfer_id)
             if releases:
-                self.wild.release(ticket)
+                self.wild.release(transfer_id)
 
     @rule(name=st.sampled_from(["lookup", "on_allocated", "on_layerwise", "on_computed", "on_failed", "on_cancelled"]))
     def call_raises(self, name: str) -> None:
@@ -154,11 +156,11 @@ class LayerMachine(RuleBasedStateMachine):
         for _ in range(400):
             if not self.engine.has_work:
                 break
-            for ticket in list(self.wild.loads):
-                if ticket in self.engine._state.transfers._parked:
-                    self.wild.arrive(ticket)
-            for ticket in list(self.wild.cancelled):
-                self.wild.release(ticket)
+            for transfer_id in list(self.wild.loads):
+                if transfer_id in self.engine._state.transfers._parked:
+                    self.wild.arrive(transfer_id)
+            for transfer_id in list(self.wild.cancelled):
+                self.wild.release(transfer_id)
             self.step(1)
         assert not self.engine.has_work
         assert self.engine._state.blocks.num_used == 0, "every block comes back"

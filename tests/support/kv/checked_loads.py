@@ -50,9 +50,9 @@ class House:
         """Return keys of stored blocks."""
         return self.packing.keys(hashes_of(*numbers))
 
-    def start(self, ticket, *, blocks, numbers):
+    def start(self, transfer_id, *, blocks, numbers):
         """Have stored blocks loaded."""
-        self.loads.start(LoadOrder(ticket, list(blocks), hashes_of(*numbers)))
+        self.loads.start(LoadOrder(transfer_id, list(blocks), hashes_of(*numbers)))
 
     def settle(self):
         """Wait until no thread works."""

@@ -32,7 +32,7 @@ def _main(url: str, namespace: str) -> None:
     writer, reader, hashes = harness(), harness(), hashes_of(range(5))
     saved = writer.save([9, 2, 7, 4, 11], hashes)
     found = reader.lookup(hashes, num_blocks=5)
-    cause = reader.load(found.ticket, [3, 14, 0, 8, 6], hashes) if found.num_tokens else "nothing was found"
+    cause = reader.load(found.transfer_id, [3, 14, 0, 8, 6], hashes) if found.num_tokens else "nothing was found"
     same = not cause and reader.contents([3, 14, 0, 8, 6]) == saved
     for one in (reader, writer):
         one.pair.scheduler.close()

@@ -85,7 +85,7 @@ def producing(*, codec: KVCodec | None = None, transport: Transport | None = Non
     node.holds.add(1, "held", dict(zip(HASHES, range(NUM_BLOCKS), strict=True)), num_bytes=NUM_BLOCKS * 32)
     prefix = RemotePrefix(
         engine=node.engine,
-        ticket="held",
+        hold_id="held",
         host="127.0.0.1",
         port=node.server.port,
         num_tokens=NUM_BLOCKS * 4,

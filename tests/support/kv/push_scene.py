@@ -10,7 +10,7 @@ from support.eventually import eventually
 from support.kv.engine_pairs import Station, prompt_of
 from trencadis.interfaces import ConnectorPair
 from trencadis.records import FinishedSequence
-from trencadis_testing.kv_watch import TicketBooks, watched
+from trencadis_testing.kv_watch import HoldIdBooks, watched
 
 __all__ = [
     "BLOCK_BYTES",
@@ -38,10 +38,10 @@ class Decoder(Station):
         config: Arguments of ``Station``.
 
     Attributes:
-        books: What its connector was told of every ticket.
+        books: What its connector was told of every transfer id.
     """
 
-    books: TicketBooks
+    books: HoldIdBooks
 
     def __init__(self, *ports: int, **config: Any) -> None:
         def watch(pair: ConnectorPair) -> ConnectorPair:
@@ -81,7 +81,7 @@ def firsts_of(one: Station) -> dict[str, int]:
 
 
 def check_nothing_is_left(one: Decoder, *others: Station) -> None:
-    """Wait until all engines are at rest, and check that no memory, block, ticket or hold is left."""
+    """Wait until all engines are at rest, and check that no memory, block, transfer or hold is left."""
     eventually(lambda: one.node.pushes.num_bytes == 0, of=(one, *others))
     assert one.node.pushes._by_name == {}
     eventually(lambda: not one.engine.has_work, of=(one, *others))

@@ -46,7 +46,7 @@ class RogueProducer:
 
     def offer(self, num_tokens: int, num_pushed: int, **more: object) -> PrefillResponse:
         """Return an offer of blocks that nobody holds."""
-        return PrefillResponse(ticket="rogue", num_tokens=num_tokens, lease_s=30.0, num_pushed=num_pushed, **more)  # type: ignore[arg-type]
+        return PrefillResponse(hold_id="rogue", num_tokens=num_tokens, lease_s=30.0, num_pushed=num_pushed, **more)  # type: ignore[arg-type]
 
     def send_block(self, stream: FrameStream, block_hash: bytes, payload: bytes = b"") -> None:
         """Send a block, well packed whatever is in it."""

@@ -45,7 +45,7 @@ class RaisingScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Sup
     def lookup(self, request, *, block_hashes, num_local_tokens):
         raise RuntimeError("no look-up")
 
-    def on_allocated(self, ticket, *, blocks, block_hashes):
+    def on_allocated(self, transfer_id, *, blocks, block_hashes):
         raise RuntimeError("no load")
 
     def on_computed(self, *, blocks, block_hashes):
@@ -54,7 +54,7 @@ class RaisingScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Sup
     def on_finished(self, request, *, blocks):
         raise RuntimeError("no end")
 
-    def on_cancelled(self, ticket):
+    def on_cancelled(self, transfer_id):
         raise RuntimeError("no way back")
 
     def take_message(self):
@@ -122,19 +122,19 @@ class ScriptedScheduler(KVSchedulerSide, SupportsHandover, SupportsRemotePrefill
         self.params = params
         self.retries = retries
         self.told = []
-        self.tickets = iter(range(1000))
+        self.transfer_ids = iter(range(1000))
 
     def lookup(self, request, *, block_hashes, num_local_tokens):
         self.told.append(("lookup", request.request_id))
         if self.pending:
             return Lookup(pending=True)
-        return Lookup(num_tokens=self.num_tokens, ticket=next(self.tickets)) if self.num_tokens else Lookup()
+        return Lookup(num_tokens=self.num_tokens, transfer_id=next(self.transfer_ids)) if self.num_tokens else Lookup()
 
-    def on_unused(self, ticket):
-        self.told.append(("on_unused", ticket))
+    def on_unused(self, transfer_id):
+        self.told.append(("on_unused", transfer_id))
 
-    def on_allocated(self, ticket, *, blocks, block_hashes):
-        self.told.append(("on_allocated", ticket, list(blocks)))
+    def on_allocated(self, transfer_id, *, blocks, block_hashes):
+        self.told.append(("on_allocated", transfer_id, list(blocks)))
 
     def on_computed(self, *, blocks, block_hashes):
         self.told.append(("on_computed", list(blocks), list(block_hashes)))
@@ -142,8 +142,8 @@ class ScriptedScheduler(KVSchedulerSide, SupportsHandover, SupportsRemotePrefill
     def on_finished(self, request, *, blocks):
         return self.holds.pop(0) if self.holds else None
 
-    def on_cancelled(self, ticket):
-        self.told.append(("on_cancelled", ticket))
+    def on_cancelled(self, transfer_id):
+        self.told.append(("on_cancelled", transfer_id))
 
     def take_message(self):
         return b""
@@ -153,7 +153,7 @@ class ScriptedScheduler(KVSchedulerSide, SupportsHandover, SupportsRemotePrefill
             self.told.append(("on_report", report))
 
     def on_failed(self, request, failed):
-        self.told.append(("on_failed", failed.ticket))
+        self.told.append(("on_failed", failed.transfer_id))
         return "retry" if self.retries else "compute"
 
     def finished_params(self, request):

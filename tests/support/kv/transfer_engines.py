@@ -29,15 +29,15 @@ def engine_on(wild: WildConnector, **options: Any) -> tuple[Engine, SimulatedClo
         engine.add(request(name, tuple(range(1, 21))))
         while name in engine._state.slot_of:
             engine.step()
-            for ticket in list(wild.loads):
-                wild.arrive(ticket)
+            for transfer_id in list(wild.loads):
+                wild.arrive(transfer_id)
     engine.step()
     wild.asked.clear()
     return engine, clock
 
 
 def parked(engine: Engine, wild: WildConnector, name: str = "r") -> int:
-    """Add a request whose load starts; return its ticket."""
+    """Add a request whose load starts; return its transfer id."""
     engine.add(request(name, tuple(range(1, 21))))
     engine.step()
     return max(wild.loads)

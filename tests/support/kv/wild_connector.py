@@ -20,15 +20,15 @@ class WildConnector:
 
     Attributes:
         store: Content by block hash, as it was saved.
-        offers: Tickets of hits that the engine has said nothing of yet.
-        unused: Tickets of hits that it does not load.
+        offers: Transfer ids of hits that the engine has said nothing of yet.
+        unused: Transfer ids of hits that it does not load.
         claims: Tokens that every look-up finds, whatever is stored; None: what is stored.
-        loads: Blocks and hashes by ticket, of loads that were asked for and neither ended nor cancelled.
+        loads: Blocks and hashes by transfer id, of loads that were asked for and neither ended nor cancelled.
         cancelled: The same, of those that were cancelled and not released.
-        held: Tickets of finished sequences' blocks.
+        held: Transfer ids of finished sequences' blocks.
         raising: Names of scheduler-side methods that raise.
         by_layer: Loads come layer by layer, if the engine lets them.
-        layered: Tickets of loads whose layers steps wait for.
+        layered: Transfer ids of loads whose layers steps wait for.
         fate: What becomes of such loads: ``comes``; ``fails``, ``stalls`` or ``raises`` at layer ``fate_layer``. One that stalls never
             ends by itself; one that raises comes too late, and is reported as loaded.
         is_closed: Of each side.
@@ -50,7 +50,7 @@ class WildConnector:
         self.asked: list[str] = []
         self.is_closed = [False, False]
         self.next = ConnectorReport()
-        self.tickets = itertools.count()
+        self.transfer_ids = itertools.count()
         self.arrays: tuple = ()
         self._to_save: list[tuple[int, bytes]] = []
         self.by_layer = False
@@ -63,59 +63,59 @@ class WildConnector:
 
     # ------------------------------------------------------------------------------------ what the test chooses
 
-    def arrive(self, ticket: int) -> None:
+    def arrive(self, transfer_id: int) -> None:
         """Let a load arrive whole."""
-        blocks, hashes = self.loads.pop(ticket)
+        blocks, hashes = self.loads.pop(transfer_id)
         self._write(blocks, hashes)
-        self._report(loaded=(ticket,))
+        self._report(loaded=(transfer_id,))
 
-    def fail(self, ticket: int, num_valid: int = 0) -> None:
+    def fail(self, transfer_id: int, num_valid: int = 0) -> None:
         """Let a load fail behind some blocks; the others hold garbage."""
-        blocks, hashes = self.loads.pop(ticket)
+        blocks, hashes = self.loads.pop(transfer_id)
         self._write(blocks[:num_valid], hashes[:num_valid])
         self._scribble(blocks[num_valid:])
-        failed = FailedLoad(ticket=ticket, num_valid_tokens=num_valid * self.block_size, cause="evicted")
+        failed = FailedLoad(transfer_id=transfer_id, num_valid_tokens=num_valid * self.block_size, cause="evicted")
         self._report(failed=(failed,))
 
-    def scribble(self, ticket: int) -> None:
+    def scribble(self, transfer_id: int) -> None:
         """Write garbage to the blocks of a load that has not ended, or was cancelled and not released."""
-        self._scribble((self.loads.get(ticket) or self.cancelled[ticket])[0])
+        self._scribble((self.loads.get(transfer_id) or self.cancelled[transfer_id])[0])
 
-    def release(self, ticket: int) -> None:
-        """Say that nobody touches the blocks of a ticket any more."""
-        self.cancelled.pop(ticket, None)
-        self.held.discard(ticket)
-        self._report(released=(ticket,))
+    def release(self, transfer_id: int) -> None:
+        """Say that nobody touches the blocks of a transfer id any more."""
+        self.cancelled.pop(transfer_id, None)
+        self.held.discard(transfer_id)
+        self._report(released=(transfer_id,))
 
-    def repeat(self, ticket: int) -> None:
-        """Report everything of one ticket at once, whatever it is."""
-        failed = FailedLoad(ticket=ticket, num_valid_tokens=0, cause="again")
-        self._report(loaded=(ticket,), failed=(failed,))
+    def repeat(self, transfer_id: int) -> None:
+        """Report everything of one transfer id at once, whatever it is."""
+        failed = FailedLoad(transfer_id=transfer_id, num_valid_tokens=0, cause="again")
+        self._report(loaded=(transfer_id,), failed=(failed,))
 
     # ------------------------------------------------------------------------------------------- layer by layer
 
     def wait_layer(self, layer: int) -> bool:
         """Let one layer of each layered load come, or not."""
         came = True
-        for ticket in sorted(self.layered & self.loads.keys()):
-            self.waited.append((ticket, layer))
+        for transfer_id in sorted(self.layered & self.loads.keys()):
+            self.waited.append((transfer_id, layer))
             if self.fate == "comes" or layer < self.fate_layer:
-                blocks, hashes = self.loads[ticket]
+                blocks, hashes = self.loads[transfer_id]
                 for block, block_hash in zip(blocks, hashes, strict=True):
                     self.content(block)[layer][:] = self.store[block_hash][layer]
                 continue
             if self.fate == "raises":
                 raise RuntimeError("wait_layer raises")
             came = False
-            self.layered.discard(ticket)
+            self.layered.discard(transfer_id)
             if self.fate == "fails":
-                self.fail(ticket)
+                self.fail(transfer_id)
         return came
 
     def end_layers(self) -> None:
         """Report the layered loads that nobody gave up."""
-        for ticket in sorted(self.layered & self.loads.keys()):
-            self.arrive(ticket)
+        for transfer_id in sorted(self.layered & self.loads.keys()):
+            self.arrive(transfer_id)
         self.layered.clear()
 
     # -------------------------------------------------------------------------------------------------- innards
@@ -171,21 +171,21 @@ class WildScheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
         num_tokens = num_blocks * wild.block_size if wild.claims is None else wild.claims
         if wild.claims is None and num_tokens <= num_local_tokens:
             return Lookup()
-        ticket = next(wild.tickets)
-        wild.offers.add(ticket)
-        return Lookup(num_tokens=num_tokens, ticket=ticket, timeout_s=wild.timeout_s, layerwise=wild.by_layer)
+        transfer_id = next(wild.transfer_ids)
+        wild.offers.add(transfer_id)
+        return Lookup(num_tokens=num_tokens, transfer_id=transfer_id, timeout_s=wild.timeout_s, layerwise=wild.by_layer)
 
-    def on_unused(self, ticket):
-        self._wild.offers.remove(ticket)
-        self._wild.unused.append(ticket)
+    def on_unused(self, transfer_id):
+        self._wild.offers.remove(transfer_id)
+        self._wild.unused.append(transfer_id)
 
-    def on_layerwise(self, ticket):
+    def on_layerwise(self, transfer_id):
         self._wild.called("on_layerwise")
-        self._wild.layered.add(ticket)
+        self._wild.layered.add(transfer_id)
 
-    def on_allocated(self, ticket, *, blocks, block_hashes):
-        self._wild.offers.remove(ticket)
-        self._wild.loads[ticket] = (list(blocks), list(block_hashes))
+    def on_allocated(self, transfer_id, *, blocks, block_hashes):
+        self._wild.offers.remove(transfer_id)
+        self._wild.loads[transfer_id] = (list(blocks), list(block_hashes))
         self._wild.called("on_allocated")
 
     def on_computed(self, *, blocks, block_hashes):
@@ -196,13 +196,13 @@ class WildScheduler(KVSchedulerSide, SupportsLayerwise, SupportsMetrics):
         self._wild.called("on_finished")
         if not self._wild.holds:
             return None
-        ticket = next(self._wild.tickets)
-        self._wild.held.add(ticket)
-        return ticket
+        transfer_id = next(self._wild.transfer_ids)
+        self._wild.held.add(transfer_id)
+        return transfer_id
 
-    def on_cancelled(self, ticket):
+    def on_cancelled(self, transfer_id):
         # A report that this load ended may be on its way.
-        self._wild.cancelled[ticket] = self._wild.loads.pop(ticket, ([], []))
+        self._wild.cancelled[transfer_id] = self._wild.loads.pop(transfer_id, ([], []))
         self._wild.called("on_cancelled")
 
     def on_failed(self, request, failed):

@@ -139,7 +139,7 @@ def prompt_messages(deltas: TokenDeltas, handle_of_slot: Int32Array) -> Iterator
 
     Args:
         deltas: Of the engine.
-        handle_of_slot: Ticket of the sequence in each slot.
+        handle_of_slot: Handle of the sequence in each slot.
     """
     entries = deltas.prompt_logprobs
     for start in range(0, len(entries), _MAX_ENTRIES):
@@ -154,7 +154,7 @@ def step_message(deltas: TokenDeltas, handle_of_slot: Int32Array, handles: Itera
 
     Args:
         deltas: Of the engine.
-        handle_of_slot: Ticket of the sequence in each slot.
+        handle_of_slot: Handle of the sequence in each slot.
         handles: Of the finished sequences, in their order: a slot may have been given to another already.
     """
     return StepMessage(

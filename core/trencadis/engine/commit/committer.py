@@ -216,7 +216,7 @@ class Committer:
         state, table = self._state, self._state.table
         for slot, num_blocks in zip(slots.tolist(), full.tolist(), strict=True):
             sequence = table.sequence(slot)
-            if sequence.state is not SequenceState.RUNNING or sequence.ticket >= 0:
+            if sequence.state is not SequenceState.RUNNING or sequence.transfer_id >= 0:
                 continue
             if sequence.is_approximate:
                 table.num_hashed_blocks[slot] = num_blocks  # looked at, and not shared

@@ -222,60 +222,62 @@ class GuardedConnector:
             request: Whose prompt.
             block_hashes: Of its full blocks.
             num_local_tokens: Tokens that the local prefix cache has.
-            is_used: Whether a ticket names a load or pinned blocks already.
+            is_used: Whether a transfer id names a load or pinned blocks already.
         """
 
         def ask() -> Lookup:
             found = self._side.lookup(request, block_hashes=block_hashes, num_local_tokens=num_local_tokens)
-            if not _are_whole(found.num_tokens, found.ticket) or found.num_tokens < 0:
-                raise ContractError(f"lookup gave {shown(found)}, whose num_tokens and ticket must be whole numbers.")
+            if not _are_whole(found.num_tokens, found.transfer_id) or found.num_tokens < 0:
+                raise ContractError(
+                    f"lookup gave {shown(found)}, whose num_tokens and transfer id must be whole numbers."
+                )
             if not isinstance(found.timeout_s, int | float) or math.isnan(found.timeout_s):
                 raise ContractError(f"lookup gave timeout_s = {shown(found.timeout_s)}, which is no time.")
-            if not found.pending and found.num_tokens and is_used(found.ticket):
-                raise ContractError(f"lookup gave ticket {found.ticket} a second time.")
+            if not found.pending and found.num_tokens and is_used(found.transfer_id):
+                raise ContractError(f"lookup gave transfer id {found.transfer_id} a second time.")
             if not isinstance(found.first_token, FirstToken | None):
                 raise ContractError(f"lookup gave {shown(found.first_token)}, which is no FirstToken.")
             return found
 
         return self._call("lookup", ask, Lookup())
 
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> bool:
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> bool:
         """Pass on the blocks to load into; False if it raised, so that the load is to be given up."""
 
         def tell() -> bool:
-            self._side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
+            self._side.on_allocated(transfer_id, blocks=blocks, block_hashes=block_hashes)
             return True
 
         return self._call("on_allocated", tell, False)
 
-    def on_layerwise(self, ticket: int) -> bool:
+    def on_layerwise(self, transfer_id: int) -> bool:
         """Pass on that a step waits for a load; False if it raised or cannot, so that no step is to."""
 
         def tell() -> bool:
             if not isinstance(self._side, SupportsLayerwise):
                 return False
-            self._side.on_layerwise(ticket)
+            self._side.on_layerwise(transfer_id)
             return True
 
         return self._call("on_layerwise", tell, False)
 
-    def on_unused(self, ticket: int) -> None:
+    def on_unused(self, transfer_id: int) -> None:
         """Pass on that nothing is loaded for a hit."""
-        self._call("on_unused", lambda: self._side.on_unused(ticket), None)
+        self._call("on_unused", lambda: self._side.on_unused(transfer_id), None)
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Offer blocks for saving."""
         self._call("on_computed", lambda: self._side.on_computed(blocks=blocks, block_hashes=block_hashes), None)
 
     def on_finished(self, request: Request, *, blocks: Sequence[int]) -> int | None:
-        """Return a ticket that pins the blocks, or None."""
+        """Return a transfer id that pins the blocks, or None."""
         return self._call(
             "on_finished", lambda: _of_type(self._side.on_finished(request, blocks=blocks), int | None), None
         )
 
-    def on_cancelled(self, ticket: int) -> None:
+    def on_cancelled(self, transfer_id: int) -> None:
         """Pass on that a load is given up; also to a side that is off, for it must still release the blocks."""
-        self._call("on_cancelled", lambda: self._side.on_cancelled(ticket), None, always=True)
+        self._call("on_cancelled", lambda: self._side.on_cancelled(transfer_id), None, always=True)
 
     def on_failed(self, request: Request, failed: FailedLoad) -> bool:
         """Return whether a sequence whose load failed is to be looked up again."""
@@ -406,9 +408,9 @@ class GuardedWorker(KVWorkerSide):
             report = self._side.poll()
             numbers = [*_of_type(report, ConnectorReport).loaded, *report.released]
             for failed in report.failed:
-                numbers += [_of_type(failed, FailedLoad).ticket, failed.num_valid_tokens]
+                numbers += [_of_type(failed, FailedLoad).transfer_id, failed.num_valid_tokens]
             if not _are_whole(*numbers):
-                raise ContractError(f"it returned {shown(report)}, whose tickets and tokens must be whole numbers")
+                raise ContractError(f"it returned {shown(report)}, whose transfer ids and tokens must be whole numbers")
             return report
 
         return self._call("poll", poll, ConnectorReport())

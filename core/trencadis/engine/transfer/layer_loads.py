@@ -41,7 +41,7 @@ class LayerLoad:
 
 
 class LayerLoads:
-    """The loads of one engine, by ticket; few, and each for a step or two.
+    """The loads of one engine, by transfer id; few, and each for a step or two.
 
     Attributes:
         num_voided: Sequences whose work was for nothing because their load did not come.
@@ -51,8 +51,8 @@ class LayerLoads:
         self._loads: dict[int, LayerLoad] = {}
         self.num_voided = 0
 
-    def __contains__(self, ticket: int) -> bool:
-        return ticket in self._loads
+    def __contains__(self, transfer_id: int) -> bool:
+        return transfer_id in self._loads
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -60,29 +60,31 @@ class LayerLoads:
     def __iter__(self) -> Iterator[LayerLoad]:
         return iter(self._loads.values())
 
-    def begin(self, ticket: int, sequence: Sequence, blocks: Int32Array, *, first: int, state: EngineState) -> None:
+    def begin(
+        self, transfer_id: int, sequence: Sequence, blocks: Int32Array, *, first: int, state: EngineState
+    ) -> None:
         """Note a load whose sequence is about to be admitted."""
         state.blocks.share(blocks)
-        sequence.ticket = ticket
+        sequence.transfer_id = transfer_id
         before = sequence.num_cached_tokens
-        self._loads[ticket] = LayerLoad(
+        self._loads[transfer_id] = LayerLoad(
             sequence=sequence,
             blocks=blocks,
             first=first,
             num_cached_tokens=before if before >= 0 else first * state.block_size,
         )
 
-    def came(self, ticket: int, state: EngineState, *, too_late: bool) -> None:
+    def came(self, transfer_id: int, state: EngineState, *, too_late: bool) -> None:
         """Let a load's blocks be found.
 
         Args:
-            ticket: Of the load.
+            transfer_id: Of the load.
             state: Of the engine; changed.
             too_late: The step did not wait for them: what it computed is void.
         """
-        load = self._loads.pop(ticket)
+        load = self._loads.pop(transfer_id)
         sequence, now_s = load.sequence, state.clock.now_s()
-        sequence.ticket = -1
+        sequence.transfer_id = -1
         if state.prefix_caching:
             state.blocks.register_chain(
                 load.blocks.tolist(),
@@ -96,10 +98,10 @@ class LayerLoads:
             sequence.num_cached_tokens = load.num_cached_tokens
             self.void(sequence, state)
 
-    def drop(self, ticket: int) -> LayerLoad:
+    def drop(self, transfer_id: int) -> LayerLoad:
         """Forget a load that did not come; its reference on the blocks is the caller's now."""
-        load = self._loads.pop(ticket)
-        load.sequence.ticket = -1
+        load = self._loads.pop(transfer_id)
+        load.sequence.transfer_id = -1
         if load.sequence.num_cached_tokens >= 0:
             load.sequence.num_cached_tokens = load.num_cached_tokens
         return load

@@ -21,8 +21,8 @@ logger = logging.getLogger("trencadis.engine")
 
 
 @attrs.frozen
-class _Ticket:
-    """What is known of one ticket.
+class _Transfer:
+    """What is known of one transfer id.
 
     Attributes:
         ends: How the load ended, by rank; None is whole.
@@ -36,7 +36,7 @@ class _Ticket:
 class RankQuorum:
     """Merges what the ranks of one engine report. Knows of no block and no sequence; engine thread.
 
-    What a rank says for the second time, what comes from a rank that is not in the set, and what is said of a ticket that is not
+    What a rank says for the second time, what comes from a rank that is not in the set, and what is said of a transfer id that is not
     awaited change nothing, and are counted.
 
     Args:
@@ -48,7 +48,7 @@ class RankQuorum:
 
     def __init__(self, num_ranks: int = 1) -> None:
         self._ranks = frozenset(range(num_ranks))
-        self._known: dict[int, _Ticket] = {}
+        self._known: dict[int, _Transfer] = {}
         self.num_ignored = 0
 
     def merge(
@@ -62,45 +62,48 @@ class RankQuorum:
 
         Args:
             reports: Of any of the ranks, in any order.
-            is_awaited: Whether the end of a load, or a release, is awaited for a ticket.
+            is_awaited: Whether the end of a load, or a release, is awaited for a transfer id.
             is_held: Whether a release is awaited for it.
         """
-        self._known = {ticket: known for ticket, known in self._known.items() if is_awaited(ticket)}
+        self._known = {transfer_id: known for transfer_id, known in self._known.items() if is_awaited(transfer_id)}
         loaded: list[int] = []
         failed: list[FailedLoad] = []
         released: list[int] = []
         for rank, report in sorted(reports.items()):
             # A load that one report calls both whole and broken is broken.
-            ends = [*[(one.ticket, one) for one in report.failed], *[(ticket, None) for ticket in report.loaded]]
+            ends = [
+                *[(one.transfer_id, one) for one in report.failed],
+                *[(transfer_id, None) for transfer_id in report.loaded],
+            ]
             if rank not in self._ranks:
                 self._ignore(rank, "is none of this engine's", len(ends) + len(report.released))
                 continue
-            for ticket, end in ends:
-                if self._ended(rank, ticket, end, is_awaited=is_awaited(ticket)):
-                    worst = _worst(self._known[ticket].ends)
-                    loaded += [ticket] if worst is None else []
+            for transfer_id, end in ends:
+                if self._ended(rank, transfer_id, end, is_awaited=is_awaited(transfer_id)):
+                    worst = _worst(self._known[transfer_id].ends)
+                    loaded += [transfer_id] if worst is None else []
                     failed += [] if worst is None else [worst]
             released += [t for t in report.released if self._released(rank, t, is_held=is_held(t))]
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
 
-    def _ended(self, rank: int, ticket: int, end: FailedLoad | None, *, is_awaited: bool) -> bool:
+    def _ended(self, rank: int, transfer_id: int, end: FailedLoad | None, *, is_awaited: bool) -> bool:
         """Note how a rank's share of a load ended; True if it was the last one."""
-        known = self._known.get(ticket, _Ticket())
+        known = self._known.get(transfer_id, _Transfer())
         if not is_awaited or rank in known.ends or rank in known.released:
-            self._ignore(rank, f"reports an end of load {ticket} that is not awaited of it")
+            self._ignore(rank, f"reports an end of load {transfer_id} that is not awaited of it")
             return False
         known.ends[rank] = end
-        self._known[ticket] = known
+        self._known[transfer_id] = known
         return known.ends.keys() == self._ranks
 
-    def _released(self, rank: int, ticket: int, *, is_held: bool) -> bool:
-        """Note that a rank touches the blocks of a ticket no more; True if it was the last one."""
-        known = self._known.get(ticket, _Ticket())
+    def _released(self, rank: int, transfer_id: int, *, is_held: bool) -> bool:
+        """Note that a rank touches the blocks of a transfer id no more; True if it was the last one."""
+        known = self._known.get(transfer_id, _Transfer())
         if not is_held or rank in known.released:
-            self._ignore(rank, f"releases ticket {ticket}, which is not awaited of it")
+            self._ignore(rank, f"releases transfer id {transfer_id}, which is not awaited of it")
             return False
         known.released.add(rank)
-        self._known[ticket] = known
+        self._known[transfer_id] = known
         return known.released == self._ranks
 
     def _ignore(self, rank: int, what: str, num_entries: int = 1) -> None:

@@ -1,6 +1,6 @@
 """KV loads and saves in flight: waiting sequences, and blocks pinned until no transfer uses them.
 
-The connector decides, this module keeps the books: every ticket ends in ``loaded``, ``failed`` or a deadline, and blocks of
+The connector decides, this module keeps the books: every transfer id ends in ``loaded``, ``failed`` or a deadline, and blocks of
 a cancelled load stay held until the connector says no transfer can touch them. One that never says so is closed: from then on
 nothing can touch a block, the held ones come back, and the engine goes on without a connector.
 
@@ -142,7 +142,7 @@ class Transfers:
 
     @property
     def num_ignored(self) -> int:
-        """Entries of reports that changed nothing: repeated, or about tickets that are not awaited."""
+        """Entries of reports that changed nothing: repeated, or about transfer ids that are not awaited."""
         return self._quorum.num_ignored
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
@@ -180,7 +180,7 @@ class Transfers:
         """Tell the connector that nothing is loaded for its answer, if that was a hit."""
         if self._connector is not None and found.num_tokens:
             self.num_unused += 1
-            self._connector.on_unused(found.ticket)
+            self._connector.on_unused(found.transfer_id)
 
     def goes_by_layer(self, sequence: Sequence, found: Lookup) -> bool:
         """Whether a sequence runs beside its load.
@@ -202,11 +202,11 @@ class Transfers:
         """
         assert self._connector is not None, "only a connector's hit is loaded"
         self.num_loads += 1
-        self.layered.begin(found.ticket, sequence, blocks, first=first, state=state)
+        self.layered.begin(found.transfer_id, sequence, blocks, first=first, state=state)
         hashes = sequence.block_hashes[first : first + len(blocks)]
         if self._connector.on_allocated(
-            found.ticket, blocks=blocks.tolist(), block_hashes=hashes
-        ) and self._connector.on_layerwise(found.ticket):
+            found.transfer_id, blocks=blocks.tolist(), block_hashes=hashes
+        ) and self._connector.on_layerwise(found.transfer_id):
             return True
         self._missed(sequence, state)
         return False
@@ -216,14 +216,14 @@ class Transfers:
     ) -> None:
         """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those after will be computed."""
         assert self._connector is not None, "only a connector's hit parks a sequence"
-        ticket = found.ticket
-        sequence.ticket, sequence.park_deadline_s = ticket, now_s + min(self._load_timeout_s, found.timeout_s)
-        load = self._parked[ticket] = WaitingLoad(
+        transfer_id = found.transfer_id
+        sequence.transfer_id, sequence.park_deadline_s = transfer_id, now_s + min(self._load_timeout_s, found.timeout_s)
+        load = self._parked[transfer_id] = WaitingLoad(
             sequence=sequence, blocks=blocks, first=span[0], last=span[1], is_approximate=found.approximate
         )
         self.num_loads += 1
         if not self._connector.on_allocated(
-            ticket, blocks=blocks[load.told].tolist(), block_hashes=sequence.block_hashes[load.told]
+            transfer_id, blocks=blocks[load.told].tolist(), block_hashes=sequence.block_hashes[load.told]
         ):
             sequence.park_deadline_s = now_s
 
@@ -242,10 +242,10 @@ class Transfers:
         """True if the connector keeps the blocks of a finished sequence for now."""
         if self._connector is None:
             return False
-        ticket = self._connector.on_finished(sequence.request, blocks=blocks.tolist())
-        if ticket is None or self._is_awaited(ticket):
+        transfer_id = self._connector.on_finished(sequence.request, blocks=blocks.tolist())
+        if transfer_id is None or self._is_awaited(transfer_id):
             return False
-        self._hold(ticket, blocks, now_s)
+        self._hold(transfer_id, blocks, now_s)
         return True
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
@@ -293,19 +293,19 @@ class Transfers:
             report = self._quorum.merge(reports, is_awaited=self._is_awaited, is_held=self._held.__contains__)
             self._connector.on_report(report)
             self._has_news |= bool(report.loaded or report.failed or report.released)
-            for ticket in report.loaded:
-                if ticket in self._parked:
+            for transfer_id in report.loaded:
+                if transfer_id in self._parked:
                     self.num_loaded += 1
-                    self._parked.pop(ticket).end(state)
-                elif ticket in self.layered:
+                    self._parked.pop(transfer_id).end(state)
+                elif transfer_id in self.layered:
                     self.num_loaded += 1
-                    self.layered.came(ticket, state, too_late=missed_layers)
+                    self.layered.came(transfer_id, state, too_late=missed_layers)
             for failed in report.failed:
-                if failed.ticket in self._parked or failed.ticket in self.layered:
+                if failed.transfer_id in self._parked or failed.transfer_id in self.layered:
                     self._failed(failed, state)
-            for ticket in report.released:
-                if ticket in self._held:
-                    self._free(ticket, state)
+            for transfer_id in report.released:
+                if transfer_id in self._held:
+                    self._free(transfer_id, state)
         self._enforce_deadlines(state)
 
     def confirm(self, slots: Int32Array, state: EngineState) -> bool:
@@ -317,7 +317,9 @@ class Transfers:
         """
         missing = self.layered.of(slots.tolist())
         for sequence in missing:
-            logger.warning("KV load %d did not come with its layers; its tokens are computed here.", sequence.ticket)
+            logger.warning(
+                "KV load %d did not come with its layers; its tokens are computed here.", sequence.transfer_id
+            )
             self._missed(sequence, state)
             self.layered.void(sequence, state)
         return bool(missing)
@@ -347,21 +349,21 @@ class Transfers:
         """Return the sequence that was parked last, to be given up first under pressure."""
         return next((load.sequence for load in reversed(self._parked.values())), None)
 
-    def _is_awaited(self, ticket: int) -> bool:
-        """Return whether a ticket names a load, or blocks that are held."""
-        return ticket in self._parked or ticket in self.layered or ticket in self._held
+    def _is_awaited(self, transfer_id: int) -> bool:
+        """Return whether a transfer id names a load, or blocks that are held."""
+        return transfer_id in self._parked or transfer_id in self.layered or transfer_id in self._held
 
     def _failed(self, failed: FailedLoad, state: EngineState) -> None:
         """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""
         assert self._connector is not None, "only a connector's hit is loaded"
         self.num_failed_loads += 1
-        if failed.ticket in self.layered:
-            load = self.layered.drop(failed.ticket)
+        if failed.transfer_id in self.layered:
+            load = self.layered.drop(failed.transfer_id)
             sequence = load.sequence
             state.blocks.release(load.blocks, now_s=state.clock.now_s())
             self.layered.void(sequence, state)
         else:
-            parked = self._parked.pop(failed.ticket)
+            parked = self._parked.pop(failed.transfer_id)
             sequence = parked.sequence
             parked.end(state, num_valid_tokens=failed.num_valid_tokens)
         sequence.num_failed_loads += 1
@@ -371,7 +373,7 @@ class Transfers:
             sequence.looked_up = False
         logger.warning(
             "KV load %d failed: %s; %s.",
-            failed.ticket,
+            failed.transfer_id,
             failed.cause,
             "it is looked up again" if again else "its tokens are computed here",
         )
@@ -384,21 +386,21 @@ class Transfers:
     def _give_up(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
         """Pin the blocks of a load until it does not write to them any more."""
         assert self._connector is not None, "only a connector's hit is loaded"
-        ticket, sequence.ticket = sequence.ticket, -1
-        if ticket in self.layered:
-            self._hold(ticket, self.layered.drop(ticket).blocks, now_s)
+        transfer_id, sequence.transfer_id = sequence.transfer_id, -1
+        if transfer_id in self.layered:
+            self._hold(transfer_id, self.layered.drop(transfer_id).blocks, now_s)
         else:
-            self._hold(ticket, self._parked.pop(ticket).give_up(blocks, now_s=now_s), now_s)
-        self._connector.on_cancelled(ticket)
+            self._hold(transfer_id, self._parked.pop(transfer_id).give_up(blocks, now_s=now_s), now_s)
+        self._connector.on_cancelled(transfer_id)
 
     def _enforce_deadlines(self, state: EngineState) -> None:
         now_s = state.clock.now_s()
         for sequence in [load.sequence for load in self._parked.values() if now_s >= load.sequence.park_deadline_s]:
             self.num_failed_loads += 1
-            logger.warning("KV load %d took too long; its tokens are computed here.", sequence.ticket)
+            logger.warning("KV load %d took too long; its tokens are computed here.", sequence.transfer_id)
             self._give_up(sequence, state.blocks, now_s=now_s)
             state.unpark(sequence)
-        overdue = [ticket for ticket, until_s in self._held_until_s.items() if now_s >= until_s]
+        overdue = [transfer_id for transfer_id, until_s in self._held_until_s.items() if now_s >= until_s]
         if overdue:
             self._switch_off(state, overdue)
 
@@ -406,10 +408,10 @@ class Transfers:
         """Close a connector that does not give blocks back: what is closed touches none, so all are free."""
         assert self._connector is not None, "only a connector holds blocks"
         logger.error(
-            "%s has held %d blocks for over %g s (tickets %s) and is closed; serving goes on without it. Mend it, or choose another "
+            "%s has held %d blocks for over %g s (transfer ids %s) and is closed; serving goes on without it. Mend it, or choose another "
             "in kv_connector.name.",
             self._connector.label,
-            sum(len(self._held[ticket]) for ticket in overdue),
+            sum(len(self._held[transfer_id]) for transfer_id in overdue),
             self._quarantine_s,
             shown(overdue),
         )
@@ -421,13 +423,13 @@ class Transfers:
             self._give_up(sequence, state.blocks, now_s=now_s)
             state.unpark(sequence)
         self.confirm(state.running, state)
-        for ticket in list(self._held):
-            self._free(ticket, state)
+        for transfer_id in list(self._held):
+            self._free(transfer_id, state)
 
-    def _hold(self, ticket: int, blocks: Int32Array, now_s: float) -> None:
-        self._held[ticket] = blocks
-        self._held_until_s[ticket] = now_s + self._quarantine_s
+    def _hold(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
+        self._held[transfer_id] = blocks
+        self._held_until_s[transfer_id] = now_s + self._quarantine_s
 
-    def _free(self, ticket: int, state: EngineState) -> None:
-        del self._held_until_s[ticket]
-        state.blocks.release(self._held.pop(ticket), now_s=state.clock.now_s())
+    def _free(self, transfer_id: int, state: EngineState) -> None:
+        del self._held_until_s[transfer_id]
+        state.blocks.release(self._held.pop(transfer_id), now_s=state.clock.now_s())

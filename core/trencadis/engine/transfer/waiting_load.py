@@ -54,7 +54,7 @@ class WaitingLoad:
         sequence, num_valid = self.sequence, self.last
         if num_valid_tokens is not None:
             num_valid = max(self.first, min(self.last, self.first + num_valid_tokens // state.block_size))
-        sequence.ticket = -1
+        sequence.transfer_id = -1
         if self.is_approximate:
             sequence.is_approximate = num_valid > self.first
             sequence.num_approximate_tokens = (num_valid - self.first) * state.block_size

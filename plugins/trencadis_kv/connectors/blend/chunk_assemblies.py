@@ -145,16 +145,16 @@ class ChunkAssembler:
         """Take an order."""
         self._waiting.append(order)
 
-    def cancel(self, ticket: int) -> None:
-        """Give a fill up; its ticket is released with the next report."""
-        self._waiting = deque(order for order in self._waiting if order.ticket != ticket)
-        self._ended = [fill for fill in self._ended if fill.order.ticket != ticket]
-        fill = self._live.pop(ticket, None)
+    def cancel(self, transfer_id: int) -> None:
+        """Give a fill up; its transfer id is released with the next report."""
+        self._waiting = deque(order for order in self._waiting if order.transfer_id != transfer_id)
+        self._ended = [fill for fill in self._ended if fill.order.transfer_id != transfer_id]
+        fill = self._live.pop(transfer_id, None)
         if fill is not None:
             fill.is_wanted = False
             if not self._threads.take_back(fill):
                 self._threads.interrupt_unwanted()
-        self._released.append(ticket)
+        self._released.append(transfer_id)
 
     def advance(self) -> None:
         """Blend what was read, the oldest first, for as long as a step may be held up; start to read what waits."""
@@ -164,13 +164,13 @@ class ChunkAssembler:
                 continue
             if fill.error is None and not fill.advance(until_s):
                 break
-            del self._live[fill.order.ticket]
+            del self._live[fill.order.transfer_id]
             self._ended.append(fill)
             if self.shared.clock.now_s() >= until_s:
                 break
         for _ in range(min(len(self._waiting), _MAX_READ - len(self._live))):
             fill = _Fill(self._waiting.popleft(), self)
-            self._live[fill.order.ticket] = fill
+            self._live[fill.order.transfer_id] = fill
             if not self._threads.put(fill):
                 fill.error = TransferError("The connector is closed.", cause=TransferCause.CANCELLED)
                 fill.is_read = True
@@ -182,9 +182,9 @@ class ChunkAssembler:
         for fill in ended:
             self._count(fill)
         return ConnectorReport(
-            loaded=tuple(fill.order.ticket for fill in ended if fill.error is None),
+            loaded=tuple(fill.order.transfer_id for fill in ended if fill.error is None),
             failed=tuple(
-                FailedLoad(ticket=fill.order.ticket, num_valid_tokens=0, cause=str(fill.error.cause))
+                FailedLoad(transfer_id=fill.order.transfer_id, num_valid_tokens=0, cause=str(fill.error.cause))
                 for fill in ended
                 if fill.error is not None
             ),
@@ -193,8 +193,8 @@ class ChunkAssembler:
 
     def close(self, timeout_s: float) -> None:
         """Give everything up, and end the thread; no block is touched afterwards."""
-        for ticket in [order.ticket for order in self._waiting] + list(self._live):
-            self.cancel(ticket)
+        for transfer_id in [order.transfer_id for order in self._waiting] + list(self._live):
+            self.cancel(transfer_id)
         self._threads.close(timeout_s)
 
     def _count(self, fill: _Fill) -> None:
@@ -205,4 +205,4 @@ class ChunkAssembler:
         num_bytes = sum(self.objects.num_bytes(place.chunk_tokens) for place in chunks)
         self.shared.counters.moved("load", num_tokens=sum(place.num_tokens for place in chunks), num_bytes=num_bytes)
         self.shared.counters.ended(fill.seconds)
-        self.shared.blended.append((fill.order.ticket, fill.seconds))
+        self.shared.blended.append((fill.order.transfer_id, fill.seconds))

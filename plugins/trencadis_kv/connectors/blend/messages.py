@@ -56,7 +56,7 @@ class AssembleOrder(msgspec.Struct, frozen=True, array_like=True):
     """Fill blocks with chunks.
 
     Attributes:
-        ticket: To report it by.
+        transfer_id: To report it by.
         token_ids: Of the prompt up to the last block, int32, little endian.
         num_exact: Leading tokens whose KV is there already.
         blocks: Ids of all blocks, those of the exact tokens too.
@@ -64,7 +64,7 @@ class AssembleOrder(msgspec.Struct, frozen=True, array_like=True):
         ratio: Of the chunks' tokens, computed anew.
     """
 
-    ticket: int
+    transfer_id: int
     token_ids: bytes
     num_exact: int
     blocks: list[int]
@@ -79,7 +79,7 @@ class BlendOrders(msgspec.Struct, frozen=True, array_like=True):
         version: Of the message.
         keeps: To copy out, before anything writes to a block.
         fills: To begin.
-        cancels: Tickets to give up and release.
+        cancels: Transfer ids to give up and release.
     """
 
     version: int = _VERSION

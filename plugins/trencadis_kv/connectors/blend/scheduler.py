@@ -80,7 +80,7 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         self._lookups: BlendLookups | None = None
         self._block_size = 1
         self._share = BlendShare(num_layers=1)
-        self._tickets = itertools.count()
+        self._transfer_ids = itertools.count()
         self._plans: BoundedDict[int, _Plan] = BoundedDict(_MAX_PLANS)
         self._filling: dict[int, _Plan] = {}
         self._doomed: deque[tuple[Tenant, Iterator[ChunkPlace]]] = deque()
@@ -114,19 +114,19 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
         scan = lookups.ask(request, block_hashes)
         return Lookup(pending=True) if scan is None else self._answer(request, scan, num_local_tokens, ratio)
 
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Order the blocks to be filled; those of the local hit come first among them."""
         if not blocks:
             return
-        plan = self._filling[ticket] = self._plans.pop(ticket)
+        plan = self._filling[transfer_id] = self._plans.pop(transfer_id)
         token_bytes = plan.scan.tokens.array[: plan.part.end].astype("<i4").tobytes()
         self._orders.fills.append(
-            AssembleOrder(ticket, token_bytes, plan.num_exact, list(blocks), list(plan.part.places), plan.ratio)
+            AssembleOrder(transfer_id, token_bytes, plan.num_exact, list(blocks), list(plan.part.places), plan.ratio)
         )
 
-    def on_unused(self, ticket: int) -> None:
+    def on_unused(self, transfer_id: int) -> None:
         """Forget the plan, but not what was found: an engine that has no room asks again."""
-        plan = self._plans.pop(ticket, None)
+        plan = self._plans.pop(transfer_id, None)
         if plan is not None and self._lookups is not None:
             self._lookups.keep(plan.scan)
 
@@ -146,11 +146,11 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             self._lookups.forget(request.request_id)
         return None
 
-    def on_cancelled(self, ticket: int) -> None:
+    def on_cancelled(self, transfer_id: int) -> None:
         """Order the end of a fill, which may not have been ordered yet."""
-        self._orders.fills[:] = [fill for fill in self._orders.fills if fill.ticket != ticket]
-        self._orders.cancels.append(ticket)
-        if self._filling.pop(ticket, None) is not None:
+        self._orders.fills[:] = [fill for fill in self._orders.fills if fill.transfer_id != transfer_id]
+        self._orders.cancels.append(transfer_id)
+        if self._filling.pop(transfer_id, None) is not None:
             self._shared.counters.failed(TransferCause.CANCELLED)
 
     def take_message(self) -> bytes:
@@ -164,10 +164,10 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
     def on_report(self, report: ConnectorReport) -> None:
         """Learn what blending takes, and forget chunks that could not be read: one of them is not there."""
         self._take_news(_MAX_NEWS)
-        for ticket in report.loaded:
-            self._filling.pop(ticket, None)
+        for transfer_id in report.loaded:
+            self._filling.pop(transfer_id, None)
         for failed in report.failed:
-            plan = self._filling.pop(failed.ticket, None)
+            plan = self._filling.pop(failed.transfer_id, None)
             if plan is not None and failed.cause != TransferCause.RAISED:
                 self._doomed.append((plan.scan.tenant, iter(plan.part.places)))
         self._forget()
@@ -184,8 +184,8 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
     def _take_news(self, limit: int) -> None:
         shared, wanted = self._shared, self._wanted
         while shared.blended:
-            ticket, seconds = shared.blended.popleft()
-            plan = self._filling.get(ticket)
+            transfer_id, seconds = shared.blended.popleft()
+            plan = self._filling.get(transfer_id)
             if plan is not None:
                 self._share.took(predicted_s=plan.predicted_s, seconds=seconds)
         while wanted is not None and limit > 0 and (shared.kept or shared.lost):
@@ -242,9 +242,9 @@ class BlendScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Suppo
             shared.counters.looked_up("declined")
             return Lookup()
         shared.counters.looked_up("hit")
-        ticket = next(self._tickets)
-        self._plans[ticket] = plan
-        return Lookup(num_tokens=plan.part.end, ticket=ticket, timeout_s=wait_s, approximate=True)
+        transfer_id = next(self._transfer_ids)
+        self._plans[transfer_id] = plan
+        return Lookup(num_tokens=plan.part.end, transfer_id=transfer_id, timeout_s=wait_s, approximate=True)
 
     def _plan(self, scan: PromptScan, num_exact: int, ratio: float) -> _Plan | None:
         """Return how a prompt can be put together, up to the last full block that chunks reach; None if too little is there."""

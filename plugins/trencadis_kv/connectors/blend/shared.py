@@ -39,7 +39,7 @@ class BlendShared:
         token_bytes: Of a token in a chunk; 0 while nothing blends here: then nothing is kept or found.
         kept: Numbers of chunks that are in the store by now; the worker side adds, the scheduler side takes.
         lost: Numbers of chunks that will not be.
-        blended: Tickets and the seconds that blending took.
+        blended: Transfer ids and the seconds that blending took.
     """
 
     config: BlendConfig

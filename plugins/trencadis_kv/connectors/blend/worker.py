@@ -54,8 +54,8 @@ class BlendWorker(KVWorkerSide):
         orders = decode_orders(message)
         for keep in orders.keeps:
             self._keeper.keep(keep)
-        for ticket in orders.cancels:
-            self._filler.cancel(ticket)
+        for transfer_id in orders.cancels:
+            self._filler.cancel(transfer_id)
         for fill in orders.fills:
             self._filler.begin(fill)
         self._filler.advance()

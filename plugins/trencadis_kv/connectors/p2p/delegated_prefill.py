@@ -107,7 +107,7 @@ class DelegatedPrefill:
                 self._connection.cut()
         self.hang_up()
         if self.prefix is not None:
-            self._node.pushes.take(self.prefix.ticket)
+            self._node.pushes.take(self.prefix.hold_id)
             self._node.background_calls.release(self.prefix)
 
     def hang_up(self) -> None:
@@ -133,7 +133,7 @@ class DelegatedPrefill:
         prefix = attrs.evolve(
             self.engine.prefix,
             engine=engine,
-            ticket=response.ticket,
+            hold_id=response.hold_id,
             num_tokens=response.num_tokens,
             lease_s=response.lease_s,
         )
@@ -143,7 +143,7 @@ class DelegatedPrefill:
         with self._lock:
             if not self._is_withdrawn:
                 if self._push is not None and response.num_pushed:
-                    self._node.pushes.name(prefix.ticket, self._push)
+                    self._node.pushes.name(prefix.hold_id, self._push)
                 self.prefix, self.is_done = prefix, True
                 return True
         self._node.background_calls.release(prefix)

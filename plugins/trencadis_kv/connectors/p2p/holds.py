@@ -24,7 +24,7 @@ class Hold:
     """Blocks of one finished prefill.
 
     Attributes:
-        ticket: That the engine knows it by.
+        transfer_id: That the engine knows it by.
         name: That other engines know it by; nobody can guess it.
         index: Block ids by block hash.
         num_bytes: Of all blocks.
@@ -34,7 +34,7 @@ class Hold:
         readers: Cuts the connection of each who reads.
     """
 
-    ticket: int
+    transfer_id: int
     name: str
     index: Mapping[bytes, int]
     num_bytes: int
@@ -77,7 +77,7 @@ class Holds:
         """Prefills that are held now."""
         return len(self._by_name)
 
-    def add(self, ticket: int, name: str, index: Mapping[bytes, int], *, num_bytes: int) -> bool:
+    def add(self, transfer_id: int, name: str, index: Mapping[bytes, int], *, num_bytes: int) -> bool:
         """Hold blocks; False if there is no room for so many bytes."""
         with self._lock:
             if self._num_bytes + num_bytes > self._max_bytes:
@@ -86,7 +86,7 @@ class Holds:
             now_s = self._clock.now_s()
             ends_s = now_s + self._max_hold_s
             self._by_name[name] = Hold(
-                ticket=ticket,
+                transfer_id=transfer_id,
                 name=name,
                 index=index,
                 num_bytes=num_bytes,
@@ -138,7 +138,7 @@ class Holds:
             return True
 
     def take_free(self) -> tuple[int, ...]:
-        """Return and forget the tickets of holds that are over and that are not read; called every step."""
+        """Return and forget the transfer ids of holds that are over and that are not read; called every step."""
         if not self._by_name:
             return ()
         now_s = self._clock.now_s()
@@ -153,7 +153,7 @@ class Holds:
             for hold in free:
                 del self._by_name[hold.name]
                 self._num_bytes -= hold.num_bytes
-            return tuple([hold.ticket for hold in free])
+            return tuple([hold.transfer_id for hold in free])
 
     def _end(self, hold: Hold, how: str) -> None:
         hold.is_over = True

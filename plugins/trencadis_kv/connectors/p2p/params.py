@@ -49,7 +49,7 @@ class RemotePrefix:
 
     Attributes:
         engine: Id of the engine.
-        ticket: That holds its blocks there.
+        hold_id: Of the hold of its blocks there.
         host: Of the engine.
         port: Where it listens.
         num_tokens: Leading tokens that are held; more are not to be had.
@@ -57,7 +57,7 @@ class RemotePrefix:
     """
 
     engine: str
-    ticket: str
+    hold_id: str
     host: str
     port: int
     num_tokens: int
@@ -74,10 +74,10 @@ class RemotePrefix:
         port, num_tokens = _number(params.get("remote_port")), params.get("remote_num_tokens")
         if not 0 < port < 65536 or isinstance(num_tokens, bool) or not isinstance(num_tokens, int) or num_tokens < 0:
             return None
-        engine, ticket, host = map(str, texts)
+        engine, hold_id, host = map(str, texts)
         return cls(
             engine=engine,
-            ticket=ticket,
+            hold_id=hold_id,
             host=host,
             port=port,
             num_tokens=num_tokens,
@@ -122,7 +122,7 @@ def offer(prefix: RemotePrefix, *, blocks: Sequence[int]) -> dict[str, Any]:
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_engine_id": prefix.engine,
-        "remote_request_id": prefix.ticket,
+        "remote_request_id": prefix.hold_id,
         "remote_block_ids": list(blocks[:_MAX_NAMED_BLOCKS]),
         "remote_host": prefix.host,
         "remote_port": prefix.port,

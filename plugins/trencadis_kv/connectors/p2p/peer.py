@@ -141,7 +141,7 @@ class PeerConnection:
         self._stream.set_deadline(timeout_s)
         via, target = ("", b"") if receive_buffer is None else (receive_buffer.via, receive_buffer.target)
         ask = Pull(
-            ticket=self._prefix.ticket, hashes=list(hashes), via=via, target=target, by_layer=by_layer is not None
+            hold_id=self._prefix.hold_id, hashes=list(hashes), via=via, target=target, by_layer=by_layer is not None
         )
         self._stream.send(ask)
         answer = self._stream.receive()
@@ -185,7 +185,7 @@ class PeerConnection:
             TransferError: See :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
-        self._stream.send(Renew(ticket=self._prefix.ticket))
+        self._stream.send(Renew(hold_id=self._prefix.hold_id))
         return self._is_known()
 
     def release(self, *, timeout_s: float) -> bool:
@@ -195,7 +195,7 @@ class PeerConnection:
             TransferError: See :class:`FrameStream`.
         """
         self._stream.set_deadline(timeout_s)
-        self._stream.send(Release(ticket=self._prefix.ticket))
+        self._stream.send(Release(hold_id=self._prefix.hold_id))
         return self._is_known()
 
     def ask_state(self, *, timeout_s: float) -> State:

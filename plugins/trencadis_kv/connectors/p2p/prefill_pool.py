@@ -46,7 +46,7 @@ class PrefillEngine:
     @property
     def prefix(self) -> RemotePrefix:
         """Where it is; it holds nothing for us yet."""
-        return RemotePrefix(engine="", ticket="", host=self.host, port=self.port, num_tokens=0, lease_s=0.0)
+        return RemotePrefix(engine="", hold_id="", host=self.host, port=self.port, num_tokens=0, lease_s=0.0)
 
     @property
     def num_waiting_tokens(self) -> int:

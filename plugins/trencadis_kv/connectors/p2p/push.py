@@ -166,15 +166,15 @@ class Pushes:
             self._num_bytes += num_blocks * block_bytes
         return Push(hashes[:num_blocks], block_bytes, free=self._give_back)
 
-    def name(self, ticket: str, push: Push) -> None:
-        """Let a push be found by the ticket that holds its blocks at the other engine."""
+    def name(self, hold_id: str, push: Push) -> None:
+        """Let a push be found by the id of the hold at the other engine."""
         with self._lock:
-            self._by_name[ticket] = push
+            self._by_name[hold_id] = push
 
-    def take(self, ticket: str) -> Push | None:
-        """Return what comes for a ticket, which is the caller's from now on; None if nothing does."""
+    def take(self, hold_id: str) -> Push | None:
+        """Return what comes for a hold id, which is the caller's from now on; None if nothing does."""
         with self._lock:
-            return self._by_name.pop(ticket, None)
+            return self._by_name.pop(hold_id, None)
 
     def close(self) -> None:
         """Want nothing that nobody has taken; may be called twice."""

@@ -121,7 +121,7 @@ class RemotePrefills:
             elif prefill.request.request_id in self._remote_prefills:
                 self._withdrawn.append(prefill.request.request_id)
         if prefill.prefix is not None:
-            self._release(prefill.prefix.ticket)
+            self._release(prefill.prefix.hold_id)
         self.wake()
 
     def take_new(self) -> Sequence[Request]:
@@ -153,7 +153,7 @@ class RemotePrefills:
             is_wanted = prefill.is_wanted
             prefill.end(prefix, error)
         if prefix is not None and not is_wanted:
-            self._release(prefix.ticket)
+            self._release(prefix.hold_id)
 
     def close(self) -> None:
         """End all waits; may be called twice."""

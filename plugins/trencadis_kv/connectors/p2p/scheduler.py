@@ -52,7 +52,7 @@ class P2PScheduler(
     def __init__(self, node: Node, policy: KVPolicy | None = None) -> None:
         self._node = node
         self._delegation = Delegation(node, policy or KVPolicy())
-        self._tickets = itertools.count()
+        self._transfer_ids = itertools.count()
         self._hashes: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self._found: OrderedDict[int, tuple[RemotePrefix, str]] = OrderedDict()
         self._unused: OrderedDict[str, None] = OrderedDict()
@@ -99,28 +99,28 @@ class P2PScheduler(
             self._unused.pop(request_id, None)
             node.background_calls.release(prefix)
             return Lookup()
-        ticket = next(self._tickets)
-        _remember(self._found, ticket, (prefix, request_id))
+        transfer_id = next(self._transfer_ids)
+        _remember(self._found, transfer_id, (prefix, request_id))
         return Lookup(
             num_tokens=num_blocks * self._node.block_size,
-            ticket=ticket,
+            transfer_id=transfer_id,
             timeout_s=node.config.pull_timeout_s + 1.0,
             layerwise=node.config.layerwise,
         )
 
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Have the blocks pulled."""
         if not blocks:
             return
-        prefix, request_id = self._found.pop(ticket)
+        prefix, request_id = self._found.pop(transfer_id)
         self._unused.pop(request_id, None)
         self._delegation.loading(request_id)
         # Counted here: a hit that there is no room for is looked up again.
         self._node.metrics.looked_up("hit")
         order = LoadOrder(
-            ticket=ticket,
+            transfer_id=transfer_id,
             engine=prefix.engine,
-            name=prefix.ticket,
+            name=prefix.hold_id,
             host=prefix.host,
             port=prefix.port,
             lease_s=prefix.lease_s,
@@ -129,16 +129,16 @@ class P2PScheduler(
         )
         self._work.loads.append(order)
 
-    def on_unused(self, ticket: int) -> None:
+    def on_unused(self, transfer_id: int) -> None:
         """Forget it; who holds the prefix goes on doing so until the request is looked up again, or has ended without it."""
-        if ticket in self._found:
-            _, request_id = self._found.pop(ticket)
+        if transfer_id in self._found:
+            _, request_id = self._found.pop(transfer_id)
             _remember(self._unused, request_id, None)
 
-    def on_layerwise(self, ticket: int) -> None:
+    def on_layerwise(self, transfer_id: int) -> None:
         """Have the blocks pulled layer by layer."""
         for order in self._work.loads[-1:]:
-            order.by_layer = order.ticket == ticket
+            order.by_layer = order.transfer_id == transfer_id
 
     def on_computed(self, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Nothing is saved."""
@@ -154,21 +154,21 @@ class P2PScheduler(
         if not num_blocks or not wants_hold(request.transfer_params):
             return None
         node, name = self._node, uuid.uuid4().hex
-        ticket = next(self._tickets)
+        transfer_id = next(self._transfer_ids)
         index = dict(zip(hashes, blocks, strict=False))
-        if not node.holds.add(ticket, name, index, num_bytes=num_blocks * self._node.block_bytes):
+        if not node.holds.add(transfer_id, name, index, num_bytes=num_blocks * self._node.block_bytes):
             return None
         host, port = node.address
         prefix = RemotePrefix(
             engine=node.engine,
-            ticket=name,
+            hold_id=name,
             host=host,
             port=port,
             num_tokens=num_blocks * self._node.block_size,
             lease_s=min(node.config.lease_s, node.config.max_hold_s),
         )
         self._offers[request.request_id] = offer(prefix, blocks=blocks[:num_blocks])
-        return ticket
+        return transfer_id
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return where the blocks are that are held for the request."""
@@ -233,9 +233,9 @@ class P2PScheduler(
         self._node.cost.computed(num_tokens=num_tokens, seconds=device_s)
         self._node.pace.stepped(device_s=device_s)
 
-    def on_cancelled(self, ticket: int) -> None:
+    def on_cancelled(self, transfer_id: int) -> None:
         """Have a pull cut."""
-        self._work.cancels.append(ticket)
+        self._work.cancels.append(transfer_id)
 
     def take_message(self) -> bytes:
         """Return which pulls begin and which end."""

@@ -228,9 +228,9 @@ class BlockServer:
             case Pull():
                 self._send(stream, message)
             case Renew():
-                stream.send(Ack(known=self._holds.renew(message.ticket)))
+                stream.send(Ack(known=self._holds.renew(message.hold_id)))
             case Release():
-                stream.send(Ack(known=self._holds.release(message.ticket)))
+                stream.send(Ack(known=self._holds.release(message.hold_id)))
             case Status():
                 stream.send(self._state())
             case PrefillRequest():
@@ -285,7 +285,7 @@ class BlockServer:
         if num_blocks < 1 or message.num_skipped < 0:
             return None, []
         try:
-            hold = self._holds.open(prefix.ticket, stream.cut)
+            hold = self._holds.open(prefix.hold_id, stream.cut)
         except TransferError as error:
             logger.debug("A prompt's blocks are gone before they could be sent: %s", error)
             return None, []
@@ -306,7 +306,7 @@ class BlockServer:
         stream.set_deadline(self._config.pull_timeout_s)
         pool = self._find_pool()
         try:
-            hold = self._holds.open(pull.ticket, stream.cut)
+            hold = self._holds.open(pull.hold_id, stream.cut)
         except TransferError as error:
             stream.send(Abort(cause=error.cause, reason=str(error)))
             return
@@ -415,7 +415,7 @@ def _answer_of(prefill: RemotePrefill, *, num_pushed: int = 0) -> PrefillRespons
     if prefix is None:
         return Abort(cause=TransferCause.FULL, reason=prefill.error)
     return PrefillResponse(
-        ticket=prefix.ticket,
+        hold_id=prefix.hold_id,
         num_tokens=prefix.num_tokens,
         lease_s=prefix.lease_s,
         token=None if prefill.first is None else encode_token(prefill.first),

@@ -38,7 +38,7 @@ _SLOW: Final = frozenset({TransferCause.DEADLINE, TransferCause.CANCELLED})
 class LoadOrder(msgspec.Struct, array_like=True):
     """A prefix to pull, and where to."""
 
-    ticket: int
+    transfer_id: int
     engine: str
     name: str
     host: str
@@ -85,15 +85,15 @@ class P2PWorker(KVWorkerSide):
             return
         work = self._decoder.decode(message)
         for order in work.loads:
-            pull = self._pulls[order.ticket] = _Pull(order, self._node)
+            pull = self._pulls[order.transfer_id] = _Pull(order, self._node)
             if pull.arrivals is not None:
                 self._waited.append(pull)
             self._threads.submit(pull.run)
-        for ticket in work.cancels:
-            if ticket in self._pulls:
-                self._pulls[ticket].cancel()
+        for transfer_id in work.cancels:
+            if transfer_id in self._pulls:
+                self._pulls[transfer_id].cancel()
             else:
-                self._unknown.append(ticket)  # it has ended, and the report of that is on its way
+                self._unknown.append(transfer_id)  # it has ended, and the report of that is on its way
 
     @property
     def wants_layers(self) -> bool:
@@ -120,13 +120,13 @@ class P2PWorker(KVWorkerSide):
             node.pool.serve(max_bytes=node.config.max_bytes_per_step)
         ended = [pull for pull in self._pulls.values() if pull.is_done]
         for pull in ended:
-            del self._pulls[pull.order.ticket]
+            del self._pulls[pull.order.transfer_id]
         for pull in self._pulls.values():
             pull.keep_alive()
-        released = [*self._unknown, *[pull.order.ticket for pull in ended if pull.is_cancelled]]
+        released = [*self._unknown, *[pull.order.transfer_id for pull in ended if pull.is_cancelled]]
         self._unknown.clear()
         return ConnectorReport(
-            loaded=tuple([pull.order.ticket for pull in ended if pull.is_whole and not pull.is_cancelled]),
+            loaded=tuple([pull.order.transfer_id for pull in ended if pull.is_whole and not pull.is_cancelled]),
             failed=tuple([pull.failure() for pull in ended if not pull.is_whole and not pull.is_cancelled]),
             released=(*released, *node.holds.take_free()),
         )
@@ -150,7 +150,7 @@ class _Pull:
         self._node = node
         self._prefix = RemotePrefix(
             engine=order.engine,
-            ticket=order.name,
+            hold_id=order.name,
             host=order.host,
             port=order.port,
             num_tokens=0,
@@ -187,7 +187,9 @@ class _Pull:
         pool = self._node.pool
         block_size = 0 if pool is None else pool.layout.block_size
         cause = f"{error.cause}: {error}"
-        return FailedLoad(ticket=self.order.ticket, num_valid_tokens=self._num_taken * block_size, cause=cause)
+        return FailedLoad(
+            transfer_id=self.order.transfer_id, num_valid_tokens=self._num_taken * block_size, cause=cause
+        )
 
     def keep_alive(self) -> None:
         """Ask the other engine for patience while the pull waits for a thread."""

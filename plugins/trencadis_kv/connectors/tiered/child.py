@@ -103,9 +103,9 @@ class Child:
             self._counters.looked_up(self.name, "hit" if found.num_tokens > num_local_tokens else "miss")
         return found
 
-    def unused(self, ticket: int) -> None:
-        """Tell it that nothing is loaded under the ticket of its answer."""
-        self.call("on_unused", lambda side: side.on_unused(ticket), None)
+    def unused(self, transfer_id: int) -> None:
+        """Tell it that nothing is loaded under the transfer id of its answer."""
+        self.call("on_unused", lambda side: side.on_unused(transfer_id), None)
 
     def timed_out(self) -> None:
         """Note that it did not answer in time."""

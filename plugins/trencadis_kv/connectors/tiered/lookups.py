@@ -95,7 +95,7 @@ class TierLookups:
         """Tell children that their hits are of no use: all, or those that bring no more than the local hit."""
         for child, found in asked.answers.items():
             if found.num_tokens and (num_local_tokens is None or found.num_tokens <= num_local_tokens):
-                self._children[child].unused(found.ticket)
+                self._children[child].unused(found.transfer_id)
 
     def _asked(self, request_id: str, last_hash: bytes, without: Collection[int]) -> _Asked:
         """Return the question under way, or a new one: what is much too old was some other request's of this name."""

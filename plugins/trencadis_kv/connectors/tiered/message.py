@@ -1,6 +1,6 @@
-"""What the two sides of the tiered connector say to each other, and how they name tickets.
+"""What the two sides of the tiered connector say to each other, and how they name transfer ids.
 
-Every child counts tickets by itself. With ``n`` children, ticket ``t`` of child ``i`` is called ``t * (n + 1) + i`` outside, so that
+Every child counts transfer ids by itself. With ``n`` children, transfer id ``t`` of child ``i`` is called ``t * (n + 1) + i`` outside, so that
 nobody keeps a table; the numbers of the class ``n`` name blocks that several children hold.
 """
 
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Hold", "Orders", "TicketNames"]
+__all__ = ["Hold", "Orders", "TransferIds"]
 
 
 class Hold(msgspec.Struct, array_like=True, frozen=True):
     """Blocks that several children hold: they are free when the last one releases them.
 
     Attributes:
-        ticket: By which the engine knows them.
+        transfer_id: By which the engine knows them.
         members: The children's, as they are called outside.
     """
 
-    ticket: int
+    transfer_id: int
     members: list[int]
 
 
@@ -29,10 +29,10 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         before: For each child, what is done first in all of them: blocks are saved before anybody may load into them.
         after: For each child, what follows: loads.
-        loads: Tickets of loads that begin.
-        releases: Tickets whose blocks are held until they are released: loads given up, blocks of finished sequences.
+        loads: Transfer ids of loads that begin.
+        releases: Transfer ids whose blocks are held until they are released: loads given up, blocks of finished sequences.
         holds: Blocks that several children hold.
-        overdue: Of those, the tickets that whoever still holds them is to be closed for.
+        overdue: Of those, the transfer ids that whoever still holds them is to be closed for.
         close: Children to be closed.
     """
 
@@ -45,8 +45,8 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     close: list[int] = []
 
 
-class TicketNames:
-    """Translates tickets. Pure.
+class TransferIds:
+    """Translates transfer ids. Pure.
 
     Args:
         num_children: Their number.
@@ -55,15 +55,15 @@ class TicketNames:
     def __init__(self, num_children: int) -> None:
         self._num_classes = num_children + 1
 
-    def outside(self, child: int, ticket: int) -> int:
-        """Return what a child's ticket is called outside."""
-        return ticket * self._num_classes + child
+    def outside(self, child: int, transfer_id: int) -> int:
+        """Return what a child's transfer id is called outside."""
+        return transfer_id * self._num_classes + child
 
     def shared(self, number: int) -> int:
         """Return the name of blocks that several children hold."""
         return number * self._num_classes + self._num_classes - 1
 
-    def inside(self, ticket: int) -> tuple[int, int]:
-        """Return the child, and what it calls the ticket; the child is their number for blocks that several hold."""
-        number, child = divmod(ticket, self._num_classes)
+    def inside(self, transfer_id: int) -> tuple[int, int]:
+        """Return the child, and what it calls the transfer id; the child is their number for blocks that several hold."""
+        number, child = divmod(transfer_id, self._num_classes)
         return child, number

@@ -26,7 +26,7 @@ from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout,
 from trencadis_kv.connectors.tiered.child import CLOSED, Child
 from trencadis_kv.connectors.tiered.config import TieredConfig
 from trencadis_kv.connectors.tiered.lookups import TierLookups
-from trencadis_kv.connectors.tiered.message import Hold, Orders, TicketNames
+from trencadis_kv.connectors.tiered.message import Hold, Orders, TransferIds
 from trencadis_kv.connectors.tiered.metrics import TierCounters, merged
 from trencadis_kv.store.bounded import BoundedDict
 from trencadis_kv.store.cost import CostModel
@@ -83,7 +83,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         self._clock = clock
         self._config = config
         self._counters = counters
-        self._names = TicketNames(len(children))
+        self._names = TransferIds(len(children))
         self._lookups = TierLookups(children, clock=clock, timeout_s=config.lookup_timeout_s)
         self._cost = CostModel(clock)
         self._block_size = 0
@@ -116,51 +116,51 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         )
         if hits is None:
             return Lookup(pending=True)
-        hits = [(child, found) for child, found in hits if self._is_new(child, found.ticket)]
+        hits = [(child, found) for child, found in hits if self._is_new(child, found.transfer_id)]
         if not hits:
             return Lookup()
         chosen = self._choose(hits, num_local_tokens)
         child, found = hits[chosen]
         losers = [hit for i, hit in enumerate(hits) if i != chosen]
         for loser, other in losers:
-            self._children[loser].unused(other.ticket)
+            self._children[loser].unused(other.transfer_id)
         rivals = [other.num_tokens - num_local_tokens for _, other in losers]
-        ticket = self._names.outside(child, found.ticket)
-        self._offers[ticket] = _Load(child=child, rival_tokens=max(rivals, default=0))
-        return attrs.evolve(found, ticket=ticket)
+        transfer_id = self._names.outside(child, found.transfer_id)
+        self._offers[transfer_id] = _Load(child=child, rival_tokens=max(rivals, default=0))
+        return attrs.evolve(found, transfer_id=transfer_id)
 
-    def on_allocated(self, ticket: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+    def on_allocated(self, transfer_id: int, *, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
         """Keep it for the message: what others are to save may lie in these very blocks."""
-        load = self._offers.pop(ticket, None)
+        load = self._offers.pop(transfer_id, None)
         if load is None:  # the engine takes what was offered, and nothing else
             return
         load.blocks, load.block_hashes, load.since_s = blocks, block_hashes, self._clock.now_s()
-        self._loads[ticket] = load
-        self._orders.loads.append(ticket)
-        child, own = self._names.inside(ticket)
+        self._loads[transfer_id] = load
+        self._orders.loads.append(transfer_id)
+        child, own = self._names.inside(transfer_id)
         self._later.append((child, "on_allocated", _allocated(own, blocks, block_hashes)))
 
-    def on_unused(self, ticket: int) -> None:
+    def on_unused(self, transfer_id: int) -> None:
         """Tell the child whose offer it was."""
-        if self._offers.pop(ticket, None) is not None:
-            child, own = self._names.inside(ticket)
+        if self._offers.pop(transfer_id, None) is not None:
+            child, own = self._names.inside(transfer_id)
             self._children[child].unused(own)
 
-    def on_cancelled(self, ticket: int) -> None:
+    def on_cancelled(self, transfer_id: int) -> None:
         """Tell the child whose load it is, after its begin."""
-        child, own = self._names.inside(ticket)
+        child, own = self._names.inside(transfer_id)
         if child >= len(self._children):
             return
-        self._loads.pop(ticket, None)
-        self._unreleased[ticket] = self._clock.now_s()
-        self._orders.releases.append(ticket)
+        self._loads.pop(transfer_id, None)
+        self._unreleased[transfer_id] = self._clock.now_s()
+        self._orders.releases.append(transfer_id)
         self._later.append((child, "on_cancelled", lambda side: side.on_cancelled(own)))
 
     def on_failed(self, request: Request, failed: FailedLoad) -> str:
         """Try again if the child wants to, or if another one offered more than arrived."""
-        child, own = self._names.inside(failed.ticket)
-        load = self._lost.pop(failed.ticket, None)
-        inner = attrs.evolve(failed, ticket=own)
+        child, own = self._names.inside(failed.transfer_id)
+        load = self._lost.pop(failed.transfer_id, None)
+        inner = attrs.evolve(failed, transfer_id=own)
         if child < len(self._children):
             answer = self._children[child].call("on_failed", lambda side: side.on_failed(request, inner), "compute")
             if answer == "retry":
@@ -188,12 +188,12 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
                 members.append(self._names.outside(i, own))
         if not members:
             return None
-        ticket = members[0] if len(members) == 1 else self._names.shared(next(self._shared))
+        transfer_id = members[0] if len(members) == 1 else self._names.shared(next(self._shared))
         if len(members) > 1:
-            self._orders.holds.append(Hold(ticket, members))
+            self._orders.holds.append(Hold(transfer_id, members))
         self._orders.releases.extend(members)
-        self._unreleased[ticket] = self._clock.now_s()
-        return ticket
+        self._unreleased[transfer_id] = self._clock.now_s()
+        return transfer_id
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
         """Return those of the nearest child that has any."""
@@ -242,12 +242,12 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         """Give every child its part, and keep the books."""
         for i, child in enumerate(self._children):
             child.call("on_report", _reported(self._part_of(i, report)), None)
-        for ticket in report.loaded:
-            self._arrived(ticket)
+        for transfer_id in report.loaded:
+            self._arrived(transfer_id)
         for failed in report.failed:
             self._did_not_arrive(failed)
-        for ticket in report.released:
-            self._unreleased.pop(ticket, None)
+        for transfer_id in report.released:
+            self._unreleased.pop(transfer_id, None)
 
     def on_step(self, *, num_tokens: int, device_s: float) -> None:
         """Learn what computing takes, and tell all."""
@@ -272,9 +272,9 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
             child.ask(capability, name, tell, None)
 
     def _is_new(self, child: int, own: int) -> bool:
-        """Return whether a ticket names nothing else yet; a child that gives one twice has a fault."""
-        ticket = self._names.outside(child, own)
-        if ticket not in self._loads and ticket not in self._unreleased:
+        """Return whether a transfer id names nothing else yet; a child that gives one twice has a fault."""
+        transfer_id = self._names.outside(child, own)
+        if transfer_id not in self._loads and transfer_id not in self._unreleased:
             return True
         self._children[child].call("lookup", lambda _: _raise_twice(own), None)
         return False
@@ -289,20 +289,20 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
         return self._policy.choose_source(sources)
 
     def _part_of(self, child: int, report: ConnectorReport) -> ConnectorReport:
-        """Return what concerns a child, with the tickets as it calls them."""
+        """Return what concerns a child, with the transfer ids as it calls them."""
 
-        def own(tickets: Sequence[int]) -> tuple[int, ...]:
-            return tuple(number for i, number in map(self._names.inside, tickets) if i == child)
+        def own(transfer_ids: Sequence[int]) -> tuple[int, ...]:
+            return tuple(number for i, number in map(self._names.inside, transfer_ids) if i == child)
 
-        failed = [(*self._names.inside(failed.ticket), failed) for failed in report.failed]
+        failed = [(*self._names.inside(failed.transfer_id), failed) for failed in report.failed]
         return ConnectorReport(
             loaded=own(report.loaded),
-            failed=tuple(attrs.evolve(one, ticket=number) for i, number, one in failed if i == child),
+            failed=tuple(attrs.evolve(one, transfer_id=number) for i, number, one in failed if i == child),
             released=own(report.released),
         )
 
-    def _arrived(self, ticket: int) -> None:
-        load = self._loads.pop(ticket, None)
+    def _arrived(self, transfer_id: int) -> None:
+        load = self._loads.pop(transfer_id, None)
         if load is None:
             return
         num_tokens = len(load.blocks) * self._block_size
@@ -314,23 +314,23 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
                 self._counters.promoted(child.name, len(blocks))
 
     def _did_not_arrive(self, failed: FailedLoad) -> None:
-        load = self._loads.pop(failed.ticket, None)
+        load = self._loads.pop(failed.transfer_id, None)
         if load is None:
             return
         child = self._children[load.child]
         child.failed(failed.cause, num_valid_tokens=failed.num_valid_tokens)
-        self._lost[failed.ticket] = load
+        self._lost[failed.transfer_id] = load
         if failed.cause == CLOSED and not child.is_closed:
             child.close()
 
     def _close_overdue(self) -> None:
         """Close children that do not give blocks back, before the engine closes all of them."""
         oldest_s = self._clock.now_s() - self._config.release_timeout_s
-        for ticket in [ticket for ticket, since_s in self._unreleased.items() if since_s <= oldest_s]:
-            i, _ = self._names.inside(ticket)
+        for transfer_id in [transfer_id for transfer_id, since_s in self._unreleased.items() if since_s <= oldest_s]:
+            i, _ = self._names.inside(transfer_id)
             if i >= len(self._children):
-                del self._unreleased[ticket]
-                self._orders.overdue.append(ticket)  # the worker side knows who still holds it
+                del self._unreleased[transfer_id]
+                self._orders.overdue.append(transfer_id)  # the worker side knows who still holds it
             elif not self._children[i].is_closed:
                 logger.error(
                     "The KV connector %s has held blocks for over %g s and is closed; the others go on.",
@@ -394,8 +394,10 @@ def _metrics(side: SupportsMetrics) -> str:
     return side.metrics()
 
 
-def _allocated(ticket: int, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> Callable[[KVSchedulerSide], None]:
-    return lambda side: side.on_allocated(ticket, blocks=blocks, block_hashes=block_hashes)
+def _allocated(
+    transfer_id: int, blocks: Sequence[int], block_hashes: Sequence[bytes]
+) -> Callable[[KVSchedulerSide], None]:
+    return lambda side: side.on_allocated(transfer_id, blocks=blocks, block_hashes=block_hashes)
 
 
 def _computed(blocks: Sequence[int], block_hashes: Sequence[bytes]) -> Callable[[KVSchedulerSide], None]:
@@ -406,5 +408,5 @@ def _reported(report: ConnectorReport) -> Callable[[KVSchedulerSide], None]:
     return lambda side: side.on_report(report)
 
 
-def _raise_twice(ticket: int) -> None:
-    raise ValueError(f"ticket {ticket} was given a second time")
+def _raise_twice(transfer_id: int) -> None:
+    raise ValueError(f"transfer id {transfer_id} was given a second time")

@@ -12,7 +12,7 @@ from trencadis.faults import FaultLog, as_words, reraise_interrupt
 from trencadis.interfaces import KVPool, KVWorkerSide
 from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_kv.connectors.tiered.child import CLOSED
-from trencadis_kv.connectors.tiered.message import Orders, TicketNames
+from trencadis_kv.connectors.tiered.message import Orders, TransferIds
 
 __all__ = ["TieredWorker"]
 
@@ -33,8 +33,8 @@ class _Part:
     Attributes:
         name: Of its component.
         is_closed: For good; nothing of it touches a block.
-        loads: Tickets, as they are called outside, of loads under way.
-        releases: Tickets of blocks that it holds.
+        loads: Transfer ids, as they are called outside, of loads under way.
+        releases: Transfer ids of blocks that it holds.
     """
 
     def __init__(self, name: str, label: str, side: KVWorkerSide) -> None:
@@ -80,7 +80,7 @@ class _Part:
 
 
 class TieredWorker(KVWorkerSide):
-    """Passes calls on. Tickets of a child that was closed fail and are released: nothing can touch their blocks any more.
+    """Passes calls on. Transfer ids of a child that was closed fail and are released: nothing can touch their blocks any more.
 
     Args:
         names: Of the children, the nearest first.
@@ -90,7 +90,7 @@ class TieredWorker(KVWorkerSide):
 
     def __init__(self, names: Sequence[str], sides: Sequence[KVWorkerSide], *, labels: Sequence[str] = ()) -> None:
         self._parts = [_Part(*one) for one in zip(names, labels or names, sides, strict=True)]
-        self._tickets = TicketNames(len(sides))
+        self._transfer_ids = TransferIds(len(sides))
         self._shared: dict[int, int] = {}
         self._holders: dict[int, set[int]] = {}
 
@@ -136,20 +136,23 @@ class TieredWorker(KVWorkerSide):
         for i, part in enumerate(self._parts):
             report = part.call("poll", _poll)
             if report is not None:
-                loaded += [self._tickets.outside(i, ticket) for ticket in report.loaded]
+                loaded += [self._transfer_ids.outside(i, transfer_id) for transfer_id in report.loaded]
                 failed += [
                     FailedLoad(
-                        ticket=self._tickets.outside(i, one.ticket),
+                        transfer_id=self._transfer_ids.outside(i, one.transfer_id),
                         num_valid_tokens=one.num_valid_tokens,
                         cause=one.cause,
                     )
                     for one in report.failed
                 ]
-                released += [self._tickets.outside(i, ticket) for ticket in report.released]
-            part.loads.difference_update(loaded, (one.ticket for one in failed))
+                released += [self._transfer_ids.outside(i, transfer_id) for transfer_id in report.released]
+            part.loads.difference_update(loaded, (one.transfer_id for one in failed))
             part.releases.difference_update(released)
             if part.is_closed:
-                failed += [FailedLoad(ticket=ticket, num_valid_tokens=0, cause=CLOSED) for ticket in sorted(part.loads)]
+                failed += [
+                    FailedLoad(transfer_id=transfer_id, num_valid_tokens=0, cause=CLOSED)
+                    for transfer_id in sorted(part.loads)
+                ]
                 released += sorted(part.releases)
                 part.loads.clear()
                 part.releases.clear()
@@ -171,26 +174,26 @@ class TieredWorker(KVWorkerSide):
         for i in orders.close:
             if not self._parts[i].is_closed:
                 self._parts[i].close()
-        for ticket in orders.loads:
-            self._part_of(ticket).loads.add(ticket)
-        for ticket in orders.releases:
-            self._part_of(ticket).loads.discard(ticket)
-            self._part_of(ticket).releases.add(ticket)
+        for transfer_id in orders.loads:
+            self._part_of(transfer_id).loads.add(transfer_id)
+        for transfer_id in orders.releases:
+            self._part_of(transfer_id).loads.discard(transfer_id)
+            self._part_of(transfer_id).releases.add(transfer_id)
         for hold in orders.holds:
-            self._shared |= dict.fromkeys(hold.members, hold.ticket)
-            self._holders[hold.ticket] = set(hold.members)
-        for ticket in orders.overdue:
-            for member in self._holders.get(ticket, ()):
+            self._shared |= dict.fromkeys(hold.members, hold.transfer_id)
+            self._holders[hold.transfer_id] = set(hold.members)
+        for transfer_id in orders.overdue:
+            for member in self._holders.get(transfer_id, ()):
                 logger.error("The KV connector %s holds blocks for too long and is closed.", self._part_of(member).name)
                 self._part_of(member).close()
 
-    def _part_of(self, ticket: int) -> _Part:
-        return self._parts[self._tickets.inside(ticket)[0]]
+    def _part_of(self, transfer_id: int) -> _Part:
+        return self._parts[self._transfer_ids.inside(transfer_id)[0]]
 
-    def _released(self, tickets: Sequence[int]) -> tuple[int, ...]:
-        """Return the tickets that the engine waits for: blocks that several children hold are free with the last one."""
+    def _released(self, transfer_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the transfer ids that the engine waits for: blocks that several children hold are free with the last one."""
         found = []
-        for member in tickets:
+        for member in transfer_ids:
             shared = self._shared.pop(member, None)
             if shared is None:
                 found.append(member)

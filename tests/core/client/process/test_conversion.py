@@ -93,7 +93,7 @@ def test_every_sampling_parameter_travels() -> None:
     assert request_of(decode_client_message(encode(add_message(request, 0)))).params == changed  # type: ignore[arg-type]
 
 
-def test_a_step_arrives_with_tickets_for_slots() -> None:
+def test_a_step_arrives_with_transfer_ids_for_slots() -> None:
     entry = TokenLogprobs(
         index=1, position=9, token_id=5, logprob=-0.5, rank=2, top_token_ids=(7, 5), top_logprobs=(-0.1, -0.5)
     )

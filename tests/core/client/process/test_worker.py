@@ -21,7 +21,7 @@ def request(name: str, num_tokens: int = 5, prompt: tuple[int, ...] = PROMPT) ->
     return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(max_tokens=num_tokens))
 
 
-def test_tokens_come_under_the_ticket_of_their_request(open_line: Callable[..., Any]) -> None:
+def test_tokens_come_under_the_transfer_id_of_their_request(open_line: Callable[..., Any]) -> None:
     line = open_line()
     handles = {line.client.add(request(name, prompt=(5, n))): (5, n) for n, name in enumerate("abc")}
     got: dict[int, list[int]] = {handle: [] for handle in handles}

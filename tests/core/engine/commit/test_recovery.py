@@ -104,8 +104,8 @@ def test_loaded_blocks_of_another_one_are_no_room_for_a_suspect_that_is_parked()
         engine.add(request(name, prompts[name]))
     for number in range(120):
         if number >= 4:
-            for ticket in list(wild.loads):
-                wild.arrive(ticket)  # c's prefix is there, and both rows are taken
+            for transfer_id in list(wild.loads):
+                wild.arrive(transfer_id)  # c's prefix is there, and both rows are taken
         fails.is_due |= number == 8
         ended.update({end.request_id: end for end in engine.step().finished})
         assert broken_invariants(engine) == []

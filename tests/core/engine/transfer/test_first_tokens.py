@@ -53,9 +53,9 @@ class Bringer(LoopConnector):
             def on_abandoned(self, request: Request) -> None:
                 bringer.abandoned.append(request.request_id)
 
-            def on_layerwise(self, ticket: int) -> None:
-                bringer.layerwise.append(ticket)
-                super().on_layerwise(ticket)
+            def on_layerwise(self, transfer_id: int) -> None:
+                bringer.layerwise.append(transfer_id)
+                super().on_layerwise(transfer_id)
 
         self.scheduler.__class__ = Side
 
@@ -153,7 +153,7 @@ def test_token_that_another_engine_drew_otherwise_stands() -> None:
 
 @pytest.mark.parametrize("valid", [0, 8])
 def test_token_stands_if_the_load_fails(valid: int) -> None:
-    scene = Scene(fail=lambda ticket: valid, delay=2)
+    scene = Scene(fail=lambda transfer_id: valid, delay=2)
     slot = scene.add("r", first=truth(PROMPT, 1)[0], max_tokens=6)
     scene.run()
     assert scene.texts(slot) == truth(PROMPT, 6)

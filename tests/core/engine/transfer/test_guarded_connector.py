@@ -21,7 +21,7 @@ from trencadis.interfaces import (
 from trencadis.records import ConnectorReport, FailedLoad, Request
 
 REQUEST = Request(request_id="r", prompt_token_ids=(1, 2, 3))
-FAILED = FailedLoad(ticket=1, num_valid_tokens=0, cause="evicted")
+FAILED = FailedLoad(transfer_id=1, num_valid_tokens=0, cause="evicted")
 HASHES = (b"h" * 32,)
 
 
@@ -40,12 +40,12 @@ class Scripted(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
         return result
 
     def lookup(self, request, *, block_hashes, num_local_tokens):
-        return self._called("lookup", Lookup(num_tokens=4, ticket=1))
+        return self._called("lookup", Lookup(num_tokens=4, transfer_id=1))
 
-    def on_allocated(self, ticket, *, blocks, block_hashes):
+    def on_allocated(self, transfer_id, *, blocks, block_hashes):
         self._called("on_allocated")
 
-    def on_unused(self, ticket):
+    def on_unused(self, transfer_id):
         self._called("on_unused")
 
     def on_computed(self, *, blocks, block_hashes):
@@ -54,7 +54,7 @@ class Scripted(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
     def on_finished(self, request, *, blocks):
         return self._called("on_finished", 7)
 
-    def on_cancelled(self, ticket):
+    def on_cancelled(self, transfer_id):
         self._called("on_cancelled")
 
     def on_failed(self, request, failed):
@@ -79,7 +79,7 @@ class Scripted(KVSchedulerSide, SupportsStepTimes, SupportsMetrics):
 CALLS = {
     "lookup": (
         lambda guard: guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda _: False),
-        Lookup(num_tokens=4, ticket=1),
+        Lookup(num_tokens=4, transfer_id=1),
         Lookup(),
     ),
     "on_allocated": (lambda guard: guard.on_allocated(1, blocks=[1], block_hashes=HASHES), True, False),
@@ -145,15 +145,15 @@ def test_call_that_works_in_between_forgives() -> None:
     assert not guard.is_off
 
 
-def test_ticket_that_is_in_use_breaks_the_contract() -> None:
+def test_transfer_id_that_is_in_use_breaks_the_contract() -> None:
     guard = GuardedConnector(Scripted())
-    found = guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda ticket: ticket == 1)
+    found = guard.lookup(REQUEST, block_hashes=HASHES, num_local_tokens=0, is_used=lambda transfer_id: transfer_id == 1)
     assert found == Lookup()
     assert guard.num_errors == 1
 
 
-@pytest.mark.parametrize("found", [Lookup(pending=True, ticket=1), Lookup(ticket=1)])
-def test_ticket_means_nothing_where_there_is_no_hit(found, monkeypatch) -> None:
+@pytest.mark.parametrize("found", [Lookup(pending=True, transfer_id=1), Lookup(transfer_id=1)])
+def test_transfer_id_means_nothing_where_there_is_no_hit(found, monkeypatch) -> None:
     side = Scripted()
     monkeypatch.setattr(side, "lookup", lambda *_, **__: found)
     guard = GuardedConnector(side)
@@ -257,7 +257,7 @@ def test_a_capability_that_the_side_does_not_inherit_is_not_there():
 
 def test_layers_are_announced_to_a_side_that_has_them():
     class Layers(Scripted, SupportsLayerwise):
-        def on_layerwise(self, ticket):
+        def on_layerwise(self, transfer_id):
             self._called("on_layerwise")
 
     assert GuardedConnector(Layers()).on_layerwise(1)
@@ -267,12 +267,12 @@ def test_layers_are_announced_to_a_side_that_has_them():
 LOOKUPS = [
     None,
     7,
-    Lookup(num_tokens="many", ticket=1),  # type: ignore[arg-type] # what the contract forbids
-    Lookup(num_tokens=-4, ticket=1),
-    Lookup(num_tokens=4, ticket=[1]),  # type: ignore[arg-type] # the same
-    Lookup(num_tokens=4, ticket=1, timeout_s=float("nan")),
-    Lookup(num_tokens=4, ticket=1, timeout_s="soon"),  # type: ignore[arg-type] # the same
-    Lookup(num_tokens=4, ticket=1, first_token=3),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens="many", transfer_id=1),  # type: ignore[arg-type] # what the contract forbids
+    Lookup(num_tokens=-4, transfer_id=1),
+    Lookup(num_tokens=4, transfer_id=[1]),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens=4, transfer_id=1, timeout_s=float("nan")),
+    Lookup(num_tokens=4, transfer_id=1, timeout_s="soon"),  # type: ignore[arg-type] # the same
+    Lookup(num_tokens=4, transfer_id=1, first_token=3),  # type: ignore[arg-type] # the same
 ]
 
 
@@ -373,7 +373,7 @@ def test_what_a_worker_side_raises_ends_there_with_one_traceback(name, error, ca
         ConnectorReport(loaded=("a",)),  # type: ignore[arg-type] # what the contract forbids
         ConnectorReport(released=([1],)),  # type: ignore[arg-type] # the same
         ConnectorReport(failed=(1,)),  # type: ignore[arg-type] # the same
-        ConnectorReport(failed=(FailedLoad(ticket=1, num_valid_tokens="all", cause=""),)),  # type: ignore[arg-type] # the same
+        ConnectorReport(failed=(FailedLoad(transfer_id=1, num_valid_tokens="all", cause=""),)),  # type: ignore[arg-type] # the same
     ],
 )
 def test_a_report_that_cannot_be_reckoned_with_is_none(report, caplog) -> None:

@@ -42,12 +42,12 @@ def settle(engine: Engine, wild: WildConnector) -> dict[str, FinishedSequence]:
             return ends
         ends |= {end.request_id: end for end in engine.step().finished}
         assert broken_invariants(engine) == []
-        for ticket in list(wild.cancelled):
-            wild.scribble(ticket)
-            wild.release(ticket)
-        for ticket in list(wild.loads):
-            if ticket not in wild.layered:
-                wild.arrive(ticket)
+        for transfer_id in list(wild.cancelled):
+            wild.scribble(transfer_id)
+            wild.release(transfer_id)
+        for transfer_id in list(wild.loads):
+            if transfer_id not in wild.layered:
+                wild.arrive(transfer_id)
     raise AssertionError("it never ends")
 
 
@@ -70,10 +70,10 @@ def test_sequence_runs_at_once_and_its_layers_are_waited_for_in_order(wild: Wild
     engine.add(request())
     engine.step()
     assert engine.num_running == 1, "nobody is parked"
-    (ticket,) = {ticket for ticket, _ in wild.waited}
-    assert wild.waited == [(ticket, layer) for layer in range(3)]
+    (transfer_id,) = {transfer_id for transfer_id, _ in wild.waited}
+    assert wild.waited == [(transfer_id, layer) for layer in range(3)]
     assert ends_well(engine, wild).num_cached_tokens == 20
-    assert wild.waited == [(ticket, layer) for layer in range(3)], "one step waited, no other"
+    assert wild.waited == [(transfer_id, layer) for layer in range(3)], "one step waited, no other"
     assert engine._state.transfers.num_loaded == 1
 
 
@@ -109,9 +109,9 @@ def test_load_that_does_not_come_is_void_and_shows_nobody_a_token(
     for _ in range(200):
         deltas = engine.step()
         assert broken_invariants(engine) == []
-        for ticket in list(wild.cancelled):
-            wild.scribble(ticket)
-            wild.release(ticket)
+        for transfer_id in list(wild.cancelled):
+            wild.scribble(transfer_id)
+            wild.release(transfer_id)
         at = 0
         for who, count in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
             told += deltas.token_ids[at : at + count].tolist() if who == slot else []
@@ -196,14 +196,14 @@ def test_load_beside_which_a_request_is_aborted_keeps_its_blocks_until_it_is_rel
     engine.add(request())
     assert engine._submit_next()
     engine.abort("r")
-    (ticket,) = wild.cancelled
+    (transfer_id,) = wild.cancelled
     for _ in range(3):
         engine.step()
     transfers = engine._state.transfers
     assert (transfers.num_held_blocks, engine._state.blocks.num_used) == (5, 5)
     assert transfers.num_cancelled_loads == 1
-    wild.scribble(ticket)
-    wild.release(ticket)
+    wild.scribble(transfer_id)
+    wild.release(transfer_id)
     settle(engine, wild)
     assert engine._state.blocks.num_used == 0
 

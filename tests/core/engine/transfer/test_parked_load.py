@@ -12,7 +12,7 @@ from trencadis_testing.engines import OldestFirst
 class Somebody:
     """As much of a sequence as a load needs to know."""
 
-    ticket = 7
+    transfer_id = 7
     is_approximate = False
     num_approximate_tokens = 0
     loaded_blocks = None
@@ -60,7 +60,7 @@ def test_sequence_runs_with_the_local_hit_and_the_whole_blocks_that_came(house, 
     assert house.came == [load.sequence]
     assert load.sequence.num_loaded_tokens == 4 * places
     assert load.sequence.loaded_blocks is load.blocks
-    assert load.sequence.ticket == -1
+    assert load.sequence.transfer_id == -1
     assert house.num_found(load) == places
 
 

@@ -16,8 +16,8 @@ WHOLE = 1_000
 """What the reference writes for a share that arrived whole: more tokens than any failure has."""
 
 
-def failed(ticket: int, num_valid_tokens: int = 0, cause: str = "evicted") -> FailedLoad:
-    return FailedLoad(ticket=ticket, num_valid_tokens=num_valid_tokens, cause=cause)
+def failed(transfer_id: int, num_valid_tokens: int = 0, cause: str = "evicted") -> FailedLoad:
+    return FailedLoad(transfer_id=transfer_id, num_valid_tokens=num_valid_tokens, cause=cause)
 
 
 def report(
@@ -34,9 +34,11 @@ class Books:
 
     def merge(self, quorum: RankQuorum, reports: dict[int, ConnectorReport]) -> ConnectorReport:
         merged = quorum.merge(
-            reports, is_awaited=lambda ticket: ticket in self.parked | self.held, is_held=self.held.__contains__
+            reports,
+            is_awaited=lambda transfer_id: transfer_id in self.parked | self.held,
+            is_held=self.held.__contains__,
         )
-        self.parked -= {*merged.loaded, *[one.ticket for one in merged.failed]}
+        self.parked -= {*merged.loaded, *[one.transfer_id for one in merged.failed]}
         self.held -= set(merged.released)
         return merged
 
@@ -93,12 +95,12 @@ def test_only_rank_that_ends_a_load_twice_in_one_report_ends_it_once() -> None:
     assert quorum.num_ignored == 2
 
 
-def test_rank_of_nobody_and_tickets_of_nobody_count_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_rank_of_nobody_and_transfer_ids_of_nobody_count_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
     books, quorum = Books(parked=[7], held=[8]), RankQuorum(2)
     said = report(loaded=[7], failures=[failed(9)], released=[8])
     with caplog.at_level(logging.WARNING):
         assert books.merge(quorum, {2: said, -1: said, 0: said}) == report()
-    assert quorum.num_ignored == 3 + 3 + 1, "ticket 9 is awaited of nobody"
+    assert quorum.num_ignored == 3 + 3 + 1, "transfer id 9 is awaited of nobody"
     assert "Rank 2 of the KV connector is none of this engine's; ignored." in caplog.text
     assert books.merge(quorum, {1: report(loaded=[7], released=[8])}) == report(loaded=[7], released=[8])
 
@@ -113,33 +115,33 @@ def test_release_of_a_load_that_goes_on_counts_for_nothing() -> None:
 
 
 def test_nothing_is_remembered_of_what_is_over() -> None:
-    """An engine lives for millions of tickets."""
+    """An engine lives for millions of transfer ids."""
     books, quorum = Books(), RankQuorum(2)
-    for ticket in range(1_000):
-        books.parked = {ticket}
-        books.merge(quorum, {0: report(loaded=[ticket])})
-        books.merge(quorum, {1: report(loaded=[ticket, ticket]), 0: report(loaded=[ticket])})
+    for transfer_id in range(1_000):
+        books.parked = {transfer_id}
+        books.merge(quorum, {0: report(loaded=[transfer_id])})
+        books.merge(quorum, {1: report(loaded=[transfer_id, transfer_id]), 0: report(loaded=[transfer_id])})
     books.parked = set()
     books.merge(quorum, {0: report()})
     assert quorum._known == {}
 
 
 def reference(num_ranks: int, said: Sequence[tuple[int, int, int]]) -> dict[int, int]:
-    """Return what each ticket ended with, from the definition: the first word of each rank, the least of all of them."""
+    """Return what each transfer id ended with, from the definition: the first word of each rank, the least of all of them."""
     words: dict[int, dict[int, int]] = {}
-    for rank, ticket, num_valid in said:
+    for rank, transfer_id, num_valid in said:
         if rank < num_ranks:
-            words.setdefault(ticket, {}).setdefault(rank, num_valid)
-    return {ticket: min(by_rank.values()) for ticket, by_rank in words.items() if len(by_rank) == num_ranks}
+            words.setdefault(transfer_id, {}).setdefault(rank, num_valid)
+    return {transfer_id: min(by_rank.values()) for transfer_id, by_rank in words.items() if len(by_rank) == num_ranks}
 
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[int, list[list[tuple[int, int, int]]], list[list[tuple[int, int]]]]:
-    """Return ranks, and by step who says that a load ended (rank, ticket, valid tokens), and that one is released."""
+    """Return ranks, and by step who says that a load ended (rank, transfer id, valid tokens), and that one is released."""
     num_ranks = draw(st.integers(1, 4))
     num_steps = draw(st.integers(1, 8))
-    rank, ticket = st.integers(0, num_ranks), st.integers(0, 3)  # one more rank than there is
-    ends = st.lists(st.tuples(rank, ticket, st.sampled_from([0, 4, 8, WHOLE])), max_size=8)
+    rank, transfer_id = st.integers(0, num_ranks), st.integers(0, 3)  # one more rank than there is
+    ends = st.lists(st.tuples(rank, transfer_id, st.sampled_from([0, 4, 8, WHOLE])), max_size=8)
     releases = st.lists(st.tuples(rank, st.integers(10, 12)), max_size=6)
     steps = [(draw(ends), draw(releases)) for _ in range(num_steps)]
     return num_ranks, [one for one, _ in steps], [one for _, one in steps]
@@ -167,15 +169,16 @@ def test_any_interleaving_of_any_ranks_gives_what_the_definition_says(
             for rank in {one[0] for one in [*step_ends, *step_releases]}
         }
         merged = books.merge(quorum, reports)
-        for ticket, num_valid in [
-            *[(ticket, WHOLE) for ticket in merged.loaded],
-            *[(one.ticket, one.num_valid_tokens) for one in merged.failed],
+        for transfer_id, num_valid in [
+            *[(transfer_id, WHOLE) for transfer_id in merged.loaded],
+            *[(one.transfer_id, one.num_valid_tokens) for one in merged.failed],
         ]:
-            assert ticket not in found, "a load ends once"
-            found[ticket] = num_valid
+            assert transfer_id not in found, "a load ends once"
+            found[transfer_id] = num_valid
         freed += merged.released
     assert found == reference(num_ranks, said)
     spoken = {
-        ticket: {r for step in releases for r, t in step if t == ticket and r < num_ranks} for ticket in range(10, 13)
+        transfer_id: {r for step in releases for r, t in step if t == transfer_id and r < num_ranks}
+        for transfer_id in range(10, 13)
     }
-    assert sorted(freed) == [ticket for ticket, ranks in spoken.items() if len(ranks) == num_ranks]
+    assert sorted(freed) == [transfer_id for transfer_id, ranks in spoken.items() if len(ranks) == num_ranks]

@@ -36,8 +36,8 @@ def test_loads_are_counted_from_their_beginning_to_whatever_their_end_is() -> No
         engine.add(request(name))
         while name in engine._state.slot_of:
             engine.step()
-            for ticket in list(wild.loads):
-                wild.arrive(ticket)
+            for transfer_id in list(wild.loads):
+                wild.arrive(transfer_id)
     engine.step()
     start = shown(engine)
     for name in ("whole", "broken", "aborted"):

@@ -62,7 +62,7 @@ def test_failed_load_is_recomputed_and_lost_load_times_out() -> None:
         drain(engine)
     for delay, fail in ((1, 4), (10_000, None)):
         clock = SimulatedClock()
-        other = LoopConnector(delay=delay, fail=lambda ticket, fail=fail: fail)
+        other = LoopConnector(delay=delay, fail=lambda transfer_id, fail=fail: fail)
         other.store.blocks.update(loop.store.blocks)
         engine = make_engine(connector=other.pair(), clock=clock, load_timeout_s=5.0)
         engine.add(request("c"))
@@ -135,34 +135,34 @@ def wild() -> WildConnector:
 def test_load_is_given_up_at_the_look_ups_own_deadline(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, load_timeout_s=30.0)
     wild.timeout_s = 2.0
-    ticket = parked(engine, wild)
+    transfer_id = parked(engine, wild)
     clock.advance(1.9)
     engine.step()
     assert engine.num_waiting == 1
-    assert ticket in wild.loads
+    assert transfer_id in wild.loads
     clock.advance(0.2)
     engine.step()
-    assert ticket in wild.cancelled
-    wild.release(ticket)
+    assert transfer_id in wild.cancelled
+    wild.release(transfer_id)
     assert ends_well(engine).num_cached_tokens == 0
 
 
 def test_configured_deadline_holds_for_a_look_up_that_allows_more(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, load_timeout_s=3.0)
     wild.timeout_s = 100.0
-    ticket = parked(engine, wild)
+    transfer_id = parked(engine, wild)
     clock.advance(3.0)
     engine.step()
-    assert ticket in wild.cancelled
-    wild.release(ticket)
+    assert transfer_id in wild.cancelled
+    wild.release(transfer_id)
     ends_well(engine)
 
 
 def test_what_arrived_of_a_failed_load_is_used_and_only_that(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
     before = counts(engine)
-    ticket = parked(engine, wild)
-    wild.fail(ticket, num_valid=3)
+    transfer_id = parked(engine, wild)
+    wild.fail(transfer_id, num_valid=3)
     assert ends_well(engine).num_cached_tokens == 12
     assert [after - b for after, b in zip(counts(engine), before, strict=True)] == [1, 0, 1, 0]
 
@@ -170,9 +170,9 @@ def test_what_arrived_of_a_failed_load_is_used_and_only_that(wild: WildConnector
 @pytest.mark.parametrize("num_valid_tokens", [-1_000, 1_000])
 def test_impossible_number_of_valid_tokens_is_cut_to_the_load(wild: WildConnector, num_valid_tokens: int) -> None:
     engine, _ = engine_on(wild)
-    ticket = parked(engine, wild)
-    wild.arrive(ticket)
-    failed = FailedLoad(ticket=ticket, num_valid_tokens=num_valid_tokens, cause="odd")
+    transfer_id = parked(engine, wild)
+    wild.arrive(transfer_id)
+    failed = FailedLoad(transfer_id=transfer_id, num_valid_tokens=num_valid_tokens, cause="odd")
     wild.next = ConnectorReport(failed=(failed,))
     assert ends_well(engine).num_cached_tokens == (0 if num_valid_tokens < 0 else 16)
 
@@ -210,8 +210,8 @@ def test_sequence_that_keeps_failing_is_computed_after_three_more_look_ups(wild:
     ends = {}
     for _ in range(60):
         ends |= {end.request_id: end for end in engine.step().finished}
-        for ticket in list(wild.loads):
-            wild.fail(ticket)
+        for transfer_id in list(wild.loads):
+            wild.fail(transfer_id)
     assert wild.asked == ["r"] * 4
     assert ends["r"].token_ids.tolist() == fake_text(tuple(range(1, 21)), 8, eos=-1)
 
@@ -222,10 +222,10 @@ def test_load_that_cannot_be_started_is_given_up_at_once(wild: WildConnector) ->
     engine.add(request("r", tuple(range(1, 21))))
     engine.step()
     wild.raising = set()
-    (ticket,) = wild.cancelled
+    (transfer_id,) = wild.cancelled
     engine.step()
-    wild.scribble(ticket)  # it may have begun all the same
-    wild.release(ticket)
+    wild.scribble(transfer_id)  # it may have begun all the same
+    wild.release(transfer_id)
     now_s = clock.now_s()
     assert ends_well(engine).num_cached_tokens == 0
     assert clock.now_s() == now_s, "nobody waited for a deadline"
@@ -247,7 +247,7 @@ def test_connector_that_gives_no_blocks_back_is_closed_and_serving_goes_on(
     engine.step()
     assert wild.is_closed == [True, True], "both sides"
     assert "is closed; serving goes on without it" in caplog.text
-    assert f"(tickets [{lost}])" in caplog.text
+    assert f"(transfer ids [{lost}])" in caplog.text
     assert engine._state.transfers.num_held_blocks == 0
     ends_well(engine)
     assert engine._state.blocks.num_available == total
@@ -275,11 +275,11 @@ def test_held_blocks_of_a_finished_sequence_come_back_after_the_quarantine_as_we
 def test_blocks_that_are_released_in_time_cost_nothing(wild: WildConnector) -> None:
     engine, clock = engine_on(wild, quarantine_s=10.0)
     for _ in range(5):
-        ticket = parked(engine, wild, "aborted")
+        transfer_id = parked(engine, wild, "aborted")
         engine.abort("aborted")
         clock.advance(9.0)
         engine.step()
-        wild.release(ticket)
+        wild.release(transfer_id)
         engine.step()
     assert wild.is_closed == [False, False]
 
@@ -293,8 +293,8 @@ def test_no_more_sequences_are_parked_than_may_be(wild: WildConnector) -> None:
     assert len(wild.loads) == 2
     assert engine._state.transfers.num_parked == 2
     assert engine.num_running == 3, "the others are computed"
-    for ticket in list(wild.loads):
-        wild.arrive(ticket)
+    for transfer_id in list(wild.loads):
+        wild.arrive(transfer_id)
     ends = drain(engine)
     assert all(end.token_ids.tolist() == fake_text(tuple(range(1, 21)), 8, eos=-1) for end in ends.values())
 
@@ -302,15 +302,15 @@ def test_no_more_sequences_are_parked_than_may_be(wild: WildConnector) -> None:
 def test_late_and_repeated_reports_change_nothing(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
     before = counts(engine)
-    ticket = parked(engine, wild)
+    transfer_id = parked(engine, wild)
     engine.abort("r")
-    wild.repeat(ticket)
+    wild.repeat(transfer_id)
     wild.repeat(4_711)
     for _ in range(3):
         engine.step()
     assert engine._state.transfers.num_held_blocks == 4, "what a cancelled load reports does not free its blocks"
-    wild.release(ticket)
-    wild.release(ticket)
+    wild.release(transfer_id)
+    wild.release(transfer_id)
     for _ in range(3):
         engine.step()
     assert engine._state.transfers.num_held_blocks == 0
@@ -320,12 +320,12 @@ def test_late_and_repeated_reports_change_nothing(wild: WildConnector) -> None:
 
 def test_release_of_a_load_that_goes_on_changes_nothing(wild: WildConnector) -> None:
     engine, _ = engine_on(wild)
-    ticket = parked(engine, wild)
-    wild.release(ticket)
+    transfer_id = parked(engine, wild)
+    wild.release(transfer_id)
     for _ in range(3):
         engine.step()
     assert engine._state.transfers.num_parked == 1
-    wild.arrive(ticket)
+    wild.arrive(transfer_id)
     assert ends_well(engine).num_cached_tokens == 16
 
 
@@ -349,8 +349,8 @@ def next_one(engine: Engine) -> Engine:
     return engine
 
 
-def test_hit_that_there_is_no_room_for_is_said_to_be_unused_and_the_next_look_up_has_another_ticket() -> None:
-    """What a connector keeps for a ticket would otherwise be kept for good."""
+def test_hit_that_there_is_no_room_for_is_said_to_be_unused_and_the_next_look_up_has_another_transfer_id() -> None:
+    """What a connector keeps for a transfer id would otherwise be kept for good."""
     wild = WildConnector()
     engine, _ = engine_on(wild, num_blocks=12)
     wild.asked.clear()

@@ -58,21 +58,21 @@ class TransferMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
     def load_ends(self, pick: int, num_valid: int) -> None:
         if self.wild.loads and not self.wild.is_closed[1]:
-            ticket = sorted(self.wild.loads)[pick % len(self.wild.loads)]
+            transfer_id = sorted(self.wild.loads)[pick % len(self.wild.loads)]
             if num_valid < 0:
-                self.wild.arrive(ticket)
+                self.wild.arrive(transfer_id)
             else:
-                self.wild.fail(ticket, min(num_valid, len(self.wild.loads[ticket][0])))
+                self.wild.fail(transfer_id, min(num_valid, len(self.wild.loads[transfer_id][0])))
 
     @rule(pick=st.integers(0, 9), scribbles=st.booleans(), releases=st.booleans())
     def cancelled_load_moves(self, pick: int, scribbles: bool, releases: bool) -> None:
         waiting = sorted({*self.wild.cancelled, *self.wild.held})
         if waiting and not self.wild.is_closed[1]:
-            ticket = waiting[pick % len(waiting)]
-            if scribbles and ticket in self.wild.cancelled:
-                self.wild.scribble(ticket)
+            transfer_id = waiting[pick % len(waiting)]
+            if scribbles and transfer_id in self.wild.cancelled:
+                self.wild.scribble(transfer_id)
             if releases:
-                self.wild.release(ticket)
+                self.wild.release(transfer_id)
 
     @rule(pick=st.integers(0, 9))
     def abort(self, pick: int) -> None:
@@ -83,10 +83,10 @@ class TransferMachine(RuleBasedStateMachine):
             del self.prompts[name]
             self.prompts[f"aborted {len(self.prompts)} {name}"] = ()
 
-    @rule(ticket=st.integers(0, 30))
-    def report_is_repeated(self, ticket: int) -> None:
-        if ticket not in self.wild.loads:
-            self.wild.repeat(ticket)
+    @rule(transfer_id=st.integers(0, 30))
+    def report_is_repeated(self, transfer_id: int) -> None:
+        if transfer_id not in self.wild.loads:
+            self.wild.repeat(transfer_id)
 
     @rule(name=st.sampled_from(["lookup", "on_allocated", "on_computed", "on_finished", "on_failed", "on_cancelled"]))
     def call_raises(self, name: str) -> None:
@@ -116,10 +116,10 @@ class TransferMachine(RuleBasedStateMachine):
         for _ in range(400):
             if not self.engine.has_work:
                 break
-            for ticket in list(self.wild.loads):
-                self.wild.arrive(ticket)
-            for ticket in [*self.wild.cancelled, *self.wild.held]:
-                self.wild.release(ticket)
+            for transfer_id in list(self.wild.loads):
+                self.wild.arrive(transfer_id)
+            for transfer_id in [*self.wild.cancelled, *self.wild.held]:
+                self.wild.release(transfer_id)
             self.step(1)
         assert not self.engine.has_work
         assert self.engine._state.blocks.num_used == 0, "every block comes back"

@@ -57,36 +57,38 @@ def engine_on_two_ranks(wild: WildConnector) -> tuple[Engine, TwoRanks]:
 
 def test_sequence_waits_until_every_rank_has_loaded_its_share(wild: WildConnector) -> None:
     engine, executor = engine_on_two_ranks(wild)
-    ticket = parked(engine, wild)
-    wild.arrive(ticket)
+    transfer_id = parked(engine, wild)
+    wild.arrive(transfer_id)
     for _ in range(3):
         engine.step()
     assert engine._state.transfers.num_parked == 1
-    executor.second = ConnectorReport(loaded=(ticket,))
+    executor.second = ConnectorReport(loaded=(transfer_id,))
     assert ends_well(engine).num_cached_tokens == 16
 
 
 def test_what_one_rank_lacks_is_computed_on_all(wild: WildConnector) -> None:
     engine, executor = engine_on_two_ranks(wild)
-    ticket = parked(engine, wild)
-    executor.second = ConnectorReport(failed=(FailedLoad(ticket=ticket, num_valid_tokens=8, cause="evicted"),))
+    transfer_id = parked(engine, wild)
+    executor.second = ConnectorReport(
+        failed=(FailedLoad(transfer_id=transfer_id, num_valid_tokens=8, cause="evicted"),)
+    )
     engine.step()
     assert engine._state.transfers.num_parked == 1, "rank 0 still writes"
-    wild.arrive(ticket)
+    wild.arrive(transfer_id)
     assert ends_well(engine).num_cached_tokens == 8
     assert engine._state.transfers.num_failed_loads == 1
 
 
 def test_blocks_of_a_load_given_up_stay_held_until_every_rank_has_let_go(wild: WildConnector) -> None:
     engine, executor = engine_on_two_ranks(wild)
-    ticket = parked(engine, wild)
+    transfer_id = parked(engine, wild)
     engine.abort("r")
     engine.step()
-    wild.release(ticket)
+    wild.release(transfer_id)
     for _ in range(3):
         engine.step()
     assert engine._state.transfers.num_held_blocks == 4
-    executor.second = ConnectorReport(released=(ticket,))
+    executor.second = ConnectorReport(released=(transfer_id,))
     drain(engine)
     assert engine._state.transfers.num_held_blocks == 0
     assert broken_invariants(engine) == []

@@ -19,8 +19,8 @@ def hands():
 def begin(hands, prompt=PROMPT, first=20, ratio=0.2):
     found = hands.lookup(prompt, ratio=ratio)
     blocks = list(range(first, first + found.num_tokens // 4))
-    hands.pair.scheduler.on_allocated(found.ticket, blocks=blocks, block_hashes=[])
-    return found.ticket
+    hands.pair.scheduler.on_allocated(found.transfer_id, blocks=blocks, block_hashes=[])
+    return found.transfer_id
 
 
 def memory(hands):
@@ -87,18 +87,18 @@ def test_store_that_raises_fails_as_raised(hands, monkeypatch):
 def test_work_is_done_a_part_at_a_time_when_it_takes_longer_than_the_budget(hands):
     blender = hands.pool.blender()
     blender.num_parts, blender.tick = 6, lambda: hands.clock.advance(0.05)
-    ticket = begin(hands)
+    transfer_id = begin(hands)
     num_steps = 0
-    while ticket not in hands.step().loaded:
+    while transfer_id not in hands.step().loaded:
         num_steps += 1
         assert num_steps < 20
     assert num_steps >= 5
 
 
 def test_two_at_once_are_read_and_the_others_wait_their_turn(hands):
-    tickets = [begin(hands, first=20 + i) for i in range(5)]
+    transfer_ids = [begin(hands, first=20 + i) for i in range(5)]
     loaded = [hands.step().loaded for _ in range(5)]
-    assert sum(loaded, ()) == tuple(tickets)
+    assert sum(loaded, ()) == tuple(transfer_ids)
     assert max(map(len, loaded)) <= 2
 
 
@@ -106,13 +106,13 @@ def test_two_at_once_are_read_and_the_others_wait_their_turn(hands):
 def test_cancelled_at_any_time_it_is_released_once_and_does_nothing_more(hands, num_steps):
     blender = hands.pool.blender()
     blender.num_parts, blender.tick = 9, lambda: hands.clock.advance(0.05)
-    ticket = begin(hands)
+    transfer_id = begin(hands)
     for _ in range(num_steps):
         hands.step()
-    hands.pair.scheduler.on_cancelled(ticket)
+    hands.pair.scheduler.on_cancelled(transfer_id)
     before = [array.copy() for array in hands.arrays]
     reports = [hands.step() for _ in range(12)]
-    assert [report.released for report in reports if report.released] == [(ticket,)]
+    assert [report.released for report in reports if report.released] == [(transfer_id,)]
     assert not any(report.loaded or report.failed for report in reports)
     assert all((one == other).all() for one, other in zip(before, hands.arrays, strict=True))
 
@@ -121,7 +121,7 @@ def test_time_that_blending_took_corrects_the_prediction(hands):
     hands.pair.scheduler.on_step(num_tokens=1000, device_s=1.0)
     hands.pool.blender().tick = lambda: hands.clock.advance(1.0)
     before = hands.pair.scheduler._share.of(0.5)
-    ticket = begin(hands)
-    while ticket not in hands.step().loaded:
+    transfer_id = begin(hands)
+    while transfer_id not in hands.step().loaded:
         pass
     assert hands.pair.scheduler._share.of(0.5) > 2 * before

@@ -36,7 +36,7 @@ def test_hit_is_approximate_and_ends_at_a_full_block(hands):
     found = hands.lookup((*C, *A, *B[:14], 96, 96, 96, 96), ratio=0.2)
     assert found.approximate
     assert found.num_tokens == 44
-    assert hands.lookup(PROMPT, ratio=0.2).ticket != found.ticket
+    assert hands.lookup(PROMPT, ratio=0.2).transfer_id != found.transfer_id
 
 
 def test_fill_names_all_blocks_and_where_chunks_lie(hands):
@@ -45,7 +45,7 @@ def test_fill_names_all_blocks_and_where_chunks_lie(hands):
     found = hands.lookup(prompt, ratio=0.3, local=16)
     hands.pair.scheduler.take_message()
     blocks = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 10, 11][: found.num_tokens // BLOCK]
-    hands.pair.scheduler.on_allocated(found.ticket, blocks=blocks, block_hashes=[])
+    hands.pair.scheduler.on_allocated(found.transfer_id, blocks=blocks, block_hashes=[])
     (fill,) = decode_orders(hands.pair.scheduler.take_message()).fills
     assert (fill.num_exact, fill.blocks, fill.ratio) == (16, blocks, 0.3)
     assert [(place.position, place.num_tokens) for place in fill.chunks] == [(18, 16), (34, 14)]
@@ -56,7 +56,7 @@ def test_plan_that_is_not_used_is_forgotten(hands):
     hands.learn(FIRST)
     found = hands.lookup(PROMPT, ratio=0.2)
     assert found.num_tokens
-    hands.pair.scheduler.on_unused(found.ticket)
+    hands.pair.scheduler.on_unused(found.transfer_id)
     assert not hands.pair.scheduler._plans
     assert hands.lookup(PROMPT, ratio=0.2).num_tokens == found.num_tokens
 
@@ -70,7 +70,7 @@ def test_long_prompt_is_pending_until_it_was_worked_through(hands):
         answers.append(hands.lookup(prompt, ratio=0.2, local=16))
     assert len(answers) > 3
     assert answers[-1].num_tokens == 48
-    plan = hands.pair.scheduler._plans[answers[-1].ticket]
+    plan = hands.pair.scheduler._plans[answers[-1].transfer_id]
     assert (plan.num_exact, [place.position for place in plan.part.places]) == (16, [16, 32])
     assert hands.shared.counters.value("lookups_total", result="hit") == 1
 
@@ -89,7 +89,7 @@ def test_request_that_is_aborted_while_its_lookup_is_pending_leaves_nothing(hand
 def test_hit_that_was_of_no_use_is_kept_until_the_request_is_gone(hands):
     hands.learn(FIRST)
     found = hands.lookup(PROMPT, ratio=0.2)
-    hands.pair.scheduler.on_unused(found.ticket)
+    hands.pair.scheduler.on_unused(found.transfer_id)
     assert len(hands.pair.scheduler._lookups) == 1
     hands.pair.scheduler.on_abandoned(hands.request(PROMPT))
     assert len(hands.pair.scheduler._lookups) == 0
@@ -111,23 +111,23 @@ def test_request_that_does_not_ask_is_not_held_up_and_learnt_from_meanwhile(hand
 def test_fills_that_are_too_many_for_a_message_go_with_the_next(hands, monkeypatch):
     monkeypatch.setattr(blend_scheduler, "_MESSAGE_PARTS", 30)
     hands.learn(FIRST)
-    tickets = []
+    transfer_ids = []
     for name in "abcde":
         found = hands.lookup(PROMPT, ratio=0.2, name=name)
-        tickets.append(found.ticket)
-        hands.pair.scheduler.on_allocated(found.ticket, blocks=list(range(12)), block_hashes=[])
-    hands.pair.scheduler.on_cancelled(tickets[3])
+        transfer_ids.append(found.transfer_id)
+        hands.pair.scheduler.on_allocated(found.transfer_id, blocks=list(range(12)), block_hashes=[])
+    hands.pair.scheduler.on_cancelled(transfer_ids[3])
     messages = [decode_orders(hands.pair.scheduler.take_message()) for _ in range(4)]
-    assert [[fill.ticket for fill in message.fills] for message in messages] == [
-        tickets[:2],
-        [tickets[2], tickets[4]],
+    assert [[fill.transfer_id for fill in message.fills] for message in messages] == [
+        transfer_ids[:2],
+        [transfer_ids[2], transfer_ids[4]],
         [],
         [],
     ]
-    assert messages[0].cancels == [tickets[3]]
+    assert messages[0].cancels == [transfer_ids[3]]
     monkeypatch.setattr(blend_scheduler, "_MESSAGE_PARTS", 1)
     found = hands.lookup(PROMPT, ratio=0.2)
-    hands.pair.scheduler.on_allocated(found.ticket, blocks=list(range(12)), block_hashes=[])
+    hands.pair.scheduler.on_allocated(found.transfer_id, blocks=list(range(12)), block_hashes=[])
     assert len(decode_orders(hands.pair.scheduler.take_message()).fills) == 1, "one that has more goes alone"
 
 
@@ -151,8 +151,8 @@ def test_chunks_are_forgotten_a_part_at_a_call(hands, monkeypatch):
     hands.learn(FIRST)
     found = hands.lookup(PROMPT, ratio=0.2)
     scheduler = hands.pair.scheduler
-    scheduler.on_allocated(found.ticket, blocks=list(range(12)), block_hashes=[])
-    failed = FailedLoad(ticket=found.ticket, num_valid_tokens=0, cause="evicted")
+    scheduler.on_allocated(found.transfer_id, blocks=list(range(12)), block_hashes=[])
+    failed = FailedLoad(transfer_id=found.transfer_id, num_valid_tokens=0, cause="evicted")
     scheduler.on_report(ConnectorReport(failed=(failed,)))
     assert len(scheduler._index) == 1
     scheduler.on_report(ConnectorReport())
@@ -205,8 +205,8 @@ def test_chunks_that_cannot_be_read_are_forgotten(hands):
     hands.learn(FIRST)
     for cause, is_known in (("raised", True), ("evicted", False)):
         found = hands.lookup(PROMPT, ratio=0.2)
-        hands.pair.scheduler.on_allocated(found.ticket, blocks=list(range(12)), block_hashes=[])
-        failed = FailedLoad(ticket=found.ticket, num_valid_tokens=0, cause=cause)
+        hands.pair.scheduler.on_allocated(found.transfer_id, blocks=list(range(12)), block_hashes=[])
+        failed = FailedLoad(transfer_id=found.transfer_id, num_valid_tokens=0, cause=cause)
         hands.pair.scheduler.on_report(ConnectorReport(failed=(failed,)))
         assert bool(hands.lookup(PROMPT, ratio=0.2).num_tokens) is is_known
 

@@ -39,9 +39,9 @@ def test_blocks_are_filled_and_reported_once():
     hands.learn(FIRST)
     found = hands.lookup(PROMPT, ratio=NEARLY_ALL)
     blocks = list(range(20, 20 + found.num_tokens // 4))
-    hands.pair.scheduler.on_allocated(found.ticket, blocks=blocks, block_hashes=[])
+    hands.pair.scheduler.on_allocated(found.transfer_id, blocks=blocks, block_hashes=[])
     reports = [hands.step() for _ in range(3)]
-    assert [report.loaded for report in reports] == [(), (found.ticket,), ()]
+    assert [report.loaded for report in reports] == [(), (found.transfer_id,), ()]
     filled = [array.copy() for array in hands.arrays]
     hands.compute(PROMPT[: found.num_tokens], blocks)
     assert all((one == other).all() for one, other in zip(filled, hands.arrays, strict=True))
@@ -52,7 +52,7 @@ def test_closed_worker_lets_go_of_the_backend_and_does_nothing():
     hands = BlendHands()
     hands.learn(FIRST)
     found = hands.lookup(PROMPT, ratio=NEARLY_ALL)
-    hands.pair.scheduler.on_allocated(found.ticket, blocks=list(range(20, 32)), block_hashes=[])
+    hands.pair.scheduler.on_allocated(found.transfer_id, blocks=list(range(20, 32)), block_hashes=[])
     hands.close()
     hands.close()
     before = [array.copy() for array in hands.arrays]

@@ -100,7 +100,7 @@ def test_second_engine_loads_what_the_first_one_saved(harnesses):
     other = harnesses()
     found = other.lookup(HASHES)
     assert found.num_tokens == 12
-    assert other.load(found.ticket, TARGETS, HASHES) == ""
+    assert other.load(found.transfer_id, TARGETS, HASHES) == ""
     assert other.contents(TARGETS) == saved
 
 
@@ -162,7 +162,7 @@ def test_damaged_object_ends_a_load_behind_the_whole_blocks_before_it(harnesses,
     found = harness.lookup(HASHES)
     damage(tmp_path / "store")
     before = harness.contents(TARGETS)
-    assert harness.load(found.ticket, TARGETS, HASHES) == cause
+    assert harness.load(found.transfer_id, TARGETS, HASHES) == cause
     assert harness.num_valid_tokens == 4
     assert harness.contents(TARGETS) == [saved[0], *before[1:]]
     assert f'cause="{cause}"' in failures(harness)
@@ -174,12 +174,12 @@ def test_broken_object_is_deleted_and_saved_anew(harnesses, tmp_path, name):
     harness = harnesses()
     found = harness.lookup(HASHES)
     DAMAGES[name][0](tmp_path / "store")
-    harness.load(found.ticket, TARGETS, HASHES)
+    harness.load(found.transfer_id, TARGETS, HASHES)
     harness.step()
     assert not list((tmp_path / "store").rglob(HASHES[1].hex()))
     saved = harness.save([1, 2, 3], HASHES)
     again = harnesses()
-    assert again.load(again.lookup(HASHES).ticket, TARGETS, HASHES) == ""
+    assert again.load(again.lookup(HASHES).transfer_id, TARGETS, HASHES) == ""
     assert again.contents(TARGETS) == saved
 
 
@@ -253,7 +253,7 @@ def test_read_only_disk_is_said_and_serves_engines_that_do_not_save(harnesses, s
     with pytest.raises(ConfigValueError, match="Read-only file system"):
         harnesses(required=True)
     harness = harnesses(saves=False, required=True)
-    assert harness.load(harness.lookup(HASHES).ticket, TARGETS, HASHES) == ""
+    assert harness.load(harness.lookup(HASHES).transfer_id, TARGETS, HASHES) == ""
     assert harness.contents(TARGETS) == saved
 
 
@@ -262,7 +262,7 @@ def test_full_disk_costs_saves_and_nothing_else(harnesses, small_disk, caplog):
     (small_disk / "somebody's").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
     harness = harnesses()
     harness.save([4, 5], hashes_of([50, 51]))
-    assert harness.load(harness.lookup(HASHES).ticket, TARGETS, HASHES) == ""
+    assert harness.load(harness.lookup(HASHES).transfer_id, TARGETS, HASHES) == ""
     assert harness.contents(TARGETS) == saved
     assert "No space left on device (ENOSPC). Free space or raise the quota" in caplog.text
     assert harness.lookup(hashes_of([50, 51])).num_tokens == 0

@@ -36,7 +36,7 @@ def test_blocks_of_one_engine_are_loaded_by_another(shared_master):
         saved = writer.save([9, 2, 7, 4, 11], hashes)
         found = reader.lookup(hashes, num_blocks=5)
         assert found.num_tokens == 20
-        assert reader.load(found.ticket, [3, 14, 0, 8, 6], hashes) == ""
+        assert reader.load(found.transfer_id, [3, 14, 0, 8, 6], hashes) == ""
         assert reader.contents([3, 14, 0, 8, 6]) == saved
     finally:
         for one in (reader, writer):

@@ -29,7 +29,7 @@ def test_release_and_renewal_reach_the_producer() -> None:
 
 
 def test_first_background_calls_many_threads_start_one_thread_and_closing_meanwhile_is_fine() -> None:
-    prefix = RemotePrefix(engine="x", ticket="t", host="127.0.0.1", port=9, num_tokens=1, lease_s=1.0)
+    prefix = RemotePrefix(engine="x", hold_id="t", host="127.0.0.1", port=9, num_tokens=1, lease_s=1.0)
     for _ in range(50):
         calls, _ = background_calls()
         together = threading.Barrier(4)

@@ -17,9 +17,9 @@ def holds(clock: SimulatedClock) -> Holds:
     return Holds(clock, lease_s=10.0, max_hold_s=25.0, max_bytes=100)
 
 
-def add(holds: Holds, ticket: int, num_bytes: int = 40) -> str:
-    name = f"hold {ticket}"
-    assert holds.add(ticket, name, {b"h": ticket}, num_bytes=num_bytes)
+def add(holds: Holds, transfer_id: int, num_bytes: int = 40) -> str:
+    name = f"hold {transfer_id}"
+    assert holds.add(transfer_id, name, {b"h": transfer_id}, num_bytes=num_bytes)
     return name
 
 

@@ -144,15 +144,15 @@ def test_prefix_of_which_a_part_is_gone_does_not_begin_to_come(producer: Produce
 
 def test_pull_of_an_older_engine_and_of_a_newer_one_are_understood() -> None:
     class OldPull(msgspec.Struct, array_like=True):
-        ticket: str
+        hold_id: str
         hashes: list[bytes]
         via: str = ""
         target: bytes = b""
 
-    old = msgspec.msgpack.encode(OldPull(ticket="t", hashes=[b"h"]))
-    assert msgspec.msgpack.decode(old, type=Pull) == Pull(ticket="t", hashes=[b"h"])
-    new = msgspec.msgpack.encode(Pull(ticket="t", hashes=[b"h"], by_layer=True))
-    assert msgspec.msgpack.decode(new, type=OldPull) == OldPull(ticket="t", hashes=[b"h"])
+    old = msgspec.msgpack.encode(OldPull(hold_id="t", hashes=[b"h"]))
+    assert msgspec.msgpack.decode(old, type=Pull) == Pull(hold_id="t", hashes=[b"h"])
+    new = msgspec.msgpack.encode(Pull(hold_id="t", hashes=[b"h"], by_layer=True))
+    assert msgspec.msgpack.decode(new, type=OldPull) == OldPull(hold_id="t", hashes=[b"h"])
 
 
 # --------------------------------------------------------------------------------------------------- two engines

@@ -16,7 +16,7 @@ def test_text_is_what_prometheus_reads_and_shows_what_there_is_now() -> None:
     metrics = P2PMetrics(holds, peers)
     holds.add(1, "a", {}, num_bytes=64)
     holds.add(2, "b", {}, num_bytes=64)
-    prefix = RemotePrefix(engine="e", ticket="t", host="h", port=1, num_tokens=0, lease_s=1)
+    prefix = RemotePrefix(engine="e", hold_id="t", host="h", port=1, num_tokens=0, lease_s=1)
     peers.failed(prefix, TransferError("?", cause="unreachable"))
     metrics.looked_up("hit")
     metrics.failed("corrupt")

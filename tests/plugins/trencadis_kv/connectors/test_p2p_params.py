@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trencadis_kv.connectors.p2p.params import KeyCheck, RemotePrefix, offer, wants_hold
 
-PREFIX = RemotePrefix(engine="e", ticket="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5)
+PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=5, num_tokens=32, lease_s=7.5)
 GIVEN = offer(PREFIX, blocks=[3, 4])
 
 

@@ -142,9 +142,9 @@ def test_blocks_of_a_connection_rest_between_two_batches(producer: Producer) -> 
     assert [taken for _, taken in rested.noted] == [2, 4, 6]
 
 
-def test_ticket_that_is_not_held_is_lost(producer: Producer) -> None:
+def test_hold_id_that_is_not_held_is_lost(producer: Producer) -> None:
     with pytest.raises(TransferError) as caught:
-        producer.pull(HASHES, ticket="another")
+        producer.pull(HASHES, hold_id="another")
     assert caught.value.cause == "lost"
 
 
@@ -222,7 +222,7 @@ def _block(producer: Producer, index: int, *, data: bytes | None = None) -> list
         (lambda p: [_block(p, 0), Ack(known=True)], "corrupt"),
         (lambda p: [_block(p, 0), Abort(cause="full", reason="?")], "full"),
         (lambda p: [_block(p, 0), Abort(cause="a word of tomorrow", reason="?")], "unreachable"),
-        (lambda p: [_block(p, 0), Pull(ticket="", hashes=[])], "corrupt"),
+        (lambda p: [_block(p, 0), Pull(hold_id="", hashes=[])], "corrupt"),
         (lambda p: [_block(p, 0)], "unreachable"),
     ],
     ids=[

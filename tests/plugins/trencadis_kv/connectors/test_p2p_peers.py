@@ -8,7 +8,7 @@ from trencadis.errors import TransferError
 from trencadis_kv.connectors.p2p.params import RemotePrefix
 from trencadis_kv.connectors.p2p.peers import Peers
 
-PREFIX = RemotePrefix(engine="e", ticket="t", host="10.0.0.1", port=5, num_tokens=32, lease_s=7.5)
+PREFIX = RemotePrefix(engine="e", hold_id="t", host="10.0.0.1", port=5, num_tokens=32, lease_s=7.5)
 
 
 def peers_of(clock: SimulatedClock | None = None) -> Peers:

@@ -99,7 +99,7 @@ def test_closing_cuts_what_comes_unless_all_is_there() -> None:
     assert cuts == ["some", "late"]
 
 
-def test_push_is_taken_by_its_ticket_once_and_what_is_left_is_closed() -> None:
+def test_push_is_taken_by_its_hold_id_once_and_what_is_left_is_closed() -> None:
     pushes = Pushes(1 << 20)
     one, two = (pushes.open(HASHES, block_bytes=BLOCK_BYTES) for _ in range(2))
     assert one is not None

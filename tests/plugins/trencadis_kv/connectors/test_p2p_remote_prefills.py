@@ -9,7 +9,7 @@ from trencadis_kv.connectors.p2p.params import RemotePrefix, offer, wants_hold
 from trencadis_kv.connectors.p2p.remote_prefills import RemotePrefills
 from trencadis_kv.wire.stream_messages import PrefillRequest
 
-PREFIX = RemotePrefix(engine="e", ticket="t", host="127.0.0.1", port=1, num_tokens=16, lease_s=7.5)
+PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=1, num_tokens=16, lease_s=7.5)
 PARAMS = offer(PREFIX, blocks=[1])
 
 

@@ -17,7 +17,7 @@ from trencadis_testing.connector_harness import hashes_of
 from trencadis_testing.fake_pool import FakeKVCache
 
 HASHES = hashes_of(range(5))
-PREFIX = RemotePrefix(engine="e", ticket="t", host="127.0.0.1", port=1, num_tokens=16, lease_s=7.5)
+PREFIX = RemotePrefix(engine="e", hold_id="t", host="127.0.0.1", port=1, num_tokens=16, lease_s=7.5)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def request_of(params: dict[str, Any] | None, name: str = "r") -> Request:
 def lookup(scheduler: P2PScheduler, params: dict[str, Any] | None, *, num_local_tokens: int = 0) -> tuple[int, int]:
     found = scheduler.lookup(request_of(params), block_hashes=HASHES, num_local_tokens=num_local_tokens)
     assert not found.pending
-    return found.num_tokens, found.ticket
+    return found.num_tokens, found.transfer_id
 
 
 def test_hit_is_what_the_parameters_say_in_whole_blocks(scheduler: P2PScheduler) -> None:
@@ -58,13 +58,13 @@ def test_what_is_there_already_is_a_miss(scheduler: P2PScheduler) -> None:
 
 
 def test_message_has_what_is_to_be_pulled_and_what_is_not_wanted(scheduler: P2PScheduler) -> None:
-    _, ticket = lookup(scheduler, offer(PREFIX, blocks=[]))
+    _, transfer_id = lookup(scheduler, offer(PREFIX, blocks=[]))
     assert scheduler.take_message() == b""
-    scheduler.on_allocated(ticket, blocks=[7, 3], block_hashes=HASHES[:2])
+    scheduler.on_allocated(transfer_id, blocks=[7, 3], block_hashes=HASHES[:2])
     scheduler.on_cancelled(99)
     work = msgspec.msgpack.decode(scheduler.take_message(), type=Work)
     (load,) = work.loads
-    assert (load.ticket, load.engine, load.name, load.host, load.port) == (ticket, "e", "t", "127.0.0.1", 1)
+    assert (load.transfer_id, load.engine, load.name, load.host, load.port) == (transfer_id, "e", "t", "127.0.0.1", 1)
     assert (load.blocks, load.hashes, work.cancels) == ([7, 3], HASHES[:2], [99])
     assert scheduler.take_message() == b""
 
@@ -72,14 +72,14 @@ def test_message_has_what_is_to_be_pulled_and_what_is_not_wanted(scheduler: P2PS
 def test_prefill_is_held_and_its_parameters_lead_back_here(scheduler: P2PScheduler) -> None:
     request = request_of({"do_remote_decode": True})
     scheduler.lookup(request, block_hashes=HASHES, num_local_tokens=0)
-    ticket = scheduler.on_finished(request, blocks=[4, 8, 2, 1, 0, 9])
-    assert ticket is not None
+    transfer_id = scheduler.on_finished(request, blocks=[4, 8, 2, 1, 0, 9])
+    assert transfer_id is not None
     params = scheduler.finished_params(request)
     assert scheduler.finished_params(request) is None
     prefix = RemotePrefix.of(params)
     assert prefix is not None
     assert (prefix.num_tokens, prefix.host, params["remote_block_ids"]) == (20, "127.0.0.1", [4, 8, 2, 1, 0])
-    hold = scheduler._node.holds.open(prefix.ticket, lambda: None)
+    hold = scheduler._node.holds.open(prefix.hold_id, lambda: None)
     assert hold.index == dict(zip(HASHES, [4, 8, 2, 1, 0], strict=True))
 
 
@@ -119,7 +119,7 @@ def test_hit_that_is_not_used_is_forgotten_and_given_back_when_its_request_ends(
     assert (num_tokens, second != first) == (16, True)
     scheduler.on_unused(second)
     scheduler.on_finished(request_of(params), blocks=[])
-    assert [(prefix.engine, prefix.ticket) for prefix in released] == [("e", "t")]
+    assert [(prefix.engine, prefix.hold_id) for prefix in released] == [("e", "t")]
     scheduler.on_finished(request_of(params), blocks=[])
     assert len(released) == 1
 
@@ -138,7 +138,7 @@ def test_memory_of_hits_that_were_not_used_is_bounded(scheduler: P2PScheduler) -
     for number in range(5000):
         request = request_of(offer(PREFIX, blocks=[]), name=f"r {number}")
         found = scheduler.lookup(request, block_hashes=HASHES, num_local_tokens=0)
-        scheduler.on_unused(found.ticket)
+        scheduler.on_unused(found.transfer_id)
     assert len(scheduler._unused) <= 4096
     assert not scheduler._found
 

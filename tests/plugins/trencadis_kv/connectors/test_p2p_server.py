@@ -163,7 +163,7 @@ def test_blocks_of_few_pieces_are_sent_from_where_they_lie() -> None:
     node.start(pool.layout)
     node.holds.add(1, "held", dict(zip(HASHES, range(NUM_BLOCKS), strict=True)), num_bytes=1)
     prefix = RemotePrefix(
-        engine=node.engine, ticket="held", host="127.0.0.1", port=node.server.port, num_tokens=24, lease_s=30.0
+        engine=node.engine, hold_id="held", host="127.0.0.1", port=node.server.port, num_tokens=24, lease_s=30.0
     )
     assert node.identity is not None
     rows: list[NDArray[np.uint8]] = []
@@ -217,7 +217,7 @@ def test_noise_harms_nobody(producer: Producer) -> None:
 def test_question_before_the_greeting_is_no_question(producer: Producer) -> None:
     connection, stream = producer.raw()
     with connection:
-        stream.send(Renew(ticket="held"))
+        stream.send(Renew(hold_id="held"))
         with pytest.raises(TransferError):
             stream.receive()
 

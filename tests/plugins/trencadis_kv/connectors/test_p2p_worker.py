@@ -47,12 +47,12 @@ class Consumer:
         return self.array.view(np.uint8).reshape(10, 32)[blocks].tolist()
 
 
-def order(producer: Producer, ticket: int, blocks: list[int], **changes: Any) -> LoadOrder:
+def order(producer: Producer, transfer_id: int, blocks: list[int], **changes: Any) -> LoadOrder:
     prefix = producer.prefix
     given: dict[str, Any] = {
-        "ticket": ticket,
+        "transfer_id": transfer_id,
         "engine": prefix.engine,
-        "name": prefix.ticket,
+        "name": prefix.hold_id,
         "host": prefix.host,
         "port": prefix.port,
         "lease_s": prefix.lease_s,
@@ -90,7 +90,7 @@ def test_failure_says_what_is_good_and_why_not_more(consumer: Consumer, producer
     hashes = [*HASHES[:2], b"?" * 32]
     consumer.begin(order(producer, 5, [9, 2, 4], hashes=hashes))
     (failed,) = consumer.until(lambda report: report.failed).failed
-    assert (failed.ticket, failed.num_valid_tokens) == (5, 8)
+    assert (failed.transfer_id, failed.num_valid_tokens) == (5, 8)
     assert failed.cause.startswith("lost: ")
     assert consumer.rows([9, 2]) == producer.data[:2].tolist()
 

@@ -79,16 +79,16 @@ class _Deaf(RaisingWorker):
 
 class TestTierWhoseLoadsAlwaysFail(Losing):
     def make(self):
-        return self.tiers(failing=loop(fail=lambda ticket: 0), far=loop(delay=1))
+        return self.tiers(failing=loop(fail=lambda transfer_id: 0), far=loop(delay=1))
 
     def test_what_was_saved_is_loaded_bit_for_bit(self):
         """The first load fails; the harness does not look up again, as an engine would."""
         harness, hashes = self.harness(), hashes_of(range(5))
         saved = harness.save([9, 2, 7, 4, 11], hashes)
-        assert harness.load(harness.lookup(hashes).ticket, [3, 14, 0, 8, 6], hashes) == "injected"
+        assert harness.load(harness.lookup(hashes).transfer_id, [3, 14, 0, 8, 6], hashes) == "injected"
         found = harness.lookup(hashes)
         for _ in range(6):
-            if harness.load(found.ticket, [3, 14, 0, 8, 6], hashes) == "":
+            if harness.load(found.transfer_id, [3, 14, 0, 8, 6], hashes) == "":
                 break
             found = harness.lookup(hashes)
         assert harness.contents([3, 14, 0, 8, 6]) == saved, "the tier that fails is never left alone"
@@ -96,13 +96,15 @@ class TestTierWhoseLoadsAlwaysFail(Losing):
 
 class TestTierThatFailsNowAndThen(Losing):
     def make(self):
-        return self.tiers(flaky=loop(fail=lambda ticket: 4 if ticket % 2 else None, delay=2), far=loop(delay=1))
+        return self.tiers(
+            flaky=loop(fail=lambda transfer_id: 4 if transfer_id % 2 else None, delay=2), far=loop(delay=1)
+        )
 
     def test_what_was_saved_is_loaded_bit_for_bit(self):
         """Every other load brings one block."""
         harness, hashes = self.harness(), hashes_of(range(5))
         saved = harness.save([9, 2, 7, 4, 11], hashes)
-        assert harness.load(harness.lookup(hashes).ticket, [3, 14, 0, 8, 6], hashes) == ""
+        assert harness.load(harness.lookup(hashes).transfer_id, [3, 14, 0, 8, 6], hashes) == ""
         assert harness.contents([3, 14, 0, 8, 6]) == saved
 
 
@@ -182,7 +184,7 @@ def test_what_the_far_tier_had_is_in_the_near_one_afterwards(promote):
     harness.save([1, 2, 3], hashes)
     kept = dict(near.worker._store.blocks)
     near.worker._store.blocks.clear()
-    assert harness.load(harness.lookup(hashes).ticket, [7, 8, 9], hashes) == ""
+    assert harness.load(harness.lookup(hashes).transfer_id, [7, 8, 9], hashes) == ""
     harness.step()
     found = near.worker._store.blocks
     assert {name: [array.tolist() for array in arrays] for name, arrays in found.items()} == (
@@ -202,7 +204,7 @@ def test_a_block_is_saved_by_all_before_another_tier_loads_into_it():
     harness.save([5], old)
     held = harness.contents([7])
     pair.scheduler.on_computed(blocks=[7], block_hashes=new)  # its sequence ends, and the block is given away
-    harness.load(harness.lookup(old).ticket, [7], old)
+    harness.load(harness.lookup(old).transfer_id, [7], old)
     assert [array.tolist() for array in far.worker._store.blocks[new[0].hex()]] == held[0]
 
 

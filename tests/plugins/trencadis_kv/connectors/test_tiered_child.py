@@ -42,7 +42,7 @@ def test_approximate_answer_is_declined():
 
     class Near(ScriptedScheduler):
         def lookup(self, request, **given):
-            return Lookup(num_tokens=4, ticket=1, approximate=True)
+            return Lookup(num_tokens=4, transfer_id=1, approximate=True)
 
     scene = Scene(Near())
     assert scene.lookup() == Lookup()

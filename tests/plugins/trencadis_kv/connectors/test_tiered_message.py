@@ -4,12 +4,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trencadis_kv.connectors.tiered.message import Hold, Orders, TicketNames
+from trencadis_kv.connectors.tiered.message import Hold, Orders, TransferIds
 
 
 @given(st.integers(1, 9), st.integers(-5, 2**62), st.data())
-def test_tickets_are_called_differently_for_every_child_and_come_back(num_children, number, data):
-    names = TicketNames(num_children)
+def test_transfer_ids_are_called_differently_for_every_child_and_come_back(num_children, number, data):
+    names = TransferIds(num_children)
     child = data.draw(st.integers(0, num_children - 1))
     assert names.inside(names.outside(child, number)) == (child, number)
     assert names.inside(names.shared(number)) == (num_children, number)

@@ -33,8 +33,8 @@ class Scene:
 
     def load(self, name="r"):
         found = self.lookup(name)
-        self.side.on_allocated(found.ticket, blocks=[5, 6, 7], block_hashes=HASHES)
-        return found.ticket
+        self.side.on_allocated(found.transfer_id, blocks=[5, 6, 7], block_hashes=HASHES)
+        return found.transfer_id
 
     def orders(self):
         message = self.side.take_message()
@@ -63,9 +63,9 @@ def test_children_are_told_of_offers_that_nobody_takes():
     scene = Scene(*(scripted(num_tokens=n) for n in (4, 10, 8, 0)))
     found = scene.lookup(num_local_tokens=4)
     assert [scene.told(i, "on_unused") for i in range(4)] == [[("on_unused", 0)], [], [("on_unused", 0)], []]
-    scene.side.on_unused(found.ticket)
+    scene.side.on_unused(found.transfer_id)
     assert scene.told(1, "on_unused") == [("on_unused", 0)]
-    scene.side.on_unused(found.ticket)
+    scene.side.on_unused(found.transfer_id)
     assert len(scene.told(1, "on_unused")) == 1
     scene.load()
     assert len(scene.told(1, "on_unused")) == 1, "this one is taken"
@@ -113,9 +113,9 @@ def test_the_policy_is_told_what_was_measured():
     policy = Watching()
     scene = Scene(scripted(num_tokens=8), policy=policy)
     scene.side.on_step(num_tokens=100, device_s=1.0)
-    ticket = scene.load("a")
+    transfer_id = scene.load("a")
     scene.clock.advance(0.5)
-    scene.side.on_report(ConnectorReport(loaded=(ticket,)))
+    scene.side.on_report(ConnectorReport(loaded=(transfer_id,)))
     scene.lookup("b")
     (source,) = policy.seen
     assert source.compute_s == pytest.approx(0.08)
@@ -126,32 +126,32 @@ def test_a_load_is_told_behind_what_all_children_save():
     near, far = loop(), loop()
     scene = Scene(near, far)
     near.scheduler._store.blocks[HASHES[0].hex()] = []
-    ticket = scene.lookup().ticket
-    scene.side.on_allocated(ticket, blocks=[5], block_hashes=HASHES[:1])
+    transfer_id = scene.lookup().transfer_id
+    scene.side.on_allocated(transfer_id, blocks=[5], block_hashes=HASHES[:1])
     scene.side.on_computed(blocks=[5], block_hashes=[b"new"])
     orders = scene.orders()
     assert all(b'"save": [[5' in message for message in orders.before)
     assert not any(b'"load": [[' in message for message in orders.before)
     assert b'"load": [[0, [5]' in orders.after[0]
     assert orders.after[1] == b""
-    assert orders.loads == [ticket]
+    assert orders.loads == [transfer_id]
 
 
 def test_a_cancelled_load_is_told_to_its_child_behind_its_begin():
     scene = Scene(scripted(num_tokens=4), scripted(num_tokens=8))
-    ticket = scene.load()
-    scene.side.on_cancelled(ticket)
-    assert scene.orders().releases == [ticket]
+    transfer_id = scene.load()
+    scene.side.on_cancelled(transfer_id)
+    assert scene.orders().releases == [transfer_id]
     assert [call[0] for call in scene.children[1].told[-2:]] == ["on_allocated", "on_cancelled"]
     assert scene.children[1].told[-1] == ("on_cancelled", 0)
     assert scene.told(0, "on_cancelled") == []
 
 
-def test_reports_come_to_the_child_that_they_concern_under_its_own_tickets():
+def test_reports_come_to_the_child_that_they_concern_under_its_own_transfer_ids():
     scene = Scene(scripted(num_tokens=8), scripted())
     scene.load("a")
-    ticket = scene.load("b")
-    scene.side.on_report(ConnectorReport(loaded=(ticket,)))
+    transfer_id = scene.load("b")
+    scene.side.on_report(ConnectorReport(loaded=(transfer_id,)))
     assert scene.told(0, "on_report") == [("on_report", ConnectorReport(loaded=(1,)))]
     assert scene.told(1, "on_report") == []
 
@@ -168,7 +168,7 @@ def test_what_a_far_child_loaded_is_offered_to_those_before_it():
 def test_nothing_is_promoted_that_did_not_arrive_or_if_it_is_off():
     scene = Scene(scripted(), scripted(num_tokens=12))
     scene.side.on_report(
-        ConnectorReport(failed=(FailedLoad(ticket=scene.load(), num_valid_tokens=8, cause="evicted"),))
+        ConnectorReport(failed=(FailedLoad(transfer_id=scene.load(), num_valid_tokens=8, cause="evicted"),))
     )
     off = Scene(scripted(), scripted(num_tokens=12), promote=False)
     off.side.on_report(ConnectorReport(loaded=(off.load(),)))
@@ -179,7 +179,7 @@ def test_nothing_is_promoted_that_did_not_arrive_or_if_it_is_off():
 def test_a_failed_load_is_tried_from_another_child_that_offered_more_than_arrived(num_valid, answer):
     scene = Scene(scripted(num_tokens=12), scripted(num_tokens=4))
     scene.children[0].num_tokens = 8  # so that the far one is asked, too
-    failed = FailedLoad(ticket=scene.load(), num_valid_tokens=num_valid, cause="unreachable")
+    failed = FailedLoad(transfer_id=scene.load(), num_valid_tokens=num_valid, cause="unreachable")
     scene.side.on_report(ConnectorReport(failed=(failed,)))
     assert scene.side.on_failed(request(), failed) == answer
     assert scene.told(0, "on_failed") == [("on_failed", 0)]
@@ -189,19 +189,19 @@ def test_a_failed_load_is_tried_from_another_child_that_offered_more_than_arrive
 
 def test_a_child_may_want_a_failed_load_looked_up_again():
     scene = Scene(scripted(num_tokens=12, retries=True))
-    failed = FailedLoad(ticket=scene.load(), num_valid_tokens=0, cause="lost")
+    failed = FailedLoad(transfer_id=scene.load(), num_valid_tokens=0, cause="lost")
     scene.side.on_report(ConnectorReport(failed=(failed,)))
     assert scene.side.on_failed(request(), failed) == "retry"
 
 
-def test_blocks_that_several_hold_have_one_ticket():
+def test_blocks_that_several_hold_have_one_transfer_id():
     scene = Scene(scripted(holds=[3, 4]), scripted(), scripted(holds=[3]))
     both = scene.side.on_finished(request("a"), blocks=[1])
     one = scene.side.on_finished(request("b"), blocks=[2])
     none = scene.side.on_finished(request("c"), blocks=[3])
     orders = scene.orders()
     assert (one, none) == (4 * 4 + 0, None)
-    assert [(hold.ticket, hold.members) for hold in orders.holds] == [(both, [3 * 4 + 0, 3 * 4 + 2])]
+    assert [(hold.transfer_id, hold.members) for hold in orders.holds] == [(both, [3 * 4 + 0, 3 * 4 + 2])]
     assert orders.releases == [12, 14, 16]
 
 
@@ -220,9 +220,9 @@ def test_a_child_that_does_not_give_blocks_back_is_closed_alone():
 
 def test_a_child_that_gives_blocks_back_in_time_is_not_closed():
     scene = Scene(scripted(num_tokens=8), release_timeout_s=10.0)
-    ticket = scene.load()
-    scene.side.on_cancelled(ticket)
-    scene.side.on_report(ConnectorReport(released=(ticket,)))
+    transfer_id = scene.load()
+    scene.side.on_cancelled(transfer_id)
+    scene.side.on_report(ConnectorReport(released=(transfer_id,)))
     scene.side.take_message()
     scene.clock.advance(20.0)
     assert scene.orders() is None
@@ -230,34 +230,36 @@ def test_a_child_that_gives_blocks_back_in_time_is_not_closed():
 
 def test_the_worker_side_is_asked_who_still_holds_what_several_held():
     scene = Scene(scripted(holds=[1]), scripted(holds=[1]), release_timeout_s=10.0)
-    ticket = scene.side.on_finished(request(), blocks=[1])
+    transfer_id = scene.side.on_finished(request(), blocks=[1])
     scene.side.take_message()
     scene.clock.advance(11.0)
     orders = scene.orders()
-    assert (orders.overdue, orders.close) == ([ticket], [])
+    assert (orders.overdue, orders.close) == ([transfer_id], [])
     assert scene.orders() is None
 
 
 def test_a_child_whose_worker_side_was_closed_is_asked_no_more():
     scene = Scene(scripted(num_tokens=8), scripted(num_tokens=4))
-    scene.side.on_report(ConnectorReport(failed=(FailedLoad(ticket=scene.load(), num_valid_tokens=0, cause=CLOSED),)))
+    scene.side.on_report(
+        ConnectorReport(failed=(FailedLoad(transfer_id=scene.load(), num_valid_tokens=0, cause=CLOSED),))
+    )
     assert scene.lookup("b").num_tokens == 4
     assert scene.count("state", tier="tier0") == 3
 
 
-def test_a_ticket_that_is_given_twice_is_not_taken():
+def test_a_transfer_id_that_is_given_twice_is_not_taken():
     scene = Scene(scripted(num_tokens=8), scripted(num_tokens=4))
     scene.load("a")
-    scene.children[0].tickets = iter([0])
+    scene.children[0].transfer_ids = iter([0])
     assert scene.lookup("b").num_tokens == 4
 
 
-def test_an_unknown_ticket_is_nobodys():
+def test_an_unknown_transfer_id_is_nobodys():
     scene = Scene(scripted(), scripted())
     scene.side.on_allocated(-1, blocks=[], block_hashes=[])
     scene.side.on_cancelled(-1)
     scene.side.on_report(ConnectorReport(loaded=(-1,), released=(-1,)))
-    assert scene.side.on_failed(request(), FailedLoad(ticket=-1, num_valid_tokens=0, cause="")) == "compute"
+    assert scene.side.on_failed(request(), FailedLoad(transfer_id=-1, num_valid_tokens=0, cause="")) == "compute"
     assert scene.orders() is None
 
 
@@ -271,11 +273,11 @@ def test_parameters_of_the_nearest_child_that_has_any_are_returned():
 def test_one_that_raises_everywhere_costs_nothing_but_itself():
     scene = Scene(raising(), scripted(num_tokens=12))
     for i in range(8):
-        ticket = scene.load(f"r{i}")
+        transfer_id = scene.load(f"r{i}")
         scene.side.on_computed(blocks=[1], block_hashes=[b"x"])
         scene.side.on_step(num_tokens=100, device_s=0.1)
         scene.side.take_message()
-        scene.side.on_report(ConnectorReport(loaded=(ticket,)))
+        scene.side.on_report(ConnectorReport(loaded=(transfer_id,)))
         assert scene.side.on_finished(request(f"r{i}"), blocks=[1]) is None
         assert scene.side.finished_params(request()) is None
     assert len(scene.told(1, "on_allocated")) == 8

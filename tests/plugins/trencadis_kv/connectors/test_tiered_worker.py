@@ -6,10 +6,10 @@ import pytest
 from support.kv.tiered_children import RaisingWorker, ScriptedWorker
 from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_kv.connectors.tiered.child import CLOSED
-from trencadis_kv.connectors.tiered.message import Hold, Orders, TicketNames
+from trencadis_kv.connectors.tiered.message import Hold, Orders, TransferIds
 from trencadis_kv.connectors.tiered.worker import TieredWorker
 
-NAMES = TicketNames(2)
+NAMES = TransferIds(2)
 
 
 def worker(*sides):
@@ -44,14 +44,14 @@ def test_a_step_without_loads_is_one_step():
     assert far.told == [("begin_step", b""), "end_step", ("begin_step", b"")]
 
 
-def test_reports_become_one_with_the_tickets_that_the_engine_knows():
+def test_reports_become_one_with_the_transfer_ids_that_the_engine_knows():
     near, far = ScriptedWorker(), ScriptedWorker()
     side = worker(near, far)
     near.report = ConnectorReport(loaded=(1,), released=(2,))
-    far.report = ConnectorReport(loaded=(1,), failed=(FailedLoad(ticket=4, num_valid_tokens=8, cause="lost"),))
+    far.report = ConnectorReport(loaded=(1,), failed=(FailedLoad(transfer_id=4, num_valid_tokens=8, cause="lost"),))
     report = side.poll()
     assert report.loaded == (NAMES.outside(0, 1), NAMES.outside(1, 1))
-    assert report.failed == (FailedLoad(ticket=NAMES.outside(1, 4), num_valid_tokens=8, cause="lost"),)
+    assert report.failed == (FailedLoad(transfer_id=NAMES.outside(1, 4), num_valid_tokens=8, cause="lost"),)
     assert report.released == (NAMES.outside(0, 2),)
     assert side.poll() == ConnectorReport()
 
@@ -75,10 +75,10 @@ def test_one_that_is_closed_gives_back_what_it_had_and_what_it_gets_later():
     assert step(side, releases=[given_up]) == ConnectorReport()
     report = step(side, close=[0])
     assert near.told.count("close") == 1
-    assert report.failed == (FailedLoad(ticket=load, num_valid_tokens=0, cause=CLOSED),)
+    assert report.failed == (FailedLoad(transfer_id=load, num_valid_tokens=0, cause=CLOSED),)
     assert report.released == (given_up,)
     later = step(side, loads=[NAMES.outside(0, 7)], before=(b"x", b"y"))
-    assert later.failed[0].ticket == NAMES.outside(0, 7)
+    assert later.failed[0].transfer_id == NAMES.outside(0, 7)
     assert ("begin_step", b"x") not in near.told
     assert far.told.count("close") == 0
 
@@ -101,7 +101,7 @@ def test_one_that_keeps_raising_is_closed_and_the_other_goes_on(caplog):
     far.report = ConnectorReport(loaded=(9,))
     report = step(side, loads=[load])
     assert report.loaded == (NAMES.outside(1, 9),)
-    assert report.failed[0].ticket == load
+    assert report.failed[0].transfer_id == load
     assert "the KV connector tier0 raised 3 times in a row and is closed." in caplog.text
     side.close()
 

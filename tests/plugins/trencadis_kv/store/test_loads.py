@@ -43,7 +43,7 @@ def test_broken_object_ends_the_load_and_is_deleted(house, position, bad):
     one.parts.recent.add(hashes_of(*range(5)))
     one.start(7, blocks=[4, 2, 9, 1, 3], numbers=range(5))
     (failed,) = one.report().failed
-    assert (failed.ticket, failed.num_valid_tokens, failed.cause) == (7, 4 * bad, "corrupt")
+    assert (failed.transfer_id, failed.num_valid_tokens, failed.cause) == (7, 4 * bad, "corrupt")
     one.check(dict(list(zip([4, 2, 9, 1, 3], range(5), strict=True))[:bad]))
     assert one.keys(bad)[0] not in one.objects
     assert len(one.objects) == len(CONTENTS) - 1

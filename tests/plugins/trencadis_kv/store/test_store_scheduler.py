@@ -152,9 +152,9 @@ def test_nothing_is_asked_before_the_engine_is_ready(house):
     assert house(ready=False).ask().num_tokens == 0
 
 
-def test_tickets_differ(house):
+def test_transfer_ids_differ(house):
     one = house()
-    assert len({one.lookup(f"r{i}").ticket for i in range(9)}) == 9
+    assert len({one.lookup(f"r{i}").transfer_id for i in range(9)}) == 9
 
 
 def test_store_that_does_not_answer_is_a_miss_and_a_failure(house):
@@ -172,32 +172,32 @@ def test_store_that_does_not_answer_is_a_miss_and_a_failure(house):
 
 def test_load_is_ordered_once(house):
     one = house()
-    ticket = one.lookup().ticket
-    one.scheduler.on_allocated(ticket, blocks=[9, 8], block_hashes=HASHES[:2])
+    transfer_id = one.lookup().transfer_id
+    one.scheduler.on_allocated(transfer_id, blocks=[9, 8], block_hashes=HASHES[:2])
     (order,) = one.message().loads
-    assert (order.ticket, order.blocks, order.hashes) == (ticket, [9, 8], list(HASHES[:2]))
+    assert (order.transfer_id, order.blocks, order.hashes) == (transfer_id, [9, 8], list(HASHES[:2]))
     assert one.scheduler.take_message() == b""
 
 
 @pytest.mark.parametrize(("later_s", "cause"), [(2.9, "cancelled"), (3.1, "deadline")])
 def test_load_that_is_given_up_after_its_time_counts_against_the_store(house, later_s, cause):
     one = house(failure_limit=1)
-    ticket = one.lookup().ticket
-    one.scheduler.on_allocated(ticket, blocks=[9], block_hashes=HASHES[:1])
+    transfer_id = one.lookup().transfer_id
+    one.scheduler.on_allocated(transfer_id, blocks=[9], block_hashes=HASHES[:1])
     one.parts.clock.advance(later_s)
-    one.scheduler.on_cancelled(ticket)
-    assert one.message().cancels == [ticket]
+    one.scheduler.on_cancelled(transfer_id)
+    assert one.message().cancels == [transfer_id]
     assert one.count("transfer_failures_total", cause=cause) == 1
     assert one.parts.breaker.allows == (cause == "cancelled")
 
 
 def test_load_that_ended_meanwhile_is_cancelled_without_a_count(house):
     one = house()
-    ticket = one.lookup().ticket
-    one.scheduler.on_allocated(ticket, blocks=[9], block_hashes=HASHES[:1])
-    one.scheduler.on_report(ConnectorReport(loaded=(ticket,)))
-    one.scheduler.on_cancelled(ticket)
-    assert one.message().cancels == [ticket]
+    transfer_id = one.lookup().transfer_id
+    one.scheduler.on_allocated(transfer_id, blocks=[9], block_hashes=HASHES[:1])
+    one.scheduler.on_report(ConnectorReport(loaded=(transfer_id,)))
+    one.scheduler.on_cancelled(transfer_id)
+    assert one.message().cancels == [transfer_id]
     assert "cancelled" not in one.scheduler.metrics()
 
 
@@ -205,9 +205,9 @@ def test_policy_says_what_becomes_of_a_failed_load(house):
     one = house()
     request = Request(request_id="r", prompt_token_ids=(1,))
     for attempt in (1, 2):
-        ticket = one.lookup().ticket
-        one.scheduler.on_allocated(ticket, blocks=[9, 8, 7], block_hashes=HASHES[:3])
-        failed = FailedLoad(ticket=ticket, num_valid_tokens=BLOCK_SIZE, cause="lost")
+        transfer_id = one.lookup().transfer_id
+        one.scheduler.on_allocated(transfer_id, blocks=[9, 8, 7], block_hashes=HASHES[:3])
+        failed = FailedLoad(transfer_id=transfer_id, num_valid_tokens=BLOCK_SIZE, cause="lost")
         one.scheduler.on_report(ConnectorReport(failed=(failed,)))
         assert one.scheduler.on_failed(request, failed) == "retry"
         view = one.policy.views[-1]
@@ -221,7 +221,7 @@ def test_policy_says_what_becomes_of_a_failed_load(house):
 
 def test_failure_of_an_unknown_load_is_computed(house):
     one = house()
-    failed = FailedLoad(ticket=99, num_valid_tokens=0, cause="lost")
+    failed = FailedLoad(transfer_id=99, num_valid_tokens=0, cause="lost")
     assert one.scheduler.on_failed(Request(request_id="r", prompt_token_ids=(1,)), failed) == "compute"
 
 
@@ -348,7 +348,7 @@ def test_probe_that_hangs_is_interrupted(house):
 
 def test_hit_that_is_not_used_leaves_nothing_behind(house):
     one = house()
-    one.scheduler.on_unused(one.lookup("a").ticket)
+    one.scheduler.on_unused(one.lookup("a").transfer_id)
     assert not one.scheduler._waits_s
     assert one.scheduler.take_message() == b""
     assert one.lookup("a").num_tokens == 4 * BLOCK_SIZE

@@ -53,13 +53,13 @@ def test_block_that_is_saved_and_loaded_into_in_one_step_is_saved_first(house):
     assert (read(house.pool, [9]) == old).all()
 
 
-def test_load_and_its_cancellation_in_one_message_leave_the_load_of_another_ticket(house):
+def test_load_and_its_cancellation_in_one_message_leave_the_load_of_another_transfer_id(house):
     house.step(saves=[SaveOrder([3], hashes_of(3))])
     report = house.step(loads=[LoadOrder(2, [9], hashes_of(3))], cancels=[1])
     assert (report.loaded, report.released) == ((2,), (1,))
 
 
-def test_ticket_that_is_ordered_and_cancelled_before_a_step_is_released_and_not_loaded(house):
+def test_transfer_id_that_is_ordered_and_cancelled_before_a_step_is_released_and_not_loaded(house):
     before = read(house.pool, [9])
     house.step(saves=[SaveOrder([3], hashes_of(3))])
     report = house.step(loads=[LoadOrder(1, [9], hashes_of(3))], cancels=[1])

@@ -36,11 +36,11 @@ MESSAGES: list[Message] = [
     Welcome(engine="x", nonce=b"n", proof=b"p"),
     Refuse(cause="lost", reason="because"),
     Proof(proof=b"p"),
-    Pull(ticket="t", hashes=[b"a" * 32, b"b" * 32]),
+    Pull(hold_id="t", hashes=[b"a" * 32, b"b" * 32]),
     Commit(num_blocks=3),
     Abort(cause="corrupt", reason="because"),
-    Renew(ticket="t"),
-    Release(ticket="t"),
+    Renew(hold_id="t"),
+    Release(hold_id="t"),
     Ack(known=True),
 ]
 
@@ -278,7 +278,7 @@ def test_memory_is_taken_for_what_has_come_and_not_for_what_was_announced(
 
 @pytest.mark.parametrize("num_hashes", [1, 1900, 2000, 4000, 100_000])
 def test_message_of_any_length_arrives_whole(num_hashes: int) -> None:
-    message = Pull(ticket="t", hashes=[number.to_bytes(32, "little") for number in range(num_hashes)])
+    message = Pull(hold_id="t", hashes=[number.to_bytes(32, "little") for number in range(num_hashes)])
     one, other = socket.socketpair()
     with one, other:
         stream = FrameStream(other, timeout_s=30)

@@ -21,7 +21,7 @@ def test_every_kind_but_a_block_has_a_body_of_its_own_and_the_number_it_always_h
     "message",
     [
         PrefillRequest(tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5),
-        PrefillResponse(ticket="x", num_tokens=16, lease_s=30.0),
+        PrefillResponse(hold_id="x", num_tokens=16, lease_s=30.0),
         State(accepts=True, num_remote_prefills=2, num_tokens=300, tokens_per_s=1e4),
         PrefillRequest(
             tokens=b"\1\0\0\0", tenant="t", cache_salt="s", adapter="", timeout_s=2.5, priority=-3, weight=0.5
@@ -64,15 +64,15 @@ def test_engines_of_before_offers_brought_anything_along_are_understood_and_unde
         weight: float | None = None
 
     class OldOffer(msgspec.Struct, array_like=True):
-        ticket: str
+        hold_id: str
         num_tokens: int
         lease_s: float
 
-    old_invite, old_offer = OldInvite(b"\1\0\0\0", "t", "s", "a", 5.0, 2, 1.5), OldOffer("ticket", 16, 30.0)
+    old_invite, old_offer = OldInvite(b"\1\0\0\0", "t", "s", "a", 5.0, 2, 1.5), OldOffer("hold_id", 16, 30.0)
     invite = msgspec.msgpack.decode(msgspec.msgpack.encode(old_invite), type=PrefillRequest)
     assert (invite.weight, invite.terms, invite.push_bytes, invite.num_skipped) == (1.5, b"", 0, 0)
     offer = msgspec.msgpack.decode(msgspec.msgpack.encode(old_offer), type=PrefillResponse)
-    assert (offer.ticket, offer.token, offer.num_pushed) == ("ticket", None, 0)
+    assert (offer.hold_id, offer.token, offer.num_pushed) == ("hold_id", None, 0)
     new_invite = msgspec.structs.replace(invite, terms=b"terms", push_bytes=4096, num_skipped=1)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(new_invite), type=OldInvite) == old_invite
     new_offer = msgspec.structs.replace(offer, token=Token(token_id=3), num_pushed=2)
