@@ -320,7 +320,8 @@ class TorchBackend(Backend):
         with self._on_device(), self._mode.step() as counts:
             timer = StepTimer(self._device, self._clock)
             self._rows.apply(batch, self._sampler)
-            gate = LayerGate.of(self._connector, budget_s=self._layer_wait_s)
+            connector = self._connector
+            gate = None if connector is None else LayerGate.of(connector, budget_s=self._layer_wait_s)
             results = [self._run(one, batch, gate) for one in batch.passes]
             pending = TorchStep(
                 num_sequences=batch.num_sequences,

@@ -21,18 +21,18 @@ from typing import Final
 
 import attrs
 
-__all__ = ["ACTIVITY", "Activity", "ActivityReading", "ActivityView", "EnginePhase", "Lane"]
+__all__ = ["ACTIVITY", "Activity", "ActivityReading", "ActivityView", "EnginePhase", "MonitoredThread"]
 
 _BEAT: Final = 0
 _STEP: Final = 1
 _PHASE: Final = 2
 _SLOW_STEP: Final = 3
-_LANES: Final = 4
-"""Places of 8 bytes: two lanes from here on."""
+_THREADS: Final = 4
+"""Places of 8 bytes: the components that two threads are calling, from here on."""
 _DONE: Final = 6
 _TOTAL: Final = 7
 
-_LANE_NAMES: Final = "engine", "device"
+_THREAD_NAMES: Final = "engine", "device"
 _LABELS: Final = 64
 """First byte of the labels."""
 
@@ -76,8 +76,8 @@ _WITHOUT_LIMIT: Final = frozenset(
 )
 
 
-class Lane:
-    """Which component one thread is calling. Calls may nest: give :meth:`leave` what :meth:`enter` returned.
+class MonitoredThread:
+    """Notes which component one thread is calling. Calls may nest: give :meth:`leave` what :meth:`enter` returned.
 
     Args:
         place: Its place in the memory.
@@ -117,7 +117,7 @@ class Lane:
 
 
 class Activity:
-    """Written by an engine. Each lane belongs to one thread, everything else to the engine's.
+    """Written by an engine: the entry of each monitored thread by that thread, everything else by the engine's.
 
     Attributes:
         engine: Calls on the engine's thread: scheduling, eviction, bucketing, drafts, observers.
@@ -125,8 +125,10 @@ class Activity:
     """
 
     def __init__(self) -> None:
-        self.engine, self.device = lanes = [Lane(_LANES + number) for number in range(len(_LANE_NAMES))]
-        self._lanes = lanes
+        self.engine, self.device = threads = [
+            MonitoredThread(_THREADS + number) for number in range(len(_THREAD_NAMES))
+        ]
+        self._threads = threads
         self._labels: dict[str, int] = {}
         self._beat = 0
         self._slow_step_s = 0.0
@@ -143,7 +145,7 @@ class Activity:
         self._attach(shared)
 
     def label(self, text: str) -> int:
-        """Return the number of a component's name, for :meth:`Lane.enter`; the same text has the same number.
+        """Return the number of a component's name, for :meth:`MonitoredThread.enter`; the same text has the same number.
 
         Call it when a component is built. Cut to 250 bytes; 0, which names nothing, once there are 255 names.
         """
@@ -178,24 +180,27 @@ class Activity:
         self._beat = beat = self._beat + 1
         words[_BEAT] = beat
 
-    def end_step(self, took_s: float) -> None:
-        """Note how long a step took that compiled nothing: later ones may take many times as long.
+    def end_step(self, phase: EnginePhase, *, took_s: float | None) -> None:
+        """Note another phase, and how long the step before it took: later ones may take many times as long.
 
         Args:
-            took_s: Duration, seconds.
+            phase: That begins.
+            took_s: Duration, seconds; None: the step compiled something, which says nothing about later ones.
         """
-        slow_s = self._slow_step_s * _DECAY
-        if took_s > slow_s:
-            slow_s = took_s
-        self._slow_step_s = slow_s
-        self._floats[_SLOW_STEP] = slow_s
+        if took_s is not None:
+            self._slow_step_s = slow_s = max(took_s, self._slow_step_s * _DECAY)
+            self._floats[_SLOW_STEP] = slow_s
+        words = self._words
+        words[_PHASE] = phase
+        self._beat = beat = self._beat + 1
+        words[_BEAT] = beat
 
     def _attach(self, memory: memoryview) -> None:
         self._bytes = memory
         self._words = memory[:_LABELS].cast("q")
         self._floats = memory[:_LABELS].cast("d")
-        for lane in self._lanes:
-            lane.attach(self._words)
+        for thread in self._threads:
+            thread.attach(self._words)
 
 
 ACTIVITY: Final = Activity()
@@ -268,7 +273,7 @@ class ActivityView:
             phase = EnginePhase(words[_PHASE])
         except ValueError:  # another component wrote over it
             phase = EnginePhase.STARTING
-        labels = [_read_label(memory, number) for number in words[_LANES:_DONE] if 0 < number <= _MAX_LABELS]
+        labels = [_read_label(memory, number) for number in words[_THREADS:_DONE] if 0 < number <= _MAX_LABELS]
         return ActivityReading(
             beat=words[_BEAT],
             step=words[_STEP],

@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from trencadis.activity import ACTIVITY, Lane
+from trencadis.activity import ACTIVITY, MonitoredThread
 from trencadis.clock import Clock
 
 __all__ = ["MAX_OVERRUNS", "WINDOW_S", "CallMeter", "FaultLog", "as_words", "cut", "reraise_interrupt", "shown"]
@@ -171,7 +171,7 @@ class CallMeter:
         budget_s: For one call, seconds; infinity: none.
         setting: Where the budget is set, for messages.
         log: For warnings.
-        lane: Of the thread that calls; None: the engine's.
+        thread: Of the thread that calls; None: the engine's.
         num_forgiven: Calls over the budget that are only warned about: the first of a component that compiles when it is first used.
 
     Attributes:
@@ -187,7 +187,7 @@ class CallMeter:
         budget_s: float = math.inf,
         setting: str = "",
         log: FaultLog | None = None,
-        lane: Lane | None = None,
+        thread: MonitoredThread | None = None,
         num_forgiven: int = 0,
     ) -> None:
         self.budget_s = budget_s
@@ -196,7 +196,7 @@ class CallMeter:
         self._log = log or FaultLog(logging.getLogger("trencadis.engine"))
         self._overruns_s: deque[float] = deque(maxlen=MAX_OVERRUNS)
         self._num_forgiven = num_forgiven
-        self._lane = lane or ACTIVITY.engine
+        self._thread = thread or ACTIVITY.engine
         self._before = 0
         self.rename(label)
 
@@ -208,17 +208,17 @@ class CallMeter:
 
     def begin(self) -> float:
         """Note that the component is called; returns when, for :meth:`end`. Together 0.5 µs."""
-        # Written out, as Lane.enter and leave: this is done for every call of a component.
-        lane = self._lane
-        words, place = lane.words, lane.place
+        # Written out, as MonitoredThread.enter and leave: this is done for every call of a component.
+        thread = self._thread
+        words, place = thread.words, thread.place
         self._before = words[place]
         words[place] = self._number
         return self._now_s()
 
     def end(self, began_s: float) -> float:
         """Note that it has returned; returns the seconds that it took. A second call changes nothing."""
-        lane = self._lane
-        lane.words[lane.place] = self._before
+        thread = self._thread
+        thread.words[thread.place] = self._before
         return self._now_s() - began_s
 
     def overran(self, method: str, took_s: float, *, num_budgets: float = 1) -> str:

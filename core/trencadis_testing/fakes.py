@@ -176,8 +176,9 @@ class FakeBackend(Backend):
     def submit(self, batch: Batch) -> PendingStep:
         """Queue the batch; it runs when it is waited for for it or for a later one."""
         self.num_batches += 1
-        waits = self._capabilities.layerwise_kv
-        gate = LayerGate.of(self._plan.connector, budget_s=self._plan.layer_wait_s) if waits else None
+        gate, connector = None, self._plan.connector
+        if connector is not None and self._capabilities.layerwise_kv:
+            gate = LayerGate.of(connector, budget_s=self._plan.layer_wait_s)
         step = FakeStep(batch, gate, self.run_queued)
         self._queue.append(step)
         if gate is not None:

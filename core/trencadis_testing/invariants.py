@@ -25,10 +25,10 @@ def broken_invariants(engine: Engine) -> list[str]:
     faults: list[str] = []
     live = set(state.slot_of.values())
     waiting, running = state.waiting.slots.tolist(), state.running.tolist()
-    parked = [load.sequence.slot for load in state.transfers._parked.values()]  # noqa: SLF001
-    places = Counter([*waiting, *running, *parked])
+    loading = [load.sequence.slot for load in state.transfers._loads.values()]  # noqa: SLF001
+    places = Counter([*waiting, *running, *loading])
     if set(places) != live or any(count > 1 for count in places.values()):
-        faults.append(f"1, 2: live {sorted(live)}, but waiting {waiting}, running {running}, parked {parked}")
+        faults.append(f"1, 2: live {sorted(live)}, but waiting {waiting}, running {running}, loading {loading}")
     if len(running) > state.rows.tokens.shape[0]:
         faults.append(f"5: {len(running)} sequences run on {state.rows.tokens.shape[0]} rows")
     holders: Counter[int] = Counter()
@@ -45,7 +45,7 @@ def broken_invariants(engine: Engine) -> list[str]:
         if sequence.loaded_blocks is not None:
             holders.update(sequence.loaded_blocks.tolist())
     transfers = state.transfers
-    for held in (*transfers._held.values(), *(load.blocks for load in transfers._parked.values())):  # noqa: SLF001
+    for held in (*transfers._pinned.values(), *(load.blocks for load in transfers._loads.values())):  # noqa: SLF001
         holders.update(held.tolist())
     for load in transfers.layered:
         holders.update(load.blocks.tolist())
@@ -110,12 +110,12 @@ def blocks_withheld(engine: Engine) -> dict[int, int]:
 
 
 def transfer_blocks(state: EngineState) -> set[int]:
-    """Return the blocks that KV transfers may write to or read from now: those of parked sequences and those held after them."""
+    """Return the blocks that KV transfers may write to or read from now: those of loads in flight, and pinned ones."""
     transfers = state.transfers
     found: set[int] = set()
-    for load in transfers._parked.values():  # noqa: SLF001 - shadow accounting looks inside
+    for load in transfers._loads.values():  # noqa: SLF001 - shadow accounting looks inside
         found.update(load.blocks[load.first : load.last].tolist())
-    for held in transfers._held.values():  # noqa: SLF001
+    for held in transfers._pinned.values():  # noqa: SLF001
         found.update(held.tolist())
     return found
 

@@ -75,9 +75,9 @@ class PlanWatch:
         adapters = {self._state.table.sequence(slot).request.adapter for slot in running} - {""}
         if len(adapters) > self._max_loras:
             self.faults.append(f"17: adapters {sorted(adapters)} run, {self._max_loras} may")
-        parked = {load.sequence.slot for load in self._state.transfers._parked.values()}  # noqa: SLF001
-        if scheduled & parked:
-            self.faults.append(f"34: {sorted(scheduled & parked)} wait for a transfer and are scheduled")
+        loading = {load.sequence.slot for load in self._state.transfers._loads.values()}  # noqa: SLF001
+        if scheduled & loading:
+            self.faults.append(f"34: {sorted(scheduled & loading)} wait for a transfer and are scheduled")
 
 
 class StepWatch(FakeExecutor):

@@ -71,13 +71,13 @@ def test_a_label_has_one_number_and_too_many_name_nothing():
 
 def test_the_slow_step_is_remembered_and_fades():
     activity, view = shared()
-    activity.end_step(2.0)
+    activity.end_step(EnginePhase.COMMITTING, took_s=2.0)
     assert view.read().slow_step_s == 2.0
     for _ in range(70):
-        activity.end_step(0.01)
+        activity.end_step(EnginePhase.COMMITTING, took_s=0.01)
     assert 0.9 < view.read().slow_step_s < 1.1
     for _ in range(1000):
-        activity.end_step(0.01)
+        activity.end_step(EnginePhase.COMMITTING, took_s=0.01)
     assert view.read().slow_step_s == pytest.approx(0.01, rel=0.02)
 
 

@@ -251,31 +251,31 @@ def blocks_of_a_cancelled_load_are_free_at_once(monkeypatch) -> None:
     def hasty(self, sequence, blocks, *, now_s):
         transfer_id = sequence.transfer_id
         give_up(self, sequence, blocks, now_s=now_s)
-        del self._held_until_s[transfer_id]
-        blocks.release(self._held.pop(transfer_id), now_s=now_s)
+        del self._pinned_until_s[transfer_id]
+        blocks.release(self._pinned.pop(transfer_id), now_s=now_s)
 
     monkeypatch.setattr(Transfers, "_give_up", hasty)
 
 
 def runs_before_its_blocks_are_loaded(monkeypatch) -> None:
-    park = Transfers.park
+    load = Transfers.load
 
     def eager(self, sequence, found, **more):
-        park(self, sequence, found, **more)
+        load(self, sequence, found, **more)
         self._hasty.append(found.transfer_id)
 
     begin = Admission.begin
 
-    def unparks(self, *args):
+    def ends_loads(self, *args):
         for transfer_id in self._state.transfers._hasty:
-            if transfer_id in self._state.transfers._parked:
-                self._state.transfers._parked.pop(transfer_id).end(self._state)
+            if transfer_id in self._state.transfers._loads:
+                self._state.transfers._loads.pop(transfer_id).end(self._state)
         self._state.transfers._hasty.clear()
         begin(self, *args)
 
     monkeypatch.setattr(Transfers, "_hasty", [], raising=False)
-    monkeypatch.setattr(Transfers, "park", eager)
-    monkeypatch.setattr(Admission, "begin", unparks)
+    monkeypatch.setattr(Transfers, "load", eager)
+    monkeypatch.setattr(Admission, "begin", ends_loads)
 
 
 def ends_of_the_unknown(monkeypatch) -> None:

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import attrs
 
-from trencadis.activity import ACTIVITY, Lane
+from trencadis.activity import ACTIVITY, MonitoredThread
 from trencadis.clock import Clock, Phases, SystemClock
 from trencadis.config.schema import Config
 from trencadis.engine.batching.passes import BatchBuilder, PassPlanner
-from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, closing_buckets, warm_up
+from trencadis.engine.batching.warmup import BackgroundWarmUp, WarmUp, covering_buckets, warm_up
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.cache.cache_size import longest_sequence, size_cache
 from trencadis.engine.cache.defragmenter import Defragmenter
@@ -182,10 +182,10 @@ def _build(
         with contextlib.suppress(Exception):  # what went wrong first is reported
             executor.close()
         reraise_interrupt(error)
-        blamed = None if isinstance(error, TrencadisError) else builder.blame(error)
-        if blamed is None:
+        attributed = None if isinstance(error, TrencadisError) else builder.attribute(error)
+        if attributed is None:
             raise
-        raise blamed from error
+        raise attributed from error
     builder.started()
     registry.ready(model, engine.plan_hash)
     return engine
@@ -221,7 +221,7 @@ class _Builder:
         self._registry = registry
         self._plan = plan
         self._context = attrs.evolve(context, make=self._make_inner, label_of=self._label_inner)
-        self._judge: Sampler | None = None
+        self._reference: Sampler | None = None
         self.device_label = ""
         self._honoured: frozenset[str] | None = None
         self._made: list[tuple[RegisteredComponent, Any]] | None = []
@@ -236,7 +236,7 @@ class _Builder:
         """Forget what was built: what is replaced later may be freed."""
         self._made = None
 
-    def blame(self, error: BaseException) -> PluginLoadError | None:
+    def attribute(self, error: BaseException) -> PluginLoadError | None:
         """Return what a component's exception at the start means to the operator; None if no component is in its traceback."""
         found = _raised_by(self._made or (), error)
         if found is None:
@@ -315,7 +315,7 @@ class _Builder:
             on_close=self._registry.closing,
             check_params=self._check_params,
             prepare=self._prepare,
-            may_begin=lambda start, token_id: self._judging().may_begin(start, token_id),
+            may_begin=lambda start, token_id: self._reference_sampler().may_begin(start, token_id),
             first_token_terms=self._first_token_terms(model),
             device_label=self.device_label,
         )
@@ -333,7 +333,7 @@ class _Builder:
             names=(choices["speculation"].component.name, fallback.component.name if fallback else ""),
             make_fallbacks=(drafter[2], length[2]),
             acceptance=self._acceptance(drafter[1]),
-            takes_drafts=lambda params, branching: self._judging().takes_drafts(params, branching=branching),
+            takes_drafts=lambda params, branching: self._reference_sampler().takes_drafts(params, branching=branching),
         )
 
     def _acceptance(self, speculator: Speculator) -> AcceptanceRule:
@@ -341,7 +341,7 @@ class _Builder:
         rules = {"name": (self._plan.choices["acceptance"], rule)}
         if make_fallback is not None:
             rules["fallback"] = self._plan.fallbacks["acceptance"], make_fallback()
-        samplers = [self._judging(), *([] if (made := self._guarded("sampling")[2]) is None else [made()])]
+        samplers = [self._reference_sampler(), *([] if (made := self._guarded("sampling")[2]) is None else [made()])]
         for key, (choice, one) in rules.items():
             where = f"[acceptance] {key} = {choice.component.name!r}: {type(one).__name__}"
             # What comes by import path declares no capabilities, so that they were not negotiated.
@@ -358,12 +358,12 @@ class _Builder:
                 )
         return GuardedAcceptance(label, rule, make_fallback)
 
-    def _judging(self) -> Sampler:
+    def _reference_sampler(self) -> Sampler:
         """Return a sampler in this process, which the backend's need not be; made when it is first needed."""
-        if self._judge is None:
+        if self._reference is None:
             made: Sampler = self.make(self._plan.choices["sampling"])
-            self._judge, self._honoured = made, self._honoured_by(made)
-        return self._judge
+            self._reference, self._honoured = made, self._honoured_by(made)
+        return self._reference
 
     def _honoured_by(self, sampler: Sampler) -> frozenset[str] | None:
         """Return the parameters that a sampler honours; None if it is of a version that did not state them.
@@ -385,7 +385,7 @@ class _Builder:
         """Refuse what the sampler does not honour. A request of defaults needs no sampler in this process, and makes none."""
         if not (params.asked or params.logits_processors or params.structured is not None):
             return
-        sampler = self._judging()
+        sampler = self._reference_sampler()
         if self._honoured is not None:
             check_honoured(params, self._honoured, str(self._plan.choices["sampling"].component))
         sampler.check(params)
@@ -393,7 +393,7 @@ class _Builder:
     def _prepare(self, params: SamplingParams, tenant: str) -> tuple[Future[Any], ...]:
         """Have the sampler in this process begin what it needs for a request; made when a request needs it."""
         if params.logits_processors or params.structured is not None:
-            sampler = self._judging()
+            sampler = self._reference_sampler()
             if isinstance(sampler, SupportsPreparation):
                 return sampler.prepare(params, tenant=tenant)
         return ()
@@ -402,7 +402,7 @@ class _Builder:
         """Return what tells another engine how tokens are chosen here; that its model is the same is compared with its KV blocks."""
         facts = (self._plan.hash_of("sampling"), model.vocab_size, *sorted(model.eos_token_ids))
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
-        return SamplingTerms(digest, lambda params: self._judging().goes_on(params))
+        return SamplingTerms(digest, lambda params: self._reference_sampler().goes_on(params))
 
     def _backend(self, rank: int) -> Backend:
         backend: Backend = self.make(self._plan.choices["backend"])
@@ -563,14 +563,14 @@ class Meters:
         self._config = config
         self._clock = clock
 
-    def __call__(self, noun: str, label: str, *, lane: Lane | None = None) -> CallMeter:
-        """Return the meter of a component; ``lane`` see :class:`~trencadis.faults.CallMeter`."""
+    def __call__(self, noun: str, label: str, *, thread: MonitoredThread | None = None) -> CallMeter:
+        """Return the meter of a component; ``thread`` see :class:`~trencadis.faults.CallMeter`."""
         return CallMeter(
             label,
             clock=self._clock,
             budget_s=budget_of(self._config, noun),
             setting=f"[budget] {noun}_ms",
-            lane=lane,
+            thread=thread,
             num_forgiven=_FORGIVEN.get(noun, 0),
         )
 
@@ -694,12 +694,12 @@ def _warmed_passes(
         if not config.engine.warmup:
             logger.info("Skipping warmup...")
         check_misses(config, bucketing, buckets)
-        closing = closing_buckets(bucketing.bucket_for, buckets, limits) if _closes(config, buckets, limits) else ()
-        warmed = warm_up(executor, (*buckets, *closing), clock=clock, progress=progress)
+        covering = covering_buckets(bucketing.bucket_for, buckets, limits) if _closes(config, buckets, limits) else ()
+        warmed = warm_up(executor, (*buckets, *covering), clock=clock, progress=progress)
         passes.prepared(warmed.report.prepared)
         if warmed.report.num_deferred:
             passes.defer(warmed.skipped)
-        passes.close(buckets, closing)
+        passes.close(buckets, covering)
     return passes, warmed
 
 
@@ -779,7 +779,7 @@ def _allocation(config: Config, limits: BucketLimits, parts: Parts, num_hosted: 
     if parts.connector is not None:
         label = parts.connector_label
         worker = GuardedWorker(
-            parts.connector.worker, label=label, meter=meters("kv_connector", label, lane=ACTIVITY.device)
+            parts.connector.worker, label=label, meter=meters("kv_connector", label, thread=ACTIVITY.device)
         )
     return AllocationPlan(
         num_blocks=limits.num_blocks,
@@ -887,7 +887,7 @@ def _state(
             connector,
             load_timeout_s=config.cache.load_timeout_s,
             lookup_timeout_s=config.cache.lookup_timeout_s,
-            quarantine_s=config.cache.quarantine_s,
+            pin_timeout_s=config.cache.quarantine_s,
             max_parked=config.cache.max_parked,
             close_worker=_connecting(parts.executor).close_connector if parts.connector is not None else lambda: None,
             num_ranks=parts.executor.num_ranks,

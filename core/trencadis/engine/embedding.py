@@ -50,6 +50,10 @@ class EmbeddingQueue:
         model: What it has loaded.
         max_model_len: Longest text, tokens.
         max_num_batched_tokens: Token budget of a step.
+
+    Attributes:
+        waiting: Texts by request id, first come first.
+        suspects: Texts of micro-batches that failed; each runs alone once.
     """
 
     def __init__(
@@ -59,20 +63,15 @@ class EmbeddingQueue:
         self._model = model
         self._max_model_len = max_model_len
         self._token_budget = max_num_batched_tokens
-        self._waiting: OrderedDict[str, EmbeddingRequest] = OrderedDict()
-        self._suspects: OrderedDict[str, EmbeddingRequest] = OrderedDict()
+        self.waiting: OrderedDict[str, EmbeddingRequest] = OrderedDict()
+        self.suspects: OrderedDict[str, EmbeddingRequest] = OrderedDict()
         self._faults = FaultLog(logger)
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._suspects)
-
-    @property
-    def has_texts(self) -> bool:
-        """True while texts wait."""
-        return bool(self._waiting or self._suspects)
+        return len(self.waiting) + len(self.suspects)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting or request_id in self._suspects
+        return request_id in self.waiting or request_id in self.suspects
 
     def add(self, request: EmbeddingRequest) -> None:
         """Queue a text.
@@ -83,17 +82,17 @@ class EmbeddingQueue:
             PromptTooLongError: The model takes no text that long; nothing is cut off silently.
         """
         self._check(request)
-        self._waiting[request.request_id] = request
+        self.waiting[request.request_id] = request
 
     def drop(self, request_id: str) -> bool:
         """Forget a text; False if it is not here."""
-        found = self._waiting.pop(request_id, None) or self._suspects.pop(request_id, None)
+        found = self.waiting.pop(request_id, None) or self.suspects.pop(request_id, None)
         return found is not None
 
     def clear(self) -> None:
         """Forget all texts."""
-        self._waiting.clear()
-        self._suspects.clear()
+        self.waiting.clear()
+        self.suspects.clear()
 
     def run(self, *, is_alone: bool = True) -> tuple[Embedding, ...]:
         """Embed one micro-batch; returns what is done, failures included.
@@ -146,14 +145,14 @@ class EmbeddingQueue:
             )
 
     def _next(self, token_budget: int) -> list[EmbeddingRequest]:
-        if self._suspects:
-            return [self._suspects.popitem(last=False)[1]]
+        if self.suspects:
+            return [self.suspects.popitem(last=False)[1]]
         batch: list[EmbeddingRequest] = []
-        while self._waiting:
-            token_budget -= len(next(iter(self._waiting.values())).token_ids)
+        while self.waiting:
+            token_budget -= len(next(iter(self.waiting.values())).token_ids)
             if batch and token_budget < 0:
                 break
-            batch.append(self._waiting.popitem(last=False)[1])
+            batch.append(self.waiting.popitem(last=False)[1])
         return batch
 
     def _check_shape(self, vectors: Float32Array, num_texts: int) -> None:
@@ -166,7 +165,7 @@ class EmbeddingQueue:
         said = f"A micro-batch of {len(batch)} texts failed: {as_words(error)}"
         self._faults.say("micro-batch", said, error=error, level=logging.ERROR)
         if len(batch) > 1:
-            self._suspects.update((request.request_id, request) for request in batch)
+            self.suspects.update((request.request_id, request) for request in batch)
             return ()
         return (_embedding(batch[0], error=as_words(error)),)
 

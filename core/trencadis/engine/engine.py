@@ -164,13 +164,13 @@ class Engine:
             InvalidRequestError: An empty prompt, a token id outside the vocabulary, an id that is live, or an adapter where none run.
             RequestRefusedError: A cap of the tenant is reached, or the policy's admission control said no.
         """
-        state, asked = self._state, request
+        state, original_request = self._state, request
         try:
             request, preparation = self._validator.admit(request)
         except StepFailedError as error:
             self._end_everything(error)
             raise RequestRefusedError(f"request {request.request_id!r} was refused: {error}") from error
-        sequence = state.add(request, asked=asked, preparation=preparation)
+        sequence = state.add(request, original_request=original_request, preparation=preparation)
         slot = sequence.slot
         if slot in state.compiling:
             self._preparations.watch(sequence)
@@ -241,8 +241,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait, those that are compiling or parked for a load included."""
-        return self._state.num_queued + self._state.transfers.num_parked
+        """Sequences that wait, those that are compiling or waiting for remote KV included."""
+        return self._state.num_queued + self._state.transfers.num_waiting_for_kv
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -260,7 +260,7 @@ class Engine:
         if self._preparations.done:
             self._ended.extend(self._preparations.collect())
         embedded: tuple[Embedding, ...] = ()
-        if self._embeddings.has_texts:
+        if self._embeddings.waiting or self._embeddings.suspects:
             embedded = self._embeddings.run(is_alone=not self._state.slot_of)
         deltas = self._run(embedded)
         if self._is_connected:
@@ -366,9 +366,7 @@ class Engine:
             self._step_failed(plan, error)
             return self._announce_all(_NOTHING, embedded)
         start_s = self._clock.now_s()
-        if not compiles:
-            ACTIVITY.end_step(start_s - wait_s)
-        ACTIVITY.begin(_COMMITTING)
+        ACTIVITY.end_step(_COMMITTING, took_s=None if compiles else start_s - wait_s)
         deltas = self._committer.commit(plan, output)
         if self._recovery.suspects:
             self._recovery.step_done(plan)
@@ -544,11 +542,11 @@ class Engine:
             self._end_everything(error)
 
     def _could_admit(self) -> bool:
-        """Whether the first waiting sequence could run: no block is in use, or those held for transfers leave room for all that wait."""
+        """Whether the first waiting sequence could run: no block is in use, or those pinned for transfers leave room for all that wait."""
         state, admission = self._state, self._scheduler.admission
-        if not len(state.waiting) or admission.num_pending or state.transfers.num_parked:
+        if not len(state.waiting) or admission.num_pending or state.transfers.num_waiting_for_kv:
             return False
-        num_held = state.transfers.num_held_blocks
-        if state.blocks.num_used > num_held:
+        num_pinned = state.transfers.num_pinned_blocks
+        if state.blocks.num_used > num_pinned:
             return False
-        return not num_held or all(admission.lacks(slot) == (0, 0) for slot in state.waiting.slots.tolist())
+        return not num_pinned or all(admission.lacks(slot) == (0, 0) for slot in state.waiting.slots.tolist())

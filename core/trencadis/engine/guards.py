@@ -320,6 +320,8 @@ class GuardedScheduling(Guarded[SchedulingPolicy]):
 
     def split(self, view: SchedulerView, *, token_budget: int) -> TokenSplit:
         """Return budgets of 0 or more."""
+        if getattr(type(self.strategy), "split", None) is SchedulingPolicy.split and self.shadow is None:
+            return TokenSplit(decode=token_budget, prefill=token_budget)  # the default: nothing to guard
         # Once per step on the hot path: written out, without the closures of guarded().
         meter = self._meter
         began = meter.begin()
@@ -402,11 +404,25 @@ class GuardedEviction(Guarded[EvictionPolicy]):
     """An eviction policy whose victims are candidates. A fallback is shown the candidates before it is asked.
 
     A policy knows a content by one id, wherever it lies: contents that moved are translated on the way in and out.
+
+    Attributes:
+        wants_uses: The policy defines ``on_use``, which is called for every block that fills up; without, it need not be called.
     """
 
     _stale = False
     _id_of: Mapping[int, int] = MappingProxyType({})  # of blocks whose content moved
     _block_of: Mapping[int, int] = MappingProxyType({})
+
+    def __init__(
+        self,
+        label: str,
+        strategy: EvictionPolicy,
+        make_fallback: Callable[[], EvictionPolicy] | None = None,
+        *,
+        meter: CallMeter | None = None,
+    ) -> None:
+        super().__init__(label, strategy, make_fallback, meter=meter)
+        self.wants_uses = type(strategy).on_use is not EvictionPolicy.on_use
 
     def swap(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Exchange the contents of two blocks in each pair, without the policy's knowledge."""
@@ -420,8 +436,6 @@ class GuardedEviction(Guarded[EvictionPolicy]):
         self, blocks: Sequence[int], *, keys: Sequence[bytes], depths: Sequence[int], salt: str, now_s: float
     ) -> None:
         """Tell what blocks in use hold."""
-        if type(self.strategy).on_use is EvictionPolicy.on_use:
-            return  # called for every block that fills up: a policy that does not care pays nothing
         ids = self._ids(blocks)
         self._tell_informed(
             lambda policy: policy.on_use(ids, keys=keys, depths=depths, salt=salt, now_s=now_s), "on_use"
@@ -460,6 +474,7 @@ class GuardedEviction(Guarded[EvictionPolicy]):
     def quarantine(self, cause: BaseException) -> None:
         """Put the fallback in place; it is told of the candidates when it is next asked."""
         super().quarantine(cause)
+        self.wants_uses = type(self.strategy).on_use is not EvictionPolicy.on_use
         self._stale = True
 
     def _ids(self, blocks: Collection[int]) -> list[int]:

@@ -2,10 +2,11 @@
 
          add            admit                    stop, length
     ────────▶ WAITING ────────▶ RUNNING ────────────────────▶ finished (leaves the table)
-               ▲   │ load  ▲        │                          ▲
-               │   ▼       │ loaded │ preempt                  │ abort or error, from every state
-               │  PARKED ──┘ failed │                          │
-               └────────────────────┘──────────────────────────┘
+            ▲  │  ▲ loaded,        │                           ▲
+            │  │  │ failed         │ preempt                   │ abort or error, from every state
+       load │  ▼  │                │                           │
+            │ WAITING_FOR_REMOTE_KV│                           │
+            └──────────────────────┴───────────────────────────┘
 
 A sequence whose sampler prepares something first is COMPILING before it is WAITING.
 
@@ -31,7 +32,7 @@ class SequenceState(enum.IntEnum):
     """Where a live sequence is."""
 
     WAITING = 0
-    PARKED = 1
+    WAITING_FOR_REMOTE_KV = 1
     RUNNING = 2
     COMPILING = 3
 
@@ -41,7 +42,7 @@ class Sequence:
 
     Attributes:
         request: The request.
-        asked: The same as it came, without what its tenant's entry adds.
+        original_request: The same as it came, without what its tenant's entry adds.
         slot: Its index in the table, for life.
         seed: Key of its random numbers.
         stop_token_ids: The model's end-of-sequence tokens, unless ignored, and the request's own stop tokens.
@@ -52,10 +53,10 @@ class Sequence:
         host_blocks: Blocks in host memory with what it had computed when it was preempted by swap, in table order; else None.
         is_approximate: The KV it reads is near to what computing would give, not equal: nothing of it is shared or saved.
         num_approximate_tokens: Prompt tokens whose KV was such when it first ran; stays when it is computed anew.
-        transfer_id: Of the load it is parked for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
-        park_deadline_s: When that load is given up.
+        transfer_id: Of the load it waits for, or runs beside; or -1. While it runs beside one nothing that it computes counts.
+        load_deadline_s: When that load is given up.
         lookup_deadline_s: When a look-up that is pending is given up; infinity: none is.
-        orphan_epoch: Residency whose token is still in flight after a preemption, or -1.
+        late_token_epoch: Residency whose token is still in flight after a preemption, or -1.
         num_cached_tokens: Prompt tokens taken from cache or connector when it first ran.
         first_scheduled_s: When it first ran, or was given a first token that another engine chose; or None.
         first_token_s: When its first token was committed, or None.
@@ -65,12 +66,13 @@ class Sequence:
     """
 
     __slots__ = (
-        "asked",
         "block_hashes",
         "first_scheduled_s",
         "first_token_s",
         "host_blocks",
         "is_approximate",
+        "late_token_epoch",
+        "load_deadline_s",
         "loaded_blocks",
         "looked_up",
         "lookup_deadline_s",
@@ -79,8 +81,7 @@ class Sequence:
         "num_failed_loads",
         "num_failures",
         "num_loaded_tokens",
-        "orphan_epoch",
-        "park_deadline_s",
+        "original_request",
         "preparation",
         "request",
         "seed",
@@ -98,10 +99,10 @@ class Sequence:
         slot: int,
         seed: int,
         stop_token_ids: tuple[int, ...],
-        asked: Request | None = None,
+        original_request: Request | None = None,
     ) -> None:
         self.request = request
-        self.asked = asked or request
+        self.original_request = original_request or request
         self.slot = slot
         self.seed = seed
         self.stop_token_ids = stop_token_ids
@@ -117,8 +118,8 @@ class Sequence:
         self.num_approximate_tokens = 0
         self.num_failed_loads = 0
         self.transfer_id = -1
-        self.park_deadline_s = 0.0
-        self.orphan_epoch = -1
+        self.load_deadline_s = 0.0
+        self.late_token_epoch = -1
         self.num_cached_tokens = -1
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -259,6 +260,7 @@ class Rows:
     Attributes:
         tokens: int32 ``[max_num_seqs, max_model_len + 1]``; of a row the first ``num_known_tokens`` are valid.
         block_tables: int32 ``[max_num_seqs, max_blocks]``; of a row the first ``num_blocks`` are valid.
+        num_free: Rows that can be taken.
     """
 
     def __init__(self, *, num_rows: int, max_model_len: int, block_size: int) -> None:
@@ -266,19 +268,17 @@ class Rows:
         self.tokens: Int32Array = np.empty((num_rows, max_model_len + 1), np.int32)
         self.block_tables: Int32Array = np.empty((num_rows, -(-max_model_len // block_size) + 1), np.int32)
         self._free = list(range(num_rows - 1, -1, -1))
+        self.num_free = num_rows
         self._writes: list[tuple[Int32Array, Int32Array, Int32Array]] = []
-
-    @property
-    def num_free(self) -> int:
-        """Rows that can be taken."""
-        return len(self._free)
 
     def take(self) -> int:
         """Return a free row, the most recently used first."""
+        self.num_free -= 1
         return self._free.pop()
 
     def give_back(self, row: int) -> None:
         """Free a row."""
+        self.num_free += 1
         self._free.append(row)
 
     def write_blocks(self, rows: Int32Array, columns: Int32Array, block_ids: Int32Array) -> None:
@@ -302,6 +302,7 @@ class SlotQueue:
     """Slots in order; append, push to the front, and remove. O(1) at the ends, O(n) in the middle.
 
     Attributes:
+        slots: The slots, head first: a read-only view, valid until the next change.
         num_front: So many slots, at the head, were pushed to the front; those after them are in the order of ``append``.
         num_appended: Slots appended since the start.
         num_removed: Slots removed since the start.
@@ -313,43 +314,36 @@ class SlotQueue:
         self._tail = self._head
         self.num_front = 0
         self.num_appended = self.num_removed = 0
-        self._view: Int32Array | None = None
+        self._changed()
 
     def __len__(self) -> int:
         return self._tail - self._head
 
-    @property
-    def slots(self) -> Int32Array:
-        """The slots, head first: a read-only view, valid until the next change."""
-        if self._view is None:
-            self._view = read_only(self._buffer[self._head : self._tail])
-        return self._view
-
     def append(self, slot: int) -> None:
         """Add at the tail."""
-        self._view = None
         if self._tail == len(self._buffer):
             self._make_room()
         self._buffer[self._tail] = slot
         self._tail += 1
         self.num_appended += 1
+        self._changed()
 
     def push_front(self, slot: int) -> None:
         """Add at the head."""
-        self._view = None
         if self._head == 0:
             self._make_room()
         self._head -= 1
         self._buffer[self._head] = slot
         self.num_front += 1
+        self._changed()
 
     def remove(self, slot: int) -> bool:
         """Remove a slot wherever it is; False if it is not there."""
-        self._view = None
         if len(self) and self._buffer[self._head] == slot:
             self._head += 1
             self.num_removed += 1
             self.num_front = max(self.num_front - 1, 0)
+            self._changed()
             return True
         hits = np.flatnonzero(self._buffer[self._head : self._tail] == slot)
         if not hits.size:
@@ -359,7 +353,11 @@ class SlotQueue:
         self.num_front -= hits[0] < self.num_front
         self._buffer[at : self._tail - 1] = self._buffer[at + 1 : self._tail]
         self._tail -= 1
+        self._changed()
         return True
+
+    def _changed(self) -> None:
+        self.slots = read_only(self._buffer[self._head : self._tail])
 
     def _make_room(self) -> None:
         old = self._buffer[self._head : self._tail]

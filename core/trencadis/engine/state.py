@@ -1,7 +1,7 @@
 """All state of the engine that changes from step to step, and the moves between states.
 
-Only this module moves a sequence between compiling, waiting, parked, running and finished; preparations, scheduler, committer and transfers
-decide when.
+Only this module moves a sequence between compiling, waiting, waiting for remote KV, running and finished; preparations, scheduler,
+committer and transfers decide when.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class EngineState:
     # ------------------------------------------------------------------------------------------ enter and leave
 
     def add(
-        self, request: Request, *, asked: Request | None = None, preparation: tuple[Future[Any], ...] = ()
+        self, request: Request, *, original_request: Request | None = None, preparation: tuple[Future[Any], ...] = ()
     ) -> Sequence:
         """Make a waiting sequence of a request that was checked and completed.
 
         Args:
             request: Its weight is given.
-            asked: The same as it came, before its tenant's entry completed it; None: it came like that.
+            original_request: The same as it came, before its tenant's entry completed it; None: it came like that.
             preparation: What has to be done before it can run; while some of that is not, it is compiling.
         """
         table = self.table
@@ -106,7 +106,7 @@ class EngineState:
         eos = () if params.ignore_eos else self.eos_token_ids
         sequence = Sequence(
             request,
-            asked=asked,
+            original_request=original_request,
             slot=slot,
             seed=self._row_seed(request),
             stop_token_ids=tuple({*eos, *params.stop_token_ids}),
@@ -126,7 +126,7 @@ class EngineState:
         table.checks_own_stops[slot] = bool(params.stop_token_ids)
         table.num_prompt_logprobs += params.prompt_logprobs is not None
         self.slot_of[request.request_id] = slot
-        self.tenants.enter(slot, request, has_own_weight=(asked or request).weight is not None)
+        self.tenants.enter(slot, request, has_own_weight=(original_request or request).weight is not None)
         sequence.preparation = preparation
         if all(future.done() for future in preparation):
             self._wait(sequence, front=False)
@@ -150,16 +150,16 @@ class EngineState:
         tokens = self.known_tokens(sequence)
         now_s = self.clock.now_s()
         # What was given up or has failed may hold anything, and will not be asked for.
-        is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        is_complete = reason in (FinishReason.STOP, FinishReason.LENGTH)
         transfer_params = None
         if sequence.state is SequenceState.RUNNING:
             if sequence.transfer_id >= 0:
                 self.transfers.cancel(sequence, self.blocks, now_s=now_s)
-                is_whole = False
-            hands_over = is_whole and not sequence.is_approximate
+                is_complete = False
+            hands_over = is_complete and not sequence.is_approximate
             self._leave_row(sequence, finished=hands_over)
             transfer_params = self.transfers.finished_params(sequence.request) if hands_over else None
-        elif sequence.state is SequenceState.PARKED:
+        elif sequence.state is SequenceState.WAITING_FOR_REMOTE_KV:
             self.transfers.cancel(sequence, self.blocks, now_s=now_s)
         else:
             if sequence.state is SequenceState.COMPILING:
@@ -239,26 +239,26 @@ class EngineState:
             )
         )
 
-    def preempt(self, sequence: Sequence, *, is_sound: bool = True) -> None:
+    def preempt(self, sequence: Sequence, *, kv_valid: bool = True) -> None:
         """Take row and blocks of a running sequence; it waits at the front, to be swapped in or recomputed.
 
         Args:
             sequence: It runs.
-            is_sound: Its blocks hold what they should; after a failed step they may not, and nothing of them is kept. Nor is what is
+            kv_valid: Its blocks hold what they should; after a failed step they may not, and nothing of them is kept. Nor is what is
                 still in flight.
         """
         table, slot = self.table, sequence.slot
         if sequence.transfer_id >= 0:  # it read what may not have come
             self.transfers.cancel(sequence, self.blocks, now_s=self.clock.now_s())
-            is_sound = False
-        if not is_sound:
+            kv_valid = False
+        if not kv_valid:
             table.num_tokens[slot] = table.num_known_tokens[slot]
         sequence.tokens = self.known_tokens(sequence).copy()
         if table.num_tokens[slot] > table.num_known_tokens[slot]:
-            sequence.orphan_epoch = int(table.epoch[slot])
+            sequence.late_token_epoch = int(table.epoch[slot])
         table.was_preempted = True
         table.high_water[slot] = max(table.high_water[slot], table.num_computed_tokens[slot])
-        if not is_sound:
+        if not kv_valid:
             self.swapping.forget(sequence)
         else:
             num_computed = int(table.num_computed_tokens[slot])
@@ -277,13 +277,13 @@ class EngineState:
         sequence.state = SequenceState.WAITING
         self.waiting.append(sequence.slot)
 
-    def park(self, sequence: Sequence) -> None:
+    def wait_for_remote_kv(self, sequence: Sequence) -> None:
         """Set a waiting sequence aside while its KV is loaded."""
         self._unwait(sequence, keep_blocks=True)
-        sequence.state = SequenceState.PARKED
+        sequence.state = SequenceState.WAITING_FOR_REMOTE_KV
 
-    def unpark(self, sequence: Sequence) -> None:
-        """Put a parked sequence back to the front of the queue."""
+    def end_remote_kv_wait(self, sequence: Sequence) -> None:
+        """Put a sequence that waited for remote KV back to the front of the queue."""
         self._wait(sequence, front=True)
 
     def drop_loaded(self, sequence: Sequence) -> None:
@@ -357,7 +357,7 @@ class EngineState:
         slot = sequence.slot
         blocks = self.blocks_of(sequence).copy()
         num_known = -(-int(self.table.num_known_tokens[slot]) // self.block_size)  # the blocks of drafts hold no text
-        if finished and self.transfers.hold(sequence, blocks[:num_known], now_s=self.clock.now_s()):
+        if finished and self.transfers.pin(sequence, blocks[:num_known], now_s=self.clock.now_s()):
             blocks = blocks[num_known:]
         self.blocks.release(blocks, now_s=self.clock.now_s())
         self.rows.give_back(int(self.table.row[slot]))

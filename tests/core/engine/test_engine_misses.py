@@ -80,7 +80,7 @@ def test_what_a_refused_plan_had_for_the_kv_connector_goes_with_the_next(overlap
         ended = drain(engine)
         assert [end.num_cached_tokens for end in ended.values()] == [8, 8, 8]
         assert (engine.totals.num_failed_steps > 0) == bool(table)
-        assert (engine._state.transfers.num_loaded, engine._state.transfers.num_held_blocks) == (3, 0)
+        assert (engine._state.transfers.num_loaded, engine._state.transfers.num_pinned_blocks) == (3, 0)
         assert engine._state.blocks.num_used == 0
         stores.append(set(loop.store.blocks))
     assert stores[0] == stores[1]

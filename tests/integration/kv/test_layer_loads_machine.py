@@ -97,9 +97,7 @@ class LayerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
     def parked_load_ends(self, pick: int, num_valid: int) -> None:
-        parked = sorted(
-            transfer_id for transfer_id in self.wild.loads if transfer_id in self.engine._state.transfers._parked
-        )
+        parked = sorted(transfer_id for transfer_id in self.wild.loads if transfer_id in self.engine._state.transfers._loads)
         if parked:
             transfer_id = parked[pick % len(parked)]
             if num_valid < 0:
@@ -144,7 +142,7 @@ class LayerMachine(RuleBasedStateMachine):
         state = self.engine._state
         transfers = state.transfers
         ended = transfers.num_loaded + transfers.num_failed_loads + transfers.num_cancelled_loads
-        assert transfers.num_loads == ended + transfers.num_parked + len(transfers.layered)
+        assert transfers.num_loads == ended + transfers.num_waiting_for_kv + len(transfers.layered)
         assert self.engine.totals.num_failed_steps == 0, "a sequence read what is not its own"
         for block_hash, block in state.blocks._block_of.items():
             for array, content in zip(self.wild.content(block), self.wild.store.get(block_hash, ()), strict=False):
@@ -157,7 +155,7 @@ class LayerMachine(RuleBasedStateMachine):
             if not self.engine.has_work:
                 break
             for transfer_id in list(self.wild.loads):
-                if transfer_id in self.engine._state.transfers._parked:
+                if transfer_id in self.engine._state.transfers._loads:
                     self.wild.arrive(transfer_id)
             for transfer_id in list(self.wild.cancelled):
                 self.wild.release(transfer_id)

@@ -200,7 +200,7 @@ class Soak:
         self.step_s.append(time.perf_counter() - start_s)
         transfers = self._one.engine._state.transfers
         late = [
-            load.sequence.slot for load in transfers._parked.values() if load.sequence.park_deadline_s < self._before_s
+            load.sequence.slot for load in transfers._loads.values() if load.sequence.load_deadline_s < self._before_s
         ]
         assert late == [], "they wait for a load longer than a step beyond its deadline"
         self._before_s = self._one.clock.now_s()
@@ -266,7 +266,7 @@ class Soak:
         assert self._live == {}
         state = self._one.engine._state
         assert state.blocks.num_used == 0, "blocks are lost"
-        assert state.transfers.num_held_blocks == 0
+        assert state.transfers.num_pinned_blocks == 0
         transfers = state.transfers
         num_ends = transfers.num_loaded + transfers.num_failed_loads + transfers.num_cancelled_loads
         assert transfers.num_loads == num_ends, "a load has no end, or two"

@@ -120,7 +120,7 @@ class PassPlanner:
         self._prepared: set[Bucket] = set()
         self._used: set[Bucket] = set()
         self._listed: frozenset[Bucket] = frozenset()
-        self._closing: tuple[Bucket, ...] = ()
+        self._covering: tuple[Bucket, ...] = ()
         self._deferred: frozenset[Bucket] = frozenset()
         self._stand_ins: dict[Shape, Bucket] = {}
         self.counts = PassCounts()
@@ -136,9 +136,9 @@ class PassPlanner:
         """Note buckets that are prepared later: until then the smallest prepared one that covers a shape stands in for its own."""
         self._deferred = frozenset(buckets) - self._prepared
 
-    def close(self, table: tuple[Bucket, ...], closing: tuple[Bucket, ...]) -> None:
-        """Let shapes for which the strategy leaves its table run in one of ``closing`` that covers them."""
-        self._listed, self._closing = frozenset(table), closing
+    def close(self, table: tuple[Bucket, ...], covering: tuple[Bucket, ...]) -> None:
+        """Let shapes for which the strategy leaves its table run in one of ``covering`` that covers them."""
+        self._listed, self._covering = frozenset(table), covering
 
     def passes(self, plan: Plan, block_tables: Int32Array) -> tuple[Pass, ...]:
         """Return the passes of a plan, in order.
@@ -238,7 +238,7 @@ class PassPlanner:
             self.counts.num_hits += 1
         elif self._listed:
             self.counts.num_fallbacks += 1
-            bucket = next((closing for closing in self._closing if closing.covers(shape)), bucket)
+            bucket = next((covering for covering in self._covering if covering.covers(shape)), bucket)
         return self._stand_in(shape) if bucket in self._deferred else bucket
 
     def _stand_in(self, shape: Shape) -> Bucket:

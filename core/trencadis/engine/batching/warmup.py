@@ -16,7 +16,7 @@ from trencadis.engine.batching.passes import PassPlanner
 from trencadis.interfaces import Executor, SupportsDeferredWarmUp
 from trencadis.records import Bucket, BucketLimits, Phase, Shape, WarmUpReport
 
-__all__ = ["BackgroundWarmUp", "WarmUp", "closing_buckets", "warm_up"]
+__all__ = ["BackgroundWarmUp", "WarmUp", "covering_buckets", "warm_up"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -120,7 +120,7 @@ class BackgroundWarmUp:
         return len(ready)
 
 
-def closing_buckets(
+def covering_buckets(
     bucket_for: Callable[[Shape], Bucket], table: Collection[Bucket], limits: BucketLimits
 ) -> tuple[Bucket, ...]:
     """Return at most one bucket of each phase: it covers every shape of a padded engine that no bucket of the table does.

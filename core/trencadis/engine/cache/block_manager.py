@@ -31,6 +31,9 @@ class BlockManager:
         eviction: Decides which cached blocks go first.
 
     Attributes:
+        ref_counts: References of each block, int32 ``[num_blocks]``.
+        num_free: Blocks whose content is not kept.
+        num_available: Blocks that can be allocated now: free and cached ones.
         on_change: Called for every hash that becomes findable or ceases to be; None: not called.
     """
 
@@ -38,7 +41,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)
         self._stack: Int32Array = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        self.num_free = num_blocks
+        self.num_free = self.num_available = num_blocks
         self.on_change: Callable[[bytes], None] | None = None
         self._eviction = eviction
         self._block_of: dict[bytes, int] = {}
@@ -52,11 +55,6 @@ class BlockManager:
     def num_cached(self) -> int:
         """Blocks without references and that are kept for reuse."""
         return len(self._cached)
-
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be allocated now: free and cached ones."""
-        return self.num_free + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -75,6 +73,7 @@ class BlockManager:
             self._evict(num_blocks - self.num_free)
         blocks = self._stack[self.num_free - num_blocks : self.num_free][::-1].copy()
         self.num_free -= num_blocks
+        self.num_available -= num_blocks
         self.ref_counts[blocks] = 1
         return blocks
 
@@ -98,8 +97,10 @@ class BlockManager:
         woken = [block for block in blocks if block in self._cached]
         if woken:
             self._cached.difference_update(woken)
+            self.num_available -= len(woken)
             self._eviction.on_hit(woken, now_s=now_s)
-        self._tell_use(blocks, salt=salt, now_s=now_s)
+        if self._eviction.wants_uses:
+            self._tell_use(blocks, salt=salt, now_s=now_s)
         self.ref_counts[np.asarray(blocks, np.int32)] += 1
 
     def share(self, blocks: Int32Array) -> None:
@@ -118,8 +119,10 @@ class BlockManager:
         if kept:
             kept.reverse()  # the tail goes first: a block is useless without those before it
             self._cached.update(kept)
+            self.num_available += len(kept)
             self._eviction.on_free(kept, depths=[self._depth_of[block] for block in kept], now_s=now_s)
             idle = np.array([block for block in idle.tolist() if block not in hash_of], np.int32)
+        self.num_available += len(idle)
         self._push(idle)
 
     def register_chain(
@@ -146,7 +149,7 @@ class BlockManager:
                     self._previous[block_hash] = previous
                     self._successors.setdefault(previous, set()).add(block_hash)
             previous = block_hash
-        if known:
+        if known and self._eviction.wants_uses:
             self._tell_use(known, salt=salt, now_s=now_s)
 
     def register(self, block: int, block_hash: bytes, *, depth: int) -> bool:
@@ -209,13 +212,13 @@ class BlockManager:
     def _evict(self, num_blocks: int) -> None:
         """Free ``num_blocks`` blocks that the policy chooses, and with each what could only be found through it."""
         evicted = self._eviction.victims(num_blocks, candidates=self._cached)
-        orphans = [block_hash for block in evicted for block_hash in self._lose(block)]
+        descendants = [block_hash for block in evicted for block_hash in self._lose(block)]
         unfit = []
-        while orphans:
-            block = self._block_of.get(orphans.pop(), -1)
+        while descendants:
+            block = self._block_of.get(descendants.pop(), -1)
             if block < 0:
                 continue  # itself a victim
-            orphans += self._lose(block)
+            descendants += self._lose(block)
             if self.ref_counts[block] == 0:  # else a sequence reads it, and frees it when it ends
                 unfit.append(block)
         if unfit:

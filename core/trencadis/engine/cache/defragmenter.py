@@ -7,7 +7,7 @@ There the cost of a decode pass follows the highest block id in use, not the num
            └── reads 10 blocks ─┘       └reads 4┘
 
 Contents are swapped, so cached blocks stay valid wherever they are. Only blocks held by sequences of the current plan move, and by
-no other: what a transfer, a parked load or a preempted sequence refers to stays where it is.
+no other: what a transfer, a load in flight or a preempted sequence refers to stays where it is.
 """
 
 from __future__ import annotations

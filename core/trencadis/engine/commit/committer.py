@@ -71,11 +71,11 @@ class Committer:
             self._register_blocks(plan, output, places, resident)
         finished = failed + self._finish_ended(emitting, counts, token_ids)
         if not are_resident:
-            orphans = self._adopt_orphans(plan, output, resident)
-            finished += [end for _, _, end in orphans if end is not None]
-            slots = np.concatenate([slots, np.array([slot for slot, _, _ in orphans], np.int32)])
-            counts = np.concatenate([counts, np.array([len(run) for _, run, _ in orphans], np.int32)])
-            token_ids = np.concatenate([token_ids, *(run for _, run, _ in orphans)])
+            late = self._commit_late_tokens(plan, output, resident)
+            finished += [end for _, _, end in late if end is not None]
+            slots = np.concatenate([slots, np.array([slot for slot, _, _ in late], np.int32)])
+            counts = np.concatenate([counts, np.array([len(run) for _, run, _ in late], np.int32)])
+            token_ids = np.concatenate([token_ids, *(run for _, run, _ in late)])
         return TokenDeltas(
             slots=slots,
             num_tokens=counts,
@@ -101,7 +101,7 @@ class Committer:
         for one in output.row_errors:
             slot, epoch = int(plan.slots[one.index]), plan.epochs[one.index]
             sequence = table.sequences[slot]
-            if sequence is not None and epoch in (table.epoch[slot], sequence.orphan_epoch):
+            if sequence is not None and epoch in (table.epoch[slot], sequence.late_token_epoch):
                 reason = FinishReason.INVALID if one.is_invalid else FinishReason.ERROR
                 ended.append(self._state.finish(sequence, reason, error=one.message))
         return ended
@@ -179,24 +179,24 @@ class Committer:
                 return i + 1
         return len(run)
 
-    # ----------------------------------------------------------------------------------------------- orphans
+    # ----------------------------------------------------------------------------------------------- late tokens
 
-    def _adopt_orphans(
+    def _commit_late_tokens(
         self, plan: Plan, output: StepOutput, resident: BoolArray
     ) -> list[tuple[int, Int32Array, FinishedSequence | None]]:
         """Give a token that was in flight when its sequence was preempted to the sequence, which waits."""
         table = self._state.table
         firsts = np.cumsum(output.num_emitted) - output.num_emitted
-        adopted: list[tuple[int, Int32Array, FinishedSequence | None]] = []
+        late: list[tuple[int, Int32Array, FinishedSequence | None]] = []
         for i in np.flatnonzero(~resident & (output.num_emitted > 0)).tolist():
             slot = int(plan.slots[i])
             sequence = table.sequences[slot]
-            if sequence is None or sequence.orphan_epoch != plan.epochs[i]:
+            if sequence is None or sequence.late_token_epoch != plan.epochs[i]:
                 continue
-            sequence.orphan_epoch = -1
+            sequence.late_token_epoch = -1
             run = output.token_ids[firsts[i] : firsts[i] + output.num_emitted[i]]
-            adopted.append((slot, run, self._stop_check.adopt(sequence, run)))
-        return adopted
+            late.append((slot, run, self._stop_check.append(sequence, run)))
+        return late
 
     # ------------------------------------------------------------------------------------------------ blocks
 
@@ -209,14 +209,11 @@ class Committer:
             ends = np.where(drafts > 0, plan.starts + output.num_emitted, ends)
         full = ends // state.block_size
         grown = resident & (full > table.num_hashed_blocks[places])
-        if 1 in grown.tobytes():
-            self._register(plan.slots[grown], full[grown])
-
-    def _register(self, slots: Int32Array, full: Int32Array | Int64Array) -> None:
-        state, table = self._state, self._state.table
-        for slot, num_blocks in zip(slots.tolist(), full.tolist(), strict=True):
-            sequence = table.sequence(slot)
-            if sequence.state is not SequenceState.RUNNING or sequence.transfer_id >= 0:
+        if 1 not in grown.tobytes():
+            return
+        for slot, num_blocks in zip(plan.slots[grown].tolist(), full[grown].tolist(), strict=True):
+            sequence = table.sequences[slot]
+            if sequence is None or sequence.state is not SequenceState.RUNNING or sequence.transfer_id >= 0:
                 continue
             if sequence.is_approximate:
                 table.num_hashed_blocks[slot] = num_blocks  # looked at, and not shared
@@ -225,12 +222,12 @@ class Committer:
             salt, adapter = sequence.request.cache_salt, sequence.request.adapter
             state.hasher.extend(sequence.block_hashes, tokens, num_blocks=num_blocks, salt=salt, adapter=adapter)
             first = int(table.num_hashed_blocks[slot])
-            blocks = state.blocks_of(sequence)[first:num_blocks].tolist()
-            hashes = sequence.block_hashes[first:num_blocks]
+            blocks = state.rows.block_tables[table.row[slot], first:num_blocks].tolist()
             if state.prefix_caching:
                 now_s = state.clock.now_s()
                 state.blocks.register_chain(blocks, sequence.block_hashes, start=first, salt=salt, now_s=now_s)
-            state.transfers.computed(blocks, hashes)
+            if self._is_connected:
+                state.transfers.computed(blocks, sequence.block_hashes[first:num_blocks])
             table.num_hashed_blocks[slot] = num_blocks
 
     # ---------------------------------------------------------------------------------------------- logprobs
@@ -288,7 +285,9 @@ class StopCheck:
         table = self._state.table
         known = table.num_known_tokens[slots]
         ended: BoolArray = known >= table.max_total_tokens[slots]
-        at_stop = self._is_eos(last)
+        at_stop: BoolArray = np.zeros(len(last), np.bool_)
+        for eos in self._eos:
+            at_stop |= last == eos
         own = table.checks_own_stops[slots]
         if 1 in at_stop.tobytes() or 1 in own.tobytes():
             at_stop &= table.checks_eos[slots]
@@ -306,11 +305,11 @@ class StopCheck:
             stop_token_id=last if by_token else None,
         )
 
-    def adopt(self, sequence: Sequence, run: Int32Array) -> FinishedSequence | None:
+    def append(self, sequence: Sequence, run: Int32Array) -> FinishedSequence | None:
         """Give tokens to a sequence that holds no row; returns it if the last of them ends it.
 
         Args:
-            sequence: It waits, or is parked.
+            sequence: It waits, for remote KV or to run.
             run: At least one token.
         """
         table, slot = self._state.table, sequence.slot
@@ -321,11 +320,3 @@ class StopCheck:
             sequence.first_token_s = table.first_token_s[slot] = self._state.clock.now_s()
         ends = self.ended(np.array([slot], np.int32), run[-1:])[0]
         return self.finish(sequence, int(run[-1])) if ends else None
-
-    def _is_eos(self, token_ids: Int32Array) -> BoolArray:
-        if not self._eos:
-            return np.zeros(len(token_ids), np.bool_)
-        hits: BoolArray = token_ids == self._eos[0]
-        for eos in self._eos[1:]:
-            hits |= token_ids == eos
-        return hits

@@ -93,14 +93,14 @@ class Recovery:
             slot
             for slot, epoch in zip(plan.slots.tolist(), plan.epochs.tolist(), strict=True)
             if table.sequences[slot] is not None
-            and (table.epoch[slot] == epoch or table.sequence(slot).orphan_epoch == epoch)
+            and (table.epoch[slot] == epoch or table.sequence(slot).late_token_epoch == epoch)
         ]
 
     def _undo(self, slot: int) -> None:
         self._forget_in_flight(slot)
         sequence = self._state.table.sequence(slot)
         if sequence.state is SequenceState.RUNNING:
-            self._state.preempt(sequence, is_sound=False)
+            self._state.preempt(sequence, kv_valid=False)
 
     def _distrust(self, plan: Plan) -> None:
         """Recompute whom a plan swapped out.

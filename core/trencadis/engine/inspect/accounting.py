@@ -154,7 +154,7 @@ class Accounting:
         state = self._state
         return EngineGauges(
             num_running=len(state.running),
-            num_waiting=state.num_queued + state.transfers.num_parked,
+            num_waiting=state.num_queued + state.transfers.num_waiting_for_kv,
             num_compiling=len(state.compiling),
             num_swapped=state.swapping.num_swapped,
             num_free_blocks=state.blocks.num_free,
@@ -176,7 +176,7 @@ class Accounting:
             step=plan.step,
             now_s=state.clock.now_s(),
             num_running=len(state.running),
-            num_waiting=state.num_queued + state.transfers.num_parked,
+            num_waiting=state.num_queued + state.transfers.num_waiting_for_kv,
             num_compiling=len(state.compiling),
             num_sequences=plan.num_sequences,
             num_scheduled_tokens=plan.num_tokens,

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from trencadis.engine.stages import Stage
-from trencadis.interfaces import SchedulerView, TokenSplit
+from trencadis.interfaces import TokenSplit
 from trencadis.records import Batch, Bucket, FinishedSequence, Int32Array, Request
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class StepNotes:
         skipped: Why a waiting slot was passed over.
         without_adapter: Waiting slots that were passed over because the adapter they need had no place.
         preemptions: Who lost its blocks.
-        parked: Slots whose KV was being loaded.
+        waiting_for_kv: Slots whose KV was being loaded.
         compiling: Slots that the sampler had not prepared.
         alone: Slot that runs alone after a failed step, or -1.
         passes: Bucket of each pass, and which of ``slots`` ran in it.
@@ -116,15 +116,11 @@ class StepNotes:
     skipped: dict[int, str] | None = None
     without_adapter: Int32Array = _EMPTY
     preemptions: tuple[Preemption, ...] = ()
-    parked: tuple[int, ...] = ()
+    waiting_for_kv: tuple[int, ...] = ()
     compiling: tuple[int, ...] = ()
     alone = -1
     passes: tuple[tuple[Bucket, Int32Array], ...] = ()
     error = ""
-
-    def saw(self, view: SchedulerView) -> None:
-        """Note what the policy was shown first; the view itself would keep its arrays alive."""
-        self.now_s, self.num_waiting, self.num_free_blocks = view.now_s, len(view.waiting), view.num_free_blocks
 
     def skip(self, slot: int, reason: str) -> None:
         """Note why a waiting sequence was passed over."""

@@ -59,7 +59,7 @@ def _explanation(life: RequestLifetime, notes: tuple[StepNotes, ...], names: _Na
     slot = state.slot_of.get(life.request_id)
     if not life.finish_reason and slot is not None:
         sequence = state.table.sequence(slot)
-        where = "loading" if sequence.state is SequenceState.PARKED else sequence.state.name.lower()
+        where = "loading" if sequence.state is SequenceState.WAITING_FOR_REMOTE_KV else sequence.state.name.lower()
         num_output = len(state.known_tokens(sequence)) - life.num_prompt_tokens
     return Explanation(
         request_id=life.request_id,
@@ -224,7 +224,7 @@ def verdict_of(life: RequestLifetime, notes: StepNotes) -> Verdict:
             )
     if slot in notes.compiling:
         return Verdict(outcome="compiling", reason="the sampler prepares what it asks for, such as a grammar")
-    if slot in notes.parked:
+    if slot in notes.waiting_for_kv:
         return Verdict(outcome="loading", reason="its KV is being loaded")
     if _place(notes.running, slot) >= 0:
         return Verdict(outcome="held", reason=_why_held(slot, notes))

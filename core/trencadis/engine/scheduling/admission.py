@@ -38,6 +38,8 @@ class Admission:
         watermark_ratio: Share of all blocks kept free for decodes while others run. Source: vLLM's first scheduler.
 
     Attributes:
+        notes: Of the plan in the making; gets reasons.
+        has_outcome: There was something to admit since :meth:`begin`.
         lacks_blocks: Who was to be admitted alone last was not, for want of blocks and nothing else.
     """
 
@@ -57,12 +59,13 @@ class Admission:
         self.num_cached_tokens = 0
         self.num_pending = 0
         self.notes = StepNotes()
+        self.has_outcome = False
         self._chunk = 0
         self._short = (0, 0)
 
-    def begin(self, notes: StepNotes | None = None) -> None:
-        """Forget the last plan's admissions, and see whose adapter is next; reasons go to ``notes``."""
-        self.notes = notes or StepNotes()
+    def begin(self) -> None:
+        """Forget the last plan's admissions, and see whose adapter is next."""
+        self.has_outcome = False
         if self._state.adapters.num_places:
             self._state.adapters.reserve(self._state.waiting.slots)
         self.admitted = []
@@ -97,6 +100,7 @@ class Admission:
             order: Who may be admitted, in order; None: all that wait, as the policy says.
         """
         state = self._state
+        self.has_outcome = True
         chunks: list[int] = []
         if not state.rows.num_free:
             self.notes.stop = Stop("rows")
@@ -120,7 +124,7 @@ class Admission:
 
     def admit_alone(self, slot: int, *, token_budget: int) -> tuple[Int32Array, Int32Array]:
         """Admit one sequence without asking the policy or the KV connector, if it can be admitted; else :attr:`lacks_blocks` says why not."""
-        self.lacks_blocks = False
+        self.has_outcome, self.lacks_blocks = True, False
         if not self._state.rows.num_free or not self._state.adapters.fits(slot):
             return np.empty(0, np.int32), np.empty(0, np.int32)
         outcome = self._try(self._state.table.sequence(slot), None, token_budget)
@@ -137,12 +141,12 @@ class Admission:
             if sequence.loaded_blocks is not None:
                 state.drop_loaded(sequence)
                 return True
-        parked = state.transfers.youngest_parked()
-        if parked is None:
+        loading = state.transfers.youngest_load()
+        if loading is None:
             return False
         available = state.blocks.num_available
-        state.transfers.cancel(parked, state.blocks, now_s=state.clock.now_s())
-        state.unpark(parked)
+        state.transfers.cancel(loading, state.blocks, now_s=state.clock.now_s())
+        state.end_remote_kv_wait(loading)
         return state.blocks.num_available > available
 
     def _candidates(self, order: Int32Array) -> Generator[int, None, None]:
@@ -200,7 +204,7 @@ class Admission:
                 return _Outcome.FULL
             if found is not None:
                 if not state.transfers.goes_by_layer(sequence, found):
-                    self._park(sequence, found, hit, num_blocks)
+                    self._load(sequence, found, hit, num_blocks)
                     return _Outcome.SKIPPED
                 num_computed = self._num_found(sequence, found) * state.block_size
             num_computed = max(num_computed, int(table.num_swapped_tokens[slot]))
@@ -285,15 +289,15 @@ class Admission:
     def _num_found(self, sequence: Sequence, found: Lookup) -> int:
         return min(found.num_tokens // self._state.block_size, len(sequence.block_hashes))
 
-    def _park(self, sequence: Sequence, found: Lookup, hit: list[int], num_blocks: int) -> None:
+    def _load(self, sequence: Sequence, found: Lookup, hit: list[int], num_blocks: int) -> None:
         """Set a sequence aside until it is loaded. It holds blocks for all its tokens, so that it can run at once then."""
         state, now_s = self._state, self._state.clock.now_s()
-        state.park(sequence)
+        state.wait_for_remote_kv(sequence)
         if hit:
             state.blocks.acquire(hit, now_s=now_s, salt=sequence.request.cache_salt)
         blocks = np.concatenate([np.array(hit, np.int32), state.blocks.allocate(num_blocks - len(hit))])
         span = (len(hit), self._num_found(sequence, found))
-        state.transfers.park(sequence, found, blocks=blocks, span=span, now_s=now_s)
+        state.transfers.load(sequence, found, blocks=blocks, span=span, now_s=now_s)
 
     def _fits(self, num_new: int, hit: list[int]) -> bool:
         state = self._state

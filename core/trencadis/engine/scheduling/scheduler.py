@@ -60,7 +60,7 @@ class Scheduler:
         self._preemptor = Preemptor(state, policy, self.admission, max_preemptions=max_preemptions)
         self._decisions = decisions or Decisions()
         self._notes = StepNotes()
-        self._loads = state.transfers.has_connector
+        self._is_connected = state.transfers.has_connector
         self._step = 0
         self._preempted: list[int] = []
         self._had_drafts = False
@@ -87,15 +87,17 @@ class Scheduler:
         state, table = self._state, self._state.table
         self._preempted = []
         self.num_recomputed_tokens = 0
-        notes = self._notes = StepNotes()
-        self.admission.begin(notes)
+        notes = self._notes = self.admission.notes = StepNotes()
+        if self.admission.has_outcome or state.adapters.num_places:
+            self.admission.begin()
         if self._had_drafts:
             self._take_back()
+        view, order = self._views.view(), None
+        # The view itself would keep its arrays alive.
+        notes.now_s, notes.num_waiting, notes.num_free_blocks = view.now_s, len(view.waiting), view.num_free_blocks
         if alone is not None:
             return self._plan_alone(alone)
-        view, order = self._views.view(), None
-        notes.saw(view)
-        if len(state.waiting) and self._policy.preempts:
+        if view.waiting.size and self._policy.preempts:
             order = self.admission.order(view)
             self._preempted = self._preemptor.make_way(view, order)
             view = self._views.view()
@@ -108,7 +110,7 @@ class Scheduler:
         goes_on = num_tokens < table.max_total_tokens[places]
         if 0 in goes_on.tobytes():
             active, places, num_tokens = active[goes_on], places[goes_on], num_tokens[goes_on]
-        if not active.size and not len(state.waiting):
+        if not active.size and not state.waiting.slots.size:
             return self._finish_plan(active, _EMPTY, None, _EMPTY)
         split = self._policy.split(view, token_budget=self._budget)
         computed = table.num_computed_tokens[places]
@@ -116,8 +118,8 @@ class Scheduler:
         all_decode = ends.tobytes() == num_tokens.tobytes()
         decodes = active if all_decode else active[ends == num_tokens]
         notes.split, notes.active, notes.decodes = split, active, decodes
-        if all_decode and active is state.running and drafts is None and not len(state.waiting):
-            plan = self._plan_decodes(split, places, computed, ends)
+        if all_decode and active is state.running and drafts is None and not state.waiting.slots.size:
+            plan = self._plan_decodes(view, split, places, computed, ends)
             if plan is not None:
                 return plan
         is_decode = ends == num_tokens
@@ -129,7 +131,7 @@ class Scheduler:
             self._continue_prefills(view, active[~is_decode], left, slots, counts)
             left -= sum(int(c.sum()) for c in counts[1:])
         notes.num_left = left
-        if len(self._preempted) == num_gave_way and left > 0 and len(state.waiting):
+        if len(self._preempted) == num_gave_way and left > 0 and state.waiting.slots.size:
             admitted, chunks = self.admission.admit(self._views.view(), token_budget=left, order=order)
             slots.append(admitted)
             counts.append(chunks)
@@ -142,14 +144,15 @@ class Scheduler:
     # ---------------------------------------------------------------------------------------------- decodes
 
     def _plan_decodes(
-        self, split: TokenSplit, places: Int64Array, computed: Int64Array, ends: Int64Array
+        self, view: SchedulerView, split: TokenSplit, places: Int64Array, computed: Int64Array, ends: Int64Array
     ) -> Plan | None:
         """Plan a token for each running sequence where nothing else is to be decided; None if something is.
 
-        This is what :meth:`plan` comes to then, and what nearly all steps are: nothing waits, every sequence decodes and has room in its
-        blocks, and the budgets are enough.
+        This is what :meth:`plan` comes to then, and what nearly all steps are: nothing waits, every sequence decodes, and blocks and
+        budgets are enough.
 
         Args:
+            view: The state.
             split: Of the policy.
             places: All running slots.
             computed: Their computed tokens.
@@ -158,10 +161,12 @@ class Scheduler:
         state, table, number = self._state, self._state.table, len(places)
         if not number or number > min(split.decode, self._budget) or self._preempted or table.was_preempted:
             return None
-        if 1 in (table.num_blocks[places] * state.block_size < ends).tobytes():
-            return None
         if len(self._ones) < number:
             self._ones, self._trues = _constant(2 * number, np.int32), _constant(2 * number, np.bool_)
+        if 1 in (table.num_blocks[places] * state.block_size < ends).tobytes():
+            if number > state.blocks.num_available:  # so many may be missing
+                return None
+            self._allocate(view, state.running, self._ones[:number])
         self._notes.num_left = min(self._budget - number, split.prefill)
         self._had_drafts = False
         table.num_computed_tokens[places] = ends
@@ -176,7 +181,7 @@ class Scheduler:
             samples=self._trues[:number],
             admitted=_EMPTY,
             preempted=_EMPTY,
-            connector_message=state.transfers.take_message() if self._loads else b"",
+            connector_message=state.transfers.take_message() if self._is_connected else b"",
             num_tokens=number,
         )
         self._note(plan.slots, plan.starts, plan.num_scheduled)
@@ -253,7 +258,7 @@ class Scheduler:
         if self.admission.reclaim():
             return True
         candidates = state.running
-        borrowed = state.transfers.num_held_blocks
+        borrowed = state.transfers.num_pinned_blocks
         if may_fail and candidates.size <= 1 and not borrowed:
             for slot in candidates.tolist():
                 error = f"the KV cache of {state.blocks.num_blocks} blocks has no room for this sequence alone"
@@ -294,8 +299,7 @@ class Scheduler:
         """Plan one suspect of a failed step alone, so that only the one at fault ends with the error."""
         state, table = self._state, self._state.table
         self._notes.alone = slot
-        self._notes.saw(self._views.view())
-        if table.sequence(slot).state is SequenceState.PARKED:
+        if table.sequence(slot).state is SequenceState.WAITING_FOR_REMOTE_KV:
             return self._finish_plan(_EMPTY, _EMPTY, None, _EMPTY)  # its load is still awaited
         if table.row[slot] < 0:
             slots, counts = self.admission.admit_alone(slot, token_budget=self._budget)
@@ -321,14 +325,14 @@ class Scheduler:
     ) -> Plan | None:
         """Count the scheduled tokens as computed and wrap everything up."""
         state, table = self._state, self._state.table
-        message = state.transfers.take_message()
+        message = state.transfers.take_message() if self._is_connected else b""
         if not slots.size and not message and not state.transfers.is_active and not self._preempted:
             self._note(slots, slots, counts)
             return None
         starts = table.num_computed_tokens[slots]
         ends = starts + counts
         known = table.num_tokens[slots]
-        kept = self._drafts_of(slots, counts, drafts, draft_slots)
+        kept = None if drafts is None else self._drafts_of(slots, counts, drafts, draft_slots)
         self._had_drafts = kept is not None
         num_drafts = 0 if kept is None else kept.num_drafts
         samples = ends - num_drafts == known
@@ -361,19 +365,17 @@ class Scheduler:
         notes.step, notes.policy = self._step, self._policy.name
         notes.slots, notes.starts, notes.counts = slots, starts, counts
         notes.running, notes.admitted = state.running, self.admission.admitted
-        if self._loads:
-            notes.parked = state.transfers.parked
+        if self._is_connected:
+            notes.waiting_for_kv = state.transfers.waiting_for_kv
         if state.compiling:
             notes.compiling = tuple(state.compiling)
         if slots.size or state.slot_of or self.failed:  # else it only asks what became of a transfer
             self._decisions.end(notes)
 
     def _drafts_of(
-        self, slots: Int32Array, counts: Int32Array, drafts: Drafts | None, draft_slots: Int32Array
+        self, slots: Int32Array, counts: Int32Array, drafts: Drafts, draft_slots: Int32Array
     ) -> Drafts | None:
         """Return the drafts in plan order, without those that were left out."""
-        if drafts is None:
-            return None
         place = {slot: i for i, slot in enumerate(draft_slots.tolist())}
         picks = np.array([place.get(slot, -1) for slot in slots.tolist()], np.int32)
         kept = np.where(picks >= 0, counts - 1, 0).astype(np.int32)

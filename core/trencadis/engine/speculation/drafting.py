@@ -281,8 +281,8 @@ class Drafting:
 def _fault(chosen: Int32Array, view: LengthView) -> str:
     """Return what is wrong with draft lengths. Pure."""
     most = view.max_draft_tokens
-    is_whole = isinstance(chosen, np.ndarray) and chosen.dtype.kind in "iu" and chosen.shape == most.shape
-    if not is_whole or ((chosen < 0) | (chosen > most)).any():
+    is_complete = isinstance(chosen, np.ndarray) and chosen.dtype.kind in "iu" and chosen.shape == most.shape
+    if not is_complete or ((chosen < 0) | (chosen > most)).any():
         return f"it chose {shown(chosen)} drafts, allowed are 0 to {shown(most)}"
     return ""
 

@@ -77,7 +77,7 @@ class FirstTokens:
             sequence.first_scheduled_s = state.clock.now_s()
         self._taken.append((sequence.slot, _placed(first, len(sequence.tokens))))
         self.num_new += 1
-        ended = StopCheck(state).adopt(sequence, np.array([first.token_id], np.int32))
+        ended = StopCheck(state).append(sequence, np.array([first.token_id], np.int32))
         if ended is not None:
             self.ended.append(ended)
         return ended is not None

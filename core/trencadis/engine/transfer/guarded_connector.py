@@ -358,7 +358,7 @@ class GuardedWorker(KVWorkerSide):
     def __init__(self, side: KVWorkerSide, *, label: str = "the KV connector", meter: CallMeter | None = None) -> None:
         self._side = side
         self._label = label
-        self._meter = meter or CallMeter(label, lane=ACTIVITY.device)
+        self._meter = meter or CallMeter(label, thread=ACTIVITY.device)
         self._faults = FaultLog(logger)
 
     def register(self, kv_cache: KVPool) -> None:

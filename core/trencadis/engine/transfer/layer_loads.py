@@ -109,11 +109,11 @@ class LayerLoads:
     def void(self, sequence: Sequence, state: EngineState) -> None:
         """Have a sequence computed anew, from what it knew before."""
         self.num_voided += 1
-        state.preempt(sequence, is_sound=False)
+        state.preempt(sequence, kv_valid=False)
 
     def of(self, slots: Iterable[int]) -> list[Sequence]:
         """Return the sequences among these slots that run beside a load. Pure."""
         if not self._loads:
             return []
-        asked = set(slots)
-        return [load.sequence for load in self._loads.values() if load.sequence.slot in asked]
+        planned = set(slots)
+        return [load.sequence for load in self._loads.values() if load.sequence.slot in planned]

@@ -56,14 +56,14 @@ class RankQuorum:
         reports: Mapping[int, ConnectorReport],
         *,
         is_awaited: Callable[[int], bool],
-        is_held: Callable[[int], bool],
+        is_pinned: Callable[[int], bool],
     ) -> ConnectorReport:
         """Take the reports of a step, by rank; return what all ranks are through with since.
 
         Args:
             reports: Of any of the ranks, in any order.
             is_awaited: Whether the end of a load, or a release, is awaited for a transfer id.
-            is_held: Whether a release is awaited for it.
+            is_pinned: Whether a release is awaited for it.
         """
         self._known = {transfer_id: known for transfer_id, known in self._known.items() if is_awaited(transfer_id)}
         loaded: list[int] = []
@@ -83,7 +83,7 @@ class RankQuorum:
                     worst = _worst(self._known[transfer_id].ends)
                     loaded += [transfer_id] if worst is None else []
                     failed += [] if worst is None else [worst]
-            released += [t for t in report.released if self._released(rank, t, is_held=is_held(t))]
+            released += [t for t in report.released if self._released(rank, t, is_pinned=is_pinned(t))]
         return ConnectorReport(loaded=tuple(loaded), failed=tuple(failed), released=tuple(released))
 
     def _ended(self, rank: int, transfer_id: int, end: FailedLoad | None, *, is_awaited: bool) -> bool:
@@ -96,10 +96,10 @@ class RankQuorum:
         self._known[transfer_id] = known
         return known.ends.keys() == self._ranks
 
-    def _released(self, rank: int, transfer_id: int, *, is_held: bool) -> bool:
+    def _released(self, rank: int, transfer_id: int, *, is_pinned: bool) -> bool:
         """Note that a rank touches the blocks of a transfer id no more; True if it was the last one."""
         known = self._known.get(transfer_id, _Transfer())
-        if not is_held or rank in known.released:
+        if not is_pinned or rank in known.released:
             self._ignore(rank, f"releases transfer id {transfer_id}, which is not awaited of it")
             return False
         known.released.add(rank)

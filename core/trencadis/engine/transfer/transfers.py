@@ -1,13 +1,13 @@
 """KV loads and saves in flight: waiting sequences, and blocks pinned until no transfer uses them.
 
 The connector decides, this module keeps the books: every transfer id ends in ``loaded``, ``failed`` or a deadline, and blocks of
-a cancelled load stay held until the connector says no transfer can touch them. One that never says so is closed: from then on
-nothing can touch a block, the held ones come back, and the engine goes on without a connector.
+a cancelled load stay pinned until the connector says no transfer can touch them. One that never says so is closed: from then on
+nothing can touch a block, the pinned ones come back, and the engine goes on without a connector.
 
-    lookup ─▶ parked ─┬─ loaded ───────────────▶ runs
+    lookup ─▶ load ───┬─ loaded ───────────────▶ runs
                       ├─ failed ───────────────▶ runs; the rest is computed, or looked up again
-                      └─ deadline, abort ─▶ held ─┬─ released ──────▶ free
-                                                  └─ quarantine over ▶ connector closed ▶ free
+                      └─ deadline, abort ─▶ pinned ─┬─ released ─────▶ free
+                                                    └─ timeout ─▶ connector closed ▶ free
 
 A load that comes layer by layer (:mod:`~trencadis.engine.transfer.layer_loads`) lets no sequence wait.
 """
@@ -42,13 +42,13 @@ _MAX_RETRIES = 3
 
 
 class Transfers:
-    """Parked loads and held blocks of one engine.
+    """Loads in flight and pinned blocks of one engine.
 
     Args:
         connector: The scheduler side, or None: then everything here is a no-op.
         load_timeout_s: A load that takes longer is given up and its tokens are computed here.
         lookup_timeout_s: A look-up that is pending for longer is a miss.
-        quarantine_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
+        pin_timeout_s: Blocks of a load that was given up, or of a finished sequence, are pinned no longer than this.
         max_parked: Sequences that may wait for a load at once; others are computed.
         close_worker: Closes the worker sides; returns when none touches a block any more.
         num_ranks: Worker sides, each of which reports for itself.
@@ -72,7 +72,7 @@ class Transfers:
         *,
         load_timeout_s: float = 30.0,
         lookup_timeout_s: float = 60.0,
-        quarantine_s: float = 60.0,
+        pin_timeout_s: float = 60.0,
         max_parked: int = 256,
         close_worker: Callable[[], None] = lambda: None,
         num_ranks: int = 1,
@@ -85,16 +85,16 @@ class Transfers:
         self._faults = FaultLog(logger)
         self._load_timeout_s = load_timeout_s
         self._lookup_timeout_s = lookup_timeout_s
-        self._quarantine_s = quarantine_s
+        self._pin_timeout_s = pin_timeout_s
         self._max_parked = max_parked
         self._close_worker = close_worker
         self._quorum = RankQuorum(num_ranks)
         self._layerwise = layerwise and connector is not None and connector.is_layerwise
         self.layered = LayerLoads()
         self.first_tokens = first_tokens or FirstTokens()
-        self._parked: dict[int, WaitingLoad] = {}
-        self._held: dict[int, Int32Array] = {}
-        self._held_until_s: dict[int, float] = {}
+        self._loads: dict[int, WaitingLoad] = {}
+        self._pinned: dict[int, Int32Array] = {}
+        self._pinned_until_s: dict[int, float] = {}
         self._has_news = False
         self._unsent = b""
         self.num_loads = self.num_loaded = self.num_failed_loads = self.num_cancelled_loads = self.num_unused = 0
@@ -113,7 +113,7 @@ class Transfers:
     @property
     def is_active(self) -> bool:
         """True while a report is awaited: the engine must keep stepping even if nothing is scheduled."""
-        return bool(self._parked or self._held)
+        return bool(self._loads or self._pinned)
 
     @property
     def has_message(self) -> bool:
@@ -126,19 +126,19 @@ class Transfers:
         return self.is_active or self.has_message
 
     @property
-    def num_parked(self) -> int:
+    def num_waiting_for_kv(self) -> int:
         """Sequences that wait for a load."""
-        return len(self._parked)
+        return len(self._loads)
 
     @property
-    def parked(self) -> tuple[int, ...]:
+    def waiting_for_kv(self) -> tuple[int, ...]:
         """Slots that wait for a load."""
-        return tuple([load.sequence.slot for load in self._parked.values()])
+        return tuple([load.sequence.slot for load in self._loads.values()])
 
     @property
-    def num_held_blocks(self) -> int:
+    def num_pinned_blocks(self) -> int:
         """Blocks that only a transfer holds."""
-        return sum(len(blocks) for blocks in self._held.values())
+        return sum(len(blocks) for blocks in self._pinned.values())
 
     @property
     def num_ignored(self) -> int:
@@ -147,10 +147,10 @@ class Transfers:
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
         """Ask the connector what it has of a prompt; asked again only while it answers ``pending``, and not for ever."""
-        if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_parked:
+        if self._connector is None or sequence.looked_up or len(self._loads) >= self._max_parked:
             return Lookup()
         found = self._connector.lookup(
-            sequence.asked,
+            sequence.original_request,
             block_hashes=tuple(sequence.block_hashes),
             num_local_tokens=num_local_tokens,
             is_used=self._is_awaited,
@@ -173,7 +173,7 @@ class Transfers:
             f"{self._connector.label} was still looking for the prefix of request {sequence.request.request_id} after "
             f"{self._lookup_timeout_s:g} s ([cache] lookup_timeout_s): its prompt is computed here.",
         )
-        self.abandoned(sequence.asked)
+        self.abandoned(sequence.original_request)
         return Lookup()
 
     def unused(self, found: Lookup) -> None:
@@ -211,24 +211,24 @@ class Transfers:
         self._missed(sequence, state)
         return False
 
-    def park(
+    def load(
         self, sequence: Sequence, found: Lookup, *, blocks: Int32Array, span: tuple[int, int], now_s: float
     ) -> None:
         """Note a load into ``blocks[first:last]`` of ``span``; those before are a local hit, those after will be computed."""
-        assert self._connector is not None, "only a connector's hit parks a sequence"
+        assert self._connector is not None, "only a connector's hit is loaded"
         transfer_id = found.transfer_id
-        sequence.transfer_id, sequence.park_deadline_s = transfer_id, now_s + min(self._load_timeout_s, found.timeout_s)
-        load = self._parked[transfer_id] = WaitingLoad(
+        sequence.transfer_id, sequence.load_deadline_s = transfer_id, now_s + min(self._load_timeout_s, found.timeout_s)
+        load = self._loads[transfer_id] = WaitingLoad(
             sequence=sequence, blocks=blocks, first=span[0], last=span[1], is_approximate=found.approximate
         )
         self.num_loads += 1
         if not self._connector.on_allocated(
             transfer_id, blocks=blocks[load.told].tolist(), block_hashes=sequence.block_hashes[load.told]
         ):
-            sequence.park_deadline_s = now_s
+            sequence.load_deadline_s = now_s
 
     def cancel(self, sequence: Sequence, blocks: BlockManager, *, now_s: float) -> None:
-        """Give up a load that is not wanted any more; blocks it may still write to stay held."""
+        """Give up a load that is not wanted any more; blocks it may still write to stay pinned."""
         self.num_cancelled_loads += 1
         self._give_up(sequence, blocks, now_s=now_s)
 
@@ -238,14 +238,14 @@ class Transfers:
             self._has_news = True
             self._connector.on_computed(blocks=blocks, block_hashes=hashes)
 
-    def hold(self, sequence: Sequence, blocks: Int32Array, *, now_s: float) -> bool:
+    def pin(self, sequence: Sequence, blocks: Int32Array, *, now_s: float) -> bool:
         """True if the connector keeps the blocks of a finished sequence for now."""
         if self._connector is None:
             return False
         transfer_id = self._connector.on_finished(sequence.request, blocks=blocks.tolist())
         if transfer_id is None or self._is_awaited(transfer_id):
             return False
-        self._hold(transfer_id, blocks, now_s)
+        self._pin(transfer_id, blocks, now_s)
         return True
 
     def finished_params(self, request: Request) -> Mapping[str, Any] | None:
@@ -280,7 +280,7 @@ class Transfers:
         self._unsent = message
 
     def apply(self, reports: Mapping[int, ConnectorReport], state: EngineState, *, missed_layers: bool = False) -> None:
-        """Take the ranks' reports: unpark what loaded or failed, free what was released; then enforce deadlines.
+        """Take the ranks' reports: end the wait of sequences whose load ended, free what was released; then enforce deadlines.
 
         Args:
             reports: Of a step, by rank.
@@ -290,21 +290,21 @@ class Transfers:
         if self._connector is None:
             return
         if reports:
-            report = self._quorum.merge(reports, is_awaited=self._is_awaited, is_held=self._held.__contains__)
+            report = self._quorum.merge(reports, is_awaited=self._is_awaited, is_pinned=self._pinned.__contains__)
             self._connector.on_report(report)
             self._has_news |= bool(report.loaded or report.failed or report.released)
             for transfer_id in report.loaded:
-                if transfer_id in self._parked:
+                if transfer_id in self._loads:
                     self.num_loaded += 1
-                    self._parked.pop(transfer_id).end(state)
+                    self._loads.pop(transfer_id).end(state)
                 elif transfer_id in self.layered:
                     self.num_loaded += 1
                     self.layered.came(transfer_id, state, too_late=missed_layers)
             for failed in report.failed:
-                if failed.transfer_id in self._parked or failed.transfer_id in self.layered:
+                if failed.transfer_id in self._loads or failed.transfer_id in self.layered:
                     self._failed(failed, state)
             for transfer_id in report.released:
-                if transfer_id in self._held:
+                if transfer_id in self._pinned:
                     self._free(transfer_id, state)
         self._enforce_deadlines(state)
 
@@ -345,13 +345,13 @@ class Transfers:
         if self._connector is not None:
             self._connector.close()
 
-    def youngest_parked(self) -> Sequence | None:
-        """Return the sequence that was parked last, to be given up first under pressure."""
-        return next((load.sequence for load in reversed(self._parked.values())), None)
+    def youngest_load(self) -> Sequence | None:
+        """Return the sequence whose load began last, to be given up first under pressure."""
+        return next((load.sequence for load in reversed(self._loads.values())), None)
 
     def _is_awaited(self, transfer_id: int) -> bool:
-        """Return whether a transfer id names a load, or blocks that are held."""
-        return transfer_id in self._parked or transfer_id in self.layered or transfer_id in self._held
+        """Return whether a transfer id names a load, or blocks that are pinned."""
+        return transfer_id in self._loads or transfer_id in self.layered or transfer_id in self._pinned
 
     def _failed(self, failed: FailedLoad, state: EngineState) -> None:
         """Keep what arrived; the rest is computed, or looked up again if the connector asks for it."""
@@ -363,9 +363,9 @@ class Transfers:
             state.blocks.release(load.blocks, now_s=state.clock.now_s())
             self.layered.void(sequence, state)
         else:
-            parked = self._parked.pop(failed.transfer_id)
-            sequence = parked.sequence
-            parked.end(state, num_valid_tokens=failed.num_valid_tokens)
+            waiting = self._loads.pop(failed.transfer_id)
+            sequence = waiting.sequence
+            waiting.end(state, num_valid_tokens=failed.num_valid_tokens)
         sequence.num_failed_loads += 1
         again = self._connector.on_failed(sequence.request, failed) and sequence.num_failed_loads <= _MAX_RETRIES
         if again:
@@ -388,19 +388,19 @@ class Transfers:
         assert self._connector is not None, "only a connector's hit is loaded"
         transfer_id, sequence.transfer_id = sequence.transfer_id, -1
         if transfer_id in self.layered:
-            self._hold(transfer_id, self.layered.drop(transfer_id).blocks, now_s)
+            self._pin(transfer_id, self.layered.drop(transfer_id).blocks, now_s)
         else:
-            self._hold(transfer_id, self._parked.pop(transfer_id).give_up(blocks, now_s=now_s), now_s)
+            self._pin(transfer_id, self._loads.pop(transfer_id).give_up(blocks, now_s=now_s), now_s)
         self._connector.on_cancelled(transfer_id)
 
     def _enforce_deadlines(self, state: EngineState) -> None:
         now_s = state.clock.now_s()
-        for sequence in [load.sequence for load in self._parked.values() if now_s >= load.sequence.park_deadline_s]:
+        for sequence in [load.sequence for load in self._loads.values() if now_s >= load.sequence.load_deadline_s]:
             self.num_failed_loads += 1
             logger.warning("KV load %d took too long; its tokens are computed here.", sequence.transfer_id)
             self._give_up(sequence, state.blocks, now_s=now_s)
-            state.unpark(sequence)
-        overdue = [transfer_id for transfer_id, until_s in self._held_until_s.items() if now_s >= until_s]
+            state.end_remote_kv_wait(sequence)
+        overdue = [transfer_id for transfer_id, until_s in self._pinned_until_s.items() if now_s >= until_s]
         if overdue:
             self._switch_off(state, overdue)
 
@@ -411,25 +411,25 @@ class Transfers:
             "%s has held %d blocks for over %g s (transfer ids %s) and is closed; serving goes on without it. Mend it, or choose another "
             "in kv_connector.name.",
             self._connector.label,
-            sum(len(self._held[transfer_id]) for transfer_id in overdue),
-            self._quarantine_s,
+            sum(len(self._pinned[transfer_id]) for transfer_id in overdue),
+            self._pin_timeout_s,
             shown(overdue),
         )
         self._connector.close()
         self._close_worker()
         now_s = state.clock.now_s()
-        for sequence in [load.sequence for load in self._parked.values()]:
+        for sequence in [load.sequence for load in self._loads.values()]:
             self.num_failed_loads += 1
             self._give_up(sequence, state.blocks, now_s=now_s)
-            state.unpark(sequence)
+            state.end_remote_kv_wait(sequence)
         self.confirm(state.running, state)
-        for transfer_id in list(self._held):
+        for transfer_id in list(self._pinned):
             self._free(transfer_id, state)
 
-    def _hold(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
-        self._held[transfer_id] = blocks
-        self._held_until_s[transfer_id] = now_s + self._quarantine_s
+    def _pin(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
+        self._pinned[transfer_id] = blocks
+        self._pinned_until_s[transfer_id] = now_s + self._pin_timeout_s
 
     def _free(self, transfer_id: int, state: EngineState) -> None:
-        del self._held_until_s[transfer_id]
-        state.blocks.release(self._held.pop(transfer_id), now_s=state.clock.now_s())
+        del self._pinned_until_s[transfer_id]
+        state.blocks.release(self._pinned.pop(transfer_id), now_s=state.clock.now_s())

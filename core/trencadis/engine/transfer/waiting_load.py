@@ -68,7 +68,7 @@ class WaitingLoad:
             )
         sequence.loaded_blocks = self.blocks
         sequence.num_loaded_tokens = num_valid * state.block_size
-        state.unpark(sequence)
+        state.end_remote_kv_wait(sequence)
 
     def give_up(self, blocks: BlockManager, *, now_s: float) -> Int32Array:
         """Give back the blocks that no transfer touches; returns the others, which are the caller's now."""

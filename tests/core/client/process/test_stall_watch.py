@@ -134,7 +134,7 @@ def test_one_that_is_stopped_while_it_compiles_is_stalled(scene: Scene, monkeypa
 
 
 def test_slow_steps_may_be_followed_by_slower_ones(scene: Scene) -> None:
-    scene.activity.end_step(10.0)
+    scene.activity.end_step(EnginePhase.COMMITTING, took_s=10.0)
     scene.activity.begin_step(7, EnginePhase.FORWARD)
     scene.look_for(199)
     assert scene.is_well
@@ -147,7 +147,7 @@ def test_slow_steps_may_be_followed_by_slower_ones(scene: Scene) -> None:
 
 
 def test_slow_steps_excuse_no_process_that_is_stopped(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.activity.end_step(10.0)
+    scene.activity.end_step(EnginePhase.COMMITTING, took_s=10.0)
     scene.activity.begin_step(7, EnginePhase.FORWARD)
     monkeypatch.setattr("trencadis.client.process.stall_watch._is_stopped", lambda _: True)
     scene.look_for(70)

@@ -6,7 +6,7 @@ from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trencadis.engine.batching.warmup import closing_buckets
+from trencadis.engine.batching.warmup import covering_buckets
 from trencadis.interfaces import BucketingStrategy
 from trencadis.records import Bucket, BucketLimits, FinishReason, Phase, Request, SamplingParams, Shape
 from trencadis_plugins.bucketing.exponential import Exponential
@@ -43,7 +43,7 @@ class ByHand(BucketingStrategy):
 
 
 def closing(strategy: BucketingStrategy, limits: BucketLimits = LIMITS) -> tuple[Bucket, ...]:
-    return closing_buckets(strategy.bucket_for, strategy.buckets(limits), limits)
+    return covering_buckets(strategy.bucket_for, strategy.buckets(limits), limits)
 
 
 def test_complete_table_gets_nothing() -> None:

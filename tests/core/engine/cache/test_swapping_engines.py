@@ -138,7 +138,7 @@ def test_the_token_in_flight_comes_after_the_preemption_and_its_kv_is_in_the_cop
         def swap_blocks(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
             super().swap_blocks(outs=outs, ins=ins)
             for one in swapped(engine):
-                if one.orphan_epoch >= 0:
+                if one.late_token_epoch >= 0:
                     # All known tokens are swapped, for the step in flight computes the last of them.
                     assert engine._state.table.num_swapped_tokens[one.slot] == len(one.tokens)
                     with_a_token_in_flight.append(one.request.request_id)

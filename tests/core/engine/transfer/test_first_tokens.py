@@ -134,7 +134,7 @@ def test_token_is_shown_at_once_and_the_text_goes_on_behind_it(prompt: tuple[int
     slot = scene.add("r", prompt, first=truth(prompt, 1)[0], max_tokens=6)
     scene.step()
     assert scene.said == {slot: [truth(prompt, 1)]}, "before its blocks are here"
-    assert scene.engine._state.transfers.num_parked == 1
+    assert scene.engine._state.transfers.num_waiting_for_kv == 1
     scene.run()
     assert scene.texts(slot) == truth(prompt, 6) == scene.ends["r"].token_ids.tolist()
     assert scene.ends["r"].num_cached_tokens == (len(prompt) - 1) // 4 * 4

@@ -37,7 +37,7 @@ class House:
     def now_s(self):
         return 0.0
 
-    def unpark(self, sequence):
+    def end_remote_kv_wait(self, sequence):
         self.came.append(sequence)
 
     def load(self, *, is_approximate=False):

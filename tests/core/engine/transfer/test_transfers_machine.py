@@ -105,7 +105,7 @@ class TransferMachine(RuleBasedStateMachine):
         assert broken_invariants(self.engine) == []
         assert self.wild.offers == set(), "the engine says of every hit what becomes of it"
         num_loads, *ended = counts(self.engine)
-        assert num_loads == sum(ended) + self.engine._state.transfers.num_parked
+        assert num_loads == sum(ended) + self.engine._state.transfers.num_waiting_for_kv
         for block_hash, block in self.engine._state.blocks._block_of.items():
             for array, content in zip(self.wild.content(block), self.wild.store.get(block_hash, ()), strict=False):
                 assert (array == content).all(), "a block that was never verified can be found"
