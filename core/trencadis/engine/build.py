@@ -40,10 +40,10 @@ from trencadis.engine.scheduling.switch import SchedulingSwitch
 from trencadis.engine.speculation.drafting import Drafting, Speculation, check_numbers
 from trencadis.engine.stages import Stage
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.first_token_terms import SamplingTerms
 from trencadis.engine.transfer.first_tokens import FirstTokens
 from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis.engine.transfer.role import EngineRole
+from trencadis.engine.transfer.sampling_fingerprint import EngineFingerprint
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.errors import CapabilityError, ConfigValueError, ContractError, PluginLoadError, TrencadisError
 from trencadis.faults import CallMeter, as_words, reraise_interrupt, shown
@@ -57,9 +57,9 @@ from trencadis.interfaces import (
     ConnectorPair,
     EvictionPolicy,
     Executor,
-    FirstTokenTerms,
     Observer,
     Sampler,
+    SamplingFingerprint,
     SchedulingPolicy,
     Speculator,
     SupportsPreparation,
@@ -210,7 +210,7 @@ class _Builder:
         self._registry = registry
         self._plan = plan
         self._context = attrs.evolve(context, make=self._make_inner, label_of=self._label_inner)
-        self._judge: Sampler | None = None
+        self._reference: Sampler | None = None
         self.device_label = ""
         self._honoured: frozenset[str] | None = None
         self._made: list[tuple[RegisteredComponent, Any]] | None = []
@@ -304,8 +304,8 @@ class _Builder:
             on_close=self._registry.closing,
             check_params=self._check_params,
             prepare=self._prepare,
-            may_begin=lambda start, token_id: self._judging().may_begin(start, token_id),
-            first_token_terms=self._first_token_terms(model),
+            can_start_with=lambda start, token_id: self._reference_sampler().can_start_with(start, token_id),
+            sampling_fingerprint=self._sampling_fingerprint(model),
             device_label=self.device_label,
         )
 
@@ -322,7 +322,9 @@ class _Builder:
             names=(choices["speculation"].component.name, fallback.component.name if fallback else ""),
             make_fallbacks=(drafter[2], length[2]),
             acceptance=self._acceptance(drafter[1]),
-            takes_drafts=lambda params, branching: self._judging().takes_drafts(params, branching=branching),
+            supports_drafts=lambda params, branching: self._reference_sampler().supports_drafts(
+                params, branching=branching
+            ),
         )
 
     def _acceptance(self, speculator: Speculator) -> AcceptanceRule:
@@ -330,29 +332,29 @@ class _Builder:
         rules = {"name": (self._plan.choices["acceptance"], rule)}
         if make_fallback is not None:
             rules["fallback"] = self._plan.fallbacks["acceptance"], make_fallback()
-        samplers = [self._judging(), *([] if (made := self._guarded("sampling")[2]) is None else [made()])]
+        samplers = [self._reference_sampler(), *([] if (made := self._guarded("sampling")[2]) is None else [made()])]
         for key, (choice, one) in rules.items():
             where = f"[acceptance] {key} = {choice.component.name!r}: {type(one).__name__}"
             # What comes by import path declares no capabilities, so that they were not negotiated.
             silent = [type(sampler).__name__ for sampler in samplers if type(sampler).verify is Sampler.verify]
-            if one.needs_laws and silent:
+            if one.needs_distributions and silent:
                 raise CapabilityError(
-                    f"{where} reads the laws that tokens are drawn from, and the sampler {silent[0]} tells none.",
+                    f"{where} reads the distributions that tokens are drawn from, and the sampler {silent[0]} tells none.",
                     hint='Set acceptance.name to "match", or sampling.name to "standard"; and so the fallbacks, if there are any.',
                 )
-            if key == "fallback" and speculator.drafts_trees and not one.takes_trees:
+            if key == "fallback" and speculator.drafts_trees and not one.supports_trees:
                 raise CapabilityError(
                     f"{where} takes linear drafts only, and {type(speculator).__name__} drafts trees.",
                     hint='Set acceptance.fallback to "match" or "tree".',
                 )
         return GuardedAcceptance(label, rule, make_fallback)
 
-    def _judging(self) -> Sampler:
+    def _reference_sampler(self) -> Sampler:
         """Return a sampler in this process, which the backend's need not be; made when it is first needed."""
-        if self._judge is None:
+        if self._reference is None:
             made: Sampler = self.make(self._plan.choices["sampling"])
-            self._judge, self._honoured = made, self._honoured_by(made)
-        return self._judge
+            self._reference, self._honoured = made, self._honoured_by(made)
+        return self._reference
 
     def _honoured_by(self, sampler: Sampler) -> frozenset[str] | None:
         """Return the parameters that a sampler honours; None if it is of a version that did not state them.
@@ -374,7 +376,7 @@ class _Builder:
         """Refuse what the sampler does not honour. A request of defaults needs no sampler in this process, and makes none."""
         if not (params.asked or params.logits_processors or params.structured is not None):
             return
-        sampler = self._judging()
+        sampler = self._reference_sampler()
         if self._honoured is not None:
             check_honoured(params, self._honoured, str(self._plan.choices["sampling"].component))
         sampler.check(params)
@@ -382,16 +384,16 @@ class _Builder:
     def _prepare(self, params: SamplingParams, tenant: str) -> tuple[Future[Any], ...]:
         """Have the sampler in this process begin what it needs for a request; made when a request needs it."""
         if params.logits_processors or params.structured is not None:
-            sampler = self._judging()
+            sampler = self._reference_sampler()
             if isinstance(sampler, SupportsPreparation):
                 return sampler.prepare(params, tenant=tenant)
         return ()
 
-    def _first_token_terms(self, model: ModelFacts) -> SamplingTerms:
+    def _sampling_fingerprint(self, model: ModelFacts) -> EngineFingerprint:
         """Return what tells another engine how tokens are chosen here; that its model is the same is compared with its KV blocks."""
         facts = (self._plan.hash_of("sampling"), model.vocab_size, *sorted(model.eos_token_ids))
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
-        return SamplingTerms(digest, lambda params: self._judging().goes_on(params))
+        return EngineFingerprint(digest, lambda params: self._reference_sampler().is_portable(params))
 
     def _backend(self, rank: int) -> Backend:
         backend: Backend = self.make(self._plan.choices["backend"])
@@ -519,9 +521,9 @@ class Parts(EmbeddingParts):
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
         check_params: Refuses processors that a request names and the sampler does not have.
         prepare: Begins what the sampler has to do before a request can run.
-        may_begin: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
+        can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         device_label: Names executor and backend in messages.
-        first_token_terms: What the connector carries to another engine that is to choose a first token; None: none does.
+        sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
     """
 
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
@@ -535,8 +537,8 @@ class Parts(EmbeddingParts):
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
     check_params: Callable[[SamplingParams], None] = lambda _: None
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
-    may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
-    first_token_terms: FirstTokenTerms | None = None
+    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
+    sampling_fingerprint: SamplingFingerprint | None = None
     device_label: str = "the executor"
 
 
@@ -755,8 +757,8 @@ def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
     executor.allocate(plan)
     if parts.connector is not None:
         parts.connector.scheduler.on_ready(executor.kv_layout())
-        if parts.first_token_terms is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
-            parts.connector.scheduler.on_sampling(parts.first_token_terms)
+        if parts.sampling_fingerprint is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
+            parts.connector.scheduler.on_sampling(parts.sampling_fingerprint)
 
 
 def _administration(
@@ -847,7 +849,7 @@ def _state(
             close_worker=parts.executor.close_connector,
             num_ranks=parts.executor.num_ranks,
             layerwise=parts.executor.capabilities.layerwise_kv,
-            first_tokens=FirstTokens(vocab_size=parts.model.vocab_size, may_begin=parts.may_begin),
+            first_tokens=FirstTokens(vocab_size=parts.model.vocab_size, can_start_with=parts.can_start_with),
         ),
         swapping=swapping,
         num_rows=limits.max_num_seqs,
@@ -952,7 +954,7 @@ def check_trees(speculation: Speculation | None, capabilities: BackendCapabiliti
             f'[speculation]: {drafter} drafts trees, and the backend does not provide "{TREES}".',
             hint="Let it draft linearly, or choose a backend that verifies trees.",
         )
-    if not rule.takes_trees:
+    if not rule.supports_trees:
         raise CapabilityError(
             f"[speculation]: {drafter} drafts trees, and [acceptance] {rule_name} takes linear drafts only.",
             hint='Set acceptance.name to "match" or "tree", or let the speculator draft linearly.',
