@@ -15,19 +15,19 @@ import torch
 
 from trencadis.interfaces import (
     AcceptanceRule,
-    Laws,
+    Distributions,
     Sampled,
     SampledLogprobs,
     Sampler,
     SamplingContext,
     Verification,
 )
-from trencadis.records import DraftLaws, Drafts, Int32Array, Pass, Phase, RowError
+from trencadis.records import DraftDistributions, Drafts, Int32Array, Pass, Phase, RowError
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows
 
-__all__ = ["Emitted", "SamplePlan", "emit", "MatchingPrefix", "Walked", "walk"]
+__all__ = ["Emitted", "SamplePlan", "emit", "MatchingPrefix", "Verified", "verify_drafts"]
 
 
 @attrs.frozen(kw_only=True)
@@ -181,17 +181,17 @@ def emit(
     """
     if plan.entries.shape[1] == 1:
         sampled = sampler.sample(logits, plan.context)
-        tokens, walked = sampled.token_ids[:, None], None
+        tokens, verified = sampled.token_ids[:, None], None
     else:
-        sampled, tokens, walked = _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
+        sampled, tokens, verified = _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
     _write_back(tokens if tokens.device.type == "cpu" else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,
-        num_emitted=None if walked is None else walked.num_accepted + 1,
-        logprobs=_located(sampled.logprobs, plan, one, walked),
-        paths=None if walked is None or plan.trees is None else walked.nodes,
-        row_errors=_located_errors(sampled.row_errors, plan, one, walked),
+        num_emitted=None if verified is None else verified.num_accepted + 1,
+        logprobs=_located(sampled.logprobs, plan, one, verified),
+        paths=None if verified is None or plan.trees is None else verified.nodes,
+        row_errors=_located_errors(sampled.row_errors, plan, one, verified),
         vocab_size=logits.shape[1],
         chosen_by=getattr(sampler, "label", "") or f"the sampler {type(sampler).__name__}",
     )
@@ -205,51 +205,55 @@ def _verify(
     drafts: Drafts | None,
     sampler: Sampler,
     acceptance: AcceptanceRule,
-) -> tuple[Sampled, torch.Tensor, Walked]:
+) -> tuple[Sampled, torch.Tensor, Verified]:
     """Return what was sampled, each sequence's tokens ``[S', K]``, and where its walk went."""
     max_depth = None if plan.trees is None else plan.trees.max_depth
     entries = to_device(plan.entries, logits.device)
     asked = draft_table(plan, one, drafts, logits)
-    if not acceptance.needs_laws:
+    if not acceptance.needs_distributions:
         sampled = sampler.sample(logits, plan.context)
         chosen = sampled.token_ids[entries]
         found = attrs.evolve(asked, sampled=chosen)
         middle = torch.full(entries.shape, 0.5, dtype=torch.float64, device=logits.device)
-        walked = walk(found, acceptance.accept(found), middle, max_depth=max_depth)
-        last = chosen.gather(1, walked.stops[:, None])
-        return sampled, _tokens(found, walked, last), walked
-    told: list[tuple[torch.Tensor, Walked]] = []
+        verified = verify_drafts(found, acceptance.accept(found), middle, max_depth=max_depth)
+        last = chosen.gather(1, verified.stops[:, None])
+        return sampled, _tokens(found, verified, last), verified
+    told: list[tuple[torch.Tensor, Verified]] = []
 
-    def choose(laws: Laws) -> torch.Tensor:
-        found = attrs.evolve(asked, target=laws.probabilities[entries])
-        walked = walk(found, acceptance.accept(found), laws.uniforms()[entries], max_depth=max_depth)
-        weights = acceptance.last(found, walked.stops)
-        last = laws.draw(weights, entries.gather(1, walked.stops[:, None])[:, 0])[:, None]
-        tokens = _tokens(found, walked, last)
-        told.append((tokens, walked))
-        return _chosen(laws.probabilities, entries, walked, tokens)
+    def choose(distributions: Distributions) -> torch.Tensor:
+        found = attrs.evolve(asked, target=distributions.probabilities[entries])
+        verified = verify_drafts(
+            found, acceptance.accept(found), distributions.uniforms()[entries], max_depth=max_depth
+        )
+        weights = acceptance.last(found, verified.stops)
+        last = distributions.draw(weights, entries.gather(1, verified.stops[:, None])[:, 0])[:, None]
+        tokens = _tokens(found, verified, last)
+        told.append((tokens, verified))
+        return _chosen(distributions.probabilities, entries, verified, tokens)
 
     sampled = sampler.verify(logits, plan.context, choose)
     return sampled, *told[0]
 
 
-def _tokens(found: Verification, walked: Walked, last: torch.Tensor) -> torch.Tensor:
+def _tokens(found: Verification, verified: Verified, last: torch.Tensor) -> torch.Tensor:
     """Return accepted drafts and the last token after them, int64 ``[S', K]``; what follows does not count."""
     # A walk that stops at once stays at node 0, after which there is no draft.
-    accepted = found.tokens.gather(1, (walked.nodes - 1).clamp(min=0))
+    accepted = found.tokens.gather(1, (verified.nodes - 1).clamp(min=0))
     steps = torch.arange(accepted.shape[1] + 1, device=accepted.device)
     kept = torch.cat([accepted, last], dim=1)
-    return torch.where(steps < walked.num_accepted[:, None], kept, last)
+    return torch.where(steps < verified.num_accepted[:, None], kept, last)
 
 
-def _chosen(probabilities: torch.Tensor, entries: torch.Tensor, walked: Walked, tokens: torch.Tensor) -> torch.Tensor:
+def _chosen(
+    probabilities: torch.Tensor, entries: torch.Tensor, verified: Verified, tokens: torch.Tensor
+) -> torch.Tensor:
     """Return a token for each logits row: that of the walk, and the most likely one where it did not come by."""
     chosen = probabilities.argmax(-1)
-    start = torch.zeros_like(walked.stops)[:, None]
-    nodes = torch.cat([start, walked.nodes], dim=1)
+    start = torch.zeros_like(verified.stops)[:, None]
+    nodes = torch.cat([start, verified.nodes], dim=1)
     steps = torch.arange(nodes.shape[1], device=nodes.device)
     # Beyond the stop the node is the last one again, with its own token: writes know no order.
-    nodes = torch.where(steps <= walked.num_accepted[:, None], nodes, walked.stops[:, None])
+    nodes = torch.where(steps <= verified.num_accepted[:, None], nodes, verified.stops[:, None])
     return chosen.index_put_((entries.gather(1, nodes),), tokens)
 
 
@@ -259,7 +263,7 @@ def draft_table(plan: SamplePlan, one: Pass, drafts: Drafts | None, logits: torc
     table = np.full((3, len(plan.entries), num_steps), -1, np.int64)
     table[1] = np.arange(num_steps)
     counts = np.zeros(len(plan.entries), np.int64)
-    laws = None if drafts is None else drafts.laws
+    distributions = None if drafts is None else drafts.distributions
     if drafts is not None:
         mine = drafts.take(one.indices[plan.sequences], drafts.num_drafts[one.indices[plan.sequences]])
         counts[:real] = mine.num_drafts
@@ -267,8 +271,8 @@ def draft_table(plan: SamplePlan, one: Pass, drafts: Drafts | None, logits: torc
         table[0, :real][is_real] = mine.token_ids
         if mine.parents is not None:
             table[1, :real][is_real] = mine.parents + 1
-        if mine.laws is not None:
-            table[2, :real][is_real] = mine.laws.rows
+        if mine.distributions is not None:
+            table[2, :real][is_real] = mine.distributions.rows
         counts[real:], table[:, real:] = counts[0], table[:, :1]
     tokens, parents = to_device(table[:2], logits.device)
     return Verification(
@@ -276,16 +280,16 @@ def draft_table(plan: SamplePlan, one: Pass, drafts: Drafts | None, logits: torc
         parents=parents,
         num_drafts=to_device(counts, logits.device),
         is_linear=plan.trees is None,
-        proposal=None if laws is None else _proposal(laws, table[2], logits.device),
+        proposal=None if distributions is None else _proposal(distributions, table[2], logits.device),
     )
 
 
-def _proposal(laws: DraftLaws, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Return the law of each draft, ``[S', N, V]``, all 0 where there is none.
+def _proposal(distributions: DraftDistributions, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Return the distribution of each draft, ``[S', N, V]``, all 0 where there is none.
 
-    Laws on the host are picked there: how many there are is no shape of an operation on the device.
+    Distributions on the host are picked there: how many there are is no shape of an operation on the device.
     """
-    held: torch.Tensor = laws.probabilities
+    held: torch.Tensor = distributions.probabilities
     if held.device.type == "cpu":
         # By DLPack nothing is run, not even an operation that returns its argument.
         known = np.from_dlpack(held if held.dtype is torch.float32 else held.float())
@@ -317,14 +321,15 @@ def _steps(plan: SamplePlan) -> Int32Array:
 
 
 def _located(
-    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass, walked: Walked | None
+    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass, verified: Verified | None
 ) -> tuple[tuple[int, int, int, SampledLogprobs], ...]:
     if not logprobs:
         return ()
-    if walked is not None and plan.trees is not None:
+    if verified is not None and plan.trees is not None:
         # Log-probabilities are on the host, so their step is done: nothing is waited for.
         paths = [
-            [0, *path[:count]] for path, count in zip(walked.nodes.tolist(), walked.num_accepted.tolist(), strict=True)
+            [0, *path[:count]]
+            for path, count in zip(verified.nodes.tolist(), verified.num_accepted.tolist(), strict=True)
         ]
     else:
         paths = [list(range(int(count))) for count in plan.counts]
@@ -339,7 +344,7 @@ def _located(
 
 
 def _located_errors(
-    errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, walked: Walked | None
+    errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, verified: Verified | None
 ) -> tuple[RowError, ...]:
     """Return the errors of logits rows as errors of sequences; what is wrong at a draft that the walk did not reach is none."""
     if not errors:
@@ -347,7 +352,7 @@ def _located_errors(
     by_row = {error.index: error for error in errors}
     found = []
     for s, sequence in enumerate(plan.sequences.tolist()):
-        nodes = [0] if walked is None else [0, *walked.nodes[s, : int(walked.num_accepted[s])].tolist()]
+        nodes = [0] if verified is None else [0, *verified.nodes[s, : int(verified.num_accepted[s])].tolist()]
         wrong = [by_row[entry] for entry in plan.entries[s, nodes].tolist() if entry in by_row]
         if wrong:
             found.append(attrs.evolve(wrong[0], index=int(one.indices[sequence])))
@@ -358,16 +363,16 @@ class MatchingPrefix(AcceptanceRule):
     """Drafts stand while the sampler chooses the very same tokens: the text is that of no speculation."""
 
     lossless = True
-    takes_trees = True
+    supports_trees = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return 1 where a draft is the token that was sampled at the node before it, float64 ``[B, N]``."""
-        assert verification.sampled is not None, "a rule that needs no laws is shown the sampled tokens"
+        assert verification.sampled is not None, "a rule that needs no distributions is shown the sampled tokens"
         return (verification.sampled.gather(1, verification.parents) == verification.tokens).double()
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Walked:
+class Verified:
     """Where the walks went.
 
     Attributes:
@@ -381,9 +386,9 @@ class Walked:
     stops: torch.Tensor
 
 
-def walk(
+def verify_drafts(
     verification: Verification, accept: torch.Tensor, uniforms: torch.Tensor, *, max_depth: int | None = None
-) -> Walked:
+) -> Verified:
     """Return how far each walk gets. Pure; every shape follows from those of the arguments.
 
     At a node the drafts after it have, one after another, their shares of (0, 1); the walk goes to the one in whose share the
@@ -393,14 +398,14 @@ def walk(
         verification: The drafts.
         accept: Share of each draft at the node before it, ``[B, N]``.
         uniforms: A number of (0, 1) for each node, ``[B, N + 1]``.
-        max_depth: No walk is longer, if known: then branching drafts have so many ``Walked.nodes``.
+        max_depth: No walk is longer, if known: then branching drafts have so many ``Verified.nodes``.
     """
     num_nodes = torch.arange(accept.shape[1], device=accept.device)
     is_real = num_nodes < verification.num_drafts[:, None]
     if verification.is_linear:
         stands = (uniforms[:, :-1] < accept) & is_real
         num_accepted = stands.long().cumprod(1).sum(1)
-        return Walked(nodes=(num_nodes + 1).expand(accept.shape), num_accepted=num_accepted, stops=num_accepted)
+        return Verified(nodes=(num_nodes + 1).expand(accept.shape), num_accepted=num_accepted, stops=num_accepted)
     here = torch.zeros_like(verification.num_drafts)
     num_accepted = torch.zeros_like(here)
     goes_on = torch.ones_like(here, dtype=torch.bool)
@@ -414,4 +419,4 @@ def walk(
         here = torch.where(goes_on, hits.long().argmax(1) + 1, here)
         num_accepted = num_accepted + goes_on
         nodes.append(here)
-    return Walked(nodes=torch.stack(nodes, 1), num_accepted=num_accepted, stops=here)
+    return Verified(nodes=torch.stack(nodes, 1), num_accepted=num_accepted, stops=here)

@@ -7,7 +7,7 @@
         make = MyRule
         tensor = staticmethod(torch.from_numpy)
 
-No statistics: a rule draws nothing, so that the law of what it emits is enumerated, over all drafts of small worlds. The suite needs
+No statistics: a rule draws nothing, so that the distribution of what it emits is enumerated, over all drafts of small worlds. The suite needs
 no tensor library of its own: arrays go in through ``tensor``.
 """
 
@@ -20,7 +20,14 @@ import numpy as np
 import pytest
 
 from trencadis.interfaces import AcceptanceRule, Verification
-from trencadis_testing.acceptance_scenes import Scene, emission, greedy, laws, model_law, verification_of
+from trencadis_testing.acceptance_scenes import (
+    Scene,
+    distributions,
+    emission,
+    greedy,
+    model_distribution,
+    verification_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +43,10 @@ _NO_DRAWS = frozenset(range(9))
 class AcceptanceConformance:
     """What every acceptance rule promises. Inherit from it, name the class ``Test...``, and say how to make one.
 
-    A rule that declares itself lossy is spared the tests of laws, one that takes no trees those of trees.
+    A rule that declares itself lossy is spared the tests of distributions, one that takes no trees those of trees.
 
     Attributes:
-        tolerance: Most total variation between the emitted law and the model's, times 1e-15; more only for a device that has no float64.
+        tolerance: Most total variation between the emitted distribution and the model's, times 1e-15; more only for a device that has no float64.
     """
 
     tolerance: int = 1000
@@ -52,82 +59,84 @@ class AcceptanceConformance:
         """Return an array of float64, float32 or int64 as a tensor on the device to test."""
         raise NotImplementedError(f"{type(self).__name__} needs a method tensor(self, array)")
 
-    # ------------------------------------------------------------------------------------------------- laws
+    # ------------------------------------------------------------------------------------------------- distributions
 
     @pytest.mark.parametrize("num_drafts", [1, 2, 3])
     @pytest.mark.parametrize("seed", range(3))
-    def test_drawn_drafts_leave_the_law_of_the_model(self, seed: int, num_drafts: int) -> None:
-        """A chain, each draft drawn by a law of its own."""
-        self._assert_law(_chain(seed, num_drafts))
+    def test_drawn_drafts_leave_the_distribution_of_the_model(self, seed: int, num_drafts: int) -> None:
+        """A chain, each draft drawn by a distribution of its own."""
+        self._assert_distribution(_chain(seed, num_drafts))
 
     @pytest.mark.parametrize("num_drafts", [1, 2, 3])
     @pytest.mark.parametrize("seed", range(3))
-    def test_certain_drafts_leave_the_law_of_the_model(self, seed: int, num_drafts: int) -> None:
+    def test_certain_drafts_leave_the_distribution_of_the_model(self, seed: int, num_drafts: int) -> None:
         """Drafts without a draw, as looked-up ones are."""
         scene = attrs.evolve(_chain(seed, num_drafts), certain=frozenset(range(num_drafts)))
-        self._assert_law(scene)
+        self._assert_distribution(scene)
 
     @pytest.mark.parametrize("certain", [{0}, {1}, {2}, {0, 2}, {1, 2}])
-    def test_certain_and_drawn_drafts_in_one_chain_leave_the_law_of_the_model(self, certain: set[int]) -> None:
+    def test_certain_and_drawn_drafts_in_one_chain_leave_the_distribution_of_the_model(self, certain: set[int]) -> None:
         """Some drafts were drawn, others not."""
-        self._assert_law(attrs.evolve(_chain(11, 3), certain=frozenset(certain)))
+        self._assert_distribution(attrs.evolve(_chain(11, 3), certain=frozenset(certain)))
 
     @pytest.mark.parametrize("impossible", [(1, 0), (0, 1), (1, 1), (2, 1)])
-    def test_truncated_laws_are_kept(self, impossible: tuple[int, int]) -> None:
-        """Tokens that the model's law, or the drafter's, does not have: such a draft never stands, such a token may follow."""
+    def test_truncated_distributions_are_kept(self, impossible: tuple[int, int]) -> None:
+        """Tokens that the model's distribution, or the drafter's, does not have: such a draft never stands, such a token may follow."""
         model, drafter = impossible
         for seed in range(3):
-            target = laws(20 + seed, 3, num_impossible=model)
-            self._assert_law(_chain(seed, 2, target=target, num_impossible=drafter))
+            target = distributions(20 + seed, 3, num_impossible=model)
+            self._assert_distribution(_chain(seed, 2, target=target, num_impossible=drafter))
 
     @pytest.mark.parametrize("certain", [frozenset[int](), _NO_DRAWS])
     def test_greedy_text_is_that_of_the_model(self, certain: frozenset[int]) -> None:
-        """The model's law gives everything to one token; so does the emitted one."""
+        """The model's distribution gives everything to one token; so does the emitted one."""
         for seed in range(4):
-            scene = _chain(seed, 3, target=greedy(laws(seed, 3)))
-            self._assert_law(attrs.evolve(scene, certain=certain & frozenset(range(3))))
+            scene = _chain(seed, 3, target=greedy(distributions(seed, 3)))
+            self._assert_distribution(attrs.evolve(scene, certain=certain & frozenset(range(3))))
 
-    def test_laws_of_single_precision_are_kept_as_well_as_can_be(self) -> None:
-        """What devices compute with; a law that nothing is left of must not become noise."""
+    def test_distributions_of_single_precision_are_kept_as_well_as_can_be(self) -> None:
+        """What devices compute with; a distribution that nothing is left of must not become noise."""
         rule = self._lossless()
-        if not rule.needs_laws:
-            pytest.skip("this rule is shown no laws")
+        if not rule.needs_distributions:
+            pytest.skip("this rule is shown no distributions")
         for seed in range(4):
-            same = laws(1000 + seed, 3)
+            same = distributions(1000 + seed, 3)
             for scene in (_chain(seed, 3), attrs.evolve(_chain(seed, 3), target=same, proposal=same)):
                 found = emission(rule, scene, self.tensor, single=True)
-                distance = _distance(found.law, model_law(scene))
-                assert distance < 1e-5, f"total variation {distance:.2e} with laws in float32"
+                distance = _distance(found.distribution, model_distribution(scene))
+                assert distance < 1e-5, f"total variation {distance:.2e} with distributions in float32"
 
     # ------------------------------------------------------------------------------------------------ trees
 
     @pytest.mark.parametrize("parents", _TREES, ids=str)
-    def test_siblings_drawn_without_replacement_leave_the_law_of_the_model(self, parents: tuple[int, ...]) -> None:
+    def test_siblings_drawn_without_replacement_leave_the_distribution_of_the_model(
+        self, parents: tuple[int, ...]
+    ) -> None:
         """Two and three drafts after one token."""
         for seed in range(2):
-            self._assert_law(_tree(parents, seed))
+            self._assert_distribution(_tree(parents, seed))
 
     @pytest.mark.parametrize("parents", _TREES, ids=str)
-    def test_certain_siblings_leave_the_law_of_the_model(self, parents: tuple[int, ...]) -> None:
+    def test_certain_siblings_leave_the_distribution_of_the_model(self, parents: tuple[int, ...]) -> None:
         """The drafter's most likely tokens."""
-        self._assert_law(attrs.evolve(_tree(parents, 5), certain=frozenset(range(len(parents)))))
+        self._assert_distribution(attrs.evolve(_tree(parents, 5), certain=frozenset(range(len(parents)))))
 
     @pytest.mark.parametrize("certain", [{0}, {1}, {0, 2}, {1, 2}])
-    def test_certain_siblings_beside_drawn_ones_leave_the_law_of_the_model(self, certain: set[int]) -> None:
-        """A certain draft takes nothing from the law by which its siblings are drawn: they may be the same token."""
+    def test_certain_siblings_beside_drawn_ones_leave_the_distribution_of_the_model(self, certain: set[int]) -> None:
+        """A certain draft takes nothing from the distribution by which its siblings are drawn: they may be the same token."""
         for parents in ((0, 0, 0), (0, 0, 1)):
-            self._assert_law(attrs.evolve(_tree(parents, 6), certain=frozenset(certain)))
+            self._assert_distribution(attrs.evolve(_tree(parents, 6), certain=frozenset(certain)))
 
-    def test_greedy_and_truncated_trees_leave_the_law_of_the_model(self) -> None:
-        """The model's law has one token, or one token less."""
+    def test_greedy_and_truncated_trees_leave_the_distribution_of_the_model(self) -> None:
+        """The model's distribution has one token, or one token less."""
         for parents in _TREES[:4]:
-            for target in (greedy(laws(31, 3)), laws(31, 3, num_impossible=1)):
-                self._assert_law(attrs.evolve(_tree(parents, 7), target=target))
+            for target in (greedy(distributions(31, 3)), distributions(31, 3, num_impossible=1)):
+                self._assert_distribution(attrs.evolve(_tree(parents, 7), target=target))
 
     def test_equal_siblings_are_no_more_than_one(self) -> None:
         """The same certain token twice after one node: its second draft has no share."""
         scene = attrs.evolve(_tree((0, 0), 8), certain=frozenset({0, 1}), twins=True)
-        self._assert_law(scene)
+        self._assert_distribution(scene)
         self._assert_in_range(scene)
 
     def test_a_chain_is_judged_alike_whether_or_not_it_is_called_one(self) -> None:
@@ -135,7 +144,9 @@ class AcceptanceConformance:
         rule = self._for_trees(self.make())
         scene = _chain(3, 3)
         one, other = (emission(rule, scene, self.tensor, is_linear=told) for told in (True, False))
-        assert _distance(one.law, other.law) < 1e-12, "a chain and a tree without branches have two laws"
+        assert _distance(one.distribution, other.distribution) < 1e-12, (
+            "a chain and a tree without branches have two distributions"
+        )
 
     # -------------------------------------------------------------------------------------------- the call
 
@@ -166,38 +177,38 @@ class AcceptanceConformance:
         if shape == "tree":
             self._for_trees(rule)
             scene = _tree((0, 0, 1), 4)
-        cases = scene.cases(with_samples=not rule.needs_laws)
+        cases = scene.cases(with_samples=not rule.needs_distributions)
         plain, padded = (verification_of(scene, cases, self.tensor, num_padding=columns) for columns in (0, 2))
         expected, found = _floats(rule.accept(plain)), _floats(rule.accept(padded))
         assert not found[:, scene.num_drafts :].any(), "padding is accepted"
         assert np.allclose(found[:, : scene.num_drafts], expected, atol=1e-12), "padding changes the shares of drafts"
-        for node in range(scene.num_drafts + 1) if rule.needs_laws else ():
+        for node in range(scene.num_drafts + 1) if rule.needs_distributions else ():
             stops = self.tensor(np.full(len(cases.weights), node, np.int64))
             one, other = _floats(rule.last(plain, stops)), _floats(rule.last(padded, stops))
             assert np.allclose(_normalised(one), _normalised(other), atol=1e-12), (
-                f"padding changes the law at node {node}"
+                f"padding changes the distribution at node {node}"
             )
 
-    def test_a_sequence_without_drafts_beside_others_gets_the_law_of_the_model(self) -> None:
-        """Nothing is accepted, and the law is that of its newest token, whole."""
+    def test_a_sequence_without_drafts_beside_others_gets_the_distribution_of_the_model(self) -> None:
+        """Nothing is accepted, and the distribution is that of its newest token, whole."""
         rule = self.make()
         scene = _chain(5, 2)
-        cases = scene.cases(with_samples=not rule.needs_laws)
+        cases = scene.cases(with_samples=not rule.needs_distributions)
         asked = verification_of(scene, cases, self.tensor)
         counts = np.arange(len(cases.weights)) % 3
         tokens = np.where(np.arange(2) < counts[:, None], cases.tokens, -1)
         asked = attrs.evolve(asked, tokens=self.tensor(tokens), num_drafts=self.tensor(counts))
         assert not _floats(rule.accept(asked))[tokens < 0].any(), "padding is accepted"
-        if rule.needs_laws:
+        if rule.needs_distributions:
             ends = _normalised(_floats(rule.last(asked, self.tensor(counts))))
             target = _floats(asked.target)[np.arange(len(counts)), counts]
-            assert np.allclose(ends, target, atol=1e-12), "behind the last draft the law is not the model's"
+            assert np.allclose(ends, target, atol=1e-12), "behind the last draft the distribution is not the model's"
 
     def test_a_sequence_is_judged_by_itself(self) -> None:
         """The same alone as in any company, in any order."""
         rule = self.make()
         scene = _chain(6, 2)
-        cases = scene.cases(with_samples=not rule.needs_laws)
+        cases = scene.cases(with_samples=not rule.needs_distributions)
         expected = _floats(rule.accept(verification_of(scene, cases, self.tensor)))
         order = np.random.default_rng(0).permutation(len(cases.weights))
         for chosen in (order, order[:1], order[3:5]):
@@ -208,9 +219,9 @@ class AcceptanceConformance:
     def test_it_is_pure(self) -> None:
         """Nothing that it is shown changes, and the same question has the same answer."""
         rule = self.make()
-        shapes = [_chain(7, 2), *([_tree((0, 0, 1), 7)] if rule.takes_trees else [])]
+        shapes = [_chain(7, 2), *([_tree((0, 0, 1), 7)] if rule.supports_trees else [])]
         for scene in shapes:
-            cases = scene.cases(with_samples=not rule.needs_laws)
+            cases = scene.cases(with_samples=not rule.needs_distributions)
             asked = verification_of(scene, cases, self.tensor)
             before = [value.copy() for value in _tensors(asked)]
             answers = [self._answers(rule, asked, len(cases.weights)) for _ in range(2)]
@@ -229,23 +240,23 @@ class AcceptanceConformance:
         return rule
 
     def _for_trees(self, rule: AcceptanceRule) -> AcceptanceRule:
-        if not rule.takes_trees:
+        if not rule.supports_trees:
             pytest.skip("this rule takes linear drafts only")
         return rule
 
-    def _assert_law(self, scene: Scene) -> None:
+    def _assert_distribution(self, scene: Scene) -> None:
         rule = self._lossless()
         if not scene.is_chain:
             self._for_trees(rule)
-        distance = _distance(emission(rule, scene, self.tensor).law, model_law(scene))
+        distance = _distance(emission(rule, scene, self.tensor).distribution, model_distribution(scene))
         most = self.tolerance * 1e-15
         assert distance < most, (
-            f"the emitted law is {distance:.2e} away from the model's in total variation; {most:.0e} are allowed"
+            f"the emitted distribution is {distance:.2e} away from the model's in total variation; {most:.0e} are allowed"
         )
 
     def _assert_in_range(self, scene: Scene) -> None:
         rule = self.make()
-        cases = scene.cases(with_samples=not rule.needs_laws)
+        cases = scene.cases(with_samples=not rule.needs_distributions)
         asked = verification_of(scene, cases, self.tensor)
         shares, *ends = self._answers(rule, asked, len(cases.weights))
         assert shares.shape == cases.tokens.shape, f"shares have the shape {shares.shape}, drafts {cases.tokens.shape}"
@@ -260,7 +271,7 @@ class AcceptanceConformance:
 
     def _answers(self, rule: AcceptanceRule, asked: Verification, count: int) -> list[np.ndarray]:
         """Return the shares, and the weights at every node."""
-        nodes = range(int(asked.tokens.shape[1]) + 1) if rule.needs_laws else ()
+        nodes = range(int(asked.tokens.shape[1]) + 1) if rule.needs_distributions else ()
         stops = [self.tensor(np.full(count, node, np.int64)) for node in nodes]
         return [_floats(rule.accept(asked)), *(_floats(rule.last(asked, stop)) for stop in stops)]
 
@@ -268,8 +279,8 @@ class AcceptanceConformance:
 def _chain(seed: int, num_drafts: int, *, target: Any = None, num_impossible: int = 0) -> Scene:
     return Scene(
         parents=tuple(range(num_drafts)),
-        target=target or laws(100 + seed, 3),
-        proposal=laws(200 + seed, 3, num_impossible=num_impossible),
+        target=target or distributions(100 + seed, 3),
+        proposal=distributions(200 + seed, 3, num_impossible=num_impossible),
     )
 
 
@@ -278,8 +289,8 @@ def _tree(parents: tuple[int, ...], seed: int) -> Scene:
     vocab_size = 3 if len(parents) < 4 else 2
     return Scene(
         parents=parents,
-        target=laws(300 + seed, vocab_size),
-        proposal=laws(400 + seed, vocab_size),
+        target=distributions(300 + seed, vocab_size),
+        proposal=distributions(400 + seed, vocab_size),
         vocab_size=vocab_size,
     )
 
@@ -298,5 +309,5 @@ def _normalised(weights: np.ndarray) -> np.ndarray:
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the total variation between two laws. Pure."""
+    """Return the total variation between two distributions. Pure."""
     return float(np.abs(one - other).sum()) / 2

@@ -1,7 +1,7 @@
 """Small worlds in which an acceptance rule can be proven: every draft, sample and stop is enumerated, and nothing is drawn.
 
-    scene: shape of the drafts, laws of model and drafter ─ cases: all drafts, with their probabilities ─▶ Verification
-    rule.accept, rule.last ─ weights of the walk's ends ─▶ law of the next tokens, compared with the model's
+    scene: shape of the drafts, distributions of model and drafter ─ cases: all drafts, with their probabilities ─▶ Verification
+    rule.accept, rule.last ─ weights of the walk's ends ─▶ distribution of the next tokens, compared with the model's
 
 Shapes: B cases, N drafts, V vocabulary, H tokens that a text has at least after the step.
 """
@@ -19,37 +19,47 @@ import numpy.typing as npt
 
 from trencadis.interfaces import AcceptanceRule, Verification
 
-__all__ = ["Cases", "Emission", "Law", "Scene", "emission", "greedy", "laws", "model_law", "verification_of"]
+__all__ = [
+    "Cases",
+    "Emission",
+    "Distribution",
+    "Scene",
+    "emission",
+    "greedy",
+    "distributions",
+    "model_distribution",
+    "verification_of",
+]
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
-Law = Callable[[tuple[int, ...]], Float]
-"""From the tokens after the newest one to the law of the next token, ``[V]``."""
+Distribution = Callable[[tuple[int, ...]], Float]
+"""From the tokens after the newest one to the distribution of the next token, ``[V]``."""
 
 
-def laws(seed: int, vocab_size: int, *, num_impossible: int = 0) -> Law:
-    """Return random laws, another for each context. Pure.
+def distributions(seed: int, vocab_size: int, *, num_impossible: int = 0) -> Distribution:
+    """Return random distributions, another for each context. Pure.
 
     Args:
-        seed: Of the laws.
+        seed: Of the distributions.
         vocab_size: V.
-        num_impossible: Tokens of each law that have probability 0, as truncation leaves them.
+        num_impossible: Tokens of each distribution that have probability 0, as truncation leaves them.
     """
 
     @functools.cache
-    def law(path: tuple[int, ...]) -> Float:
+    def distribution(path: tuple[int, ...]) -> Float:
         rng = np.random.default_rng([seed, len(path), *path])
         weights = rng.dirichlet(np.full(vocab_size, 0.7)) + 0.01
         weights[rng.permutation(vocab_size)[:num_impossible]] = 0.0
         found: Float = weights / weights.sum()
         return found
 
-    return law
+    return distribution
 
 
-def greedy(law: Law) -> Law:
-    """Return laws that give everything to the most likely token. Pure."""
-    return lambda path: np.eye(len(law(path)))[law(path).argmax()]
+def greedy(distribution: Distribution) -> Distribution:
+    """Return distributions that give everything to the most likely token. Pure."""
+    return lambda path: np.eye(len(distribution(path)))[distribution(path).argmax()]
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +83,7 @@ class Scene:
 
     Attributes:
         parents: Node before each draft: node 0 is the newest token, node i + 1 draft i.
-        target: The model's laws.
+        target: The model's distributions.
         proposal: The drafter's.
         certain: Drafts without a draw: the most likely tokens of the drafter, one for each certain sibling.
         twins: All certain siblings are one token.
@@ -81,8 +91,8 @@ class Scene:
     """
 
     parents: tuple[int, ...]
-    target: Law
-    proposal: Law
+    target: Distribution
+    proposal: Distribution
     certain: frozenset[int] = frozenset()
     twins: bool = False
     vocab_size: int = 3
@@ -110,21 +120,21 @@ class Scene:
         if len(tokens) == self.num_drafts:
             yield tokens, 1.0
             return
-        for token, chance in enumerate(self._law_of_next(tokens)):
+        for token, chance in enumerate(self._distribution_of_next(tokens)):
             if chance > 0:
                 for whole, rest in self.drafted((*tokens, token)):
                     yield whole, float(chance) * rest
 
-    def _law_of_next(self, tokens: tuple[int, ...]) -> Float:
+    def _distribution_of_next(self, tokens: tuple[int, ...]) -> Float:
         number, node = len(tokens), self.parents[len(tokens)]
-        law = self.proposal(self.path(tokens, node))
+        distribution = self.proposal(self.path(tokens, node))
         siblings = [draft for draft in range(number) if self.parents[draft] == node]
         if number in self.certain:
             rank = 0 if self.twins else sum(draft in self.certain for draft in siblings)
-            return np.asarray(np.eye(len(law))[np.argsort(-law, kind="stable")[rank]])
-        law = law.copy()
-        law[[tokens[draft] for draft in siblings if draft not in self.certain]] = 0.0
-        return np.asarray(law / law.sum())
+            return np.asarray(np.eye(len(distribution))[np.argsort(-distribution, kind="stable")[rank]])
+        distribution = distribution.copy()
+        distribution[[tokens[draft] for draft in siblings if draft not in self.certain]] = 0.0
+        return np.asarray(distribution / distribution.sum())
 
     def cases(self, *, with_samples: bool) -> Cases:
         """Return all drafts, each with all tokens that the ordinary sampler may choose at its nodes if asked for."""
@@ -136,8 +146,8 @@ class Scene:
         rows = []
         for tokens, weight in zip(drafts, weights, strict=True):
             chances = [self.target(self.path(tokens, node)) for node in range(self.num_drafts + 1)]
-            for sampled in itertools.product(*(np.flatnonzero(law).tolist() for law in chances)):
-                chance = np.prod([law[token] for law, token in zip(chances, sampled, strict=True)])
+            for sampled in itertools.product(*(np.flatnonzero(distribution).tolist() for distribution in chances)):
+                chance = np.prod([distribution[token] for distribution, token in zip(chances, sampled, strict=True)])
                 rows.append((tokens, sampled, weight * float(chance)))
         found = [np.array(column) for column in zip(*rows, strict=True)]
         return Cases(tokens=found[0], sampled=found[1], weights=found[2])
@@ -159,7 +169,7 @@ def verification_of(
         cases: Which.
         tensor: Makes a tensor of an array.
         is_linear: What the rule is told; by default the truth.
-        single: Laws in float32.
+        single: Distributions in float32.
         num_padding: Columns of padding after the drafts.
     """
     count, num_drafts = cases.tokens.shape
@@ -191,11 +201,11 @@ class Emission:
     """What a rule makes of a scene.
 
     Attributes:
-        law: Of the next H tokens, ``[V ** H]``: those of the step, and what the model goes on with. H is the depth of the drafts + 1.
+        distribution: Of the next H tokens, ``[V ** H]``: those of the step, and what the model goes on with. H is the depth of the drafts + 1.
         mean_accepted: Mean number of drafts that stand.
     """
 
-    law: Float
+    distribution: Float
     mean_accepted: float
 
 
@@ -207,23 +217,23 @@ def emission(
     is_linear: bool | None = None,
     single: bool = False,
 ) -> Emission:
-    """Return the law that a rule gives a scene's next tokens, by enumeration.
+    """Return the distribution that a rule gives a scene's next tokens, by enumeration.
 
     Args:
-        rule: Asked once for ``accept``, and once for ``last`` at each node if it needs laws.
+        rule: Asked once for ``accept``, and once for ``last`` at each node if it needs distributions.
         scene: The drafts.
         tensor: Makes a tensor of an array.
         is_linear: See :func:`verification_of`.
         single: The same.
     """
-    cases = scene.cases(with_samples=not rule.needs_laws)
+    cases = scene.cases(with_samples=not rule.needs_distributions)
     asked = verification_of(scene, cases, tensor, is_linear=is_linear, single=single)
     stops = _stops(scene, np.asarray(rule.accept(asked).tolist(), np.float64))
     depth = max(len(scene.route(node)) for node in range(scene.num_drafts + 1))
     ends = [np.zeros((scene.vocab_size**length, scene.vocab_size)) for length in range(depth + 1)]
     mean_accepted = 0.0
     for node in range(scene.num_drafts + 1):
-        if rule.needs_laws:
+        if rule.needs_distributions:
             where = tensor(np.full(len(cases.weights), node, np.int64))
             last = np.asarray(rule.last(asked, where).tolist(), np.float64)
             last /= last.sum(-1, keepdims=True)
@@ -236,11 +246,11 @@ def emission(
             place = place * scene.vocab_size + cases.tokens[:, draft]
         np.add.at(ends[len(route)], place, weight[:, None] * last)
         mean_accepted += len(route) * float(weight.sum())
-    return Emission(law=_continued(scene, ends, np.zeros(1)), mean_accepted=mean_accepted)
+    return Emission(distribution=_continued(scene, ends, np.zeros(1)), mean_accepted=mean_accepted)
 
 
-def model_law(scene: Scene) -> Float:
-    """Return the model's own law of the next H tokens, ``[V ** H]``. Pure."""
+def model_distribution(scene: Scene) -> Float:
+    """Return the model's own distribution of the next H tokens, ``[V ** H]``. Pure."""
     depth = max(len(scene.route(node)) for node in range(scene.num_drafts + 1))
     return _continued(scene, [np.zeros((1, 1))] * (depth + 1), np.ones(1))
 
@@ -255,10 +265,10 @@ def _stops(scene: Scene, accept: Float) -> Float:
     return np.stack([arrives * stays for arrives, stays in zip(reached, left, strict=True)], axis=1)
 
 
-def _continued(scene: Scene, ends: Sequence[Float], law: Float) -> Float:
-    """Return the law of H tokens: texts that end a step at each length, and go on as the model does."""
+def _continued(scene: Scene, ends: Sequence[Float], distribution: Float) -> Float:
+    """Return the distribution of H tokens: texts that end a step at each length, and go on as the model does."""
     for length, ended in enumerate(ends):
         contexts = itertools.product(range(scene.vocab_size), repeat=length)
         target = np.stack([scene.target(path) for path in contexts])
-        law = (ended + law[:, None] * target).ravel()
-    return law
+        distribution = (ended + distribution[:, None] * target).ravel()
+    return distribution

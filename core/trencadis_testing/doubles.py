@@ -309,7 +309,7 @@ class Matching(AcceptanceRule):
     """Drafts stand while the sampler chooses the very same tokens."""
 
     lossless = True
-    takes_trees = True
+    supports_trees = True
 
     def accept(self, verification: Verification) -> Any:
         """Return 1.0 where a draft was sampled at the node before it, and 0.0 elsewhere."""

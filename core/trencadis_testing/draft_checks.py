@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trencadis.interfaces import DraftView
-from trencadis.records import DraftLaws, Drafts
+from trencadis.records import DraftDistributions, Drafts
 
-__all__ = ["broken_laws", "broken_shapes", "broken_trees"]
+__all__ = ["broken_distributions", "broken_shapes", "broken_trees"]
 
 
 def broken_shapes(drafts: Drafts, view: DraftView, *, vocab_size: int) -> list[str]:
@@ -60,27 +60,27 @@ def broken_trees(drafts: Drafts, view: DraftView, *, drafts_trees: bool) -> list
     return faults
 
 
-def broken_laws(drafts: Drafts) -> list[str]:
-    """Return what is wrong with the laws that drafts were drawn by; their shapes and parents are right."""
-    laws = drafts.laws
-    if laws is None:
+def broken_distributions(drafts: Drafts) -> list[str]:
+    """Return what is wrong with the distributions that drafts were drawn by; their shapes and parents are right."""
+    distributions = drafts.distributions
+    if distributions is None:
         return []
-    rows, probabilities = laws.rows, _on_host(laws)
+    rows, probabilities = distributions.rows, _on_host(distributions)
     if rows.dtype != np.int32 or rows.shape != drafts.token_ids.shape:
-        return [f"rows of laws are {rows.dtype}{list(rows.shape)} for {len(drafts.token_ids)} drafts"]
+        return [f"rows of distributions are {rows.dtype}{list(rows.shape)} for {len(drafts.token_ids)} drafts"]
     if ((rows < -1) | (rows >= len(probabilities))).any():
-        return [f"rows {rows} of {len(probabilities)} laws"]
+        return [f"rows {rows} of {len(probabilities)} distributions"]
     faults = []
     if (probabilities < 0).any() or not np.allclose(probabilities.sum(-1), 1.0, atol=1e-3):
-        faults.append(f"not every law sums to 1: {probabilities.sum(-1)}")
+        faults.append(f"not every distribution sums to 1: {probabilities.sum(-1)}")
     drawn = rows >= 0
     if not (probabilities[rows[drawn], drafts.token_ids[drawn]] > 0).all():
-        faults.append("a draft was drawn that is impossible under its law")
+        faults.append("a draft was drawn that is impossible under its distribution")
     return faults
 
 
-def _on_host(laws: DraftLaws) -> NDArray[np.float64]:
-    probabilities: Any = laws.probabilities
+def _on_host(distributions: DraftDistributions) -> NDArray[np.float64]:
+    probabilities: Any = distributions.probabilities
     if hasattr(probabilities, "detach"):
         probabilities = probabilities.detach().double().cpu().numpy()
     return np.asarray(probabilities, np.float64)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         ConnectorPair,
         DraftLength,
         Executor,
-        FirstTokenTerms,
         Observer,
         Sampler,
+        SamplingFingerprint,
         Speculator,
     )
 
@@ -89,8 +89,8 @@ def make_engine(
     draft_length: DraftLength | None = None,
     acceptance: AcceptanceRule | None = None,
     connector: ConnectorPair | None = None,
-    first_token_terms: FirstTokenTerms | None = None,
-    may_begin: Callable[[RowStart, int], bool] = lambda _, __: True,
+    sampling_fingerprint: SamplingFingerprint | None = None,
+    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True,
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: (),
     fallback: bool = False,
     on_miss: str = "fallback",
@@ -122,8 +122,8 @@ def make_engine(
         draft_length: How much; as much as may be if none.
         acceptance: Which drafts stand; those that match if none. The fake backend does not ask it.
         connector: A KV connector.
-        first_token_terms: What it carries to other engines that are to choose first tokens.
-        may_begin: Whether a text could begin with a token that another engine chose.
+        sampling_fingerprint: What it carries to other engines that are to choose first tokens.
+        can_start_with: Whether a text could begin with a token that another engine chose.
         prepare: What a sampler has to do before a request can run, by its parameters and tenant.
         fallback: Give scheduling, eviction and bucketing their references as fallbacks.
         on_miss: Of the table ``[bucketing]``.
@@ -185,8 +185,8 @@ def make_engine(
         observers=tuple(observers),
         speculation=speculation,
         connector=connector,
-        first_token_terms=first_token_terms,
-        may_begin=may_begin,
+        sampling_fingerprint=sampling_fingerprint,
+        can_start_with=can_start_with,
         prepare=prepare,
         shared_prefixes=tuple(tuple(prefix) for prefix in shared_prefixes),
     )

@@ -10,7 +10,7 @@
         def tensor(self, array):
             return torch.from_numpy(array)
 
-Statistics: laws are tested by chi-square over 2,048 draws at alpha = 1e-4 with fixed seeds, so that a sampler that passes
+Statistics: distributions are tested by chi-square over 2,048 draws at alpha = 1e-4 with fixed seeds, so that a sampler that passes
 once passes always. The suite needs no tensor library of its own: arrays go in through ``tensor``.
 """
 
@@ -31,7 +31,7 @@ from trencadis.records import RowStart, SamplingParams, parameters_in
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALPHA", "SamplingConformance", "assert_law"]
+__all__ = ["ALPHA", "SamplingConformance", "assert_distribution"]
 
 ALPHA = 1e-4
 """Chance that a correct sampler with seeds of its own choice would fail one statistical test."""
@@ -42,25 +42,27 @@ _EOS = 3
 _LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -2.0], dtype=np.float32)
 
 
-def assert_law(tokens: Sequence[int], law: np.ndarray) -> None:
-    """Fail if tokens were not drawn from a law: an impossible one occurred, or chi-square rejects it at ``ALPHA``.
+def assert_distribution(tokens: Sequence[int], distribution: np.ndarray) -> None:
+    """Fail if tokens were not drawn from a distribution: an impossible one occurred, or chi-square rejects it at ``ALPHA``.
 
     Args:
         tokens: Independent draws; expect at least five of each possible token.
-        law: Probability of each token, ``[V]``.
+        distribution: Probability of each token, ``[V]``.
 
     Source: critical value after Wilson and Hilferty, "The distribution of chi-square", 1931.
     """
-    counts = np.bincount(tokens, minlength=len(law))
-    possible = law > 0
+    counts = np.bincount(tokens, minlength=len(distribution))
+    possible = distribution > 0
     assert not counts[~possible].any(), f"impossible tokens were drawn: {np.flatnonzero(counts * ~possible).tolist()}"
-    expected = law[possible] * len(tokens)
+    expected = distribution[possible] * len(tokens)
     statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
     freedom = int(possible.sum()) - 1
     if freedom:
         spread = 2 / (9 * freedom)
         critical = freedom * (1 - spread + NormalDist().inv_cdf(1 - ALPHA) * math.sqrt(spread)) ** 3
-        assert statistic < critical, f"chi-square {statistic:.1f} >= {critical:.1f}; drawn {counts}, law {law.round(4)}"
+        assert statistic < critical, (
+            f"chi-square {statistic:.1f} >= {critical:.1f}; drawn {counts}, distribution {distribution.round(4)}"
+        )
 
 
 def _softmax(logits: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -196,65 +198,65 @@ class SamplingConformance:
         harness.start(4, temperature=1.0)
         assert "row 4 " in harness.refusal(np.full(6, -np.inf), row=4)
 
-    # -------------------------------------------------------------------------------------------------- laws
+    # -------------------------------------------------------------------------------------------------- distributions
 
     def test_draws_follow_the_softmax_of_the_logits_over_the_temperature(self) -> None:
-        """Three temperatures, each against the exact law."""
+        """Three temperatures, each against the exact distribution."""
         self._needs("temperature")
         for temperature in (0.7, 1.0, 1.5):
-            assert_law(self._draws(_LOGITS.tolist(), temperature=temperature), _softmax(_LOGITS / temperature))
+            assert_distribution(self._draws(_LOGITS.tolist(), temperature=temperature), _softmax(_LOGITS / temperature))
 
-    def test_draws_of_one_seed_at_many_positions_follow_the_law_and_do_not_depend_on_each_other(self) -> None:
+    def test_draws_of_one_seed_at_many_positions_follow_the_distribution_and_do_not_depend_on_each_other(self) -> None:
         """Marginals and pairs of neighbours; a sequence's numbers come from its positions."""
         self._needs("temperature")
         harness = _Harness(self, vocab_size=3)
         harness.start(0, seed=2**64 - 1)
         logits = np.array([1.0, 0.0, 0.5])
         tokens = harness.tokens(np.tile(logits, (2048, 1)), [0] * 2048, range(2048))
-        law = _softmax(logits)
-        assert_law(tokens, law)
+        distribution = _softmax(logits)
+        assert_distribution(tokens, distribution)
         pairs = [3 * first + second for first, second in zip(tokens[::2], tokens[1::2], strict=True)]
-        assert_law(pairs, np.outer(law, law).ravel())
+        assert_distribution(pairs, np.outer(distribution, distribution).ravel())
 
     def test_top_k_keeps_the_k_most_likely_and_all_that_tie_with_the_last(self) -> None:
         """Two of four would be kept, and three are equal."""
         self._needs("temperature", "truncation")
-        assert_law(self._draws([1.0, 1.0, 1.0, 0.0], top_k=2), np.array([1, 1, 1, 0]) / 3)
-        assert_law(self._draws(_LOGITS.tolist(), top_k=3), np.append(_softmax(_LOGITS[:3]), [0, 0, 0]))
+        assert_distribution(self._draws([1.0, 1.0, 1.0, 0.0], top_k=2), np.array([1, 1, 1, 0]) / 3)
+        assert_distribution(self._draws(_LOGITS.tolist(), top_k=3), np.append(_softmax(_LOGITS[:3]), [0, 0, 0]))
 
     def test_top_p_keeps_the_smallest_set_that_reaches_p(self) -> None:
         """Between two sums, and exactly at one: two of four equal tokens have mass one half."""
         self._needs("temperature", "truncation")
         logits = np.log([0.5, 0.3, 0.15, 0.05]).tolist()
-        assert_law(self._draws(logits, top_p=0.7), np.array([0.625, 0.375, 0, 0]))
-        assert_law(self._draws(logits, top_p=0.01), np.array([1.0, 0, 0, 0]))
+        assert_distribution(self._draws(logits, top_p=0.7), np.array([0.625, 0.375, 0, 0]))
+        assert_distribution(self._draws(logits, top_p=0.01), np.array([1.0, 0, 0, 0]))
         tied = self._draws([0.0, 0.0, 0.0, 0.0], top_p=0.5)
         kept = sorted(set(tied))
         assert len(kept) == 2
-        assert_law(tied, np.isin(range(4), kept) / 2)
+        assert_distribution(tied, np.isin(range(4), kept) / 2)
 
     def test_min_p_drops_what_is_far_less_likely_than_the_most_likely(self) -> None:
         """A share of the largest probability."""
         self._needs("temperature", "truncation")
         logits = np.log([0.5, 0.3, 0.15, 0.05]).tolist()
-        assert_law(self._draws(logits, min_p=0.5), np.array([0.625, 0.375, 0, 0]))
+        assert_distribution(self._draws(logits, min_p=0.5), np.array([0.625, 0.375, 0, 0]))
 
     # ----------------------------------------------------------------------------------- masks, bias, penalties
 
     def test_masked_tokens_are_never_chosen(self) -> None:
         """Allowed and bad tokens, drawn and greedy."""
         self._needs("temperature", "masks")
-        law = _softmax(_LOGITS[1:4])
+        distribution = _softmax(_LOGITS[1:4])
         choices: list[dict[str, Any]] = [{"allowed_token_ids": (1, 2, 3)}, {"bad_token_ids": (0, 4, 5)}]
         for masks in choices:
-            assert_law(self._draws(_LOGITS.tolist(), **masks), np.array([0, *law, 0, 0]))
+            assert_distribution(self._draws(_LOGITS.tolist(), **masks), np.array([0, *distribution, 0, 0]))
             assert set(self._draws(_LOGITS.tolist(), temperature=0, **masks)) == {1}
 
     def test_logit_bias_is_added(self) -> None:
         """To the named tokens only, drawn and greedy."""
         self._needs("temperature", "logit_bias")
-        law = _softmax(_LOGITS + np.array([0, 0, 0, 1.5, 0, 0]))
-        assert_law(self._draws(_LOGITS.tolist(), logit_bias={3: 1.5}), law)
+        distribution = _softmax(_LOGITS + np.array([0, 0, 0, 1.5, 0, 0]))
+        assert_distribution(self._draws(_LOGITS.tolist(), logit_bias={3: 1.5}), distribution)
         assert set(self._draws(_LOGITS.tolist(), temperature=0, logit_bias={3: 2.5})) == {3}
 
     def test_a_sequence_does_not_end_before_min_tokens(self) -> None:
@@ -271,7 +273,7 @@ class SamplingConformance:
         self._needs("temperature", "penalties")
         penalties: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.6}
         draws = self._draws([1.0, -1.0, 0.5, 0.0], prompt=[0, 1], output=[1, 2, 1], **penalties)
-        assert_law(draws, _softmax([1 / 1.3, -1.3 - 0.8 - 0.6, 0.5 / 1.3 - 0.4 - 0.6, 0.0]))
+        assert_distribution(draws, _softmax([1 / 1.3, -1.3 - 0.8 - 0.6, 0.5 / 1.3 - 0.4 - 0.6, 0.0]))
         greedy: dict[str, Any] = {"temperature": 0.0, "prompt": [0]}
         assert set(self._draws([1.0, 0.9], repetition_penalty=1.3, **greedy)) == {1}
         assert set(self._draws([1.0, 0.9], frequency_penalty=1.0, presence_penalty=1.0, **greedy)) == {0}

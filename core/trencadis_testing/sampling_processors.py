@@ -129,7 +129,7 @@ class LogitsProcessorConformance:
         """Some logits of each request of ``asking`` are changed: the other tests would say nothing otherwise."""
         for number, params in enumerate(self.asking):
             bench = _Bench(self)
-            assert bench.processor.asks(bench.start(0, params)), params
+            assert bench.processor.applies_to(bench.start(0, params)), params
             logits = _logits(32, seed=number)
             places = list(range(_FIRST, _FIRST + 32))
             if bench.processor.speculation_safe:
@@ -141,7 +141,7 @@ class LogitsProcessorConformance:
     def test_rows_that_do_not_ask_stay_bit_equal(self) -> None:
         """Beside rows that do."""
         bench = _Bench(self)
-        if bench.processor.asks(bench.start(0, {})):
+        if bench.processor.applies_to(bench.start(0, {})):
             pytest.skip("every request asks for this processor")
         for row in range(1, 8):
             bench.start(row, self._params(row) if row % 2 else {})

@@ -13,7 +13,7 @@ import pytest
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import DraftView, Speculator
 from trencadis.records import Drafts, FinishReason, Int32Array, Request, SamplingParams
-from trencadis_testing.draft_checks import broken_laws, broken_shapes, broken_trees
+from trencadis_testing.draft_checks import broken_distributions, broken_shapes, broken_trees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
 from trencadis_testing.hash_seeds import same_under_other_hashes
@@ -131,11 +131,11 @@ class SpeculationConformance:
             assert broken_trees(drafts, view, drafts_trees=speculator.drafts_trees) == []
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_laws_say_how_each_draft_was_drawn(self, seed: int) -> None:
+    def test_distributions_say_how_each_draft_was_drawn(self, seed: int) -> None:
         """A lossless rule divides by them: a row for each drawn draft, which sums to 1 and makes the draft possible."""
         speculator = self.make()
         view = draft_view(self._histories(seed), most=speculator.max_draft_tokens)
-        assert broken_laws(speculator.propose(view)) == []
+        assert broken_distributions(speculator.propose(view)) == []
 
     def test_drafts_come_in_the_order_of_the_view(self) -> None:
         """Slots are names, not an order. The sequences share no token, so that none can teach another."""

@@ -1,4 +1,4 @@
-"""Draft models in whole engines: right drafts are accepted, wrong ones cost nothing but time, and drawn ones keep the law."""
+"""Draft models in whole engines: right drafts are accepted, wrong ones cost nothing but time, and drawn ones keep the distribution."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_completions_of_one_prompt_are_those_without_drafts() -> None:
     assert found[0] == found[1]
 
 
-# ------------------------------------------------------------------------------------------------------------------ laws
+# ------------------------------------------------------------------------------------------------------------------ distributions
 
 VOCAB_SIZE, LENGTH = 6, 3
 COUNT = 5000
@@ -151,13 +151,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     )  # type: ignore[return-value]
 
 
-def law_of(path: Path, prompt: list[int]) -> np.ndarray:
-    """Return the exact law of the next tokens, ``[VOCAB_SIZE ** LENGTH]``."""
-    law = []
+def distribution_of(path: Path, prompt: list[int]) -> np.ndarray:
+    """Return the exact distribution of the next tokens, ``[VOCAB_SIZE ** LENGTH]``."""
+    distribution = []
     for text in itertools.product(range(VOCAB_SIZE), repeat=LENGTH):
         probabilities = logits_behind(path, [*prompt, *text[:-1]], LENGTH).double().softmax(-1)
-        law.append(float(np.prod([probabilities[i, token] for i, token in enumerate(text)])))
-    return np.array(law)
+        distribution.append(float(np.prod([probabilities[i, token] for i, token in enumerate(text)])))
+    return np.array(distribution)
 
 
 def texts_of(path: Path, speculator: Speculator, rule: AcceptanceRule, prompt: list[int]) -> np.ndarray:
@@ -183,9 +183,9 @@ def texts_of(path: Path, speculator: Speculator, rule: AcceptanceRule, prompt: l
     return np.array(found) @ weights
 
 
-def is_likely(cells: np.ndarray, law: np.ndarray) -> bool:
+def is_likely(cells: np.ndarray, distribution: np.ndarray) -> bool:
     """Chi-square at one in a million, by the normal approximation of Wilson and Hilferty; rare cells are one."""
-    counts, expected = np.bincount(cells, minlength=len(law)).astype(float), law * len(cells)
+    counts, expected = np.bincount(cells, minlength=len(distribution)).astype(float), distribution * len(cells)
     order = np.argsort(expected)
     num_rare = int((expected[order].cumsum() < 20).sum()) + 1
     rare, often = order[:num_rare], order[num_rare:]
@@ -214,18 +214,20 @@ def _one_thread() -> Iterator[None]:
     "rule", [pytest.param(Token(), id="token", marks=pytest.mark.slow), pytest.param(Block(), id="block")]
 )
 @pytest.mark.parametrize("make", [draft_model, parallel_draft], ids=["draft_model", "parallel_draft"])
-def test_drawn_drafts_keep_the_law_of_the_target(pair: tuple[Path, Path], make: Any, rule: AcceptanceRule) -> None:
+def test_drawn_drafts_keep_the_distribution_of_the_target(
+    pair: tuple[Path, Path], make: Any, rule: AcceptanceRule
+) -> None:
     target, draft = pair
     prompt = [3, 4, 3]
     speculator = make(draft, limits=None, context=_small(), **_options(make))
-    assert is_likely(texts_of(target, speculator, rule, prompt), law_of(target, prompt))
+    assert is_likely(texts_of(target, speculator, rule, prompt), distribution_of(target, prompt))
 
 
-def test_a_law_that_is_not_the_one_that_was_drawn_by_would_be_found(pair: tuple[Path, Path]) -> None:
+def test_a_distribution_that_is_not_the_one_that_was_drawn_by_would_be_found(pair: tuple[Path, Path]) -> None:
     target, draft = pair
     prompt = [3, 4, 3]
     made = draft_model(draft, limits=None, context=_small(), **_options(draft_model))
-    assert not is_likely(texts_of(target, Lying(made), Token(), prompt), law_of(target, prompt))
+    assert not is_likely(texts_of(target, Lying(made), Token(), prompt), distribution_of(target, prompt))
 
 
 class Lying(Speculator):
@@ -238,10 +240,10 @@ class Lying(Speculator):
 
     def propose(self, view: Any) -> Drafts:
         drafts = self._honest.propose(view)
-        if drafts.laws is None:
+        if drafts.distributions is None:
             return drafts
-        even = torch.full_like(drafts.laws.probabilities, 1 / VOCAB_SIZE)
-        return attrs.evolve(drafts, laws=attrs.evolve(drafts.laws, probabilities=even))
+        even = torch.full_like(drafts.distributions.probabilities, 1 / VOCAB_SIZE)
+        return attrs.evolve(drafts, distributions=attrs.evolve(drafts.distributions, probabilities=even))
 
 
 def _options(make: Any) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from support.backends import tiny_models
-from support.strategies.hostile_sampling import VICTIM, HostileLaws, HostileProcessor, HostileRule, HostileSampler
+from support.strategies.hostile_sampling import (
+    VICTIM,
+    HostileDistributions,
+    HostileProcessor,
+    HostileRule,
+    HostileSampler,
+)
 from support.strategies.unsafe_parts import Remembering
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
@@ -33,7 +39,7 @@ SAMPLER = {"sampling.name": "support.strategies.hostile_sampling:HostileSampler"
 PROCESSOR = {"sampling.standard.processors": ["support.strategies.hostile_sampling:HostileProcessor"]}
 DRAFTED = {"speculation.name": "support.strategies.unsafe_parts:Remembering"}
 RULE = {**DRAFTED, "acceptance.name": "support.strategies.hostile_sampling:HostileRule"}
-LAWS = {**DRAFTED, "acceptance.name": "support.strategies.hostile_sampling:HostileLaws"}
+DISTRIBUTIONS = {**DRAFTED, "acceptance.name": "support.strategies.hostile_sampling:HostileDistributions"}
 PROMPTS = {
     "three": tiny_models.prompt(3, seed=3),
     "victim": [VICTIM, *tiny_models.prompt(5, seed=5)],
@@ -52,7 +58,7 @@ def _good_again() -> Iterator[None]:
     Remembering.asked.clear()
     yield
     Remembering.asked.clear()
-    HostileSampler.mode = HostileRule.mode = HostileLaws.last_mode = HostileProcessor.mode = ""
+    HostileSampler.mode = HostileRule.mode = HostileDistributions.last_mode = HostileProcessor.mode = ""
 
 
 def make(model: Path, setup: dict[str, Any]) -> Engine:
@@ -181,8 +187,8 @@ def test_a_sampler_that_errs_for_all_ends_requests_and_not_the_engine(model: Pat
 
 @pytest.mark.parametrize(
     ("setup", "fallback"),
-    [(RULE, ""), (RULE, "token"), (LAWS, "match")],
-    ids=["tokens", "tokens then laws", "laws then tokens"],
+    [(RULE, ""), (RULE, "token"), (DISTRIBUTIONS, "match")],
+    ids=["tokens", "tokens then distributions", "distributions then tokens"],
 )
 @pytest.mark.parametrize("mode", HostileRule.MODES)
 def test_a_rule_that_errs_changes_no_text_and_is_named(
@@ -197,29 +203,32 @@ def test_a_rule_that_errs_changes_no_text_and_is_named(
     assert Remembering.asked
     if not mode.startswith("writes"):
         assert "acceptance component" in caplog.text
-        assert f"support.strategies.hostile_sampling:{'HostileLaws' if setup is LAWS else 'HostileRule'}" in caplog.text
+        assert (
+            f"support.strategies.hostile_sampling:{'HostileDistributions' if setup is DISTRIBUTIONS else 'HostileRule'}"
+            in caplog.text
+        )
         assert ("its fallback takes over" if fallback else "No draft stands from now on") in caplog.text
         assert engine.totals.num_drafters_quarantined == (not fallback)
     engine.close()
 
 
-@pytest.mark.parametrize("mode", HostileLaws.LAST_MODES)
-def test_a_law_of_the_last_token_that_is_none_changes_no_text_and_is_named(
+@pytest.mark.parametrize("mode", HostileDistributions.LAST_MODES)
+def test_a_distribution_of_the_last_token_that_is_none_changes_no_text_and_is_named(
     model: Path, repeated: dict[str, list[int]], mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make(model, LAWS)
-    HostileLaws.last_mode = mode
+    engine = make(model, DISTRIBUTIONS)
+    HostileDistributions.last_mode = mode
     add_all(engine, repeats=True)
     with caplog.at_level(logging.ERROR):
         assert texts(drained(engine)) == repeated
-    assert "support.strategies.hostile_sampling:HostileLaws" in caplog.text
+    assert "support.strategies.hostile_sampling:HostileDistributions" in caplog.text
     engine.close()
 
 
 def test_rules_that_do_right_stay(
     model: Path, repeated: dict[str, list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for setup in (RULE, LAWS):
+    for setup in (RULE, DISTRIBUTIONS):
         engine = make(model, setup)
         add_all(engine, repeats=True)
         with caplog.at_level(logging.ERROR):
@@ -228,12 +237,15 @@ def test_rules_that_do_right_stay(
         engine.close()
 
 
-def test_a_fallback_rule_that_reads_laws_is_refused_beside_a_sampler_that_gives_none(model: Path) -> None:
+def test_a_fallback_rule_that_reads_distributions_is_refused_beside_a_sampler_that_gives_none(model: Path) -> None:
     with pytest.raises(
         CapabilityError,
-        match=r"\[acceptance\] fallback = 'support.strategies.hostile_sampling:HostileLaws'.*tells none",
+        match=r"\[acceptance\] fallback = 'support.strategies.hostile_sampling:HostileDistributions'.*tells none",
     ):
-        make(model, {**SAMPLER, **DRAFTED, "acceptance.fallback": "support.strategies.hostile_sampling:HostileLaws"})
+        make(
+            model,
+            {**SAMPLER, **DRAFTED, "acceptance.fallback": "support.strategies.hostile_sampling:HostileDistributions"},
+        )
 
 
 # ------------------------------------------------------------------------------------------------ processors

@@ -25,7 +25,7 @@ SEED = 5
 
 
 class LittleSampler(StandardSampler):
-    """Honours top-k and nothing else that changes a law."""
+    """Honours top-k and nothing else that changes a distribution."""
 
     def __init__(self) -> None:
         super().__init__([TopK()])

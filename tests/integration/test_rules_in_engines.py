@@ -105,7 +105,7 @@ def test_synthetic_acceptance_makes_steps_as_long_as_it_is_told(model: Path) -> 
     assert num_steps <= 7  # a prefill, then four tokens a step
 
 
-def test_a_rule_that_reads_laws_is_refused_beside_a_sampler_that_gives_none(model: Path) -> None:
+def test_a_rule_that_reads_distributions_is_refused_beside_a_sampler_that_gives_none(model: Path) -> None:
     setup = {**DRAFTED, "acceptance.name": "block", "sampling.name": "trencadis_testing.backend:ArgmaxSampler"}
-    with pytest.raises(CapabilityError, match=r"sampling\.laws"):
+    with pytest.raises(CapabilityError, match=r"sampling\.distributions"):
         texts(model, setup, every())

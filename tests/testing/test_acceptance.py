@@ -24,7 +24,7 @@ class _ResidualFromTheTarget(Token):
 
 
 class _WrongTemperature(Token):
-    """Takes the drafter's law at another temperature than the drafter did."""
+    """Takes the drafter's distribution at another temperature than the drafter did."""
 
     def _tempered(self, verification):
         if verification.proposal is None:
@@ -41,7 +41,7 @@ class _WrongTemperature(Token):
 
 
 class _BonusAfterARefusal(Token):
-    """The last token always has the law behind the last draft."""
+    """The last token always has the distribution behind the last draft."""
 
     def last(self, verification, stops):
         return super().last(verification, verification.num_drafts)
@@ -53,7 +53,7 @@ class _ResidualOfThePositionBehind(Token):
 
 
 class _UntruncatedTarget(Token):
-    """Judges by a law that still has what truncation took away."""
+    """Judges by a distribution that still has what truncation took away."""
 
     def accept(self, verification):
         whole = (verification.target + 0.05) / (1 + 0.05 * verification.target.shape[-1])
@@ -67,7 +67,7 @@ class _AcceptsWithTheRatioTurnedRound(Token):
 
 
 class _CertainDraftsAlwaysStand(Token):
-    """A draft without a law is waved through."""
+    """A draft without a distribution is waved through."""
 
     def accept(self, verification):
         certain = drafted.are_real(verification) & ~drafted.are_drawn(verification)
@@ -78,8 +78,8 @@ class _CertainDraftsAreDrawnAgain(Token):
     """What was certain and refused may come again."""
 
     def last(self, verification, stops):
-        law = drafted.law_of(verification, stops) * (verification.proposal is not None)
-        return drafted.leftover(drafted.target_at(verification, stops), law)
+        distribution = drafted.distribution_of(verification, stops) * (verification.proposal is not None)
+        return drafted.leftover(drafted.target_at(verification, stops), distribution)
 
 
 class _AcceptsPadding(Token):
@@ -91,15 +91,15 @@ class _NothingIsLeft(Token):
     """Leaves no weight where model and drafter agree."""
 
     def last(self, verification, stops):
-        return (drafted.target_at(verification, stops) - drafted.law_of(verification, stops)).clamp(min=0)
+        return (drafted.target_at(verification, stops) - drafted.distribution_of(verification, stops)).clamp(min=0)
 
 
 class _NoiseOfSinglePrecision(Token):
     """Where nothing is left, rounding decides: not even the possible tokens."""
 
     def last(self, verification, stops):
-        law = drafted.law_of(verification, stops)
-        return (drafted.target_at(verification, stops) - law).abs() + 1e-4
+        distribution = drafted.distribution_of(verification, stops)
+        return (drafted.target_at(verification, stops) - distribution).abs() + 1e-4
 
 
 class _ByTheMeanOfTheBatch(Token):
@@ -147,7 +147,7 @@ class _BlockWithoutCumulativeWeights(Block):
 
 class _BlockThatForgetsTheWeightAtTheEnd(Block):
     def last(self, verification, stops):
-        return drafted.leftover(drafted.target_at(verification, stops), drafted.law_of(verification, stops))
+        return drafted.leftover(drafted.target_at(verification, stops), drafted.distribution_of(verification, stops))
 
 
 class _BlockThatStopsAtTheFirst(Block):
@@ -158,7 +158,7 @@ class _BlockThatStopsAtTheFirst(Block):
 
 
 class _SiblingsWithReplacement(Tree):
-    """Takes each sibling's law as that of a first draw."""
+    """Takes each sibling's distribution as that of a first draw."""
 
     def accept(self, verification):
         return self._plain(super().accept, verification)
@@ -217,35 +217,35 @@ class _SyntheticThatDeniesIt(Synthetic):
 class _ChainsOnly(Token):
     """Says that it takes trees."""
 
-    takes_trees = True
+    supports_trees = True
 
 
 _TESTS_THAT_NOTICE = {
-    _ResidualFromTheTarget: "test_drawn_drafts_leave_the_law_of_the_model",
-    _WrongTemperature: "test_drawn_drafts_leave_the_law_of_the_model",
-    _BonusAfterARefusal: "test_drawn_drafts_leave_the_law_of_the_model",
-    _ResidualOfThePositionBehind: "test_drawn_drafts_leave_the_law_of_the_model",
-    _AcceptsWithTheRatioTurnedRound: "test_drawn_drafts_leave_the_law_of_the_model",
-    _UntruncatedTarget: "test_truncated_laws_are_kept",
-    _CertainDraftsAlwaysStand: "test_certain_drafts_leave_the_law_of_the_model",
-    _CertainDraftsAreDrawnAgain: "test_certain_drafts_leave_the_law_of_the_model",
+    _ResidualFromTheTarget: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _WrongTemperature: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _BonusAfterARefusal: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _ResidualOfThePositionBehind: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _AcceptsWithTheRatioTurnedRound: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _UntruncatedTarget: "test_truncated_distributions_are_kept",
+    _CertainDraftsAlwaysStand: "test_certain_drafts_leave_the_distribution_of_the_model",
+    _CertainDraftsAreDrawnAgain: "test_certain_drafts_leave_the_distribution_of_the_model",
     _AcceptsPadding: "test_padding_is_never_accepted_and_changes_nothing",
     _NothingIsLeft: "test_shares_and_weights_are_in_range",
-    _NoiseOfSinglePrecision: "test_laws_of_single_precision_are_kept_as_well_as_can_be",
+    _NoiseOfSinglePrecision: "test_distributions_of_single_precision_are_kept_as_well_as_can_be",
     _ByTheMeanOfTheBatch: "test_a_sequence_is_judged_by_itself",
     _WorksInPlace: "test_it_is_pure",
     _CountsItsCalls: "test_it_is_pure",
-    _BlockWithoutCumulativeWeights: "test_drawn_drafts_leave_the_law_of_the_model",
-    _BlockThatForgetsTheWeightAtTheEnd: "test_drawn_drafts_leave_the_law_of_the_model",
-    _BlockThatStopsAtTheFirst: "test_drawn_drafts_leave_the_law_of_the_model",
-    _SiblingsWithReplacement: "test_siblings_drawn_without_replacement_leave_the_law_of_the_model",
-    _EachSiblingForItself: "test_siblings_drawn_without_replacement_leave_the_law_of_the_model",
-    _CertainSiblingsTakeFromTheDraw: "test_certain_siblings_beside_drawn_ones_leave_the_law_of_the_model",
+    _BlockWithoutCumulativeWeights: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _BlockThatForgetsTheWeightAtTheEnd: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _BlockThatStopsAtTheFirst: "test_drawn_drafts_leave_the_distribution_of_the_model",
+    _SiblingsWithReplacement: "test_siblings_drawn_without_replacement_leave_the_distribution_of_the_model",
+    _EachSiblingForItself: "test_siblings_drawn_without_replacement_leave_the_distribution_of_the_model",
+    _CertainSiblingsTakeFromTheDraw: "test_certain_siblings_beside_drawn_ones_leave_the_distribution_of_the_model",
     _SharesBeyondOne: "test_equal_siblings_are_no_more_than_one",
-    _ComparesWithTheNextSample: "test_certain_drafts_leave_the_law_of_the_model",
-    _TypicalThatDeniesIt: "test_drawn_drafts_leave_the_law_of_the_model",
+    _ComparesWithTheNextSample: "test_certain_drafts_leave_the_distribution_of_the_model",
+    _TypicalThatDeniesIt: "test_drawn_drafts_leave_the_distribution_of_the_model",
     _SyntheticThatDeniesIt: "test_greedy_text_is_that_of_the_model",
-    _ChainsOnly: "test_certain_siblings_leave_the_law_of_the_model",
+    _ChainsOnly: "test_certain_siblings_leave_the_distribution_of_the_model",
 }
 
 
@@ -266,16 +266,16 @@ def test_the_rules_without_the_faults_pass(failures_of, rule):
     assert failures_of(_Suite, rule) == set()
 
 
-def test_a_law_that_is_not_the_models_is_named_with_its_distance():
+def test_a_distribution_that_is_not_the_models_is_named_with_its_distance():
     suite = type("Suite", (_Suite,), {"make": _ResidualFromTheTarget})()
     with pytest.raises(AssertionError, match=r"total variation; 1e-12 are allowed"):
-        suite.test_drawn_drafts_leave_the_law_of_the_model(0, 2)
+        suite.test_drawn_drafts_leave_the_distribution_of_the_model(0, 2)
 
 
-def test_a_lossy_rule_is_spared_the_tests_of_laws_and_no_others():
+def test_a_lossy_rule_is_spared_the_tests_of_distributions_and_no_others():
     suite = type("Suite", (_Suite,), {"make": Typical})()
     with pytest.raises(pytest.skip.Exception, match="declared lossy"):
-        suite.test_drawn_drafts_leave_the_law_of_the_model(0, 2)
+        suite.test_drawn_drafts_leave_the_distribution_of_the_model(0, 2)
     suite.test_it_is_pure()
 
 

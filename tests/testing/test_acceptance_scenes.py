@@ -7,19 +7,26 @@ import pytest
 import torch
 
 from trencadis.interfaces import AcceptanceRule
-from trencadis_testing.acceptance_scenes import Scene, emission, greedy, laws, model_law, verification_of
+from trencadis_testing.acceptance_scenes import (
+    Scene,
+    distributions,
+    emission,
+    greedy,
+    model_distribution,
+    verification_of,
+)
 from trencadis_testing.doubles import Matching
 
-CHAIN = Scene(parents=(0, 1), target=laws(1, 3), proposal=laws(2, 3))
-TREE = Scene(parents=(0, 0, 1), target=laws(1, 3), proposal=laws(2, 3))
+CHAIN = Scene(parents=(0, 1), target=distributions(1, 3), proposal=distributions(2, 3))
+TREE = Scene(parents=(0, 0, 1), target=distributions(1, 3), proposal=distributions(2, 3))
 
 
 class Never(AcceptanceRule):
     """Accepts nothing, and draws as the model does."""
 
     lossless = True
-    needs_laws = True
-    takes_trees = True
+    needs_distributions = True
+    supports_trees = True
 
     def accept(self, verification):
         return torch.zeros(verification.tokens.shape, dtype=torch.float64)
@@ -35,14 +42,14 @@ class Always(Never):
         return torch.ones(verification.tokens.shape, dtype=torch.float64)
 
 
-def test_laws_depend_on_the_whole_context_and_sum_to_one():
-    law = laws(3, 4, num_impossible=1)
+def test_distributions_depend_on_the_whole_context_and_sum_to_one():
+    distribution = distributions(3, 4, num_impossible=1)
     contexts = [(), (0,), (0, 1), (1, 0)]
-    assert len({law(path).tobytes() for path in contexts}) == 4
+    assert len({distribution(path).tobytes() for path in contexts}) == 4
     for path in contexts:
-        assert law(path).sum() == pytest.approx(1)
-        assert (law(path) > 0).sum() == 3
-        assert greedy(law)(path).tolist() == np.eye(4)[law(path).argmax()].tolist()
+        assert distribution(path).sum() == pytest.approx(1)
+        assert (distribution(path) > 0).sum() == 3
+        assert greedy(distribution)(path).tolist() == np.eye(4)[distribution(path).argmax()].tolist()
 
 
 def test_all_drafts_are_drawn_and_their_probabilities_sum_to_one():
@@ -56,18 +63,22 @@ def test_siblings_are_drawn_without_replacement():
     found = dict(TREE.drafted())
     assert sum(found.values()) == pytest.approx(1)
     assert not any(tokens[0] == tokens[1] for tokens in found)
-    law = TREE.proposal(())
-    assert found[2, 0, 1] == pytest.approx(law[2] * law[0] / (1 - law[2]) * TREE.proposal((2,))[1])
+    distribution = TREE.proposal(())
+    assert found[2, 0, 1] == pytest.approx(
+        distribution[2] * distribution[0] / (1 - distribution[2]) * TREE.proposal((2,))[1]
+    )
 
 
 def test_certain_siblings_are_the_most_likely_tokens_or_twins():
-    scene = Scene(parents=(0, 0), target=laws(1, 3), proposal=lambda _: np.array([0.2, 0.5, 0.3]), certain={0, 1})
+    scene = Scene(
+        parents=(0, 0), target=distributions(1, 3), proposal=lambda _: np.array([0.2, 0.5, 0.3]), certain={0, 1}
+    )
     assert list(scene.drafted()) == [((1, 2), 1.0)]
-    twins = Scene(parents=(0, 0), target=laws(1, 3), proposal=scene.proposal, certain={0, 1}, twins=True)
+    twins = Scene(parents=(0, 0), target=distributions(1, 3), proposal=scene.proposal, certain={0, 1}, twins=True)
     assert list(twins.drafted()) == [((1, 1), 1.0)]
 
 
-def test_samples_are_drawn_by_the_law_at_each_node():
+def test_samples_are_drawn_by_the_distribution_at_each_node():
     cases = CHAIN.cases(with_samples=True)
     assert cases.tokens.shape == (9 * 27, 2)
     assert cases.weights.sum() == pytest.approx(1)
@@ -75,7 +86,7 @@ def test_samples_are_drawn_by_the_law_at_each_node():
     assert first == pytest.approx(CHAIN.target(()))
 
 
-def test_a_rule_is_shown_laws_or_samples_padded_behind_the_drafts():
+def test_a_rule_is_shown_distributions_or_samples_padded_behind_the_drafts():
     cases = TREE.cases(with_samples=False)
     asked = verification_of(TREE, cases, torch.from_numpy, num_padding=1, single=True)
     row = cases.tokens.tolist().index([2, 0, 1])
@@ -92,27 +103,27 @@ def test_a_rule_is_shown_laws_or_samples_padded_behind_the_drafts():
     assert samples.sampled.shape == (243, 3)
 
 
-def test_the_models_law_is_that_of_one_token_after_another():
-    law = model_law(CHAIN).reshape(3, 3, 3)
-    assert law.sum() == pytest.approx(1)
-    assert law[2, 0, 1] == pytest.approx(CHAIN.target(())[2] * CHAIN.target((2,))[0] * CHAIN.target((2, 0))[1])
+def test_the_models_distribution_is_that_of_one_token_after_another():
+    distribution = model_distribution(CHAIN).reshape(3, 3, 3)
+    assert distribution.sum() == pytest.approx(1)
+    assert distribution[2, 0, 1] == pytest.approx(CHAIN.target(())[2] * CHAIN.target((2,))[0] * CHAIN.target((2, 0))[1])
 
 
-def test_without_acceptance_a_text_has_the_law_of_the_model():
+def test_without_acceptance_a_text_has_the_distribution_of_the_model():
     for scene in (CHAIN, TREE):
         found = emission(Never(), scene, torch.from_numpy)
-        assert np.abs(found.law - model_law(scene)).max() < 1e-15
+        assert np.abs(found.distribution - model_distribution(scene)).max() < 1e-15
         assert found.mean_accepted == 0
 
 
-def test_if_every_draft_stands_a_text_has_the_law_of_the_drafter():
+def test_if_every_draft_stands_a_text_has_the_distribution_of_the_drafter():
     found = emission(Always(), CHAIN, torch.from_numpy)
-    law = found.law.reshape(3, 3, 3)
-    assert law.sum(2)[2, 1] == pytest.approx(CHAIN.proposal(())[2] * CHAIN.proposal((2,))[1])
+    distribution = found.distribution.reshape(3, 3, 3)
+    assert distribution.sum(2)[2, 1] == pytest.approx(CHAIN.proposal(())[2] * CHAIN.proposal((2,))[1])
     assert found.mean_accepted == pytest.approx(2)
 
 
 def test_a_rule_that_compares_samples_is_proven_by_its_samples():
     found = emission(Matching(), TREE, torch.from_numpy)
-    assert np.abs(found.law - model_law(TREE)).max() < 1e-15
+    assert np.abs(found.distribution - model_distribution(TREE)).max() < 1e-15
     assert 0.5 < found.mean_accepted < 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.records import DraftLaws, Drafts
-from trencadis_testing.draft_checks import broken_laws, broken_shapes, broken_trees
+from trencadis.records import DraftDistributions, Drafts
+from trencadis_testing.draft_checks import broken_distributions, broken_shapes, broken_trees
 from trencadis_testing.speculation import draft_view
 
 
@@ -23,12 +23,12 @@ GOOD = drafts([1, 2], [5, 6, 7])
 
 
 def test_right_drafts_have_no_faults():
-    laws = DraftLaws(rows=i32(0, -1, 1), probabilities=np.full((2, 10), 0.1))
-    tree = drafts([1, 2], [5, 6, 7], parents=i32(-1, -1, -1), laws=laws)
+    distributions = DraftDistributions(rows=i32(0, -1, 1), probabilities=np.full((2, 10), 0.1))
+    tree = drafts([1, 2], [5, 6, 7], parents=i32(-1, -1, -1), distributions=distributions)
     for one in (GOOD, tree):
         assert broken_shapes(one, VIEW, vocab_size=10) == []
         assert broken_trees(one, VIEW, drafts_trees=True) == []
-        assert broken_laws(one) == []
+        assert broken_distributions(one) == []
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,24 @@ def test_trees_for_a_sequence_that_may_not_have_one_are_named():
 
 
 @pytest.mark.parametrize(
-    ("rows", "law", "words"),
+    ("rows", "distribution", "words"),
     [
-        (i32(0, 0), [0.1] * 10, "rows of laws"),
-        (i32(0, 0, 1), [0.1] * 10, "of 1 laws"),
-        (i32(0, -2, 0), [0.1] * 10, "of 1 laws"),
+        (i32(0, 0), [0.1] * 10, "rows of distributions"),
+        (i32(0, 0, 1), [0.1] * 10, "of 1 distributions"),
+        (i32(0, -2, 0), [0.1] * 10, "of 1 distributions"),
         (i32(0, 0, 0), [0.2] * 10, "sums to 1"),
         (i32(0, 0, 0), [0.2] * 5 + [0.0] * 5, "impossible"),
         (i32(0, 0, 0), [-0.1, 0.3] + [0.1] * 8, "sums to 1"),
     ],
 )
-def test_wrong_laws_are_named(rows, law, words):
-    wrong = drafts([1, 2], [5, 6, 7], laws=DraftLaws(rows=rows, probabilities=np.array([law])))
-    assert words in " ".join(broken_laws(wrong))
+def test_wrong_distributions_are_named(rows, distribution, words):
+    wrong = drafts(
+        [1, 2], [5, 6, 7], distributions=DraftDistributions(rows=rows, probabilities=np.array([distribution]))
+    )
+    assert words in " ".join(broken_distributions(wrong))
 
 
-def test_laws_may_be_tensors():
+def test_distributions_may_be_tensors():
     torch = pytest.importorskip("torch")
-    laws = DraftLaws(rows=i32(0, 0, 0), probabilities=torch.full((1, 10), 0.1, dtype=torch.bfloat16))
-    assert broken_laws(drafts([1, 2], [5, 6, 7], laws=laws)) == []
+    distributions = DraftDistributions(rows=i32(0, 0, 0), probabilities=torch.full((1, 10), 0.1, dtype=torch.bfloat16))
+    assert broken_distributions(drafts([1, 2], [5, 6, 7], distributions=distributions)) == []

@@ -20,7 +20,7 @@ from trencadis_plugins.sampling.temperature import Temperature
 from trencadis_plugins.sampling.token_masks import BadTokens
 from trencadis_plugins.sampling.top_k import TopK
 from trencadis_plugins.sampling.top_p import TopP
-from trencadis_testing.sampling import SamplingConformance, assert_law
+from trencadis_testing.sampling import SamplingConformance, assert_distribution
 
 
 @pytest.fixture(autouse=True)
@@ -159,13 +159,13 @@ class _MinPOfAllMass(MinP):
 
 class _StaleBan(BadTokens):
     def start_row(self, start):
-        if self.asks(start):
+        if self.applies_to(start):
             super().start_row(start)
 
 
 class _StaleBias(LogitBias):
     def start_row(self, start):
-        if self.asks(start):
+        if self.applies_to(start):
             super().start_row(start)
 
 
@@ -191,7 +191,7 @@ _TESTS_THAT_NOTICE = {
     _LastOfEqualTokens: "greedy_takes_the_largest_logit_and_the_lowest_id_among_equals",
     _NoiseByPlaceInTheBatch: "a_token_depends_on_nothing_else_in_the_batch",
     _NoiseFromOneStream: "the_seed_and_the_position_decide_the_draw",
-    _NoiseWithoutPosition: "draws_of_one_seed_at_many_positions_follow_the_law_and_do_not_depend_on_each_other",
+    _NoiseWithoutPosition: "draws_of_one_seed_at_many_positions_follow_the_distribution_and_do_not_depend_on_each_other",
     _HalfOfTheSeed: "the_seed_and_the_position_decide_the_draw",
     _NanIsTokenZero: "logits_that_are_not_numbers_are_refused_in_words_that_name_the_row",
     _NoTokenIsTokenZero: "a_row_without_any_possible_token_is_refused",
@@ -239,13 +239,13 @@ def test_every_test_of_the_suite_is_passed_by_the_faultless_sampler():
         getattr(suite, f"test_{test}")()
 
 
-def test_an_incorrect_law_and_an_impossible_token_are_told_from_a_correct_law():
+def test_an_incorrect_distribution_and_an_impossible_token_are_told_from_a_correct_distribution():
     tokens = np.random.default_rng(0).choice(4, 2048, p=[0.4, 0.3, 0.2, 0.1]).tolist()
-    assert_law(tokens, np.array([0.4, 0.3, 0.2, 0.1]))
+    assert_distribution(tokens, np.array([0.4, 0.3, 0.2, 0.1]))
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_law(tokens, np.array([0.3, 0.4, 0.2, 0.1]))
+        assert_distribution(tokens, np.array([0.3, 0.4, 0.2, 0.1]))
     with pytest.raises(AssertionError, match="impossible tokens were drawn"):
-        assert_law(tokens, np.array([0.5, 0.3, 0.2, 0.0]))
+        assert_distribution(tokens, np.array([0.5, 0.3, 0.2, 0.0]))
 
 
 def test_the_suite_skips_what_a_sampler_says_it_does_not_honour():

@@ -105,7 +105,7 @@ class _ChangesEveryRow(LogitBias):
 
 class _KeepsTheBias(LogitBias):
     def start_row(self, start):
-        if self.asks(start):
+        if self.applies_to(start):
             super().start_row(start)
 
 
@@ -182,7 +182,7 @@ class _ForgetsOnRestore(Mirostat):
 
 
 class _AsksForNothing(MinP):
-    def asks(self, start):
+    def applies_to(self, start):
         return False
 
 

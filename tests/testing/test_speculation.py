@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trencadis.interfaces import Speculator
-from trencadis.records import DraftLaws, Drafts
+from trencadis.records import DraftDistributions, Drafts
 from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.speculation import SpeculationConformance, draft_view
 
@@ -226,25 +226,27 @@ class SameTwice(Forest):
 class Drawn(LastPair):
     """Correct: says that each draft was drawn from among all tokens alike."""
 
-    law = np.full((1, 97), 1 / 97)
+    distribution = np.full((1, 97), 1 / 97)
 
     def more(self, runs):
-        return {"laws": DraftLaws(rows=self.rows(sum(map(len, runs))), probabilities=self.law)}
+        return {
+            "distributions": DraftDistributions(rows=self.rows(sum(map(len, runs))), probabilities=self.distribution)
+        }
 
     def rows(self, num_drafts):
         return np.zeros(num_drafts, np.int32)
 
 
-HalfALaw = type("HalfALaw", (Drawn,), {"law": np.full((1, 97), 0.5 / 97)})
-ImpossibleLaw = type("ImpossibleLaw", (Drawn,), {"law": np.eye(97)[:1]})
+HalfADistribution = type("HalfADistribution", (Drawn,), {"distribution": np.full((1, 97), 0.5 / 97)})
+ImpossibleDistribution = type("ImpossibleDistribution", (Drawn,), {"distribution": np.eye(97)[:1]})
 
 
-class LawsOfFewer(Drawn):
+class DistributionsOfFewer(Drawn):
     def rows(self, num_drafts):
         return np.zeros(max(num_drafts - 1, 0), np.int32)
 
 
-class RowsOfNoLaw(Drawn):
+class RowsOfNoDistribution(Drawn):
     def rows(self, num_drafts):
         return np.ones(num_drafts, np.int32)
 
@@ -368,10 +370,10 @@ MUTANTS = {
     BranchesWhereItMayNot: "test_drafts_branch_only_where_they_may_and_parents_come_first",
     OwnParent: "test_drafts_branch_only_where_they_may_and_parents_come_first",
     SameTwice: "test_drafts_branch_only_where_they_may_and_parents_come_first",
-    HalfALaw: "test_laws_say_how_each_draft_was_drawn",
-    ImpossibleLaw: "test_laws_say_how_each_draft_was_drawn",
-    LawsOfFewer: "test_laws_say_how_each_draft_was_drawn",
-    RowsOfNoLaw: "test_laws_say_how_each_draft_was_drawn",
+    HalfADistribution: "test_distributions_say_how_each_draft_was_drawn",
+    ImpossibleDistribution: "test_distributions_say_how_each_draft_was_drawn",
+    DistributionsOfFewer: "test_distributions_say_how_each_draft_was_drawn",
+    RowsOfNoDistribution: "test_distributions_say_how_each_draft_was_drawn",
     ExpectsEveryStep: "test_sequences_left_out_of_calls_come_back",
     LearnsFromEverybody: "test_nobody_is_drafted_another_tenant_s_text",
     LearnsFromTheTenant: "test_nobody_is_drafted_another_tenant_s_text",

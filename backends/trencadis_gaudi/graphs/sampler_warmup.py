@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import AcceptanceRule
-from trencadis.records import Bucket, DraftLaws, Drafts, Phase, SamplingParams
+from trencadis.records import Bucket, DraftDistributions, Drafts, Phase, SamplingParams
 
 __all__ = ["CONFIGURATIONS", "dummy_drafts", "sampler_sizes", "warm_up_sampler"]
 
@@ -38,7 +38,7 @@ def sampler_sizes(buckets: Iterable[Bucket]) -> list[tuple[int, int]]:
 
 
 def dummy_drafts(batch_size: int, steps: int, *, vocab_size: int, rule: AcceptanceRule) -> tuple[Drafts | None, ...]:
-    """Return drafts such that a rule takes every way it has: none, and, if it reads laws, drafts that were drawn. Pure.
+    """Return drafts such that a rule takes every way it has: none, and, if it reads distributions, drafts that were drawn. Pure.
 
     Args:
         batch_size: Sequences.
@@ -46,14 +46,16 @@ def dummy_drafts(batch_size: int, steps: int, *, vocab_size: int, rule: Acceptan
         vocab_size: Of the model.
         rule: Verifies them.
     """
-    if steps == 1 or not rule.needs_laws:
+    if steps == 1 or not rule.needs_distributions:
         return (None,)
     count = batch_size * (steps - 1)
     nothing = np.zeros(count, np.int32)
     # Made on the host, as a drafter's are: no operation of the device.
-    law = torch.from_numpy(np.full((1, vocab_size), 1.0 / vocab_size, np.float32))
-    laws = DraftLaws(rows=nothing, probabilities=law)
-    return None, Drafts(num_drafts=np.full(batch_size, steps - 1, np.int32), token_ids=nothing, laws=laws)
+    distribution = torch.from_numpy(np.full((1, vocab_size), 1.0 / vocab_size, np.float32))
+    distributions = DraftDistributions(rows=nothing, probabilities=distribution)
+    return None, Drafts(
+        num_drafts=np.full(batch_size, steps - 1, np.int32), token_ids=nothing, distributions=distributions
+    )
 
 
 def warm_up_sampler(sizes: Sequence[tuple[int, int]], paths: Sequence[SamplingParams], *, sample: Sample) -> int:

@@ -40,10 +40,10 @@ from trencadis.engine.scheduling.switch import SchedulingSwitch
 from trencadis.engine.speculation.drafting import Drafting, Speculation, check_numbers
 from trencadis.engine.stages import Stage
 from trencadis.engine.state import EngineState
-from trencadis.engine.transfer.first_token_terms import SamplingTerms
 from trencadis.engine.transfer.first_tokens import FirstTokens
 from trencadis.engine.transfer.guarded_connector import GuardedConnector, GuardedWorker
 from trencadis.engine.transfer.role import EngineRole
+from trencadis.engine.transfer.sampling_fingerprint import EngineFingerprint
 from trencadis.engine.transfer.transfers import Transfers
 from trencadis.errors import (
     BackendError,
@@ -65,9 +65,9 @@ from trencadis.interfaces import (
     ConnectorPair,
     EvictionPolicy,
     Executor,
-    FirstTokenTerms,
     Observer,
     Sampler,
+    SamplingFingerprint,
     SchedulingPolicy,
     Speculator,
     SupportsDeferredWarmUp,
@@ -315,8 +315,8 @@ class _Builder:
             on_close=self._registry.closing,
             check_params=self._check_params,
             prepare=self._prepare,
-            may_begin=lambda start, token_id: self._reference_sampler().may_begin(start, token_id),
-            first_token_terms=self._first_token_terms(model),
+            can_start_with=lambda start, token_id: self._reference_sampler().can_start_with(start, token_id),
+            sampling_fingerprint=self._sampling_fingerprint(model),
             device_label=self.device_label,
         )
 
@@ -333,7 +333,9 @@ class _Builder:
             names=(choices["speculation"].component.name, fallback.component.name if fallback else ""),
             make_fallbacks=(drafter[2], length[2]),
             acceptance=self._acceptance(drafter[1]),
-            takes_drafts=lambda params, branching: self._reference_sampler().takes_drafts(params, branching=branching),
+            supports_drafts=lambda params, branching: self._reference_sampler().supports_drafts(
+                params, branching=branching
+            ),
         )
 
     def _acceptance(self, speculator: Speculator) -> AcceptanceRule:
@@ -346,12 +348,12 @@ class _Builder:
             where = f"[acceptance] {key} = {choice.component.name!r}: {type(one).__name__}"
             # What comes by import path declares no capabilities, so that they were not negotiated.
             silent = [type(sampler).__name__ for sampler in samplers if type(sampler).verify is Sampler.verify]
-            if one.needs_laws and silent:
+            if one.needs_distributions and silent:
                 raise CapabilityError(
-                    f"{where} reads the laws that tokens are drawn from, and the sampler {silent[0]} tells none.",
+                    f"{where} reads the distributions that tokens are drawn from, and the sampler {silent[0]} tells none.",
                     hint='Set acceptance.name to "match", or sampling.name to "standard"; and so the fallbacks, if there are any.',
                 )
-            if key == "fallback" and speculator.drafts_trees and not one.takes_trees:
+            if key == "fallback" and speculator.drafts_trees and not one.supports_trees:
                 raise CapabilityError(
                     f"{where} takes linear drafts only, and {type(speculator).__name__} drafts trees.",
                     hint='Set acceptance.fallback to "match" or "tree".',
@@ -398,11 +400,11 @@ class _Builder:
                 return sampler.prepare(params, tenant=tenant)
         return ()
 
-    def _first_token_terms(self, model: ModelFacts) -> SamplingTerms:
+    def _sampling_fingerprint(self, model: ModelFacts) -> EngineFingerprint:
         """Return what tells another engine how tokens are chosen here; that its model is the same is compared with its KV blocks."""
         facts = (self._plan.hash_of("sampling"), model.vocab_size, *sorted(model.eos_token_ids))
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
-        return SamplingTerms(digest, lambda params: self._reference_sampler().goes_on(params))
+        return EngineFingerprint(digest, lambda params: self._reference_sampler().is_portable(params))
 
     def _backend(self, rank: int) -> Backend:
         backend: Backend = self.make(self._plan.choices["backend"])
@@ -530,9 +532,9 @@ class Parts(EmbeddingParts):
         shared_prefixes: Token ids of prompts' beginnings whose blocks every tenant shares.
         check_params: Refuses processors that a request names and the sampler does not have.
         prepare: Begins what the sampler has to do before a request can run.
-        may_begin: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
+        can_start_with: Whether the sampler could have chosen a token for a sequence at the end of its prompt.
         device_label: Names executor and backend in messages.
-        first_token_terms: What the connector carries to another engine that is to choose a first token; None: none does.
+        sampling_fingerprint: What the connector carries to another engine that is to choose a first token; None: none does.
     """
 
     make_bucketing: Callable[[BucketLimits], tuple[str, BucketingStrategy, Callable[[], BucketingStrategy] | None]]
@@ -546,8 +548,8 @@ class Parts(EmbeddingParts):
     shared_prefixes: tuple[tuple[int, ...], ...] = ()
     check_params: Callable[[SamplingParams], None] = lambda _: None
     prepare: Callable[[SamplingParams, str], tuple[Future[Any], ...]] = lambda _, __: ()
-    may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
-    first_token_terms: FirstTokenTerms | None = None
+    can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
+    sampling_fingerprint: SamplingFingerprint | None = None
     device_label: str = "the executor"
 
 
@@ -799,9 +801,9 @@ def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
     """Allocate, and tell the connector's scheduler side what its worker side was shown, and how first tokens are chosen."""
     executor.allocate(plan)
     if parts.connector is not None:
-        parts.connector.scheduler.on_ready(_connecting(executor).kv_layout())
-        if parts.first_token_terms is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
-            parts.connector.scheduler.on_sampling(parts.first_token_terms)
+        parts.connector.scheduler.on_ready(executor.kv_layout())
+        if parts.sampling_fingerprint is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
+            parts.connector.scheduler.on_sampling(parts.sampling_fingerprint)
 
 
 def _administration(
@@ -892,7 +894,7 @@ def _state(
             close_worker=_connecting(parts.executor).close_connector if parts.connector is not None else lambda: None,
             num_ranks=parts.executor.num_ranks,
             layerwise=parts.executor.capabilities.layerwise_kv,
-            first_tokens=FirstTokens(vocab_size=parts.model.vocab_size, may_begin=parts.may_begin),
+            first_tokens=FirstTokens(vocab_size=parts.model.vocab_size, can_start_with=parts.can_start_with),
         ),
         swapping=swapping,
         num_rows=limits.max_num_seqs,
@@ -997,7 +999,7 @@ def check_trees(speculation: Speculation | None, capabilities: BackendCapabiliti
             f'[speculation]: {drafter} drafts trees, and the backend does not provide "{TREES}".',
             hint="Let it draft linearly, or choose a backend that verifies trees.",
         )
-    if not rule.takes_trees:
+    if not rule.supports_trees:
         raise CapabilityError(
             f"[speculation]: {drafter} drafts trees, and [acceptance] {rule_name} takes linear drafts only.",
             hint='Set acceptance.name to "match" or "tree", or let the speculator draft linearly.',

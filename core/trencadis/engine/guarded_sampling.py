@@ -22,7 +22,7 @@ from trencadis.errors import ContractError, StepFailedError
 from trencadis.faults import as_words, reraise_interrupt
 from trencadis.interfaces import (
     AcceptanceRule,
-    Laws,
+    Distributions,
     Sampled,
     SampledLogprobs,
     Sampler,
@@ -75,17 +75,17 @@ class GuardedSampler(Guarded[Sampler], Sampler):
         """As the sampler."""
         self.strategy.check(params)
 
-    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+    def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """As the sampler."""
-        return self.strategy.takes_drafts(params, branching=branching)
+        return self.strategy.supports_drafts(params, branching=branching)
 
-    def goes_on(self, params: SamplingParams) -> bool:
+    def is_portable(self, params: SamplingParams) -> bool:
         """As the sampler."""
-        return self.strategy.goes_on(params)
+        return self.strategy.is_portable(params)
 
-    def may_begin(self, start: RowStart, token_id: int) -> bool:
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
         """As the sampler."""
-        return self.strategy.may_begin(start, token_id)
+        return self.strategy.can_start_with(start, token_id)
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room; what the sampler raises ends the start."""
@@ -126,8 +126,10 @@ class GuardedSampler(Guarded[Sampler], Sampler):
                 raise self._failed(error) from error
         return self._sample(logits, context)
 
-    def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
-        """As :meth:`sample`, with tokens that ``choose`` chooses by the sampler's laws. What the sampler raises fails the step."""
+    def verify(
+        self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
+    ) -> Sampled:
+        """As :meth:`sample`, with tokens that ``choose`` chooses by the sampler's distributions. What the sampler raises fails the step."""
         self._tell_rows(context)
         try:
             return self._checked(self.strategy.verify(logits, self._lent(context), choose), logits, context)
@@ -276,7 +278,7 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return how likely each draft stands, ``[B, N]``; 0 for all if the rule erred."""
-        while not self.fault and (verification.target is None) != self.needs_laws:
+        while not self.fault and (verification.target is None) != self.needs_distributions:
             try:
                 accept = self.strategy.accept(_copied(verification))
                 fault = self._wrong_shares(accept, verification)
@@ -291,11 +293,11 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         return nothing
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
-        """Return the law of the last token, ``[B, V]``; the model's own if the rule erred."""
+        """Return the distribution of the last token, ``[B, V]``; the model's own if the rule erred."""
         target = verification.target
-        assert target is not None, "only asked of rules that are shown laws"
+        assert target is not None, "only asked of rules that are shown distributions"
         own: torch.Tensor = target.gather(1, stops[:, None, None].expand(-1, 1, target.shape[2]))[:, 0]
-        if self.fault or not self.needs_laws:
+        if self.fault or not self.needs_distributions:
             return own
         try:
             weights = self.strategy.last(_copied(verification), stops.clone())
@@ -320,7 +322,11 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
 
     def _adopt(self) -> None:
         rule = self.strategy
-        self.lossless, self.needs_laws, self.takes_trees = rule.lossless, rule.needs_laws, rule.takes_trees
+        self.lossless, self.needs_distributions, self.supports_trees = (
+            rule.lossless,
+            rule.needs_distributions,
+            rule.supports_trees,
+        )
 
     def _wrong_shares(self, accept: torch.Tensor, verification: Verification) -> str:
         """Return what is wrong with an answer; waits for the device once."""
@@ -342,7 +348,7 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         """Return which drafts the model could have chosen, bool ``[B, N]``: of a greedy request the one that it chooses."""
         tokens, target = verification.tokens, verification.target
         if target is None:
-            assert verification.sampled is not None, "it is shown laws or tokens"
+            assert verification.sampled is not None, "it is shown distributions or tokens"
             chosen: torch.Tensor = verification.sampled.gather(1, verification.parents) == tokens
             return chosen
         places = verification.parents * target.shape[2] + tokens.clamp(min=0)
@@ -361,13 +367,13 @@ class GuardedAcceptance(Guarded[AcceptanceRule], AcceptanceRule):
         if bool((sound[:, 0] & (weights.amin(-1) >= 0)).all()):
             return ""
         return (
-            "last() gave weights that are no law: negative, not finite, all 0, or, of a rule that says that it is lossless, most for a "
+            "last() gave weights that are no distribution: negative, not finite, all 0, or, of a rule that says that it is lossless, most for a "
             "token that the model gives no chance"
         )
 
 
 def _copied(verification: Verification) -> Verification:
-    """Return the drafts with tensors of their own: by these the text is written. Laws are copies already."""
+    """Return the drafts with tensors of their own: by these the text is written. Distributions are copies already."""
     sampled = verification.sampled
     return attrs.evolve(
         verification,

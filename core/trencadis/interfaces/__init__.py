@@ -5,6 +5,8 @@ A plugin implements the abstract class of its noun and yields a :class:`Componen
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trencadis.interfaces.acceptance import AcceptanceRule, Verification
 from trencadis.interfaces.backend import AllocationPlan, Backend, BackendCapabilities, PendingStep
 from trencadis.interfaces.block_store import BlockStore
@@ -15,7 +17,6 @@ from trencadis.interfaces.config_table import ConfigTable
 from trencadis.interfaces.draft_length import DraftLength, LengthView, VerifiedStep
 from trencadis.interfaces.eviction import EvictionPolicy
 from trencadis.interfaces.executor import Executor
-from trencadis.interfaces.first_token_terms import FirstTokenTerms
 from trencadis.interfaces.health_check import Finding, HealthCheck, Severity
 from trencadis.interfaces.kv_blender import BlendChunk, BlendOrder, KVBlender
 from trencadis.interfaces.kv_codec import KVCodec
@@ -51,7 +52,7 @@ from trencadis.interfaces.optional_calls import (
     SupportsSwapping,
 )
 from trencadis.interfaces.sampling import (
-    Laws,
+    Distributions,
     LogitsProcessor,
     Sampled,
     SampledLogprobs,
@@ -59,10 +60,12 @@ from trencadis.interfaces.sampling import (
     SamplingContext,
     SupportsPreparation,
 )
+from trencadis.interfaces.sampling_fingerprint import SamplingFingerprint
 from trencadis.interfaces.scheduling import SchedulerView, SchedulingPolicy, TokenSplit
 from trencadis.interfaces.setting import setting
 from trencadis.interfaces.speculation import DraftView, Speculator
 from trencadis.interfaces.vocabulary import Vocabulary
+from trencadis.renames import old_names
 
 __all__ = [
     "AcceptanceRule",
@@ -85,7 +88,7 @@ __all__ = [
     "Executor",
     "FailureView",
     "Finding",
-    "FirstTokenTerms",
+    "SamplingFingerprint",
     "HealthCheck",
     "KVBlender",
     "KVCodec",
@@ -94,7 +97,7 @@ __all__ = [
     "KVSchedulerSide",
     "KVWorkerSide",
     "LayerGate",
-    "Laws",
+    "Distributions",
     "LengthView",
     "LoadView",
     "LogitsProcessor",
@@ -133,3 +136,9 @@ __all__ = [
     "import_attribute",
     "setting",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(
+        __name__,
+        {"Laws": ("Distributions", Distributions), "FirstTokenTerms": ("SamplingFingerprint", SamplingFingerprint)},
+    )

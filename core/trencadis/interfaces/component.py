@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -111,10 +111,13 @@ def _check_name(_: object, __: attrs.Attribute[str], name: str) -> None:
         raise ValueError(f"component name {name!r} must be lower-case letters, digits and underscores")
 
 
+_OLD_CAPABILITIES: Final = {"sampling.laws": "sampling.distributions"}
+
+
 def _names(names: Iterable[str]) -> frozenset[str]:
     if isinstance(names, str):
         raise TypeError(f"requires and provides are sets of capabilities: write {{{names!r}}}, not {names!r}")
-    return frozenset(names)
+    return frozenset(_OLD_CAPABILITIES.get(name, name) for name in names)
 
 
 @attrs.frozen(kw_only=True)

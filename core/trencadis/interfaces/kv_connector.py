@@ -44,8 +44,8 @@ from typing import Any
 
 import attrs
 
-from trencadis.interfaces.first_token_terms import FirstTokenTerms
 from trencadis.interfaces.kv_pool import KVPool
+from trencadis.interfaces.sampling_fingerprint import SamplingFingerprint
 from trencadis.records import ConnectorReport, FailedLoad, FirstToken, KVLayout, Request
 from trencadis.records.output import accepts_ticket
 
@@ -244,7 +244,7 @@ class SupportsRemotePrefill(ABC):
         What runs is not counted any more, and neither are requests that :meth:`take_requests` has not returned yet.
         """
 
-    def on_sampling(self, terms: FirstTokenTerms) -> None:  # noqa: B027 - optional
+    def on_sampling(self, terms: SamplingFingerprint) -> None:  # noqa: B027 - optional
         """Called once, right after ``on_ready``, with what can tell another engine how a first token is chosen here."""
 
 

@@ -16,13 +16,14 @@ import attrs
 
 from trencadis.errors import InvalidRequestError
 from trencadis.records import RowError, RowStart, SamplingParams
+from trencadis.renames import RenamedMembers
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "INTERFACE_VERSION",
-    "Laws",
+    "Distributions",
     "LogitsProcessor",
     "Sampled",
     "SampledLogprobs",
@@ -96,8 +97,8 @@ class Sampled:
     row_errors: tuple[RowError, ...] = ()
 
 
-class Laws(Protocol):
-    """The laws at every logits row of a call, and random numbers that belong to them."""
+class Distributions(Protocol):
+    """The distributions at every logits row of a call, and random numbers that belong to them."""
 
     @property
     def probabilities(self) -> torch.Tensor:
@@ -120,7 +121,11 @@ class Laws(Protocol):
         ...
 
 
-class LogitsProcessor(ABC):
+class LogitsProcessor(
+    RenamedMembers,
+    ABC,
+    renamed={"asks": "applies_to", "may_begin": "can_start_with", "takes_branches": "supports_branches"},
+):
     """One step of a chain: changes the logits of the rows that asked for it.
 
     Calls come in this order: ``allocate`` once; then ``start_row`` for each sequence that takes a row, and for each batch
@@ -131,7 +136,7 @@ class LogitsProcessor(ABC):
             enabled it; empty: no request needs to.
         argmax_invariant: The most likely token stays the most likely one; skipped for greedy rows.
         needs_history: Reads ``context.tokens``.
-        takes_branches: Reads them by ``context.histories``, so that two drafts may follow one token; matters with ``needs_history``.
+        supports_branches: Reads them by ``context.histories``, so that two drafts may follow one token; matters with ``needs_history``.
         speculation_safe: Correct for several logits rows of one sequence in one call: those of drafts, of which only the
             first few may come to count.
         has_state: What it does depends on more than parameters, history and position: on what ``commit`` told it. The state is
@@ -144,7 +149,7 @@ class LogitsProcessor(ABC):
     name: str = ""
     argmax_invariant: bool = False
     needs_history: bool = False
-    takes_branches: bool = False
+    supports_branches: bool = False
     speculation_safe: bool = True
     has_state: bool = False
     honours: frozenset[str] = frozenset()
@@ -164,7 +169,7 @@ class LogitsProcessor(ABC):
                 field="logits_processors",
             )
 
-    def check_params(self, params: SamplingParams) -> None:  # noqa: B027 - most take any
+    def check_params(self, params: SamplingParams) -> None:
         """Refuse parameters of a request that the processor cannot honour. Pure; before the request runs anywhere.
 
         Called for requests with structured output alone, in the engine's process and before ``allocate``. The default refuses none.
@@ -173,7 +178,7 @@ class LogitsProcessor(ABC):
             InvalidRequestError: It cannot be honoured; the message says why.
         """
 
-    def may_begin(self, start: RowStart, token_id: int) -> bool:
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
         """Return whether a sequence that asks could begin with a token that another engine chose. Pure; in the engine's process.
 
         Called before ``allocate``, or without it. The default: with any.
@@ -184,7 +189,7 @@ class LogitsProcessor(ABC):
         """
         return True
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether a sequence's rows are changed; ``apply`` may be left out of calls that have no others. Pure.
 
         The default: those whose request names the processor, and all if it has no name.
@@ -203,7 +208,7 @@ class LogitsProcessor(ABC):
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         """Return changed logits, float32 ``[L, V]``; may work in place. Rows that did not ask stay bit-equal."""
 
-    def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:  # noqa: B027 - only with a state
+    def commit(self, token_ids: torch.Tensor, context: SamplingContext) -> None:
         """Receives the tokens chosen from the logits of the last ``apply``; once for each, if ``has_state``.
 
         With drafts, tokens after the first one that differs from its draft were chosen in vain: the next call starts again from
@@ -218,7 +223,7 @@ class LogitsProcessor(ABC):
         """Return a copy of a row's state, for ``restore``; None without a state. Pure."""
         return None
 
-    def restore(self, row: int, state: Any) -> None:  # noqa: B027 - only with a state
+    def restore(self, row: int, state: Any) -> None:
         """Give a row the state that ``snapshot`` returned, of this row or another; after its ``start_row``."""
 
 
@@ -246,7 +251,11 @@ class SupportsPreparation(ABC):
         """
 
 
-class Sampler(ABC):
+class Sampler(
+    RenamedMembers,
+    ABC,
+    renamed={"takes_drafts": "supports_drafts", "goes_on": "is_portable", "may_begin": "can_start_with"},
+):
     """Chooses tokens. Lives with the backend, in its process and on its thread.
 
     Attributes:
@@ -316,7 +325,7 @@ class Sampler(ABC):
             context: Whose they are.
         """
 
-    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+    def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return whether several logits rows of one sequence may be in a call. Pure; called in the engine's process.
 
         A sequence of whom the answer is no is not drafted for; one that takes no branching drafts gets linear ones.
@@ -327,7 +336,7 @@ class Sampler(ABC):
         """
         return not branching
 
-    def goes_on(self, params: SamplingParams) -> bool:
+    def is_portable(self, params: SamplingParams) -> bool:
         """Return whether another engine's sampler of the same make and options may choose a sequence's first token. Pure.
 
         What follows must be what it would be if this one had chosen it: nothing but parameters, seed and tokens may matter. Called in
@@ -335,8 +344,8 @@ class Sampler(ABC):
         """
         return False
 
-    def may_begin(self, start: RowStart, token_id: int) -> bool:
-        """Return whether a sequence of which :meth:`goes_on` says yes could begin with a token. Pure; as :meth:`goes_on`.
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
+        """Return whether a sequence of which :meth:`is_portable` says yes could begin with a token. Pure; as :meth:`is_portable`.
 
         Args:
             start: Of the sequence, at the end of its prompt; its row means nothing.
@@ -344,14 +353,16 @@ class Sampler(ABC):
         """
         return True
 
-    def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
-        """Leave the choice to an acceptance rule, by the laws that :meth:`sample` would draw from; for acceptance rules that need laws.
+    def verify(
+        self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
+    ) -> Sampled:
+        """Leave the choice to an acceptance rule, by the distributions that :meth:`sample` would draw from; for acceptance rules that need distributions.
 
-        Only called if the component provides ``sampling.laws``.
+        Only called if the component provides ``sampling.distributions``.
 
         Args:
             logits: ``[L, V]`` in the model's dtype; may be overwritten.
             context: Whose they are.
             choose: Called once; returns a token for each logits row, int64 ``[L]``. They are reported and committed as sampled ones.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not provide sampling.laws")
+        raise NotImplementedError(f"{type(self).__name__} does not provide sampling.distributions")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trencadis.records.arrays import BoolArray, Float32Array, FloatArray, Int32Array, Int64Array, read_only
 from trencadis.records.batch import Batch, Pass, RowStart, TableWrites
 from trencadis.records.beam import BeamSearchParams
@@ -23,7 +25,7 @@ from trencadis.records.output import (
     TokenLogprobs,
 )
 from trencadis.records.plain import MAX_DEPTH, check_plain, is_text, plain_fault
-from trencadis.records.plan import DraftLaws, Drafts, Plan
+from trencadis.records.plan import DraftDistributions, Drafts, Plan
 from trencadis.records.request import (
     DEFAULT_TERMS,
     MAX_TRANSFER_BYTES,
@@ -47,6 +49,7 @@ from trencadis.records.sampling import (
 from trencadis.records.stats import EngineGauges, StepStats
 from trencadis.records.step_time import StepTime
 from trencadis.records.structured import MAX_CHOICES, MAX_STRUCTURE_CHARACTERS, StructuredOutput
+from trencadis.renames import old_names
 
 __all__ = [
     "DEFAULT_TERMS",
@@ -68,7 +71,7 @@ __all__ = [
     "BucketLimits",
     "CompletionOutput",
     "ConnectorReport",
-    "DraftLaws",
+    "DraftDistributions",
     "Drafts",
     "Embedding",
     "EmbeddingRequest",
@@ -118,3 +121,6 @@ __all__ = [
     "read_only",
     "transfer_table",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__, {"DraftLaws": ("DraftDistributions", DraftDistributions)})

@@ -8,8 +8,9 @@ import attrs
 import numpy as np
 
 from trencadis.records.arrays import BoolArray, Int32Array, Int64Array
+from trencadis.renames import rename_field
 
-__all__ = ["DraftLaws", "Drafts", "Plan"]
+__all__ = ["DraftDistributions", "Drafts", "Plan"]
 
 
 def _none() -> Int32Array:
@@ -17,8 +18,8 @@ def _none() -> Int32Array:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class DraftLaws:
-    """By which laws drafts were drawn. Drafts without one were certain: nothing was drawn.
+class DraftDistributions:
+    """By which distributions drafts were drawn. Drafts without one were certain: nothing was drawn.
 
     Attributes:
         rows: Row of ``probabilities`` for each draft, -1 for none, int32 ``[sum(num_drafts)]``. Drafts after one token were
@@ -39,13 +40,13 @@ class Drafts:
         token_ids: All drafts, sequence after sequence, int32 ``[sum(num_drafts)]``.
         parents: For tree drafts the index of each draft's parent within its sequence, -1 for the root,
             int32 ``[sum(num_drafts)]``; parents come before children.
-        laws: By which laws they were drawn; None: all are certain.
+        distributions: By which distributions they were drawn; None: all are certain.
     """
 
     num_drafts: Int32Array
     token_ids: Int32Array
     parents: Int32Array | None = None
-    laws: DraftLaws | None = None
+    distributions: DraftDistributions | None = None
 
     def take(self, indices: Int32Array, counts: Int32Array) -> Drafts:
         """Return the first ``counts`` drafts of some sequences, in that order. Pure.
@@ -59,15 +60,20 @@ class Drafts:
         firsts = np.cumsum(self.num_drafts) - self.num_drafts
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         picks = np.repeat(firsts[indices], counts) + within if len(firsts) else within
-        laws = self.laws
-        if laws is not None:
-            laws = DraftLaws(rows=laws.rows[picks], probabilities=laws.probabilities)
+        distributions = self.distributions
+        if distributions is not None:
+            distributions = DraftDistributions(
+                rows=distributions.rows[picks], probabilities=distributions.probabilities
+            )
         return Drafts(
             num_drafts=counts,
             token_ids=self.token_ids[picks].astype(np.int32),
             parents=None if self.parents is None else self.parents[picks],
-            laws=laws,
+            distributions=distributions,
         )
+
+
+rename_field(Drafts, old="laws", new="distributions")
 
 
 def _total(plan: Plan) -> int:

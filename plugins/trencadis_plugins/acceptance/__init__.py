@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["trencadis_acceptance_rules"]
 
-_LAWS = "sampling.laws"
+_DISTRIBUTIONS = "sampling.distributions"
 
 
 @hookimpl
@@ -26,11 +26,15 @@ def trencadis_acceptance_rules() -> Iterable[Component]:
         "match", "Drafts stand while the ordinary sampler chooses them: the text is that of no speculation."
     )
     yield _component(
-        "token", "Rejection sampling, draft by draft: more drawn drafts stand than match.", requires=[_LAWS]
+        "token", "Rejection sampling, draft by draft: more drawn drafts stand than match.", requires=[_DISTRIBUTIONS]
     )
-    yield _component("block", "Rejection sampling of a whole run: more stand than draft by draft.", requires=[_LAWS])
-    yield _component("tree", "Rejection sampling over several drafts behind one token.", requires=[_LAWS])
-    yield _component("typical", "Lossy: what the model finds plausible stands.", TypicalConfig, requires=[_LAWS])
+    yield _component(
+        "block", "Rejection sampling of a whole run: more stand than draft by draft.", requires=[_DISTRIBUTIONS]
+    )
+    yield _component("tree", "Rejection sampling over several drafts behind one token.", requires=[_DISTRIBUTIONS])
+    yield _component(
+        "typical", "Lossy: what the model finds plausible stands.", TypicalConfig, requires=[_DISTRIBUTIONS]
+    )
     yield _component(
         "synthetic", "For measurements only: drafts stand by given rates; the text is wrong.", SyntheticConfig
     )

@@ -8,7 +8,7 @@ from trencadis.interfaces import AcceptanceRule, Verification
 from trencadis_plugins.acceptance.drafted import (
     are_real,
     chances,
-    law_of,
+    distribution_of,
     leftover,
     target_at,
     target_chances,
@@ -23,14 +23,14 @@ class Block(AcceptanceRule):
 
     With the weights w_0 = 1, w_i = min(w_{i-1} p_i(d_i) / q_i(d_i), 1), the run of the first i of k drafts passes with probability
     h_i = s_i / (s_i + 1 - w_i), where s_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), and h_k = w_k. The step's last token after i
-    drafts has the law max(w_i p_{i+1} - q_{i+1}, 0), after all of them p_{k+1}. Where the walk asks for one draft at a time, the
+    drafts has the distribution max(w_i p_{i+1} - q_{i+1}, 0), after all of them p_{k+1}. Where the walk asks for one draft at a time, the
     chance that the longest run has at least i drafts is G_i = h_i + (1 - h_i) G_{i+1}, and draft i stands with G_i / G_{i-1}.
 
     Source: Sun et al., "Block verification accelerates speculative decoding", 2025, algorithm 2.
     """
 
     lossless = True
-    needs_laws = True
+    needs_distributions = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return G_i / G_{i-1} of each draft, float64 ``[B, N]``."""
@@ -47,8 +47,8 @@ class Block(AcceptanceRule):
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
         """Return max(w p - q, 0) after the run that passed, p after all drafts; ``[B, V]``."""
         weight = _weights(verification).gather(1, stops[:, None])
-        # Behind the last draft the weight would scale the whole law, and nothing is taken away: a law has no scale.
-        return leftover(target_at(verification, stops), law_of(verification, stops), weight)
+        # Behind the last draft the weight would scale the whole distribution, and nothing is taken away: a distribution has no scale.
+        return leftover(target_at(verification, stops), distribution_of(verification, stops), weight)
 
 
 def _weights(verification: Verification) -> torch.Tensor:
@@ -70,10 +70,10 @@ def _passes(verification: Verification, weights: torch.Tensor) -> torch.Tensor:
     passes = []
     for number in range(1, weights.shape[1]):
         weight = weights[:, number]
-        law = law_of(verification, torch.full_like(ends, number))
-        excess = (target[:, number] * weight[:, None].to(target.dtype) - law).clamp(min=0.0).sum(-1).double()
+        distribution = distribution_of(verification, torch.full_like(ends, number))
+        excess = (target[:, number] * weight[:, None].to(target.dtype) - distribution).clamp(min=0.0).sum(-1).double()
         room = excess + 1 - weight
-        # No room is left where both laws agree and no weight was lost: then whatever follows stands, and so does this run.
+        # No room is left where both distributions agree and no weight was lost: then whatever follows stands, and so does this run.
         inner = torch.where(room > 0, excess / room.clamp(min=torch.finfo(room.dtype).tiny), 1.0)
         passes.append(torch.where(ends == number, weight, torch.where(ends > number, inner, 0.0)))
     return torch.stack(passes, dim=1)

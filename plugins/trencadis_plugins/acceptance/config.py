@@ -25,7 +25,9 @@ class TypicalConfig:
         0.09, "A draft that the model gives more than this probability always stands.", validator=and_(gt(0.0), lt(1.0))
     )
     delta: float = setting(
-        0.3, "Where it is lower, the threshold is this times exp(-entropy of the model's law).", validator=gt(0.0)
+        0.3,
+        "Where it is lower, the threshold is this times exp(-entropy of the model's distribution).",
+        validator=gt(0.0),
     )
 
 

@@ -1,4 +1,4 @@
-"""What acceptance rules ask of drafts: which are real, which are siblings, and by which laws they were drawn.
+"""What acceptance rules ask of drafts: which are real, which are siblings, and by which distributions they were drawn.
 
 Shapes: B sequences, N most drafts of one of them, V vocabulary. Every function is pure, and none makes a table of ``[B, N, V]``.
 """
@@ -14,7 +14,7 @@ __all__ = [
     "are_real",
     "chances",
     "earlier_siblings",
-    "law_of",
+    "distribution_of",
     "leftover",
     "ratios",
     "target_at",
@@ -24,13 +24,15 @@ __all__ = [
 
 
 def target_of(verification: Verification) -> torch.Tensor:
-    """Return the model's laws, ``[B, N + 1, V]``.
+    """Return the model's distributions, ``[B, N + 1, V]``.
 
     Raises:
-        ValueError: The rule was not declared to need laws.
+        ValueError: The rule was not declared to need distributions.
     """
     if verification.target is None:
-        raise ValueError("this rule reads the model's laws, and was shown none: it must declare needs_laws = True")
+        raise ValueError(
+            "this rule reads the model's distributions, and was shown none: it must declare needs_distributions = True"
+        )
     return verification.target
 
 
@@ -55,7 +57,7 @@ def target_chances(verification: Verification) -> torch.Tensor:
 
 
 def are_drawn(verification: Verification) -> torch.Tensor:
-    """Return which drafts the drafter drew by a law, bool ``[B, N]``: the others were certain."""
+    """Return which drafts the drafter drew by a distribution, bool ``[B, N]``: the others were certain."""
     proposal = verification.proposal
     if proposal is None:
         return torch.zeros_like(verification.tokens, dtype=torch.bool)
@@ -65,7 +67,7 @@ def are_drawn(verification: Verification) -> torch.Tensor:
 def chances(verification: Verification) -> torch.Tensor:
     """Return how likely the drafter was to draw each draft, float64 ``[B, N]``: 1 where it made no draw.
 
-    Of a draft after siblings that is the chance of a first draw: see :func:`law_of`.
+    Of a draft after siblings that is the chance of a first draw: see :func:`distribution_of`.
     """
     proposal = verification.proposal
     if proposal is None:
@@ -80,7 +82,7 @@ def ratios(target: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
 
 
 def target_at(verification: Verification, nodes: torch.Tensor) -> torch.Tensor:
-    """Return the model's law at one node of each sequence, ``[B, V]``.
+    """Return the model's distribution at one node of each sequence, ``[B, V]``.
 
     Args:
         verification: The drafts.
@@ -90,11 +92,13 @@ def target_at(verification: Verification, nodes: torch.Tensor) -> torch.Tensor:
     return target.gather(1, nodes[:, None, None].expand(-1, 1, target.shape[2]))[:, 0]
 
 
-def law_of(verification: Verification, drafts: torch.Tensor, drawn_before: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the law by which one draft of each sequence was drawn, ``[B, V]``; 0 everywhere for padding.
+def distribution_of(
+    verification: Verification, drafts: torch.Tensor, drawn_before: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the distribution by which one draft of each sequence was drawn, ``[B, V]``; 0 everywhere for padding.
 
-    A draft that is certain has the law that gives everything to its token. A draft after siblings was drawn without
-    replacement: from what their draws have left of the law.
+    A draft that is certain has the distribution that gives everything to its token. A draft after siblings was drawn without
+    replacement: from what their draws have left of the distribution.
 
     Args:
         verification: The drafts.
@@ -103,26 +107,26 @@ def law_of(verification: Verification, drafts: torch.Tensor, drawn_before: torch
     """
     tokens, proposal = verification.tokens.clamp(min=0), verification.proposal
     index = drafts.clamp(max=tokens.shape[1] - 1)[:, None]
-    law = torch.zeros_like(target_of(verification)[:, 0]).scatter_(1, tokens.gather(1, index), 1.0)
+    distribution = torch.zeros_like(target_of(verification)[:, 0]).scatter_(1, tokens.gather(1, index), 1.0)
     if proposal is not None:
-        drawn = proposal.gather(1, index[:, :, None].expand(-1, 1, proposal.shape[2]))[:, 0].to(law.dtype)
+        drawn = proposal.gather(1, index[:, :, None].expand(-1, 1, proposal.shape[2]))[:, 0].to(distribution.dtype)
         is_drawn = drawn.amax(-1, keepdim=True) > 0
         if drawn_before is not None:
             gone = torch.zeros_like(drawn).scatter_add_(1, tokens, drawn_before.to(drawn.dtype)) > 0
-            # A law that nothing was taken from stays as it was recorded.
+            # A distribution that nothing was taken from stays as it was recorded.
             left = _normalised(drawn.masked_fill(gone, 0.0))
             drawn = torch.where(gone.any(-1, keepdim=True), left, drawn)
-        law = torch.where(is_drawn, drawn, law)
-    return law * (drafts < verification.num_drafts)[:, None]
+        distribution = torch.where(is_drawn, drawn, distribution)
+    return distribution * (drafts < verification.num_drafts)[:, None]
 
 
 def leftover(target: torch.Tensor, drawn: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """Return max(weight * target - drawn, 0) as a law, ``[B, V]``; the target where nothing is left.
+    """Return max(weight * target - drawn, 0) as a distribution, ``[B, V]``; the target where nothing is left.
 
     Nothing is left where the two are equal: then no draft is refused, and the answer matters to nobody.
 
     Args:
-        target: The model's law, ``[B, V]``.
+        target: The model's distribution, ``[B, V]``.
         drawn: The drafter's, ``[B, V]``.
         weight: Of the target, ``[B, 1]``; None: 1.
     """

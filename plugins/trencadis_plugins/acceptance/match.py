@@ -19,12 +19,12 @@ class Match(AcceptanceRule):
     """
 
     lossless = True
-    takes_trees = True
+    supports_trees = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return 1 where a draft is the token that was sampled at the node before it, else 0; of equal siblings 1 for the first."""
         if verification.sampled is None:
-            raise ValueError("match is shown the sampled tokens: it needs no laws")
+            raise ValueError("match is shown the sampled tokens: it needs no distributions")
         tokens = verification.tokens
         stands = (verification.sampled.gather(1, verification.parents) == tokens) & are_real(verification)
         if not verification.is_linear:

@@ -8,7 +8,7 @@ from trencadis.interfaces import AcceptanceRule, Verification
 from trencadis_plugins.acceptance.drafted import (
     are_real,
     chances,
-    law_of,
+    distribution_of,
     leftover,
     ratios,
     target_at,
@@ -19,9 +19,9 @@ __all__ = ["Token"]
 
 
 class Token(AcceptanceRule):
-    """A draft stands with probability min(1, p / q); after the first that does not, the token has the law max(p - q, 0).
+    """A draft stands with probability min(1, p / q); after the first that does not, the token has the distribution max(p - q, 0).
 
-    p is the model's law, q that by which the drafter drew. Together the two give p, whatever q is:
+    p is the model's distribution, q that by which the drafter drew. Together the two give p, whatever q is:
     min(p, q) + (1 - sum min(p, q)) * max(p - q, 0) / sum max(p - q, 0) = p. Drafts stand with probability sum min(p, q); certain ones,
     whose q is 1, with p.
 
@@ -30,7 +30,7 @@ class Token(AcceptanceRule):
     """
 
     lossless = True
-    needs_laws = True
+    needs_distributions = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return min(1, p / q) of each draft, float64 ``[B, N]``."""
@@ -40,4 +40,4 @@ class Token(AcceptanceRule):
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
         """Return max(p - q, 0) where a draft was refused, p after the last draft; ``[B, V]``."""
         # Of a chain, the draft after node i is draft i: after the last node there is none, and nothing is taken away.
-        return leftover(target_at(verification, stops), law_of(verification, stops))
+        return leftover(target_at(verification, stops), distribution_of(verification, stops))

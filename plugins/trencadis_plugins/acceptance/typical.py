@@ -17,10 +17,10 @@ __all__ = ["Typical"]
 
 
 class Typical(AcceptanceRule):
-    """A draft stands if the model's law gives it more than min(epsilon, delta * exp(-H)), H the law's entropy.
+    """A draft stands if the model's distribution gives it more than min(epsilon, delta * exp(-H)), H the distribution's entropy.
 
-    By which law the drafter drew does not matter, and text has not the model's law: the likely tokens become likelier. Greedy rows,
-    whose law is certain, lose nothing. Of several plausible drafts after one token the most likely stands, of equal ones the first.
+    By which distribution the drafter drew does not matter, and text has not the model's distribution: the likely tokens become likelier. Greedy rows,
+    whose distribution is certain, lose nothing. Of several plausible drafts after one token the most likely stands, of equal ones the first.
 
     Args:
         config: Epsilon and delta.
@@ -29,8 +29,8 @@ class Typical(AcceptanceRule):
     """
 
     lossless = False
-    needs_laws = True
-    takes_trees = True
+    needs_distributions = True
+    supports_trees = True
 
     def __init__(self, config: TypicalConfig | None = None) -> None:
         config = config or TypicalConfig()
@@ -47,7 +47,7 @@ class Typical(AcceptanceRule):
         return torch.where(stands, 1.0, 0.0).double()
 
     def last(self, verification: Verification, stops: torch.Tensor) -> torch.Tensor:
-        """Return the model's law, ``[B, V]``."""
+        """Return the model's distribution, ``[B, V]``."""
         return target_at(verification, stops)
 
 

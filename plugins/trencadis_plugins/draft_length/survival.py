@@ -22,7 +22,7 @@ _ALL_KEPT = 0.99
 class Survival:
     """Moving acceptance of each sequence and position, pulled towards that of all sequences while there are few verdicts.
 
-    ``a = (accepted + w * prior) / (tried + w)``, the mean of a Beta law whose counts fade: each verdict takes ``smoothing`` of the older
+    ``a = (accepted + w * prior) / (tried + w)``, the mean of a Beta distribution whose counts fade: each verdict takes ``smoothing`` of the older
     ones away. A position's prior is the acceptance of all sequences there, pulled towards that of the position before. The survival
     of draft i is the product of the acceptances up to it.
 

@@ -20,14 +20,14 @@ def trencadis_samplers() -> Iterable[Component]:
         config=StandardConfig,
         summary="Masks, bias, penalties, temperature, min-p, top-k and top-p, with draws seeded per request.",
         interface_version=2,
-        provides=frozenset({"sampling.laws"}),
+        provides=frozenset({"sampling.distributions"}),
     )
     yield Component(
         name="greedy",
         factory=_make_greedy,
         summary="Always the most likely token; refuses requests that ask for anything else.",
         interface_version=2,
-        provides=frozenset({"sampling.laws"}),
+        provides=frozenset({"sampling.distributions"}),
     )
 
 

@@ -49,7 +49,7 @@ class CarriedStates:
 
     def enter(self, start: RowStart) -> None:
         """Give a sequence that had a row before its state back; after the processors' own ``start_row``."""
-        processors = tuple(one for one in self._processors if one.asks(start))
+        processors = tuple(one for one in self._processors if one.applies_to(start))
         if not processors:
             return
         prompt = start.token_ids[: start.num_prompt_tokens].tobytes()

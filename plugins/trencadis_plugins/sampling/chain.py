@@ -92,7 +92,7 @@ def build_chain(
 
     Raises:
         ConfigValueError: A name is unknown or given twice, an import path leads nowhere, or ``mirostat`` does not end the
-            built-in ones: it has to see the law that is drawn from.
+            built-in ones: it has to see the distribution that is drawn from.
         PluginLoadError: An import fails.
         ContractError: It is no logits processor.
     """
@@ -106,7 +106,7 @@ def build_chain(
         behind = names[names.index("mirostat") + 1 :]
         if chain or not processors:
             raise ConfigValueError(
-                f"[sampling.standard] chain has {', '.join(behind)} behind mirostat, which must see the law that is drawn from.",
+                f"[sampling.standard] chain has {', '.join(behind)} behind mirostat, which must see the distribution that is drawn from.",
                 hint="Put mirostat last.",
             )
         names = [*(name for name in names if name != "mirostat"), "mirostat"]

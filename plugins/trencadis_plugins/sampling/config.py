@@ -55,7 +55,7 @@ class StandardConfig:
             top-p, min-p. ``llamacpp``: top-k, top-p, min-p, temperature last.
         chain: Names of processors, instead of a preset; a request with a parameter whose processor is not in it is refused.
         processors: Processors from other packages, after all others.
-        logprobs: Of output tokens. ``raw``: as the model gives them. ``processed``: of the law that a token is drawn from, with masks,
+        logprobs: Of output tokens. ``raw``: as the model gives them. ``processed``: of the distribution that a token is drawn from, with masks,
             penalties, temperature and truncation; of greedy rows with masks and penalties alone. Those of prompts are always raw.
     """
 

@@ -29,7 +29,7 @@ class EpsilonCutoff(RowProcessor):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._cutoff = np.zeros(num_rows, dtype=np.float64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether the cutoff is on. Pure."""
         return start.params.epsilon_cutoff > 0
 
@@ -37,8 +37,8 @@ class EpsilonCutoff(RowProcessor):
         self._cutoff[start.row] = start.params.epsilon_cutoff
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        law = logits.double().softmax(-1)
-        return _drop_below(logits, law, self._column(self._cutoff, context))
+        distribution = logits.double().softmax(-1)
+        return _drop_below(logits, distribution, self._column(self._cutoff, context))
 
 
 class EtaCutoff(RowProcessor):
@@ -55,7 +55,7 @@ class EtaCutoff(RowProcessor):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._eta = np.zeros(num_rows, dtype=np.float64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether the cutoff is on. Pure."""
         return start.params.eta_cutoff > 0
 
@@ -63,12 +63,12 @@ class EtaCutoff(RowProcessor):
         self._eta[start.row] = start.params.eta_cutoff
 
     def _change(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
-        law = logits.double().softmax(-1)
-        entropy = torch.special.entr(law).sum(-1, keepdim=True)
+        distribution = logits.double().softmax(-1)
+        entropy = torch.special.entr(distribution).sum(-1, keepdim=True)
         eta = self._column(self._eta, context)
-        return _drop_below(logits, law, eta.minimum(eta.sqrt() * (-entropy).exp()))
+        return _drop_below(logits, distribution, eta.minimum(eta.sqrt() * (-entropy).exp()))
 
 
-def _drop_below(logits: torch.Tensor, law: torch.Tensor, cutoff: torch.Tensor) -> torch.Tensor:
+def _drop_below(logits: torch.Tensor, distribution: torch.Tensor, cutoff: torch.Tensor) -> torch.Tensor:
     """Mask, in place, what is below a cutoff ``[R, 1]`` and not the most likely."""
-    return logits.masked_fill_((law < cutoff) & (logits < logits.amax(-1, keepdim=True)), -torch.inf)
+    return logits.masked_fill_((distribution < cutoff) & (logits < logits.amax(-1, keepdim=True)), -torch.inf)

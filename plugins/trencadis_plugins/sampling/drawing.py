@@ -2,7 +2,7 @@
 
 If item i has weight w_i and an exponential waiting time E_i of its own, then the item with the largest w_i / E_i is drawn
 with probability w_i / sum(w). A race over blocks of tokens, then one over the tokens of the block that won, has the same
-law and needs random numbers for the blocks and for one block's places instead of the whole vocabulary.
+distribution and needs random numbers for the blocks and for one block's places instead of the whole vocabulary.
 
 Shapes: R rows, V vocabulary.
 

@@ -32,14 +32,14 @@ class Dry(RowProcessor):
 
     honours = frozenset({"dry"})
     needs_history = True
-    takes_branches = True
+    supports_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._params: dict[int, SamplingParams] = {}
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether repeats cost anything. Pure."""
         return start.params.dry_multiplier > 0
 

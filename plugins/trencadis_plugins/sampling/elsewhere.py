@@ -89,7 +89,7 @@ class IsolatedProcessor(LogitsProcessor):
         self._configured = name
         self._tokens: torch.Tensor | None = None
         self._num_faults = 0
-        for promise in ("argmax_invariant", "needs_history", "takes_branches", "speculation_safe", "has_state"):
+        for promise in ("argmax_invariant", "needs_history", "supports_branches", "speculation_safe", "has_state"):
             setattr(self, promise, bool(getattr(inner, promise)))
         self.rebuilds_state = bool(inner.rebuilds_state)
         self.honours = frozenset(inner.honours)
@@ -111,13 +111,13 @@ class IsolatedProcessor(LogitsProcessor):
         """Refuse what the processor refuses."""
         self.inner.check_params(params)
 
-    def may_begin(self, start: RowStart, token_id: int) -> bool:
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
         """Return what the processor returns."""
-        return self.inner.may_begin(start, token_id)
+        return self.inner.can_start_with(start, token_id)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether the sequence's rows are changed."""
-        return bool(self._named(lambda: self.inner.asks(start)))
+        return bool(self._named(lambda: self.inner.applies_to(start)))
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -129,7 +129,7 @@ class IsolatedProcessor(LogitsProcessor):
         self._asked[start.row] = False
         tokens = start.token_ids.copy()  # the engine's own
         self._named(lambda: self.inner.start_row(attrs.evolve(start, token_ids=tokens)))
-        self._asked[start.row] = self.asks(start)
+        self._asked[start.row] = self.applies_to(start)
 
     def apply(self, logits: torch.Tensor, context: SamplingContext) -> torch.Tensor:
         """Change the rows that asked, in place.

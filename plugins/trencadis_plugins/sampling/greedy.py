@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from trencadis.interfaces import Laws, Sampled, Sampler, SamplingContext
+from trencadis.interfaces import Distributions, Sampled, Sampler, SamplingContext
 from trencadis.records import RowStart, SamplingParams
+from trencadis_plugins.sampling.distributions import KeyedDistributions, distributions_of
 from trencadis_plugins.sampling.guard import RowFailures
-from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 
 __all__ = ["GreedySampler"]
@@ -60,17 +60,19 @@ class GreedySampler(Sampler):
             logprobs = self._reporter.report(self._reporter.keep(logits, context), token_ids)
         return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=failures.errors(context))
 
-    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+    def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return True: no parameter that is accepted has an effect."""
         return True
 
-    def goes_on(self, params: SamplingParams) -> bool:
+    def is_portable(self, params: SamplingParams) -> bool:
         """Return True: no parameter has an effect."""
         return True
 
     @torch.no_grad()
-    def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
-        """Leave the choice to an acceptance rule, by laws that give everything to the most likely token; as :meth:`sample` otherwise."""
+    def verify(
+        self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
+    ) -> Sampled:
+        """Leave the choice to an acceptance rule, by distributions that give everything to the most likely token; as :meth:`sample` otherwise."""
         failures = RowFailures()
         logits = failures.check_logits(logits, context)
         keep, report = self._reporter.keep, self._reporter.report
@@ -79,6 +81,6 @@ class GreedySampler(Sampler):
         raw = keep(logits, context)
         is_greedy = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
         keys = torch.zeros((len(logits), 2), dtype=torch.int64, device=logits.device)
-        laws = laws_of(logits.float(), is_greedy=is_greedy)
-        token_ids = choose(KeyedLaws(laws, keys=keys, positions=context.positions))
+        distributions = distributions_of(logits.float(), is_greedy=is_greedy)
+        token_ids = choose(KeyedDistributions(distributions, keys=keys, positions=context.positions))
         return Sampled(token_ids=token_ids, logprobs=report(raw, token_ids), row_errors=failures.errors(context))

@@ -22,7 +22,7 @@ class LogitBias(RowMask):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether there is a bias. Pure."""
         return bool(start.params.logit_bias)
 

@@ -49,7 +49,7 @@ class LogprobReporter:
         """Take what a sequence wants; forgets what the row held."""
         self._num_top[start.row] = _OFF if start.params.logprobs is None else start.params.logprobs
 
-    def asks(self, context: SamplingContext) -> np.ndarray:
+    def applies_to(self, context: SamplingContext) -> np.ndarray:
         """Return which logits rows want log-probabilities, bool ``[L]``. Pure."""
         wants: np.ndarray = self._num_top[np.asarray(context.rows, dtype=np.intp)] != _OFF
         return wants

@@ -28,7 +28,7 @@ class MinP(RowProcessor):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._log_share = np.zeros(num_rows, dtype=np.float64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether min-p is on. Pure."""
         return start.params.min_p > 0
 

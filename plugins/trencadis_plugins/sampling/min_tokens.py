@@ -27,7 +27,7 @@ class MinTokens(RowMask):
         self._first_free_position = np.zeros(num_rows, dtype=np.int64)
         self._yields = np.zeros(num_rows, dtype=np.bool_)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether a token could come too early. Pure."""
         return start.params.min_tokens > 0 and bool(self._known_ids(start))
 

@@ -23,7 +23,7 @@ NUM_KEPT_POSITIONS = 128
 class Mirostat(RowProcessor):
     """Keeps tokens of surprise -log2 p <= mu, and the most likely ones; then mu -= eta (S - tau).
 
-    S is the surprise of the chosen token under the law that is left; mu begins at 2 tau. mu is kept by position: a token
+    S is the surprise of the chosen token under the distribution that is left; mu begins at 2 tau. mu is kept by position: a token
     that is taken back takes its mu with it, and the rows of drafts see the mu that their drafts lead to.
 
     Source: Basu et al., "Mirostat: a neural text decoding algorithm that directly controls perplexity", 2021, with the
@@ -42,7 +42,7 @@ class Mirostat(RowProcessor):
         self._held = np.full((num_rows, NUM_KEPT_POSITIONS), -1, dtype=np.int64)  # which position each mu is for
         self._mu = np.zeros((num_rows, NUM_KEPT_POSITIONS), dtype=np.float64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether the surprise is steered. Pure."""
         return start.params.mirostat_mode == 2 and not start.params.is_greedy
 

@@ -27,7 +27,7 @@ class Penalties(RowProcessor):
 
     honours = frozenset({"penalties"})
     needs_history = True
-    takes_branches = True
+    supports_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -37,7 +37,7 @@ class Penalties(RowProcessor):
         self._frequency = np.zeros(num_rows, dtype=np.float32)
         self._presence = np.zeros(num_rows, dtype=np.float32)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether any of the three is on. Pure."""
         params = start.params
         return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0

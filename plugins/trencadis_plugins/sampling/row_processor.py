@@ -59,7 +59,7 @@ class RowProcessor(LogitsProcessor):
     """A processor that only some rows ask for; a subclass sees logits of those rows only."""
 
     _vocab_size = 1 << 62
-    """Tokens; before ``allocate`` more than any parameter says, so that :meth:`asks` can be asked."""
+    """Tokens; before ``allocate`` more than any parameter says, so that :meth:`applies_to` can be asked."""
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -67,12 +67,12 @@ class RowProcessor(LogitsProcessor):
         self._vocab_size = vocab_size
 
     @abstractmethod
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether the sequence's parameters ask for this processor. Pure."""
 
     def start_row(self, start: RowStart) -> None:
         """Take the parameters of a sequence; forgets what the row held."""
-        self._asked[start.row] = asked = self.asks(start)
+        self._asked[start.row] = asked = self.applies_to(start)
         if asked:
             self._take(start)
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from trencadis.errors import InvalidRequestError, RequestError, TrencadisError, did_you_mean
-from trencadis.interfaces import Laws, LogitsProcessor, Sampled, Sampler, SamplingContext, SupportsPreparation
+from trencadis.interfaces import Distributions, LogitsProcessor, Sampled, Sampler, SamplingContext, SupportsPreparation
 from trencadis.records import RowError, RowStart, SamplingParams
 from trencadis_plugins.sampling.carried import CarriedStates
+from trencadis_plugins.sampling.distributions import KeyedDistributions, distributions_of
 from trencadis_plugins.sampling.drawing import draw
 from trencadis_plugins.sampling.guard import RowFailures, RowsFailedError, check_one_position
 from trencadis_plugins.sampling.host import HostThread
-from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.logprobs import LogprobReporter
 from trencadis_plugins.sampling.philox import Purpose
 from trencadis_plugins.sampling.row_processor import select
@@ -140,7 +140,7 @@ class StandardSampler(Sampler, SupportsPreparation):
         """Show a processor a sequence; returns whether it asks. If it raises, the sequence ends with the error."""
         try:
             processor.start_row(start)
-            return processor.asks(start)
+            return processor.applies_to(start)
         except Exception as error:
             self._refused[start.row] = error.with_traceback(None)
             return False
@@ -173,28 +173,30 @@ class StandardSampler(Sampler, SupportsPreparation):
                     _note(self._failures, context, index, self._refused[row])
         return self._failures.errors(context)
 
-    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+    def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return whether every processor that the sequence asks for is safe with drafts.
 
         State is kept by position, not by branch, and histories are looked for in their branch by those alone that say so.
         """
         asked = self._asked(_nowhere(params))
-        return all(one.speculation_safe and (_takes_branches(one) or not branching) for one in asked)
+        return all(one.speculation_safe and (_supports_branches(one) or not branching) for one in asked)
 
-    def goes_on(self, params: SamplingParams) -> bool:
+    def is_portable(self, params: SamplingParams) -> bool:
         """Return whether no processor that the sequence asks for keeps what tokens do not tell."""
         return all(one.rebuilds_state or not one.has_state for one in self._asked(_nowhere(params)))
 
-    def may_begin(self, start: RowStart, token_id: int) -> bool:
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
         """Return whether every processor that the sequence asks for lets it begin with a token."""
-        return all(one.may_begin(start, token_id) for one in self._asked(start))
+        return all(one.can_start_with(start, token_id) for one in self._asked(start))
 
     def _asked(self, start: RowStart) -> list[LogitsProcessor]:
-        return [processor for processor in self._chain if processor.asks(start)]
+        return [processor for processor in self._chain if processor.applies_to(start)]
 
     @torch.no_grad()
-    def verify(self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Laws], torch.Tensor]) -> Sampled:
-        """Leave the choice to an acceptance rule, by the laws of the whole chain.
+    def verify(
+        self, logits: torch.Tensor, context: SamplingContext, choose: Callable[[Distributions], torch.Tensor]
+    ) -> Sampled:
+        """Leave the choice to an acceptance rule, by the distributions of the whole chain.
 
         Args:
             logits: ``[L, V]`` in the model's dtype; overwritten if float32.
@@ -202,7 +204,7 @@ class StandardSampler(Sampler, SupportsPreparation):
             choose: Returns a token for each logits row.
 
         Returns:
-            Errors see :meth:`sample`; such rows have laws all the same.
+            Errors see :meth:`sample`; such rows have distributions all the same.
         """
         self._failures = failures = RowFailures()
         logits = failures.check_logits(logits, context)
@@ -211,13 +213,15 @@ class StandardSampler(Sampler, SupportsPreparation):
         raw = (reporter.keep_all if static else reporter.keep)(self._reported(logits, context, rows), context)
         on_host = static is not None and bool((self._asks[rows] & static.on_host).any())
         if on_host:
-            laws = self._host.run(self._laws, logits, context, rows)
+            distributions = self._host.run(self._distributions, logits, context, rows)
         elif static is not None:
-            laws = self._law_rows(static.apply(logits.float(), context, draws=~self._is_greedy[rows]), context, rows)
+            distributions = self._distribution_rows(
+                static.apply(logits.float(), context, draws=~self._is_greedy[rows]), context, rows
+            )
         else:
-            laws = self._laws(logits, context, rows)
+            distributions = self._distributions(logits, context, rows)
         keys = torch.as_tensor(self._keys[rows], device=logits.device)
-        token_ids = choose(KeyedLaws(laws, keys=keys, positions=context.positions))
+        token_ids = choose(KeyedDistributions(distributions, keys=keys, positions=context.positions))
         stateful = [one for one in self._active(context) if one.has_state]
         if stateful and on_host:
             held = token_ids.cpu()
@@ -227,12 +231,12 @@ class StandardSampler(Sampler, SupportsPreparation):
         logprobs = (reporter.report_all if static else reporter.report)(raw, token_ids)
         return Sampled(token_ids=token_ids, logprobs=logprobs, row_errors=self._errors(context))
 
-    def _laws(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
-        return self._law_rows(self._applied(self._active(context), logits.float(), context), context, rows)
+    def _distributions(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
+        return self._distribution_rows(self._applied(self._active(context), logits.float(), context), context, rows)
 
-    def _law_rows(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
+    def _distribution_rows(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         self._check_choices(logits, logits.amax(-1), context)
-        return laws_of(logits, is_greedy=torch.as_tensor(self._is_greedy[rows], device=logits.device))
+        return distributions_of(logits, is_greedy=torch.as_tensor(self._is_greedy[rows], device=logits.device))
 
     def _sample_static(
         self, static: StaticChain, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray
@@ -256,7 +260,7 @@ class StandardSampler(Sampler, SupportsPreparation):
 
     def _reported(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         """Return the logits whose log-probabilities are reported; ``logits`` stay as they are."""
-        asks = self._reporter.asks(context) & ~self._is_plain[rows]
+        asks = self._reporter.applies_to(context) & ~self._is_plain[rows]
         if not (self._reports_processed and asks.any()):
             return logits
         if self._static is not None:
@@ -265,7 +269,7 @@ class StandardSampler(Sampler, SupportsPreparation):
 
     def _processed(self, logits: torch.Tensor, context: SamplingContext, rows: np.ndarray) -> torch.Tensor:
         """Return what the chain makes of rows that want log-probabilities, the others as they are; works in place."""
-        asks, is_greedy = self._reporter.asks(context), self._is_greedy[rows]
+        asks, is_greedy = self._reporter.applies_to(context), self._is_greedy[rows]
         for index, among in (
             (np.flatnonzero(asks & is_greedy), self._moves),
             (np.flatnonzero(asks & ~is_greedy), True),
@@ -371,8 +375,8 @@ def _nowhere(params: SamplingParams) -> RowStart:
     return RowStart(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=0, params=params, seed=0)
 
 
-def _takes_branches(processor: LogitsProcessor) -> bool:
-    return not processor.has_state and (processor.takes_branches or not processor.needs_history)
+def _supports_branches(processor: LogitsProcessor) -> bool:
+    return not processor.has_state and (processor.supports_branches or not processor.needs_history)
 
 
 def _note(failures: RowFailures, context: SamplingContext, index: int, error: Exception) -> None:

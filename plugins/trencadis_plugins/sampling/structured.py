@@ -76,13 +76,13 @@ class Structured(RowProcessor, SupportsPreparation):
             return ()
         return (grammars_of(self._vocabulary).begin(params.structured, tenant=tenant),)
 
-    def may_begin(self, start: RowStart, token_id: int) -> bool:
+    def can_start_with(self, start: RowStart, token_id: int) -> bool:
         """Return whether a text of the grammar may begin with a token."""
         mask = self._walk(start).mask([])
         word, bit = divmod(token_id, 32)
         return mask is not None and word < len(mask) and bool(mask[word] >> bit & 1)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether the request wants structured output. Pure."""
         return start.params.structured is not None
 

@@ -1,4 +1,4 @@
-"""Temperature: a flatter or a steeper law."""
+"""Temperature: a flatter or a steeper distribution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Temperature(RowProcessor):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._temperature = np.ones(num_rows, dtype=np.float32)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether the temperature is neither greedy nor 1. Pure."""
         return not start.params.is_greedy and start.params.temperature != 1
 

@@ -22,7 +22,7 @@ class AllowedTokens(RowMask):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._ids: dict[int, np.ndarray] = {}
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether only some tokens are allowed. Pure."""
         return start.params.allowed_token_ids is not None
 
@@ -55,7 +55,7 @@ class BadTokens(RowMask):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._ids: dict[int, np.ndarray] = {}
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether some tokens are banned. Pure."""
         return bool(start.params.bad_token_ids)
 

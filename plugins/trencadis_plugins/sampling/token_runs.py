@@ -23,14 +23,14 @@ class NoRepeatNgram(RowProcessor):
 
     honours = frozenset({"no_repeat_ngram_size"})
     needs_history = True
-    takes_branches = True
+    supports_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._size = np.zeros(num_rows, dtype=np.int64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether runs must not repeat. Pure."""
         return start.params.no_repeat_ngram_size > 0
 
@@ -63,7 +63,7 @@ class BadWords(RowProcessor):
 
     honours = frozenset({"bad_words_ids"})
     needs_history = True
-    takes_branches = True
+    supports_branches = True
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Make room for ``num_rows`` sequences."""
@@ -71,7 +71,7 @@ class BadWords(RowProcessor):
         self._always: dict[int, list[int]] = {}
         self._words: dict[int, dict[int, list[_Word]]] = {}
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether there are bad words. Pure."""
         return bool(start.params.bad_words_ids)
 

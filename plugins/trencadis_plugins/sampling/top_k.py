@@ -27,7 +27,7 @@ class TopK(RowProcessor):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._k = np.ones(num_rows, dtype=np.int64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether top-k can drop a token. Pure."""
         return 0 < start.params.top_k < self._vocab_size
 

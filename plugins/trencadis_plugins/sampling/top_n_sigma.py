@@ -29,7 +29,7 @@ class TopNSigma(RowProcessor):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._num_sigmas = np.zeros(num_rows, dtype=np.float64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether top-n-sigma is on. Pure."""
         return start.params.top_n_sigma > 0
 

@@ -39,7 +39,7 @@ class TopP(RowProcessor):
         super().allocate(num_rows=num_rows, vocab_size=vocab_size, device=device)
         self._p = np.ones(num_rows, dtype=np.float64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether top-p can drop a token. Pure."""
         return start.params.top_p < 1
 

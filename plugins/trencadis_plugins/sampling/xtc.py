@@ -32,7 +32,7 @@ class Xtc(RowProcessor):
         self._threshold = np.ones(num_rows, dtype=np.float64)
         self._keys = np.zeros((num_rows, 2), dtype=np.int64)
 
-    def asks(self, start: RowStart) -> bool:
+    def applies_to(self, start: RowStart) -> bool:
         """Return whether XTC can drop a token. Pure."""
         params = start.params
         return params.xtc_probability > 0 and params.xtc_threshold <= 0.5 and not params.is_greedy

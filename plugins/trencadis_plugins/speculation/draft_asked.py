@@ -40,7 +40,7 @@ class Asked:
         is_linear: They may not branch.
         is_greedy: They are certain: nothing is drawn.
         drafts: In draft tokens; set when they were read, int32 ``[n]``.
-        laws: Row of the laws for each draft, -1 for none, int32 ``[n]``.
+        distributions: Row of the distributions for each draft, -1 for none, int32 ``[n]``.
         parents: For drafts that branch, int32 ``[n]``.
     """
 
@@ -52,7 +52,7 @@ class Asked:
     is_linear: bool
     is_greedy: bool
     drafts: Int32Array = attrs.field(factory=lambda: joined([]))
-    laws: Int32Array = attrs.field(factory=lambda: joined([]))
+    distributions: Int32Array = attrs.field(factory=lambda: joined([]))
     parents: Int32Array | None = None
 
     @property
@@ -82,13 +82,13 @@ def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
         StepFailedError: The backend did not ask the sampler for one of them.
     """
     places: dict[tuple[int, int], tuple[int, int]] = {}
-    first = first_law = 0
+    first = first_distribution = 0
     for guesses in taken:
-        is_drawn = guesses.laws is not None
+        is_drawn = guesses.distributions is not None
         for i, place in enumerate(zip(guesses.rows, guesses.positions, strict=True)):
-            places.setdefault(place, (first + i, first_law + i if is_drawn else -1))
+            places.setdefault(place, (first + i, first_distribution + i if is_drawn else -1))
         first += len(guesses.rows)
-        first_law += len(guesses.rows) if is_drawn else 0
+        first_distribution += len(guesses.rows) if is_drawn else 0
     chosen = torch.cat([guesses.token_ids for guesses in taken]).cpu().numpy().astype(np.int32)
     for one in asked:
         last = len(one.tokens) - 1
@@ -97,20 +97,20 @@ def read_linear(asked: Sequence[Asked], taken: Sequence[Guesses]) -> None:
         except KeyError as error:
             raise StepFailedError(f"the draft backend sampled nothing at the row and position {error}.") from error
         one.drafts = chosen[found[:, 0]]
-        one.laws = np.full(one.count, -1, np.int32) if one.is_greedy else found[:, 1]
+        one.distributions = np.full(one.count, -1, np.int32) if one.is_greedy else found[:, 1]
 
 
 def in_target(drawn: Sequence[torch.Tensor], translation: Translation) -> torch.Tensor:
-    """Return laws ``[n, V]`` over the draft model's vocabulary as laws over the target's, float32 ``[sum(n), T]``. Pure.
+    """Return distributions ``[n, V]`` over the draft model's vocabulary as distributions over the target's, float32 ``[sum(n), T]``. Pure.
 
     Tokens that the target lacks have no share in them.
     """
-    laws = torch.cat(list(drawn))
+    distributions = torch.cat(list(drawn))
     size = len(translation.to_draft)
-    if translation.is_identity and size <= laws.shape[1]:
-        return laws[:, :size]
+    if translation.is_identity and size <= distributions.shape[1]:
+        return distributions[:, :size]
     draft_ids = np.flatnonzero(translation.to_target >= 0)
-    target_ids = torch.as_tensor(translation.to_target[draft_ids].astype(np.int64), device=laws.device)
-    found = laws.new_zeros(len(laws), size)
-    found[:, target_ids] = laws[:, torch.as_tensor(draft_ids, device=laws.device)]
+    target_ids = torch.as_tensor(translation.to_target[draft_ids].astype(np.int64), device=distributions.device)
+    found = distributions.new_zeros(len(distributions), size)
+    found[:, target_ids] = distributions[:, torch.as_tensor(draft_ids, device=distributions.device)]
     return found

@@ -21,7 +21,7 @@ from trencadis.interfaces import AllocationPlan, Backend, ComponentContext, Draf
 from trencadis.records import (
     BoolArray,
     BucketLimits,
-    DraftLaws,
+    DraftDistributions,
     Drafts,
     Int32Array,
     ModelFacts,
@@ -268,15 +268,15 @@ class DraftingModel(Speculator):
             num_drafts=num_drafts,
             token_ids=self._translation.to_target[tokens],
             parents=joined([one.branches for one in asked]) if self.drafts_trees and asked else None,
-            laws=self._laws(asked, taken),
+            distributions=self._distributions(asked, taken),
         )
 
-    def _laws(self, asked: Sequence[Asked], taken: Sequence[Guesses]) -> DraftLaws | None:
-        drawn = [guesses.laws for guesses in taken if guesses.laws is not None]
+    def _distributions(self, asked: Sequence[Asked], taken: Sequence[Guesses]) -> DraftDistributions | None:
+        drawn = [guesses.distributions for guesses in taken if guesses.distributions is not None]
         if not drawn:
             return None
-        rows = joined([one.laws for one in asked])
-        return DraftLaws(rows=rows, probabilities=in_target(drawn, self._translation))
+        rows = joined([one.distributions for one in asked])
+        return DraftDistributions(rows=rows, probabilities=in_target(drawn, self._translation))
 
     # ------------------------------------------------------------------------------------------- for subclasses
 

@@ -1,4 +1,4 @@
-"""Chooses tokens for a draft model, and keeps by which laws.
+"""Chooses tokens for a draft model, and keeps by which distributions.
 
 Shapes: L logits rows in a call, V vocabulary of the draft model, W most likely tokens that are kept.
 """
@@ -30,7 +30,7 @@ class Guesses:
             some, after the real ones.
         positions: Of the token that yields each, on the host, ``[L]``.
         token_ids: Chosen tokens, int64 ``[L]``.
-        laws: By which they were drawn, float32 ``[L, V]``; None if nothing was drawn.
+        distributions: By which they were drawn, float32 ``[L, V]``; None if nothing was drawn.
         top: Log-probabilities of the most likely tokens, best first, float32 ``[L, W]``, and the tokens, int64 ``[L, W]``; None if
             none are kept.
     """
@@ -38,7 +38,7 @@ class Guesses:
     rows: tuple[int, ...]
     positions: tuple[int, ...]
     token_ids: torch.Tensor
-    laws: torch.Tensor | None = None
+    distributions: torch.Tensor | None = None
     top: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -58,7 +58,7 @@ class DraftSampler(Sampler):
         self._is_static = False
         self._closed: torch.Tensor | None = None
         self._taken: list[Guesses] | None = None
-        # The order of the standard sampler. Drafts are accepted the oftener, the nearer their law comes to the target's.
+        # The order of the standard sampler. Drafts are accepted the oftener, the nearer their distribution comes to the target's.
         self._chain = (Temperature(), MinP(), TopK(), TopP())
 
     def use_static_shapes(self) -> tuple[SamplingParams, ...]:
@@ -106,9 +106,9 @@ class DraftSampler(Sampler):
         rows = np.asarray(context.rows, np.intp)
         is_greedy = self._is_greedy[rows]
         top = _largest(logits.log_softmax(-1), self._num_kept) if self._num_kept else None
-        token_ids, laws = logits.argmax(-1), None  # the lowest id among equals
+        token_ids, distributions = logits.argmax(-1), None  # the lowest id among equals
         if not is_greedy.all():
-            drawn, laws = self._draw(logits, context, rows)
+            drawn, distributions = self._draw(logits, context, rows)
             token_ids = torch.where(torch.as_tensor(is_greedy, device=logits.device), token_ids, drawn)
         if self._taken is not None:
             self._taken.append(
@@ -116,13 +116,13 @@ class DraftSampler(Sampler):
                     rows=context.rows,
                     positions=context.positions,
                     token_ids=token_ids,
-                    laws=laws,
+                    distributions=distributions,
                     top=top,
                 )
             )
         return Sampled(token_ids=token_ids)
 
-    def takes_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
+    def supports_drafts(self, params: SamplingParams, *, branching: bool) -> bool:
         """Return True: nothing that is chosen here depends on the history."""
         return True
 
@@ -164,7 +164,7 @@ class Echo(AcceptanceRule):
     """Lets a draft backend take tokens as they are given: those of a line all stand, those of a tree leave no trace."""
 
     lossless = False
-    takes_trees = True
+    supports_trees = True
 
     def accept(self, verification: Verification) -> torch.Tensor:
         """Return 1 for every draft, and 0 where drafts branch, float64 ``[B, N]``."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trencadis.interfaces import DraftView
-from trencadis.records import DraftLaws, Drafts, Int32Array
+from trencadis.records import DraftDistributions, Drafts, Int32Array
 
 __all__ = ["merged", "part_of"]
 
@@ -44,7 +44,7 @@ def merged(parts: Sequence[Drafts], places: Int32Array, *, trees: bool) -> Draft
         num_drafts=counts,
         token_ids=tokens,
         parents=np.concatenate([_parents(part) for part in parts]) if trees else None,
-        laws=_laws(parts),
+        distributions=_distributions(parts),
     )
     return whole.take(places, np.where(places >= 0, counts[places], 0).astype(np.int32))
 
@@ -58,21 +58,23 @@ def _parents(drafts: Drafts) -> Int32Array:
     return line
 
 
-def _laws(parts: Sequence[Drafts]) -> DraftLaws | None:
-    """Return the laws of all drafts; certain ones among them have none."""
-    known = [part.laws for part in parts if part.laws is not None]
+def _distributions(parts: Sequence[Drafts]) -> DraftDistributions | None:
+    """Return the distributions of all drafts; certain ones among them have none."""
+    known = [part.distributions for part in parts if part.distributions is not None]
     if not known:
         return None
     rows, num_rows = [], 0
     for part in parts:
-        if part.laws is None:
+        if part.distributions is None:
             rows.append(np.full(len(part.token_ids), -1, np.int32))
             continue
-        own = part.laws.rows
+        own = part.distributions.rows
         rows.append(np.where(own >= 0, own + num_rows, -1).astype(np.int32))
-        num_rows += len(part.laws.probabilities)
+        num_rows += len(part.distributions.probabilities)
     if len(known) == 1:
-        return DraftLaws(rows=np.concatenate(rows), probabilities=known[0].probabilities)
-    import torch  # only speculators that have loaded it draw drafts by laws
+        return DraftDistributions(rows=np.concatenate(rows), probabilities=known[0].probabilities)
+    import torch  # only speculators that have loaded it draw drafts by distributions
 
-    return DraftLaws(rows=np.concatenate(rows), probabilities=torch.cat([laws.probabilities for laws in known]))
+    return DraftDistributions(
+        rows=np.concatenate(rows), probabilities=torch.cat([distributions.probabilities for distributions in known])
+    )

@@ -3,7 +3,7 @@
     text … 7 8 │ mask mask mask      after 8 the model says what follows, after each mask what follows that
     drafts       d1   d2   d3   d4
 
-A mask does not see the drafts before it, only other masks; the law of each draft is known all the same, so nothing changes for
+A mask does not see the drafts before it, only other masks; the distribution of each draft is known all the same, so nothing changes for
 those who verify. Keys and values of the masks are overwritten by those of the text.
 
 Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draft model adaptation", arXiv 2504.18583.

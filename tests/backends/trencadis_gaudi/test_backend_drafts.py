@@ -84,8 +84,8 @@ def test_text_of_matching_drafts_is_that_of_no_speculation(model_path, plain, mo
     ("layout", "drafter"),
     [("gathered", "EveryLength"), pytest.param("unified", "DrawnLengths", marks=pytest.mark.slow)],
 )
-def test_rules_that_read_laws_compile_nothing(model_path, plain, monkeypatch, layout, drafter):
-    """Drafts that are certain, and drafts that were drawn: their laws have another number of rows in every step."""
+def test_rules_that_read_distributions_compile_nothing(model_path, plain, monkeypatch, layout, drafter):
+    """Drafts that are certain, and drafts that were drawn: their distributions have another number of rows in every step."""
     engine = open_engine(model_path("llama"), "token", drafter=drafter, max_num_seqs=2, **LAYOUTS[layout])
     serve(engine, plain[False], monkeypatch, greedy=False)
 

@@ -12,23 +12,23 @@ from trencadis.client.beam_search import BeamSearch
 from trencadis.records import BeamSearchParams, TokenLogprobs
 
 Path = tuple[int, ...]
-Law = Callable[[Path], list[float]]
+Distribution = Callable[[Path], list[float]]
 
 
-def toy_law(seed: int, vocab_size: int) -> Law:
+def toy_distribution(seed: int, vocab_size: int) -> Distribution:
     """A model over a few tokens: log-probabilities that depend on every token so far."""
 
-    def law(path: Path) -> list[float]:
+    def distribution(path: Path) -> list[float]:
         rng = random.Random(f"{seed} {path}")
         logits = [rng.gauss(0, 1.5) for _ in range(vocab_size)]
         total = math.log(math.fsum(map(math.exp, logits)))
         return [logit - total for logit in logits]
 
-    return law
+    return distribution
 
 
-def offer(law: Law, path: Path, num: int) -> TokenLogprobs:
-    logprobs = law(path)
+def offer(distribution: Distribution, path: Path, num: int) -> TokenLogprobs:
+    logprobs = distribution(path)
     order = sorted(range(len(logprobs)), key=lambda token: -logprobs[token])[:num]
     return TokenLogprobs(
         index=0,
@@ -41,20 +41,20 @@ def offer(law: Law, path: Path, num: int) -> TokenLogprobs:
     )
 
 
-def searched(law: Law, *, ends: set[int], max_tokens: int, **params: Any) -> list[tuple[Path, float]]:
+def searched(distribution: Distribution, *, ends: set[int], max_tokens: int, **params: Any) -> list[tuple[Path, float]]:
     search = BeamSearch(BeamSearchParams(**params), end_token_ids=frozenset(ends), max_tokens=max_tokens)
     while search.live:
-        search.advance([offer(law, beam.token_ids(), search.num_candidates) for beam in search.live])
+        search.advance([offer(distribution, beam.token_ids(), search.num_candidates) for beam in search.live])
     return [(one.beam.token_ids(), one.score) for one in search.ended]
 
 
-def every_text(law: Law, *, ends: set[int], max_tokens: int) -> Iterator[tuple[Path, float]]:
+def every_text(distribution: Distribution, *, ends: set[int], max_tokens: int) -> Iterator[tuple[Path, float]]:
     """Every complete continuation with its sum of log-probabilities, by brute force."""
     for length in range(1, max_tokens + 1):
-        for path in itertools.product(range(len(law(()))), repeat=length):
+        for path in itertools.product(range(len(distribution(()))), repeat=length):
             if ends & set(path[:-1]) or (length < max_tokens and path[-1] not in ends):
                 continue
-            yield path, math.fsum(law(path[:i])[token] for i, token in enumerate(path))
+            yield path, math.fsum(distribution(path[:i])[token] for i, token in enumerate(path))
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.7])
@@ -64,14 +64,14 @@ def test_with_room_for_every_text_the_best_is_the_best_of_all(
     vocab_size: int, max_tokens: int, ends: set[int], length_penalty: float
 ) -> None:
     for seed in range(4):
-        law = toy_law(seed, vocab_size)
+        distribution = toy_distribution(seed, vocab_size)
         texts = [
             (path, total / len(path) ** length_penalty)
-            for path, total in every_text(law, ends=ends, max_tokens=max_tokens)
+            for path, total in every_text(distribution, ends=ends, max_tokens=max_tokens)
         ]
         texts.sort(key=lambda text: -text[1])
         found = searched(
-            law,
+            distribution,
             ends=ends,
             max_tokens=max_tokens,
             beam_width=vocab_size**max_tokens,
@@ -83,21 +83,21 @@ def test_with_room_for_every_text_the_best_is_the_best_of_all(
 
 
 def test_one_beam_takes_the_likeliest_token_each_time() -> None:
-    law = toy_law(9, 7)
+    distribution = toy_distribution(9, 7)
     path: Path = ()
     while len(path) < 6:
-        path += offer(law, path, 1).top_token_ids
-    assert [one for one, _ in searched(law, ends=set(), max_tokens=6, beam_width=1)] == [path]
+        path += offer(distribution, path, 1).top_token_ids
+    assert [one for one, _ in searched(distribution, ends=set(), max_tokens=6, beam_width=1)] == [path]
 
 
 def test_a_wider_beam_finds_what_a_greedy_one_passes_over() -> None:
     half, little, most = math.log(0.5), math.log(0.1), math.log(0.9)
 
-    def law(path: Path) -> list[float]:
+    def distribution(path: Path) -> list[float]:
         return {(): [math.log(0.6), math.log(0.4)], (0,): [half, half], (1,): [little, most]}[path]
 
-    greedy = searched(law, ends=set(), max_tokens=2, beam_width=1, length_penalty=0.0)
-    wider = searched(law, ends=set(), max_tokens=2, beam_width=2, length_penalty=0.0)
+    greedy = searched(distribution, ends=set(), max_tokens=2, beam_width=1, length_penalty=0.0)
+    wider = searched(distribution, ends=set(), max_tokens=2, beam_width=2, length_penalty=0.0)
     assert greedy[0][0] == (0, 0)
     assert wider[0] == ((1, 1), pytest.approx(math.log(0.36)))
 
@@ -134,7 +134,7 @@ def test_a_text_that_ends_only_counts_among_the_best_so_many() -> None:
 def test_when_the_search_ends_is_a_matter_of_early_stopping(
     early_stopping: bool | str, length_penalty: float, expected: int
 ) -> None:
-    law = [math.log(0.5), math.log(0.3), math.log(0.2)]
+    distribution = [math.log(0.5), math.log(0.3), math.log(0.2)]
     search = BeamSearch(
         BeamSearchParams(beam_width=2, length_penalty=length_penalty, early_stopping=early_stopping),  # type: ignore[arg-type]
         end_token_ids=frozenset({0, 1}),
@@ -143,22 +143,22 @@ def test_when_the_search_ends_is_a_matter_of_early_stopping(
     rounds = 0
     while search.live:
         # The first step can end in two ways; after it the one way on costs nothing.
-        certain = [-40.0, -41.0, 0.0] if rounds else law
+        certain = [-40.0, -41.0, 0.0] if rounds else distribution
         search.advance([offer(lambda _, now=certain: now, beam.token_ids(), 3) for beam in search.live])  # type: ignore[misc]
         rounds += 1
     assert rounds == expected
 
 
 def test_tokens_that_cannot_be_are_no_candidates() -> None:
-    def law(path: Path) -> list[float]:
+    def distribution(path: Path) -> list[float]:
         return [0.0, -math.inf, -math.inf]
 
-    assert [path for path, _ in searched(law, ends=set(), max_tokens=3, beam_width=2)] == [(0, 0, 0)]
+    assert [path for path, _ in searched(distribution, ends=set(), max_tokens=3, beam_width=2)] == [(0, 0, 0)]
 
 
 def test_among_equals_the_order_is_that_of_what_was_offered() -> None:
-    def law(path: Path) -> list[float]:
+    def distribution(path: Path) -> list[float]:
         return [math.log(0.25)] * 4
 
-    found = searched(law, ends=set(), max_tokens=2, beam_width=3)
+    found = searched(distribution, ends=set(), max_tokens=2, beam_width=3)
     assert [path for path, _ in found] == [(0, 0), (0, 1), (0, 2)]

@@ -180,20 +180,22 @@ def test_totals_name_the_speculator_that_drafts_now(fake_house, fallback, named)
     engine.close()
 
 
-class _ReadsLaws(AcceptanceRule):
+class _ReadsDistributions(AcceptanceRule):
     """By import path nothing says beforehand that it does."""
 
     lossless = True
-    needs_laws = True
+    needs_distributions = True
 
     def accept(self, verification):
         """Never called."""
 
 
-def test_a_rule_that_reads_laws_is_refused_beside_a_sampler_that_tells_none(fake_house) -> None:
+def test_a_rule_that_reads_distributions_is_refused_beside_a_sampler_that_tells_none(fake_house) -> None:
     config, registry = fake_house(speculator=lambda: ScriptedSpeculator(lambda tokens: []))
-    config = attrs.evolve(config, acceptance=NounConfig(name=f"{__name__}:_ReadsLaws"))
-    with pytest.raises(CapabilityError, match=r"_ReadsLaws reads the laws .* sampler ArgmaxSampler tells none"):
+    config = attrs.evolve(config, acceptance=NounConfig(name=f"{__name__}:_ReadsDistributions"))
+    with pytest.raises(
+        CapabilityError, match=r"_ReadsDistributions reads the distributions .* sampler ArgmaxSampler tells none"
+    ):
         build_engine(config, registry=registry)
 
 

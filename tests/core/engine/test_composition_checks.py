@@ -30,9 +30,9 @@ def providing(*names: str) -> BackendCapabilities:
     return attrs.evolve(PLAIN, provides=frozenset(names))
 
 
-def speculation(*, trees: bool, takes_trees: bool = True) -> Speculation:
+def speculation(*, trees: bool, supports_trees: bool = True) -> Speculation:
     drafter, rule = ScriptedSpeculator(lambda tokens: []), Matching()
-    drafter.drafts_trees, rule.takes_trees = trees, takes_trees
+    drafter.drafts_trees, rule.supports_trees = trees, supports_trees
     return Speculation(speculator=drafter, length=AsManyAsMay(), acceptance=rule)
 
 
@@ -53,12 +53,12 @@ def test_adapters_are_refused_where_none_are_computed_with() -> None:
 def test_trees_need_a_backend_and_a_rule_that_take_them() -> None:
     able = providing("backend.tree_attention")
     check_trees(None, PLAIN)
-    check_trees(speculation(trees=False, takes_trees=False), PLAIN)
+    check_trees(speculation(trees=False, supports_trees=False), PLAIN)
     check_trees(speculation(trees=True), able)
     with pytest.raises(CapabilityError, match=r"ScriptedSpeculator drafts trees.*backend\.tree_attention"):
         check_trees(speculation(trees=True), PLAIN)
     with pytest.raises(CapabilityError, match="Matching takes linear drafts only"):
-        check_trees(speculation(trees=True, takes_trees=False), able)
+        check_trees(speculation(trees=True, supports_trees=False), able)
 
 
 def test_what_a_drafter_keeps_is_taken_from_the_room_of_the_cache() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trencadis.records import DraftLaws, Drafts
+from trencadis.records import DraftDistributions, Drafts
 
 
 def ints(*values):
@@ -17,7 +17,7 @@ def test_drafts_are_taken_in_another_order():
     assert taken.num_drafts.tolist() == [3, 2]
     assert taken.token_ids.tolist() == [30, 31, 32, 10, 11]
     assert taken.parents is None
-    assert taken.laws is None
+    assert taken.distributions is None
 
 
 def test_the_first_of_each_are_taken():
@@ -38,15 +38,15 @@ def test_nothing_is_taken_of_nothing():
     assert nothing.take(ints(-1, -1), ints(0, 0)).token_ids.tolist() == []
 
 
-def test_parents_and_rows_of_laws_come_along():
+def test_parents_and_rows_of_distributions_come_along():
     table = object()
     tree = Drafts(
         num_drafts=ints(3, 2),
         token_ids=ints(1, 2, 3, 4, 5),
         parents=ints(-1, -1, 0, -1, 0),
-        laws=DraftLaws(rows=ints(0, 0, 1, -1, 2), probabilities=table),
+        distributions=DraftDistributions(rows=ints(0, 0, 1, -1, 2), probabilities=table),
     )
     taken = tree.take(ints(1, 0), ints(2, 2))
     assert taken.parents.tolist() == [-1, 0, -1, -1]
-    assert taken.laws.rows.tolist() == [-1, 2, 0, 0]
-    assert taken.laws.probabilities is table
+    assert taken.distributions.rows.tolist() == [-1, 2, 0, 0]
+    assert taken.distributions.probabilities is table

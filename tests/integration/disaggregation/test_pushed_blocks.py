@@ -18,7 +18,7 @@ from support.kv.push_scene import (
     port_of,
     serve,
 )
-from trencadis.engine.transfer.first_token_terms import SamplingTerms
+from trencadis.engine.transfer.sampling_fingerprint import EngineFingerprint
 
 
 @pytest.fixture(params=[True, False], ids=["any thread", "one thread"])
@@ -104,8 +104,8 @@ def test_many_at_once_share_the_memory_and_say_what_they_say_alone() -> None:
 
 @pytest.mark.parametrize("switched_off", ["here", "there", "other rules", "cannot be told"])
 def test_token_that_cannot_be_chosen_there_is_chosen_here(switched_off: str) -> None:
-    rules = {"first_token_terms": SamplingTerms(b"another", lambda _: True)}
-    untold = {"first_token_terms": SamplingTerms(b"fake", lambda _: False)}
+    rules = {"sampling_fingerprint": EngineFingerprint(b"another", lambda _: True)}
+    untold = {"sampling_fingerprint": EngineFingerprint(b"fake", lambda _: False)}
     with (
         Station(first_token=switched_off != "there", engine=rules if switched_off == "other rules" else {}) as other,
         decoder(

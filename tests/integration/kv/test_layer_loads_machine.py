@@ -97,7 +97,9 @@ class LayerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9), num_valid=st.integers(-1, 4))
     def parked_load_ends(self, pick: int, num_valid: int) -> None:
-        parked = sorted(transfer_id for transfer_id in self.wild.loads if transfer_id in self.engine._state.transfers._loads)
+        parked = sorted(
+            transfer_id for transfer_id in self.wild.loads if transfer_id in self.engine._state.transfers._loads
+        )
         if parked:
             transfer_id = parked[pick % len(parked)]
             if num_valid < 0:

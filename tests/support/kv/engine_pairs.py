@@ -10,7 +10,7 @@ from typing import Any, Self
 from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
-from trencadis.engine.transfer.first_token_terms import SamplingTerms
+from trencadis.engine.transfer.sampling_fingerprint import EngineFingerprint
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_kv.connectors.p2p.connector import make_p2p
@@ -76,7 +76,7 @@ class Station:
             max_num_seqs=8,
             max_num_batched_tokens=64,
             warmup=False,
-            **{"first_token_terms": SamplingTerms(b"fake", lambda _: True), **(engine or {})},
+            **{"sampling_fingerprint": EngineFingerprint(b"fake", lambda _: True), **(engine or {})},
         )
         self.ends: dict[str, FinishedSequence] = {}
         self.said: dict[int, list[int]] = {}

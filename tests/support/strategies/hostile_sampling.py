@@ -134,10 +134,10 @@ def _own(seen: Verification) -> torch.Tensor:
     return seen.tokens if seen.sampled is None else seen.sampled
 
 
-class HostileLaws(HostileRule):
-    """The same by laws; ``last_mode`` spoils the law of the last token."""
+class HostileDistributions(HostileRule):
+    """The same by distributions; ``last_mode`` spoils the distribution of the last token."""
 
-    needs_laws = True
+    needs_distributions = True
     last_mode: ClassVar[str] = ""
     LAST_MODES: ClassVar[dict[str, Callable[[torch.Tensor], Any]]] = {
         "raises": lambda own: bug(),
@@ -183,7 +183,7 @@ class HostileProcessor(LogitsProcessor):
         "not a number": lambda logits: logits * float("nan"),
         "no token": lambda logits: logits.fill_(-torch.inf),
         "start raises": lambda logits: logits,
-        "asks raises": lambda logits: logits,
+        "applies_to raises": lambda logits: logits,
         "commit raises": lambda logits: logits,
         "writes what it sees": lambda logits: logits,
     }
@@ -193,9 +193,9 @@ class HostileProcessor(LogitsProcessor):
     def check(self, arguments: Any) -> None:
         """Take any."""
 
-    def asks(self, start: RowStart) -> bool:
-        asks = super().asks(start)
-        return bug() if asks and self.mode == "asks raises" else asks  # type: ignore[no-any-return]
+    def applies_to(self, start: RowStart) -> bool:
+        asks = super().applies_to(start)
+        return bug() if asks and self.mode == "applies_to raises" else asks  # type: ignore[no-any-return]
 
     def allocate(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """Keep nothing."""

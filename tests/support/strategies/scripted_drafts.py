@@ -1,4 +1,4 @@
-"""Drafters for whole engines, by import path: runs of every length, right and wrong, with laws and without."""
+"""Drafters for whole engines, by import path: runs of every length, right and wrong, with distributions and without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from trencadis.interfaces import DraftView, Speculator
-from trencadis.records import DraftLaws, Drafts, Int32Array, Request
+from trencadis.records import DraftDistributions, Drafts, Int32Array, Request
 
 
 class EveryLength(Speculator):
@@ -36,7 +36,7 @@ class EveryLength(Speculator):
         return Drafts(
             num_drafts=np.array([len(run) for run in runs], np.int32),
             token_ids=token_ids,
-            laws=self._laws_of(token_ids) if len(token_ids) else None,
+            distributions=self._distributions_of(token_ids) if len(token_ids) else None,
         )
 
     def _run(self, known: list[int], request: Request) -> list[int]:
@@ -48,16 +48,16 @@ class EveryLength(Speculator):
             rest = [*rest[:place], (rest[place] + 1) % self.vocab_size, *rest[place + 1 :]]
         return (rest + [rng.randrange(3, self.vocab_size) for _ in range(count)])[:count]
 
-    def _laws_of(self, token_ids: Int32Array) -> DraftLaws | None:
+    def _distributions_of(self, token_ids: Int32Array) -> DraftDistributions | None:
         return None
 
 
 class DrawnLengths(EveryLength):
-    """The same drafts; half of each made-up law by which they were drawn is on the draft itself."""
+    """The same drafts; half of each made-up distribution by which they were drawn is on the draft itself."""
 
-    def _laws_of(self, token_ids: Int32Array) -> DraftLaws:
+    def _distributions_of(self, token_ids: Int32Array) -> DraftDistributions:
         import torch
 
-        laws = torch.full((len(token_ids), self.vocab_size), 0.5 / (self.vocab_size - 1))
-        laws[torch.arange(len(token_ids)), torch.from_numpy(token_ids).long()] = 0.5
-        return DraftLaws(rows=np.arange(len(token_ids), dtype=np.int32), probabilities=laws)
+        distributions = torch.full((len(token_ids), self.vocab_size), 0.5 / (self.vocab_size - 1))
+        distributions[torch.arange(len(token_ids)), torch.from_numpy(token_ids).long()] = 0.5
+        return DraftDistributions(rows=np.arange(len(token_ids), dtype=np.int32), probabilities=distributions)

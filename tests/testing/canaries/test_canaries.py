@@ -101,7 +101,7 @@ def test_a_canarys_rule_takes_what_was_sampled(plan_and_registry):
     )
     rule = _build(plan_and_registry, "acceptance")
     assert rule.accept(verification).tolist() == [[1, 0]]
-    assert not rule.needs_laws
+    assert not rule.needs_distributions
 
 
 def test_a_canarys_connector_misses(plan_and_registry):

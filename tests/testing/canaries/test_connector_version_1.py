@@ -44,7 +44,7 @@ def test_every_method_of_version_1_is_called_and_loads_are_exact() -> None:
         connector=pair,
         backend=FakeBackend(eos=-1),
         prefix_caching=False,
-        first_token_terms=object(),  # type: ignore[arg-type] # it is only handed on
+        sampling_fingerprint=object(),  # type: ignore[arg-type] # it is only handed on
     )
     assert ask(engine, "saves") == fake_text(list(PROMPT), 4, eos=-1)
     for name in ("load that fails", "load that arrives", "layers"):

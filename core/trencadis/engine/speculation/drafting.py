@@ -37,7 +37,7 @@ class Speculation:
         speculator: Who drafts.
         length: How much.
         acceptance: Which drafts stand.
-        takes_drafts: ``takes_drafts(params, branching)``: what the sampler says of a sequence.
+        supports_drafts: ``supports_drafts(params, branching)``: what the sampler says of a sequence.
         labels: Names of speculator and draft length in messages; empty: those of their classes.
         names: Of the speculator and of its fallback, as the configuration has them.
         make_fallbacks: Make what takes over from speculator and draft length; None: speculation goes off.
@@ -46,7 +46,7 @@ class Speculation:
     speculator: Speculator
     length: DraftLength
     acceptance: AcceptanceRule
-    takes_drafts: Callable[[SamplingParams, bool], bool] = lambda _, __: True
+    supports_drafts: Callable[[SamplingParams, bool], bool] = lambda _, __: True
     labels: tuple[str, str] = ("", "")
     names: tuple[str, str] = ("", "")
     make_fallbacks: tuple[Callable[[], Speculator] | None, Callable[[], DraftLength] | None] = (None, None)
@@ -94,7 +94,7 @@ class Drafting:
         drafter, length = speculation.speculator, speculation.length
         labels = [given or type(one).__name__ for given, one in zip(speculation.labels, (drafter, length), strict=True)]
         self._names = speculation.names
-        self._takes_drafts = speculation.takes_drafts
+        self._supports_drafts = speculation.supports_drafts
         self._rule = speculation.acceptance if isinstance(speculation.acceptance, GuardedAcceptance) else None
         meters = [meter_of(noun, label) for noun, label in zip(("speculation", "draft_length"), labels, strict=True)]
         self._speculator = GuardedSpeculator(
@@ -237,7 +237,7 @@ class Drafting:
         """Return a sequence's own limit and whether its drafts may branch; found once for each."""
         found = self._shapes.get(slot)
         if found is None:
-            takes, params = self._takes_drafts, self._state.table.sequence(slot).request.params
+            takes, params = self._supports_drafts, self._state.table.sequence(slot).request.params
             limit = 1 << 30 if params.max_draft_tokens is None else params.max_draft_tokens
             if limit and not takes(params, False):
                 limit = 0
@@ -386,7 +386,7 @@ class GuardedSpeculator(Guarded[Speculator]):
         """Return what is wrong with drafts: more than allowed, or others than were announced."""
         counts, most = drafts.num_drafts, view.max_draft_tokens
         columns = [counts, drafts.token_ids, *([] if drafts.parents is None else [drafts.parents])]
-        columns += [] if drafts.laws is None else [drafts.laws.rows]
+        columns += [] if drafts.distributions is None else [drafts.distributions.rows]
         if any(column.ndim != 1 or column.dtype.kind != "i" for column in columns):
             return f"its drafts are no arrays of whole numbers: {', '.join(map(shown, columns))}"
         if any(len(column) != len(drafts.token_ids) for column in columns[1:]):
@@ -400,8 +400,8 @@ class GuardedSpeculator(Guarded[Speculator]):
         tokens = drafts.token_ids
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
             return f"it drafted tokens {shown(tokens)}, the model knows 0 to {self._vocab_size - 1}"
-        if drafts.laws is not None and len(tokens):
-            rows, shape = drafts.laws.rows, tuple(drafts.laws.probabilities.shape)
+        if drafts.distributions is not None and len(tokens):
+            rows, shape = drafts.distributions.rows, tuple(drafts.distributions.probabilities.shape)
             if len(shape) != 2 or int(rows.min()) < -1 or int(rows.max()) >= shape[0]:
                 return f"it drew drafts by the rows {shown(rows)} of probabilities of the shape {shown(shape)}"
         if drafts.parents is None:

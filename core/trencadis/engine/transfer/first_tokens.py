@@ -33,7 +33,7 @@ class FirstTokens:
 
     Args:
         vocab_size: Legal token ids are 0 .. vocab_size - 1.
-        may_begin: Whether the sampler could have chosen a token for a sequence that is at the end of its prompt.
+        can_start_with: Whether the sampler could have chosen a token for a sequence that is at the end of its prompt.
 
     Attributes:
         results: What became of them: ``taken``; else why not: ``late``, the sequence has a token or runs; ``vocabulary``, it is none;
@@ -43,10 +43,10 @@ class FirstTokens:
     """
 
     def __init__(
-        self, *, vocab_size: int = 1 << 31, may_begin: Callable[[RowStart, int], bool] = lambda _, __: True
+        self, *, vocab_size: int = 1 << 31, can_start_with: Callable[[RowStart, int], bool] = lambda _, __: True
     ) -> None:
         self._vocab_size = vocab_size
-        self._may_begin = may_begin
+        self._can_start_with = can_start_with
         self._taken: list[tuple[int, FirstToken]] = []
         self.ended: list[FinishedSequence] = []
         self.results: Counter[str] = Counter()
@@ -142,7 +142,7 @@ class FirstTokens:
             eos_token_ids=sequence.stop_token_ids,
             adapter=sequence.request.adapter,
         )
-        return "" if self._may_begin(start, token) else "forbidden"
+        return "" if self._can_start_with(start, token) else "forbidden"
 
 
 def _are_good(found: TokenLogprobs | None, first: FirstToken, num_asked: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from trencadis.clock import Clock
-from trencadis.interfaces import FirstTokenTerms, KVCodec
+from trencadis.interfaces import KVCodec, SamplingFingerprint
 from trencadis.records import KVLayout
 from trencadis_kv.connectors.p2p.background_calls import BackgroundCalls
 from trencadis_kv.connectors.p2p.config import P2PConfig
@@ -89,7 +89,7 @@ class Node:
         self.metrics.watch_remote_prefills(lambda: self.remote_prefills.num_remote_prefills)
         self.pushes = Pushes(_room(config))
         self.metrics.watch_aside(lambda: self.pushes.num_bytes)
-        self.terms: FirstTokenTerms | None = None
+        self.terms: SamplingFingerprint | None = None
         self.prefill_pool = PrefillPool(
             config.prefill_engines, connect_timeout_s=config.connect_timeout_s, heartbeat_s=config.heartbeat_s
         )

@@ -13,10 +13,10 @@ import attrs
 import msgspec
 
 from trencadis.interfaces import (
-    FirstTokenTerms,
     KVPolicy,
     KVSchedulerSide,
     Lookup,
+    SamplingFingerprint,
     SupportsHandover,
     SupportsLayerwise,
     SupportsMetrics,
@@ -189,7 +189,7 @@ class P2PScheduler(
         """Have another engine compute what one has computed in vain, once."""
         return "retry" if self._delegation.tries_again(request.request_id) else "compute"
 
-    def on_sampling(self, terms: FirstTokenTerms) -> None:
+    def on_sampling(self, terms: SamplingFingerprint) -> None:
         """Have first tokens chosen where prompts are computed, here and there."""
         if self._node.config.first_token:
             self._node.terms = terms

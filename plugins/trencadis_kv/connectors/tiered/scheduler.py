@@ -12,10 +12,10 @@ import msgspec
 
 from trencadis.clock import Clock
 from trencadis.interfaces import (
-    FirstTokenTerms,
     KVPolicy,
     KVSchedulerSide,
     Lookup,
+    SamplingFingerprint,
     SourceView,
     SupportsHandover,
     SupportsMetrics,
@@ -343,7 +343,7 @@ class TieredScheduler(KVSchedulerSide, SupportsHandover, SupportsStepTimes, Supp
 class RemotePrefillScheduler(TieredScheduler, SupportsRemotePrefill):
     """The same over children some of which bring requests of other engines."""
 
-    def on_sampling(self, terms: FirstTokenTerms) -> None:
+    def on_sampling(self, terms: SamplingFingerprint) -> None:
         """Pass on how first tokens are chosen."""
         self._tell(SupportsRemotePrefill, "on_sampling", lambda side: side.on_sampling(terms))
 

@@ -15,18 +15,18 @@ def test_sizes_are_rows_and_logits_of_each_of_every_bucket_once():
     assert sampler_sizes([*buckets, Bucket(4, 3, 16, DECODE)]) == [(1, 1), (4, 1), (4, 3)]
 
 
-def test_rule_that_reads_laws_is_shown_drafts_that_were_drawn_too():
+def test_rule_that_reads_distributions_is_shown_drafts_that_were_drawn_too():
     class Reads(Matching):
-        needs_laws = True
+        needs_distributions = True
 
     assert dummy_drafts(4, 1, vocab_size=9, rule=Reads()) == (None,)
     assert dummy_drafts(4, 3, vocab_size=9, rule=Matching()) == (None,)
     none, drawn = dummy_drafts(4, 3, vocab_size=9, rule=Reads())
     assert none is None
     assert drawn.num_drafts.tolist() == [2] * 4
-    assert len(drawn.token_ids) == len(drawn.laws.rows) == 8
-    assert drawn.laws.probabilities.shape == (1, 9)
-    assert float(drawn.laws.probabilities.sum()) == pytest.approx(1)
+    assert len(drawn.token_ids) == len(drawn.distributions.rows) == 8
+    assert drawn.distributions.probabilities.shape == (1, 9)
+    assert float(drawn.distributions.probabilities.sum()) == pytest.approx(1)
 
 
 def test_twelve_configurations_are_logged_in_the_vendors_order_and_words(caplog):

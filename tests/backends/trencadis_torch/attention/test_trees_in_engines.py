@@ -130,8 +130,8 @@ def test_text_is_that_of_no_speculation(executor, kind):
 
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize("manner", ["random", "oracle", "adversarial"])
-def test_greedy_text_of_a_rule_that_reads_laws_is_the_same(executor, manner):
-    """Laws of greedy sequences give everything to one token; log-probabilities are those of the tokens that were emitted."""
+def test_greedy_text_of_a_rule_that_reads_distributions_is_the_same(executor, manner):
+    """Distributions of greedy sequences give everything to one token; log-probabilities are those of the tokens that were emitted."""
     kind = {**KINDS["penalties"], "logprobs": 2}
     plain, plain_logprobs, _, _ = run(executor, PROMPTS, kind)
     texts, logprobs, engine, _ = run(executor, PROMPTS, kind, draft=drafter(manner, PROMPTS, plain), acceptance=Tree())

@@ -11,7 +11,7 @@ import pytest
 from trencadis.engine.speculation.drafting import Drafting, GuardedSpeculator, Speculation
 from trencadis.errors import ContractError, StepFailedError
 from trencadis.interfaces import LengthView, Speculator, VerifiedStep
-from trencadis.records import BucketLimits, DraftLaws, Drafts, Request, SamplingParams
+from trencadis.records import BucketLimits, DraftDistributions, Drafts, Request, SamplingParams
 from trencadis_testing.doubles import AsManyAsMay, Matching, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
@@ -74,9 +74,18 @@ VIEW = draft_view([[1, 2], [3]], most=[2, 1])
         (attrs.evolve(GOOD, token_ids=[5, 6]), "no attribute"),
         (attrs.evolve(GOOD, num_drafts=np.array([[2, 0]])), "no arrays of whole numbers"),
         (attrs.evolve(GOOD, parents=ints(-1)), "columns of 2, 1 rows"),
-        (attrs.evolve(GOOD, laws=DraftLaws(rows=ints(0), probabilities=np.ones((1, 9)))), "columns of 2, 1 rows"),
-        (attrs.evolve(GOOD, laws=DraftLaws(rows=ints(0, 1), probabilities=np.ones((1, 9)))), r"by the rows \[0, 1\]"),
-        (attrs.evolve(GOOD, laws=DraftLaws(rows=ints(0, 0), probabilities=np.ones(9))), r"of the shape \(9\)"),
+        (
+            attrs.evolve(GOOD, distributions=DraftDistributions(rows=ints(0), probabilities=np.ones((1, 9)))),
+            "columns of 2, 1 rows",
+        ),
+        (
+            attrs.evolve(GOOD, distributions=DraftDistributions(rows=ints(0, 1), probabilities=np.ones((1, 9)))),
+            r"by the rows \[0, 1\]",
+        ),
+        (
+            attrs.evolve(GOOD, distributions=DraftDistributions(rows=ints(0, 0), probabilities=np.ones(9))),
+            r"of the shape \(9\)",
+        ),
         (None, "no attribute"),
         (Drafts(num_drafts=ints(3, 0), token_ids=ints(5, 6, 7)), r"drafted \[3, 0\]"),
         (Drafts(num_drafts=ints(3, -1), token_ids=ints(5, 6)), r"drafted \[3, -1\]"),

@@ -227,12 +227,12 @@ def test_it_is_the_first_token_in_what_is_measured() -> None:
 def test_token_that_cannot_be_is_refused_and_the_engine_chooses_its_own(
     first: Any, params: dict[str, Any], reason: str
 ) -> None:
-    def may_begin(start: RowStart, token: int) -> bool:
+    def can_start_with(start: RowStart, token: int) -> bool:
         assert start.token_ids.tolist() == list(PROMPT)
         assert start.num_prompt_tokens == len(PROMPT)
         return token != 13
 
-    scene = Scene(eos=5, may_begin=may_begin)
+    scene = Scene(eos=5, can_start_with=can_start_with)
     slot = scene.add("r", first=first, max_tokens=4, **params)
     scene.run()
     assert scene.texts(slot) == fake_text(list(PROMPT), 4, eos=5)

@@ -34,7 +34,9 @@ class Books:
 
     def merge(self, quorum: RankQuorum, reports: dict[int, ConnectorReport]) -> ConnectorReport:
         merged = quorum.merge(
-            reports, is_awaited=lambda transfer_id: transfer_id in self.parked | self.held, is_pinned=self.held.__contains__
+            reports,
+            is_awaited=lambda transfer_id: transfer_id in self.parked | self.held,
+            is_pinned=self.held.__contains__,
         )
         self.parked -= {*merged.loaded, *[one.transfer_id for one in merged.failed]}
         self.held -= set(merged.released)

@@ -1,4 +1,4 @@
-"""One sequence with given laws, as a rule is shown it."""
+"""One sequence with given distributions, as a rule is shown it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def asked_about(
     proposal: Sequence[Sequence[float]] | None = (Q,),
     parents: Sequence[int] = (),
 ) -> Verification:
-    """One sequence; a single law stands for all nodes, or all drafts."""
+    """One sequence; a single distribution stands for all nodes, or all drafts."""
     count = len(tokens)
     targets = list(target) * (count + 1) if len(target) == 1 else list(target)
-    laws = None if proposal is None else list(proposal) * count if len(proposal) == 1 else list(proposal)
+    distributions = None if proposal is None else list(proposal) * count if len(proposal) == 1 else list(proposal)
     return Verification(
         tokens=torch.tensor([list(tokens)]),
         parents=torch.tensor([list(parents or range(count))]),
         num_drafts=torch.tensor([count]),
         is_linear=not parents,
         target=torch.tensor([targets], dtype=torch.float64),
-        proposal=None if laws is None else torch.tensor([laws], dtype=torch.float64),
+        proposal=None if distributions is None else torch.tensor([distributions], dtype=torch.float64),
     )
 
 
 @pytest.fixture
 def asked() -> Callable[..., Verification]:
-    """``asked(tokens, target=..., proposal=..., parents=...)``: by default the laws P and Q at every node."""
+    """``asked(tokens, target=..., proposal=..., parents=...)``: by default the distributions P and Q at every node."""
     return asked_about

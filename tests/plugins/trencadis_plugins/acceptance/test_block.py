@@ -6,7 +6,7 @@ import torch
 from trencadis_plugins.acceptance.block import Block
 from trencadis_plugins.acceptance.token import Token
 from trencadis_testing.acceptance import AcceptanceConformance
-from trencadis_testing.acceptance_scenes import Scene, emission, laws
+from trencadis_testing.acceptance_scenes import Scene, distributions, emission
 
 
 class TestBlock(AcceptanceConformance):
@@ -15,7 +15,12 @@ class TestBlock(AcceptanceConformance):
 
 
 def random_chain(seed: int, num_drafts: int) -> Scene:
-    return Scene(parents=tuple(range(num_drafts)), target=laws(seed, 4), proposal=laws(500 + seed, 4), vocab_size=4)
+    return Scene(
+        parents=tuple(range(num_drafts)),
+        target=distributions(seed, 4),
+        proposal=distributions(500 + seed, 4),
+        vocab_size=4,
+    )
 
 
 def by_definition(target, proposal, tokens):

@@ -28,9 +28,9 @@ def test_factory_makes_a_new_rule_of_the_named_file(component):
 
 
 @pytest.mark.parametrize("component", COMPONENTS.values(), ids=COMPONENTS.keys())
-def test_rules_that_read_laws_require_a_sampler_that_gives_them(component):
+def test_rules_that_read_distributions_require_a_sampler_that_gives_them(component):
     rule = component.factory(component.config(), CONTEXT)
-    assert component.requires == (frozenset({"sampling.laws"}) if rule.needs_laws else frozenset())
+    assert component.requires == (frozenset({"sampling.distributions"}) if rule.needs_distributions else frozenset())
 
 
 def test_lossy_rules_say_so_in_their_summary():

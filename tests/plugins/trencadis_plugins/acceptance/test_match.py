@@ -42,6 +42,6 @@ def test_padding_does_not_stand_whatever_was_sampled():
     assert Match().accept(asked([7, -1, -1, -1], [7, -1, -1], num_drafts=1)).tolist() == [[1, 0, 0]]
 
 
-def test_laws_instead_of_samples_are_refused_in_words():
-    with pytest.raises(ValueError, match="needs no laws"):
+def test_distributions_instead_of_samples_are_refused_in_words():
+    with pytest.raises(ValueError, match="needs no distributions"):
         Match().accept(attrs.evolve(asked([7, 8, 9, 5], [7, 6, 9]), sampled=None))

@@ -17,7 +17,7 @@ def stop(node: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("token", "stands"), [(0, 1.0), (1, 1.0), (2, 0.375), (3, 0.5)])
-def test_a_drawn_draft_stands_with_the_ratio_of_the_laws(asked, token, stands):
+def test_a_drawn_draft_stands_with_the_ratio_of_the_distributions(asked, token, stands):
     assert Token().accept(asked([token])).tolist() == [[pytest.approx(stands)]]
 
 
@@ -38,9 +38,9 @@ def test_a_certain_draft_stands_with_its_probability_and_is_left_out_if_it_does_
     assert Token().last(certain, stop(0))[0].tolist() == pytest.approx([0.5 / 0.7, 0, 0.15 / 0.7, 0.05 / 0.7])
 
 
-def test_a_draft_that_its_law_rules_out_never_stands(asked):
+def test_a_draft_that_its_distribution_rules_out_never_stands(asked):
     assert Token().accept(asked([0], proposal=[(0.0, 0.5, 0.5, 0.0)])).tolist() == [[0.0]]
 
 
 def test_text_of_the_lossless_rule_needs_no_branches():
-    assert (Token.lossless, Token.needs_laws, Token.takes_trees) == (True, True, False)
+    assert (Token.lossless, Token.needs_distributions, Token.supports_trees) == (True, True, False)

@@ -25,7 +25,7 @@ def test_siblings_drawn_without_replacement_stand_as_often_as_published(num_sibl
     )
     found = emission(Tree(), scene, torch.from_numpy)
     assert found.mean_accepted == pytest.approx(chance, abs=5e-5)
-    assert np.abs(found.law.reshape(4, 4).sum(1) - P).max() < 1e-15
+    assert np.abs(found.distribution.reshape(4, 4).sum(1) - P).max() < 1e-15
 
 
 def test_certain_siblings_stand_with_their_probabilities(asked):

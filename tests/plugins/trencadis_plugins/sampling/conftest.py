@@ -77,13 +77,15 @@ def make_rows(rng: np.random.Generator, vocab_size: int, num_rows: int) -> np.nd
     return logits.astype(np.float32)
 
 
-def assert_laws_equal(changed: torch.Tensor, expected: torch.Tensor, is_near: torch.Tensor | None = None) -> None:
+def assert_distributions_equal(
+    changed: torch.Tensor, expected: torch.Tensor, is_near: torch.Tensor | None = None
+) -> None:
     """The same tokens kept, and probabilities within 1e-6; rows near a boundary left out, less than one in a hundred."""
     clear = torch.ones(len(changed), dtype=torch.bool) if is_near is None else ~is_near
     assert clear.double().mean() > 0.99
     assert torch.equal(changed[clear] > -torch.inf, expected[clear] > -torch.inf)
-    laws = changed[clear].double().softmax(-1) - expected[clear].double().softmax(-1)
-    assert laws.abs().max() < 1e-6
+    distributions = changed[clear].double().softmax(-1) - expected[clear].double().softmax(-1)
+    assert distributions.abs().max() < 1e-6
 
 
 @pytest.fixture
@@ -93,9 +95,9 @@ def random_rows() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture
-def assert_same_law() -> Callable[..., None]:
-    """``assert_same_law(changed, expected, is_near)``: the same kept tokens and probabilities."""
-    return assert_laws_equal
+def assert_same_distribution() -> Callable[..., None]:
+    """``assert_same_distribution(changed, expected, is_near)``: the same kept tokens and probabilities."""
+    return assert_distributions_equal
 
 
 @pytest.fixture
@@ -135,8 +137,8 @@ def _top_p(logits: np.ndarray, p: float) -> tuple[np.ndarray, float]:
     return result, float(np.abs(cumulative[np.isfinite(logits[ascending])] - (1 - p)).min())
 
 
-def law_by_definition(logits: np.ndarray, order: str, params: SamplingParams) -> tuple[np.ndarray, float]:
-    """Return the law, and how near a mass came to a boundary where rounding decides."""
+def distribution_by_definition(logits: np.ndarray, order: str, params: SamplingParams) -> tuple[np.ndarray, float]:
+    """Return the distribution, and how near a mass came to a boundary where rounding decides."""
     logits, margin = logits.astype(np.float64), 1.0
     steps = {"vllm": "TMKP", "hf": "TKPM", "llamacpp": "KPMT"}[order]
     for step in steps:
@@ -189,9 +191,9 @@ def draw_by_definition(logits: np.ndarray, seed: int, position: int, purpose: in
 
 
 @pytest.fixture
-def reference_law() -> Callable[..., tuple[np.ndarray, float]]:
-    """``reference_law(logits, order, params)`` returns the law and the distance to the nearest boundary."""
-    return law_by_definition
+def reference_distribution() -> Callable[..., tuple[np.ndarray, float]]:
+    """``reference_distribution(logits, order, params)`` returns the distribution and the distance to the nearest boundary."""
+    return distribution_by_definition
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ class _Counter:
     def __init__(self):
         self.state = {}
 
-    def asks(self, start):
+    def applies_to(self, start):
         return start.params.top_k == 7
 
     def snapshot(self, row):

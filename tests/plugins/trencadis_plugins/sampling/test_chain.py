@@ -19,7 +19,7 @@ _P5 = np.log([0.35, 0.25, 0.15, 0.10, 0.08, 0.07]).tolist()
 
 
 @pytest.mark.parametrize(
-    ("order", "logits", "params", "law"),
+    ("order", "logits", "params", "distribution"),
     [
         ("vllm", _L, {"temperature": 0.7}, [0.698585, 0.167417, 0.081957, 0.040122, 0.009615, 0.002304]),
         ("vllm", _L, {"temperature": 0.7, "top_k": 3}, [0.736936, 0.176607, 0.086457]),
@@ -34,11 +34,13 @@ _P5 = np.log([0.35, 0.25, 0.15, 0.10, 0.08, 0.07]).tolist()
     ],
     ids=["V1", "V2", "V3a", "V3b", "V4a", "V4b", "V5", "V6a", "V6b", "V8"],
 )
-def test_published_vectors_are_reproduced(order, logits, params, law, process, start, reference_law):
+def test_published_vectors_are_reproduced(order, logits, params, distribution, process, start, reference_distribution):
     probabilities = process(standard_chain(order), [logits], [start(0, **params)]).softmax(-1)[0].tolist()
-    expected = law + [0.0] * (len(logits) - len(law))
+    expected = distribution + [0.0] * (len(logits) - len(distribution))
     assert probabilities == pytest.approx(expected, abs=1e-6)
-    assert reference_law(np.array(logits), order, SamplingParams(**params))[0] == pytest.approx(expected, abs=1e-6)
+    assert reference_distribution(np.array(logits), order, SamplingParams(**params))[0] == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def _random_params(rng, vocab_size):
@@ -84,36 +86,38 @@ def _warp_with_transformers(logits, order, params):
     return scores.double().softmax(-1)[0].numpy()
 
 
-def _compare(batches, process, start, reference_law):
+def _compare(batches, process, start, reference_distribution):
     """Return how many rows were compared, and how many were left out at a boundary."""
     num_rows = num_left_out = 0
     for order, logits, choices in batches:
         starts = [start(row, **params) for row, params in enumerate(choices)]
-        laws = process(standard_chain(order), logits, starts).double().softmax(-1).numpy()
-        for row, params, law in zip(logits, choices, laws, strict=True):
+        distributions = process(standard_chain(order), logits, starts).double().softmax(-1).numpy()
+        for row, params, distribution in zip(logits, choices, distributions, strict=True):
             num_rows += 1
-            expected, margin = reference_law(row, order, SamplingParams(**params))
+            expected, margin = reference_distribution(row, order, SamplingParams(**params))
             if margin < _BOUNDARY:
                 num_left_out += 1
                 continue
-            assert np.array_equal(law > 0, expected > 0), (order, params)
-            assert np.abs(law - expected).max() < 1e-6
+            assert np.array_equal(distribution > 0, expected > 0), (order, params)
+            assert np.abs(distribution - expected).max() < 1e-6
             # Which of several equal tokens stay is nobody's promise but ours: compare with transformers in any order.
             warped = np.sort(_warp_with_transformers(row, order, params))
-            assert np.array_equal(np.sort(law) > 0, warped > 0), (order, params)
-            assert np.abs(np.sort(law) - warped).max() < 1e-6
+            assert np.array_equal(np.sort(distribution) > 0, warped > 0), (order, params)
+            assert np.abs(np.sort(distribution) - warped).max() < 1e-6
     return num_rows, num_left_out
 
 
-def test_laws_equal_the_definition_and_transformers(process, start, reference_law, random_rows):
-    num_rows, num_left_out = _compare(_batches(0, 130, random_rows), process, start, reference_law)
+def test_distributions_equal_the_definition_and_transformers(process, start, reference_distribution, random_rows):
+    num_rows, num_left_out = _compare(_batches(0, 130, random_rows), process, start, reference_distribution)
     assert num_rows >= 2000
     assert num_left_out < 0.01 * num_rows, num_left_out
 
 
 @pytest.mark.slow
-def test_laws_equal_the_definition_and_transformers_in_ten_thousand_rows(process, start, reference_law, random_rows):
-    num_rows, num_left_out = _compare(_batches(1, 625, random_rows), process, start, reference_law)
+def test_distributions_equal_the_definition_and_transformers_in_ten_thousand_rows(
+    process, start, reference_distribution, random_rows
+):
+    num_rows, num_left_out = _compare(_batches(1, 625, random_rows), process, start, reference_distribution)
     assert num_rows == 10_000
     assert num_left_out < 0.01 * num_rows, num_left_out
 

@@ -17,23 +17,25 @@ def _warper(name, value):
 
 @pytest.mark.parametrize("vocab_size", [8, 100, 2000])
 @pytest.mark.parametrize("cutoff", [1e-4, 3e-3, 0.05, 0.4, 0.99])
-def test_epsilon_keeps_what_transformers_keeps(cutoff, vocab_size, process, start, random_rows, assert_same_law):
+def test_epsilon_keeps_what_transformers_keeps(
+    cutoff, vocab_size, process, start, random_rows, assert_same_distribution
+):
     logits = torch.from_numpy(random_rows(np.random.default_rng(vocab_size), vocab_size, 140))
     changed = process(EpsilonCutoff(), logits, [start(row, epsilon_cutoff=cutoff) for row in range(140)])
     expected = _warper("EpsilonLogitsWarper", cutoff)(_NO_IDS, logits.double())
-    assert_same_law(changed, expected, ((logits.double().softmax(-1) - cutoff).abs() < 1e-12).any(-1))
+    assert_same_distribution(changed, expected, ((logits.double().softmax(-1) - cutoff).abs() < 1e-12).any(-1))
 
 
 @pytest.mark.parametrize("vocab_size", [8, 100, 2000])
 @pytest.mark.parametrize("cutoff", [1e-4, 3e-3, 0.05, 0.4, 0.99])
-def test_eta_keeps_what_transformers_keeps(cutoff, vocab_size, process, start, random_rows, assert_same_law):
+def test_eta_keeps_what_transformers_keeps(cutoff, vocab_size, process, start, random_rows, assert_same_distribution):
     logits = torch.from_numpy(random_rows(np.random.default_rng(vocab_size), vocab_size, 140)).double()
     changed = process(EtaCutoff(), logits, [start(row, eta_cutoff=cutoff) for row in range(140)])
     expected = _warper("EtaLogitsWarper", cutoff)(_NO_IDS, logits)
-    law = logits.softmax(-1)
-    eta = torch.special.entr(law).sum(-1, keepdim=True).neg().exp().mul(cutoff**0.5).clamp(max=cutoff)
+    distribution = logits.softmax(-1)
+    eta = torch.special.entr(distribution).sum(-1, keepdim=True).neg().exp().mul(cutoff**0.5).clamp(max=cutoff)
     # transformers holds epsilon as float32.
-    assert_same_law(changed, expected, ((law / eta - 1).abs() < 1e-6).any(-1))
+    assert_same_distribution(changed, expected, ((distribution / eta - 1).abs() < 1e-6).any(-1))
 
 
 def test_the_most_likely_tokens_stay_whatever_the_cutoff(process, start):

@@ -6,7 +6,7 @@ import torch
 
 from trencadis_plugins.sampling.drawing import BLOCK_SIZE, draw
 from trencadis_plugins.sampling.philox import Purpose
-from trencadis_testing.sampling import assert_law
+from trencadis_testing.sampling import assert_distribution
 
 
 def _draw(logits, seeds, positions, purpose=Purpose.SAMPLE):
@@ -28,14 +28,14 @@ def test_tokens_equal_a_race_run_one_number_at_a_time(vocab_size, reference_draw
     assert _draw(logits, seeds, positions) == expected
 
 
-def test_tokens_of_several_blocks_follow_the_law():
+def test_tokens_of_several_blocks_follow_the_distribution():
     logits = np.full(4 * BLOCK_SIZE, -np.inf, dtype=np.float32)
     places = [3, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 9, 4 * BLOCK_SIZE - 1]
     logits[places] = [0.0, 1.0, 2.0, 0.5, 1.5]
     tokens = _draw(np.tile(logits, (2048, 1)), [11] * 2048, list(range(2048)))
-    law = np.exp(logits[places]) / np.exp(logits[places]).sum()
+    distribution = np.exp(logits[places]) / np.exp(logits[places]).sum()
     assert set(tokens) <= set(places)
-    assert_law([places.index(token) for token in tokens], law)
+    assert_distribution([places.index(token) for token in tokens], distribution)
 
 
 def test_two_purposes_draw_independently():
@@ -43,7 +43,7 @@ def test_two_purposes_draw_independently():
     first, second = (
         _draw(logits, [1] * 2048, list(range(2048)), purpose) for purpose in (Purpose.SAMPLE, Purpose.DRAFT)
     )
-    assert_law([4 * a + b for a, b in zip(first, second, strict=True)], np.full(16, 1 / 16))
+    assert_distribution([4 * a + b for a, b in zip(first, second, strict=True)], np.full(16, 1 / 16))
 
 
 def test_a_masked_token_is_not_drawn_even_if_it_is_all_but_one():

@@ -31,7 +31,7 @@ def test_it_takes_the_most_likely_token_whatever_the_request_asks_for():
 
 
 @pytest.mark.parametrize("is_static", [False, True])
-def test_a_rule_is_shown_certain_laws_and_its_tokens_are_reported(is_static):
+def test_a_rule_is_shown_certain_distributions_and_its_tokens_are_reported(is_static):
     sampler = GreedySampler()
     if is_static:
         sampler.use_static_shapes()
@@ -43,12 +43,14 @@ def test_a_rule_is_shown_certain_laws_and_its_tokens_are_reported(is_static):
     logits = torch.tensor([[0.0, 1.0, 2.0, 2.0], [3.0, 1.0, 2.0, 2.0]], dtype=torch.bfloat16)
     context = SamplingContext(rows=(0, 0), positions=(0, 1), tokens=torch.ones((1, 9), dtype=torch.int32))
     seen = []
-    answer = sampler.verify(logits, context, lambda laws: seen.append(laws.probabilities) or torch.tensor([2, 1]))
+    answer = sampler.verify(
+        logits, context, lambda distributions: seen.append(distributions.probabilities) or torch.tensor([2, 1])
+    )
     assert seen[0].tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
     assert answer.token_ids.tolist() == [2, 1]
     assert [entry.token_id for entry in answer.logprobs] == [2, 1]
-    assert sampler.takes_drafts(params, branching=True)
+    assert sampler.supports_drafts(params, branching=True)
 
 
 def test_first_token_may_come_from_another_engine_whatever_is_asked_for():
-    assert GreedySampler().goes_on(SamplingParams(mirostat_mode=2))
+    assert GreedySampler().is_portable(SamplingParams(mirostat_mode=2))

@@ -62,7 +62,7 @@ def test_rows_that_want_some_are_known(start, context_of):
     starts = [start(0, logprobs=0), start(3), start(5, logprobs=2)]
     for one in starts:
         reporter.start_row(one)
-    assert reporter.asks(context_of(starts)).tolist() == [True, False, True]
+    assert reporter.applies_to(context_of(starts)).tolist() == [True, False, True]
 
 
 # ------------------------------------------------------------------------------------------ processed, by a sampler
@@ -90,14 +90,14 @@ def _by_sampling(sampler, logits, context):
 
 
 def _by_a_rule(sampler, logits, context):
-    """The rule takes the likeliest token of each law."""
-    return sampler.verify(logits, context, lambda laws: laws.probabilities.argmax(-1))
+    """The rule takes the likeliest token of each distribution."""
+    return sampler.verify(logits, context, lambda distributions: distributions.probabilities.argmax(-1))
 
 
 @pytest.mark.parametrize("answer_of", [_by_sampling, _by_a_rule])
 @pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("num_rows", [2, len(ROWS)], ids=["without a processor of the host", "with one"])
-def test_processed_ones_are_those_of_the_law_that_a_token_is_drawn_from(
+def test_processed_ones_are_those_of_the_distribution_that_a_token_is_drawn_from(
     answer_of, is_static, num_rows, start, context_of, process
 ):
     starts = [start(row, [5, 6], [7, 8], row_seed=row, **params) for row, params in enumerate(ROWS[:num_rows])]

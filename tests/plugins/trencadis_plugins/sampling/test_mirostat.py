@@ -10,7 +10,7 @@ from trencadis_plugins.sampling.mirostat import Mirostat
 from trencadis_plugins.sampling.standard import StandardSampler
 
 
-def _law(logits):
+def _distribution(logits):
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
 
@@ -41,12 +41,12 @@ def test_cuts_follow_the_feedback_loop_of_the_definition(tau, eta, start):
         logits = rng.normal(0, 1.5, 50).astype(np.float32)
         context = SamplingContext(rows=(1,), positions=(place,), tokens=torch.zeros((2, 400), dtype=torch.int32))
         changed = processor.apply(torch.from_numpy(logits[None].copy()), context)[0].numpy()
-        kept = (-np.log2(_law(logits.astype(np.float64))) <= mu) | (logits == logits.max())
+        kept = (-np.log2(_distribution(logits.astype(np.float64))) <= mu) | (logits == logits.max())
         assert np.array_equal(np.isfinite(changed), kept)
-        law = _law(np.where(kept, logits, -np.inf).astype(np.float64))
-        token = int(rng.choice(50, p=law))
+        distribution = _distribution(np.where(kept, logits, -np.inf).astype(np.float64))
+        token = int(rng.choice(50, p=distribution))
         processor.commit(torch.tensor([token]), context)
-        mu -= eta * (-np.log2(law[token]) - tau)
+        mu -= eta * (-np.log2(distribution[token]) - tau)
         cuts.add(int(kept.sum()))
     assert len(cuts) > 5
 

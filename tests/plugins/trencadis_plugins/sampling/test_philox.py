@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trencadis_plugins.sampling.philox import Purpose, philox4x32, uniforms
-from trencadis_testing.sampling import assert_law
+from trencadis_testing.sampling import assert_distribution
 
 _ONES = 0xFFFFFFFF
 
@@ -48,7 +48,7 @@ def test_numbers_are_uniform_and_never_0_or_1():
     assert numbers.dtype == np.float64
     assert numbers.min() > 0
     assert numbers.max() < 1
-    assert_law((numbers * 64).astype(int).tolist(), np.full(64, 1 / 64))
+    assert_distribution((numbers * 64).astype(int).tolist(), np.full(64, 1 / 64))
 
 
 def test_extreme_words_stay_inside_the_open_interval(monkeypatch):
@@ -76,13 +76,13 @@ def test_a_number_does_not_depend_on_how_many_are_asked_for():
 )
 def test_numbers_of_another_purpose_position_or_seed_are_independent(other):
     cells = (_row() * 8).astype(int) * 8 + (_row(**other) * 8).astype(int)
-    assert_law(cells.tolist(), np.full(64, 1 / 64))
+    assert_distribution(cells.tolist(), np.full(64, 1 / 64))
 
 
 def test_neighbouring_numbers_of_a_row_are_independent():
     cells = (_row() * 8).astype(int)
-    assert_law((cells[0::2] * 8 + cells[1::2]).tolist(), np.full(64, 1 / 64))
-    assert_law((cells[0:-2:2] * 8 + cells[2::2]).tolist(), np.full(64, 1 / 64))
+    assert_distribution((cells[0::2] * 8 + cells[1::2]).tolist(), np.full(64, 1 / 64))
+    assert_distribution((cells[0:-2:2] * 8 + cells[2::2]).tolist(), np.full(64, 1 / 64))
 
 
 def test_the_round_is_the_last_word_of_the_counter(reference_philox):

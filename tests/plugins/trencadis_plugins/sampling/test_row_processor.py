@@ -12,7 +12,7 @@ class _AddK(RowProcessor):
 
     num_seen = 0
 
-    def asks(self, start):
+    def applies_to(self, start):
         return start.params.top_k > 0
 
     def _take(self, start):

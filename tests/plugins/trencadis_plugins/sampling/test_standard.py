@@ -33,7 +33,7 @@ def _sampler(starts, vocab_size, chain):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_token_is_the_race_over_the_chains_law_with_the_rows_seed_and_next_position(
+def test_a_token_is_the_race_over_the_chains_distribution_with_the_rows_seed_and_next_position(
     order, start, context_of, process, reference_draw
 ):
     logits = torch.randn((2, 700), generator=torch.Generator().manual_seed(0)) * 2
@@ -42,10 +42,10 @@ def test_a_token_is_the_race_over_the_chains_law_with_the_rows_seed_and_next_pos
         start(1, [3, 4], [5], row_seed=2**64 - 9, **params),
         start(6, [7], row_seed=12, temperature=1.3),
     ]
-    law = process(standard_chain(order), logits, starts).numpy()
+    distribution = process(standard_chain(order), logits, starts).numpy()
     expected = [
-        reference_draw(law[0], 2**64 - 9, 3, int(Purpose.SAMPLE), BLOCK_SIZE),
-        reference_draw(law[1], 12, 1, int(Purpose.SAMPLE), BLOCK_SIZE),
+        reference_draw(distribution[0], 2**64 - 9, 3, int(Purpose.SAMPLE), BLOCK_SIZE),
+        reference_draw(distribution[1], 12, 1, int(Purpose.SAMPLE), BLOCK_SIZE),
     ]
     sampler = _sampler(starts, 700, standard_chain(order))
     assert sampler.sample(logits.clone(), context_of(starts)).token_ids.tolist() == expected
@@ -277,21 +277,21 @@ _ALONG_DRAFTS = [
 
 
 def _verified(sampler, logits, context, choose):
-    """Return the laws that were shown, and the answer."""
+    """Return the distributions that were shown, and the answer."""
     seen = []
 
-    def chosen(laws):
-        seen.append(laws.probabilities.clone())
-        return choose(laws)
+    def chosen(distributions):
+        seen.append(distributions.probabilities.clone())
+        return choose(distributions)
 
     answer = sampler.verify(logits.clone(), context, chosen)
-    (laws,) = seen
-    return laws, answer
+    (distributions,) = seen
+    return distributions, answer
 
 
 @pytest.mark.parametrize("is_static", [False, True])
 @pytest.mark.parametrize("params", _ALONG_DRAFTS, ids=lambda params: next(iter(params)))
-def test_laws_along_drafts_are_those_of_one_token_after_another(params, is_static, start, context_of):
+def test_distributions_along_drafts_are_those_of_one_token_after_another(params, is_static, start, context_of):
     logits = torch.randn((4, 60), generator=torch.Generator().manual_seed(2)) * 2
     begun = start(1, _PROMPT, _OUTPUT, row_seed=77, **params)
     tokens = context_of([start(1, _PROMPT, [*_OUTPUT, *_DRAFTS])]).tokens
@@ -322,27 +322,30 @@ def test_drafts_that_branch_have_histories_of_their_own(start, context_of):
         rows=(1,) * 3, positions=(last, last + 1, last + 1), tokens=torch.cat(tables), branches=(0, 1, 2)
     )
     sampler = _sampler([begun], 60, standard_chain("vllm"))
-    together, _ = _verified(sampler, logits, context, lambda laws: laws.probabilities.argmax(-1))
+    together, _ = _verified(sampler, logits, context, lambda distributions: distributions.probabilities.argmax(-1))
     for place, branch in enumerate(branches):
         one = start(1, _PROMPT, [*_OUTPUT, *branch], row_seed=77, **params)
         alone, _ = _verified(
             _sampler([one], 60, standard_chain("vllm")),
             logits[place : place + 1],
             context_of([one]),
-            lambda laws: laws.probabilities.argmax(-1),
+            lambda distributions: distributions.probabilities.argmax(-1),
         )
         assert torch.equal(together[place], alone[0])
 
 
-def test_laws_are_those_that_are_drawn_from(start, context_of, process):
+def test_distributions_are_those_that_are_drawn_from(start, context_of, process):
     starts = [start(0, temperature=0.7, top_k=9), start(1, temperature=0.0, logit_bias={3: 1.0}), start(2, top_p=0.8)]
     logits = torch.randn((3, 60), generator=torch.Generator().manual_seed(5)) * 2
-    laws, _ = _verified(
-        _sampler(starts, 60, standard_chain("vllm")), logits, context_of(starts), lambda laws: laws.uniforms().long()
+    distributions, _ = _verified(
+        _sampler(starts, 60, standard_chain("vllm")),
+        logits,
+        context_of(starts),
+        lambda distributions: distributions.uniforms().long(),
     )
     processed = process(standard_chain("vllm"), logits, starts)
-    assert torch.allclose(laws[[0, 2]], processed[[0, 2]].softmax(-1))
-    assert laws[1].tolist() == torch.eye(60)[processed[1].argmax()].tolist()
+    assert torch.allclose(distributions[[0, 2]], processed[[0, 2]].softmax(-1))
+    assert distributions[1].tolist() == torch.eye(60)[processed[1].argmax()].tolist()
 
 
 def test_tokens_that_a_rule_chose_are_reported_with_the_models_logprobs(start, context_of):
@@ -356,11 +359,13 @@ def test_tokens_that_a_rule_chose_are_reported_with_the_models_logprobs(start, c
     assert entry.logprob == pytest.approx(logits[0].log_softmax(-1)[17].item(), abs=1e-6)
 
 
-def test_rows_without_a_possible_token_have_laws_and_an_error(start, context_of):
+def test_rows_without_a_possible_token_have_distributions_and_an_error(start, context_of):
     starts = [start(4, allowed_token_ids=(2,), min_tokens=5, eos=(2,)), start(5)]
     sampler = _sampler(starts, 4, standard_chain("vllm"))
-    laws, sampled = _verified(sampler, torch.zeros((2, 4)), context_of(starts), lambda laws: torch.zeros(2).long())
-    assert laws.sum(-1).tolist() == [1, 1]
+    distributions, sampled = _verified(
+        sampler, torch.zeros((2, 4)), context_of(starts), lambda distributions: torch.zeros(2).long()
+    )
+    assert distributions.sum(-1).tolist() == [1, 1]
     (error,) = sampled.row_errors
     assert error.index == 0
     assert "leave row 4 at position 0" in error.message
@@ -371,21 +376,21 @@ def test_a_sequence_takes_drafts_if_every_processor_that_it_asks_for_does():
     unsafe.speculation_safe = False
     sampler = StandardSampler([*standard_chain("vllm"), unsafe])
     plain, asks = SamplingParams(top_p=0.5), SamplingParams(logits_processors={"named": {}})
-    assert sampler.takes_drafts(plain, branching=False)
-    assert not sampler.takes_drafts(asks, branching=False)
-    assert not sampler.takes_drafts(asks, branching=True)
+    assert sampler.supports_drafts(plain, branching=False)
+    assert not sampler.supports_drafts(asks, branching=False)
+    assert not sampler.supports_drafts(asks, branching=True)
 
 
 def test_a_state_that_is_kept_by_position_takes_no_branches():
     sampler = StandardSampler(standard_chain("vllm"))
     mirostat, plain = SamplingParams(mirostat_mode=2), SamplingParams(frequency_penalty=1.0)
-    assert sampler.takes_drafts(mirostat, branching=False)
-    assert not sampler.takes_drafts(mirostat, branching=True)
-    assert sampler.takes_drafts(plain, branching=True)
+    assert sampler.supports_drafts(mirostat, branching=False)
+    assert not sampler.supports_drafts(mirostat, branching=True)
+    assert sampler.supports_drafts(plain, branching=True)
 
 
 def test_sequence_goes_on_behind_anothers_token_unless_a_state_would_be_missing():
-    """What a grammar allows follows from the tokens; mirostat's target follows from laws that were elsewhere."""
+    """What a grammar allows follows from the tokens; mirostat's target follows from distributions that were elsewhere."""
     sampler = StandardSampler(standard_chain("vllm"))
     everything = SamplingParams(
         temperature=0.7,
@@ -397,22 +402,24 @@ def test_sequence_goes_on_behind_anothers_token_unless_a_state_would_be_missing(
         no_repeat_ngram_size=3,
         structured={"kind": "json_object"},
     )
-    assert sampler.goes_on(everything)
-    assert not sampler.goes_on(SamplingParams(mirostat_mode=2))
-    assert sampler.goes_on(SamplingParams(mirostat_mode=2, temperature=0.0)), "which greedy sequences do not ask for"
+    assert sampler.is_portable(everything)
+    assert not sampler.is_portable(SamplingParams(mirostat_mode=2))
+    assert sampler.is_portable(SamplingParams(mirostat_mode=2, temperature=0.0)), (
+        "which greedy sequences do not ask for"
+    )
     stateful = _Named(argmax_invariant=False)
     stateful.has_state = True
     named = SamplingParams(logits_processors={"named": {}})
-    assert not StandardSampler([stateful]).goes_on(named)
-    assert StandardSampler([stateful]).goes_on(SamplingParams())
+    assert not StandardSampler([stateful]).is_portable(named)
+    assert StandardSampler([stateful]).is_portable(SamplingParams())
     stateful.rebuilds_state = True
-    assert StandardSampler([stateful]).goes_on(named)
+    assert StandardSampler([stateful]).is_portable(named)
 
 
 def test_first_token_of_another_engine_must_suit_every_processor_that_is_asked_for(start):
     picky = _Named(argmax_invariant=False)
-    picky.may_begin = lambda start, token_id: token_id != 3
+    picky.can_start_with = lambda start, token_id: token_id != 3
     sampler = StandardSampler([*standard_chain("vllm"), picky])
     asks = start(0, logits_processors={"named": {}})
-    assert [sampler.may_begin(asks, token) for token in (2, 3)] == [True, False]
-    assert sampler.may_begin(start(0), 3)
+    assert [sampler.can_start_with(asks, token) for token in (2, 3)] == [True, False]
+    assert sampler.can_start_with(start(0), 3)

@@ -313,10 +313,10 @@ def test_the_tokenizer_is_read_when_somebody_asks(vocabulary, start):
 def test_first_token_of_another_engine_is_one_that_the_grammar_could_begin_with(vocabulary, start):
     sampler = StandardSampler(standard_chain("vllm", vocabulary=lambda: vocabulary))
     begins = start(0, PROMPT, (), row_seed=1, eos=(0,), structured=StructuredOutput.choice(["yes", "no"]))
-    allowed = [token for token in range(VOCAB_SIZE) if sampler.may_begin(begins, token)]
+    allowed = [token for token in range(VOCAB_SIZE) if sampler.can_start_with(begins, token)]
     assert allowed
     for token in allowed:
         text = vocabulary.tokens[token]
         assert text
         assert b"yes".startswith(text) or b"no".startswith(text)
-    assert not sampler.may_begin(begins, 0), "nothing is no text of it"
+    assert not sampler.can_start_with(begins, 0), "nothing is no text of it"

@@ -25,7 +25,7 @@ def test_the_most_likely_token_stays_even_if_p_is_next_to_nothing(process, start
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.001, 1.0, 3.0, 20.0])
-def test_every_width_of_the_partial_selection_equals_the_definition(scale, process, start, reference_law):
+def test_every_width_of_the_partial_selection_equals_the_definition(scale, process, start, reference_distribution):
     rng = np.random.default_rng(7)
     logits = (rng.normal(0, 1, (12, 6000)) * scale).astype(np.float32)
     logits[1::3] = np.round(logits[1::3])
@@ -34,9 +34,9 @@ def test_every_width_of_the_partial_selection_equals_the_definition(scale, proce
     processed = process(TopP(), logits, [start(row, top_p=p) for row, p in enumerate(shares)])
     num_compared = 0
     for row, p, result in zip(logits, shares, processed, strict=True):
-        law, margin = reference_law(row, "vllm", SamplingParams(top_p=p))
+        distribution, margin = reference_distribution(row, "vllm", SamplingParams(top_p=p))
         if scale == 0 or margin > 1e-7:
-            assert _kept(result) == np.flatnonzero(law).tolist()
+            assert _kept(result) == np.flatnonzero(distribution).tolist()
             num_compared += 1
     assert num_compared >= 8
 

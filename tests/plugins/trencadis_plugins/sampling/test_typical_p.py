@@ -16,10 +16,10 @@ def _warp(logits, mass):
 
 def _near(logits, mass):
     """Rows in which a mass, or a tie in distance that rounding makes, decides what stays."""
-    law = logits.double().log_softmax(-1)
-    distance = (law + torch.special.entr(law.exp()).sum(-1, keepdim=True)).abs()
+    distribution = logits.double().log_softmax(-1)
+    distance = (distribution + torch.special.entr(distribution.exp()).sum(-1, keepdim=True)).abs()
     values, order = distance.sort()
-    cumulative = law.exp().gather(1, order).cumsum(-1)
+    cumulative = distribution.exp().gather(1, order).cumsum(-1)
     gaps = values.diff().nan_to_num(nan=1.0)
     return ((cumulative - mass).abs() < 1e-9).any(-1) | ((gaps > 0) & (gaps < 1e-12)).any(-1)
 
@@ -27,11 +27,13 @@ def _near(logits, mass):
 @pytest.mark.representatives(5)
 @pytest.mark.parametrize("vocab_size", [8, 100, 3000])
 @pytest.mark.parametrize("mass", [0.05, 0.2, 0.5, 0.9, 0.99])
-def test_it_keeps_what_transformers_keeps(mass, vocab_size, process, start, random_rows, assert_same_law, monkeypatch):
+def test_it_keeps_what_transformers_keeps(
+    mass, vocab_size, process, start, random_rows, assert_same_distribution, monkeypatch
+):
     monkeypatch.setattr(module, "_WIDTHS", (16, 512))
     logits = torch.from_numpy(random_rows(np.random.default_rng(vocab_size + 1), vocab_size, 140))
     changed = process(TypicalP(), logits, [start(row, typical_p=mass) for row in range(140)])
-    assert_same_law(changed, _warp(logits, mass), _near(logits, mass))
+    assert_same_distribution(changed, _warp(logits, mass), _near(logits, mass))
 
 
 def test_the_most_likely_token_is_dropped_if_it_surprises_too_little(process, start):
@@ -41,4 +43,4 @@ def test_the_most_likely_token_is_dropped_if_it_surprises_too_little(process, st
 
 
 def test_greedy_rows_do_not_ask(start):
-    assert not TypicalP().asks(start(0, typical_p=0.3, temperature=0))
+    assert not TypicalP().applies_to(start(0, typical_p=0.3, temperature=0))

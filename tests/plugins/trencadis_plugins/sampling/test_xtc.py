@@ -47,6 +47,6 @@ def test_its_numbers_are_not_those_of_the_draw():
 
 
 def test_rows_that_cannot_lose_a_token_do_not_ask(start):
-    assert not Xtc().asks(start(0, xtc_probability=1.0, xtc_threshold=0.51))
-    assert not Xtc().asks(start(0, xtc_probability=1.0, temperature=0))
-    assert not Xtc().asks(start(0))
+    assert not Xtc().applies_to(start(0, xtc_probability=1.0, xtc_threshold=0.51))
+    assert not Xtc().applies_to(start(0, xtc_probability=1.0, temperature=0))
+    assert not Xtc().applies_to(start(0))

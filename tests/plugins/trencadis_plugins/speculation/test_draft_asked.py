@@ -23,23 +23,23 @@ def asked(row: int, *, known: int = 6, held: int = 4, count: int = 2, greedy: bo
     return Asked(index=0, held=place, tokens=tokens, num_known=known, count=count, is_linear=True, is_greedy=greedy)
 
 
-def guesses(rows: list[int], positions: list[int], tokens: list[int], *, laws: bool = True) -> Guesses:
-    some = torch.ones(len(rows), 3) if laws else None
-    return Guesses(rows=tuple(rows), positions=tuple(positions), token_ids=torch.tensor(tokens), laws=some)
+def guesses(rows: list[int], positions: list[int], tokens: list[int], *, distributions: bool = True) -> Guesses:
+    some = torch.ones(len(rows), 3) if distributions else None
+    return Guesses(rows=tuple(rows), positions=tuple(positions), token_ids=torch.tensor(tokens), distributions=some)
 
 
 def test_drafts_are_read_by_row_and_position_whatever_else_is_in_the_calls() -> None:
     # Row 1 had two tokens to compute, and padding repeats it; row 0 is in the second call alone once more.
     one, other = asked(1), asked(0, known=3, held=2, greedy=True)
     taken = [
-        guesses([1, 1, 0, 0, 1, 1], [4, 5, 2, 2, 4, 5], [90, 91, 80, 80, 90, 91], laws=False),
+        guesses([1, 1, 0, 0, 1, 1], [4, 5, 2, 2, 4, 5], [90, 91, 80, 80, 90, 91], distributions=False),
         guesses([1, 0, 1], [6, 3, 6], [92, 81, 92]),
     ]
     read_linear([one, other], taken)
     assert one.drafts.tolist() == [91, 92]
-    assert one.laws.tolist() == [-1, 0]
+    assert one.distributions.tolist() == [-1, 0]
     assert other.drafts.tolist() == [80, 81]
-    assert other.laws.tolist() == [-1, -1], "greedy drafts are certain, whoever else draws"
+    assert other.distributions.tolist() == [-1, -1], "greedy drafts are certain, whoever else draws"
 
 
 def test_a_token_that_was_not_sampled_is_an_error() -> None:
@@ -63,10 +63,13 @@ def test_drafts_follow_each_other_unless_it_is_said_otherwise() -> None:
     assert one.branches.tolist() == [-1, -1, 0]
 
 
-def test_laws_go_where_the_tokens_go() -> None:
-    law = torch.tensor([[0.2, 0.3, 0.5]])
-    assert in_target([law, law], Translation.identity(3, 3)).tolist() == torch.cat([law, law]).tolist()
-    assert torch.equal(in_target([law], Translation.identity(2, 3)), law[:, :2])
-    assert torch.equal(in_target([law], Translation.identity(4, 3)), torch.tensor([[0.2, 0.3, 0.5, 0.0]]))
+def test_distributions_go_where_the_tokens_go() -> None:
+    distribution = torch.tensor([[0.2, 0.3, 0.5]])
+    assert (
+        in_target([distribution, distribution], Translation.identity(3, 3)).tolist()
+        == torch.cat([distribution, distribution]).tolist()
+    )
+    assert torch.equal(in_target([distribution], Translation.identity(2, 3)), distribution[:, :2])
+    assert torch.equal(in_target([distribution], Translation.identity(4, 3)), torch.tensor([[0.2, 0.3, 0.5, 0.0]]))
     swapped = Translation(to_draft=array(2, -1, 0), to_target=array(2, -1, 0), is_identity=False)
-    assert torch.equal(in_target([law], swapped), torch.tensor([[0.5, 0.0, 0.2]]))
+    assert torch.equal(in_target([distribution], swapped), torch.tensor([[0.5, 0.0, 0.2]]))

@@ -160,7 +160,7 @@ def test_a_draft_model_with_another_tokenizer_drafts_what_both_know(tmp_path: Pa
     assert found == expected
 
 
-def test_laws_of_another_vocabulary_are_laws_of_the_target(tmp_path: Path) -> None:
+def test_distributions_of_another_vocabulary_are_distributions_of_the_target(tmp_path: Path) -> None:
     path = save_llama(tmp_path / "other", seed=11)
     names = [chr(0x100 + i).encode() for i in range(VOCAB_SIZE)]
     target = list(reversed(names))
@@ -168,9 +168,11 @@ def test_laws_of_another_vocabulary_are_laws_of_the_target(tmp_path: Path) -> No
     made = draft_model(path, tokenizer="auto", context=context, sampling="probabilistic")
     params = SamplingParams(temperature=1.5)
     drafts = made.propose(draft_view([[5, 60]], requests=[attrs.evolve(one, params=params) for one in _greedy(1)]))
-    assert drafts.laws is not None
-    law = (logits_behind(path, [96 - 5, 96 - 60])[0] / 1.5).softmax(-1).flip(0)
-    assert torch.allclose(drafts.laws.probabilities[int(drafts.laws.rows[0])], law, atol=1e-5)
+    assert drafts.distributions is not None
+    distribution = (logits_behind(path, [96 - 5, 96 - 60])[0] / 1.5).softmax(-1).flip(0)
+    assert torch.allclose(
+        drafts.distributions.probabilities[int(drafts.distributions.rows[0])], distribution, atol=1e-5
+    )
 
 
 def _greedy(count: int) -> list[Request]:

@@ -121,44 +121,44 @@ def test_a_text_that_has_no_room_for_drafts_gets_none(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2, "top_k": 20}])
-def test_laws_of_drawn_drafts_are_those_they_were_drawn_by(tiny: Path, cut: dict[str, float]) -> None:
+def test_distributions_of_drawn_drafts_are_those_they_were_drawn_by(tiny: Path, cut: dict[str, float]) -> None:
     params = SamplingParams(temperature=0.8, **cut)
     histories = [text(seed, 9 + seed) for seed in range(4)]
     speculator = draft_model(tiny, sampling="probabilistic")
     drafts = speculator.propose(draft_view(histories, requests=requests(params, 4), most=[4, 2, 3, 4]))
-    assert drafts.laws is not None
+    assert drafts.distributions is not None
     number = 0
     for history, run in zip(histories, runs(drafts), strict=True):
         for step, token in enumerate(run):
             logits = logits_behind(tiny, [*history, *run[:step]])[0].double() / 0.8
-            law = expected_law(logits, params)
-            found = drafts.laws.probabilities[int(drafts.laws.rows[number])].double()
-            assert torch.allclose(found, law, atol=1e-5)
+            distribution = expected_distribution(logits, params)
+            found = drafts.distributions.probabilities[int(drafts.distributions.rows[number])].double()
+            assert torch.allclose(found, distribution, atol=1e-5)
             assert float(found[token]) > 0
             number += 1
-    assert number == len(drafts.laws.rows)
+    assert number == len(drafts.distributions.rows)
 
 
-def expected_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def expected_distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Min-p, top-k and top-p, each from its definition, on what is left."""
-    law = logits.softmax(-1)
-    law = torch.where(law < params.min_p * law.max(), 0.0, law)
+    distribution = logits.softmax(-1)
+    distribution = torch.where(distribution < params.min_p * distribution.max(), 0.0, distribution)
     if params.top_k:
-        law = torch.where(law < law.topk(params.top_k).values[-1], 0.0, law)
-    law = law / law.sum()
-    order = law.argsort(descending=True)
-    before = law[order].cumsum(0) - law[order]
-    law[order[before >= params.top_p]] = 0.0
-    return law / law.sum()
+        distribution = torch.where(distribution < distribution.topk(params.top_k).values[-1], 0.0, distribution)
+    distribution = distribution / distribution.sum()
+    order = distribution.argsort(descending=True)
+    before = distribution[order].cumsum(0) - distribution[order]
+    distribution[order[before >= params.top_p]] = 0.0
+    return distribution / distribution.sum()
 
 
 def test_greedy_requests_among_others_get_certain_drafts(tiny: Path) -> None:
     histories = [text(1, 8), text(2, 8)]
     asked = [*requests(SamplingParams(temperature=0.0), 1), *requests(SamplingParams(temperature=1.0), 1)]
     drafts = draft_model(tiny, sampling="probabilistic").propose(draft_view(histories, requests=asked, most=2))
-    assert drafts.laws is not None
-    assert drafts.laws.rows[:2].tolist() == [-1, -1]
-    assert (drafts.laws.rows[2:] >= 0).all()
+    assert drafts.distributions is not None
+    assert drafts.distributions.rows[:2].tolist() == [-1, -1]
+    assert (drafts.distributions.rows[2:] >= 0).all()
     assert runs(drafts)[0] == greedy(tiny, histories[0], 2)
 
 
@@ -184,9 +184,9 @@ def test_a_draft_model_with_more_or_fewer_tokens_is_cut_to_the_target(tiny: Path
     asked = [*requests(SamplingParams(temperature=0.0), 1), *requests(SamplingParams(temperature=3.0), 1)]
     drafts = made.propose(draft_view(histories, requests=asked))
     assert runs(drafts)[0] == greedy(tiny, histories[0], 4, below=min(target_size, VOCAB_SIZE))
-    assert drafts.laws is not None
-    assert drafts.laws.probabilities.shape[1] == target_size
-    assert torch.allclose(drafts.laws.probabilities.sum(1), torch.ones(1))
+    assert drafts.distributions is not None
+    assert drafts.distributions.probabilities.shape[1] == target_size
+    assert torch.allclose(drafts.distributions.probabilities.sum(1), torch.ones(1))
     if target_size > VOCAB_SIZE:
         assert runs(made.propose(draft_view([[3, 110, 4]]))) == [[]]
 

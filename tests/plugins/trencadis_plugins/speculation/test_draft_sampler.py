@@ -41,7 +41,7 @@ def test_greedy_rows_get_the_most_likely_token_the_lowest_of_equals() -> None:
     sampler.begin()
     assert sampler.sample(LOGITS[None].clone(), context([0])).token_ids.tolist() == [1]
     (guesses,) = sampler.take()
-    assert (guesses.rows, guesses.positions, guesses.laws, guesses.top) == ((0,), (4,), None, None)
+    assert (guesses.rows, guesses.positions, guesses.distributions, guesses.top) == ((0,), (4,), None, None)
 
 
 def test_closed_tokens_are_never_chosen() -> None:
@@ -55,25 +55,27 @@ def test_closed_tokens_are_never_chosen() -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_draws_have_the_law_that_is_told(static: bool) -> None:
+def test_draws_have_the_distribution_that_is_told(static: bool) -> None:
     count = 5000
     sampler = allocated(SamplingParams(temperature=1.7, top_k=5, top_p=0.95), num_rows=count, static=static)
     sampler.begin()
     found = sampler.sample(LOGITS.expand(count, -1).clone(), context(list(range(count)))).token_ids
-    laws = sampler.take()[0].laws
-    assert laws is not None
+    distributions = sampler.take()[0].distributions
+    assert distributions is not None
     expected = (LOGITS / 1.7).softmax(-1)
     expected[4] = 0.0  # the sixth of five
-    assert torch.allclose(laws[0], expected / expected.sum(), atol=1e-6)
+    assert torch.allclose(distributions[0], expected / expected.sum(), atol=1e-6)
     counts = np.bincount(found.numpy(), minlength=VOCAB_SIZE)
     assert counts[4] == 0
     kept = np.flatnonzero(counts)
-    law = laws[0].double().numpy()[kept] * count
-    assert ((counts[kept] - law) ** 2 / law).sum() < 33.4  # chi-square of 4 degrees of freedom at one in a million
+    distribution = distributions[0].double().numpy()[kept] * count
+    assert (
+        (counts[kept] - distribution) ** 2 / distribution
+    ).sum() < 33.4  # chi-square of 4 degrees of freedom at one in a million
 
 
 def test_what_drafts_is_not_what_samples() -> None:
-    # The same logits, seed, position and parameters: equal draws would make every draft right, and its law a lie.
+    # The same logits, seed, position and parameters: equal draws would make every draft right, and its distribution a lie.
     count, params = 2000, SamplingParams(temperature=1.0)
     target = StandardSampler(standard_chain("vllm"))
     target.allocate(num_rows=count, vocab_size=VOCAB_SIZE, device=torch.device("cpu"))
@@ -116,7 +118,7 @@ def test_nothing_is_kept_before_the_begin_and_after_the_end() -> None:
     sampler.end()
     sampler.sample(LOGITS[None].clone(), context([0]))
     assert sampler.take() == []
-    assert sampler.takes_drafts(SamplingParams(), branching=True)
+    assert sampler.supports_drafts(SamplingParams(), branching=True)
 
 
 def test_a_line_is_echoed_and_a_tree_leaves_no_trace() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trencadis.records import DraftLaws, Drafts
+from trencadis.records import DraftDistributions, Drafts
 from trencadis_plugins.speculation.mixed_drafts import merged, part_of
 from trencadis_testing.speculation import draft_view
 
@@ -34,7 +34,7 @@ def test_drafts_come_in_the_order_of_the_sequences():
     assert drafts.num_drafts.tolist() == [3, 0, 2, 0]
     assert drafts.token_ids.tolist() == [20, 21, 22, 10, 11]
     assert drafts.parents.tolist() == [-1, -1, 0, -1, 0]
-    assert drafts.laws is None
+    assert drafts.distributions is None
 
 
 def test_linear_drafts_have_no_parents_where_nobody_drafts_trees():
@@ -50,25 +50,25 @@ def test_no_drafts_at_all_are_a_record_too(parts):
     assert len(drafts.token_ids) == len(drafts.parents) == 0
 
 
-def test_certain_drafts_have_no_law_beside_those_that_were_drawn():
-    laws = DraftLaws(rows=i32(0, -1), probabilities=np.eye(1))
-    drawn = Drafts(num_drafts=i32(2), token_ids=i32(30, 31), laws=laws)
+def test_certain_drafts_have_no_distribution_beside_those_that_were_drawn():
+    distributions = DraftDistributions(rows=i32(0, -1), probabilities=np.eye(1))
+    drawn = Drafts(num_drafts=i32(2), token_ids=i32(30, 31), distributions=distributions)
     drafts = merged([LINE, drawn], i32(2, 0), trees=False)
     assert drafts.token_ids.tolist() == [30, 31, 10, 11]
-    assert drafts.laws.rows.tolist() == [0, -1, -1, -1]
-    assert drafts.laws.probabilities is laws.probabilities
+    assert drafts.distributions.rows.tolist() == [0, -1, -1, -1]
+    assert drafts.distributions.probabilities is distributions.probabilities
 
 
-def test_laws_of_several_speculators_lie_one_behind_the_other():
+def test_distributions_of_several_speculators_lie_one_behind_the_other():
     torch = pytest.importorskip("torch")
     one, two = (
         Drafts(
             num_drafts=i32(1),
             token_ids=i32(token),
-            laws=DraftLaws(rows=i32(row), probabilities=torch.eye(3)[: row + 1]),
+            distributions=DraftDistributions(rows=i32(row), probabilities=torch.eye(3)[: row + 1]),
         )
         for token, row in ((1, 1), (2, 0))
     )
     drafts = merged([one, two], i32(1, 0), trees=False)
-    assert drafts.laws.rows.tolist() == [2, 1]
-    assert torch.equal(drafts.laws.probabilities, torch.cat([torch.eye(3)[:2], torch.eye(3)[:1]]))
+    assert drafts.distributions.rows.tolist() == [2, 1]
+    assert torch.equal(drafts.distributions.probabilities, torch.cat([torch.eye(3)[:2], torch.eye(3)[:1]]))

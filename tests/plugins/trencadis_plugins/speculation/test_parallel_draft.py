@@ -70,16 +70,16 @@ def test_drafts_are_what_stands_behind_the_masks_whatever_came_before(tiny: Path
             history.extend([*run[: rng.randrange(len(run) + 1)], rng.randrange(3, VOCAB_SIZE)])
 
 
-def test_each_draft_has_the_law_behind_its_own_mask(tiny: Path) -> None:
+def test_each_draft_has_the_distribution_behind_its_own_mask(tiny: Path) -> None:
     made = parallel_draft(tiny, sampling="probabilistic")
     params = SamplingParams(temperature=1.3)
     request = Request(request_id="r", prompt_token_ids=(1,), params=params)
     history = [8, 9, 30, 31]
     drafts = made.propose(draft_view([history], requests=[request]))
-    assert drafts.laws is not None
-    laws = drafts.laws.probabilities[torch.as_tensor(drafts.laws.rows).long()]
-    assert torch.allclose(laws, (behind_masks(tiny, history, 4) / 1.3).softmax(-1), atol=1e-5)
-    assert float(laws[:, MASK].max()) == 0
+    assert drafts.distributions is not None
+    distributions = drafts.distributions.probabilities[torch.as_tensor(drafts.distributions.rows).long()]
+    assert torch.allclose(distributions, (behind_masks(tiny, history, 4) / 1.3).softmax(-1), atol=1e-5)
+    assert float(distributions[:, MASK].max()) == 0
 
 
 def test_one_forward_yields_all_drafts(tiny: Path) -> None:

@@ -1,4 +1,4 @@
-"""Laws of what is emitted with drafts, by the real walk, the real random numbers and the real rules, against exact laws.
+"""Distributions of what is emitted with drafts, by the real walk, the real random numbers and the real rules, against exact distributions.
 
 Sample sizes: 58,000 texts find a total variation of .02 among 8 tokens with probability .999, 78,000 among 32, at a chance of one in a
 million to fail by accident; seeds are fixed, so that a test that passes once passes always.
@@ -20,10 +20,10 @@ from trencadis_plugins.acceptance.block import Block
 from trencadis_plugins.acceptance.match import Match
 from trencadis_plugins.acceptance.token import Token
 from trencadis_plugins.acceptance.tree import Tree
+from trencadis_plugins.sampling.distributions import KeyedDistributions
 from trencadis_plugins.sampling.drawing import draw
-from trencadis_plugins.sampling.laws import KeyedLaws
 from trencadis_plugins.sampling.philox import Purpose, uniforms
-from trencadis_torch.verify import walk
+from trencadis_torch.verify import verify_drafts
 
 ALPHA = 1e-6
 POSITION = 41
@@ -44,12 +44,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def chi_square_fails(cells: torch.Tensor, law: np.ndarray) -> bool:
-    """Whether chi-square rejects the law; rare cells are taken together. Critical value after Wilson and Hilferty, 1931."""
-    counts = np.bincount(cells.numpy(), minlength=len(law)).astype(float)
-    assert not counts[law == 0].any(), "impossible texts were emitted"
-    order = np.argsort(law)
-    counts, expected = counts[order], law[order] * len(cells)
+def chi_square_fails(cells: torch.Tensor, distribution: np.ndarray) -> bool:
+    """Whether chi-square rejects the distribution; rare cells are taken together. Critical value after Wilson and Hilferty, 1931."""
+    counts = np.bincount(cells.numpy(), minlength=len(distribution)).astype(float)
+    assert not counts[distribution == 0].any(), "impossible texts were emitted"
+    order = np.argsort(distribution)
+    counts, expected = counts[order], distribution[order] * len(cells)
     num_rare = int((expected.cumsum() < 20).sum()) + 1
     counts = np.append(counts[:num_rare].sum(), counts[num_rare:])
     expected = np.append(expected[:num_rare].sum(), expected[num_rare:])
@@ -59,7 +59,7 @@ def chi_square_fails(cells: torch.Tensor, law: np.ndarray) -> bool:
 
 
 def tables(seed: int, vocab_size: int, depth: int) -> list[torch.Tensor]:
-    """Laws behind each context: ``[V] * length + [V]`` for lengths 0 .. depth."""
+    """Distributions behind each context: ``[V] * length + [V]`` for lengths 0 .. depth."""
     rng = torch.Generator().manual_seed(seed)
     shapes = [(vocab_size,) * (length + 1) for length in range(depth + 1)]
     return [(torch.randn(shape, generator=rng) * 0.8).softmax(-1) for shape in shapes]
@@ -69,10 +69,12 @@ def keys_of(count: int) -> torch.Tensor:
     return torch.stack([torch.arange(count), torch.full((count,), 7)], dim=1)
 
 
-def drawn(law: torch.Tensor, position: int, purpose: Purpose, *, rounds: int = 0) -> torch.Tensor:
-    logits = law.log()
-    positions, number = torch.full((len(law),), position), torch.full((len(law),), rounds)
-    return draw(logits, logits.amax(-1), keys=keys_of(len(law)), positions=positions, purpose=purpose, rounds=number)
+def drawn(distribution: torch.Tensor, position: int, purpose: Purpose, *, rounds: int = 0) -> torch.Tensor:
+    logits = distribution.log()
+    positions, number = torch.full((len(distribution),), position), torch.full((len(distribution),), rounds)
+    return draw(
+        logits, logits.amax(-1), keys=keys_of(len(distribution)), positions=positions, purpose=purpose, rounds=number
+    )
 
 
 def texts(
@@ -84,7 +86,7 @@ def texts(
     num_drafts: int,
     fresh: bool = True,
 ) -> torch.Tensor:
-    """Return texts ``[count, T]``, emitted step by step with chains of drafts, T being the length that laws are known for."""
+    """Return texts ``[count, T]``, emitted step by step with chains of drafts, T being the length that distributions are known for."""
     length = len(target)
     text = torch.zeros((count, length + num_drafts + 1), dtype=torch.int64)
     ends = torch.zeros(count, dtype=torch.int64)
@@ -101,31 +103,36 @@ def texts(
 
 
 def step(rule, text, where, end, num_drafts, target, proposal, *, fresh):
-    """One step of the sequences whose text has this length: drafts, laws, the walk and the last token."""
+    """One step of the sequences whose text has this length: drafts, distributions, the walk and the last token."""
     seeds = torch.stack([where, torch.full_like(where, 7)], dim=1)
     drafts = text[where, : end + num_drafts]
-    laws = []
+    distributions = []
     for place in range(end, end + num_drafts):
-        law = proposal[place][tuple(drafts[:, :place].t())].expand(len(where), -1)
+        distribution = proposal[place][tuple(drafts[:, :place].t())].expand(len(where), -1)
         positions, number = torch.full_like(where, POSITION + place + 1), torch.full_like(where, end if fresh else 0)
         drafts[:, place] = draw(
-            law.log(), law.log().amax(-1), keys=seeds, positions=positions, purpose=Purpose.DRAFT, rounds=number
+            distribution.log(),
+            distribution.log().amax(-1),
+            keys=seeds,
+            positions=positions,
+            purpose=Purpose.DRAFT,
+            rounds=number,
         )
-        laws.append(law)
+        distributions.append(distribution)
     targets = [
         target[place][tuple(drafts[:, :place].t())].expand(len(where), -1) for place in range(end, end + num_drafts + 1)
     ]
     nodes, rows = num_drafts + 1, len(where)
-    keyed = KeyedLaws(
+    keyed = KeyedDistributions(
         torch.stack(targets, 1).flatten(0, 1),
         keys=seeds.repeat_interleave(nodes, 0),
         positions=[POSITION + end + node for node in range(nodes)] * rows,
     )
-    return emitted_by(rule, keyed, drafts[:, end:], torch.arange(num_drafts).expand(rows, -1), laws)
+    return emitted_by(rule, keyed, drafts[:, end:], torch.arange(num_drafts).expand(rows, -1), distributions)
 
 
-def emitted_by(rule, keyed, tokens, parents, laws, *, is_linear=True):
-    """As the backend does: accept, walk, and the last token by the rule's law."""
+def emitted_by(rule, keyed, tokens, parents, distributions, *, is_linear=True):
+    """As the backend does: accept, walk, and the last token by the rule's distribution."""
     rows, num_drafts = tokens.shape
     entries = torch.arange(rows * (num_drafts + 1)).view(rows, -1)
     probabilities = keyed.probabilities[entries]
@@ -137,28 +144,30 @@ def emitted_by(rule, keyed, tokens, parents, laws, *, is_linear=True):
         num_drafts=torch.full((rows,), num_drafts),
         is_linear=is_linear,
         target=probabilities,
-        proposal=torch.stack(laws, 1),
+        proposal=torch.stack(distributions, 1),
     )
-    if rule.needs_laws:
-        walked = walk(asked, rule.accept(asked), keyed.uniforms()[entries])
-        last = keyed.draw(rule.last(asked, walked.stops), entries.gather(1, walked.stops[:, None])[:, 0])
+    if rule.needs_distributions:
+        verified = verify_drafts(asked, rule.accept(asked), keyed.uniforms()[entries])
+        last = keyed.draw(rule.last(asked, verified.stops), entries.gather(1, verified.stops[:, None])[:, 0])
     else:
         positions = torch.as_tensor(keyed._positions)
         logits = keyed.probabilities.log()
         sampled = draw(logits.clone(), logits.amax(-1), keys=keyed._keys, positions=positions, purpose=Purpose.SAMPLE)
         asked = attrs.evolve(asked, sampled=sampled[entries])
-        walked = walk(asked, rule.accept(asked), torch.full((rows, num_drafts + 1), 0.5, dtype=torch.float64))
-        last = asked.sampled.gather(1, walked.stops[:, None])[:, 0]
-    kept = torch.cat([tokens.gather(1, (walked.nodes - 1).clamp(min=0)), last[:, None]], 1)
-    emitted = torch.where(torch.arange(num_drafts + 1) < walked.num_accepted[:, None], kept, last[:, None])
-    return emitted, walked.num_accepted + 1
+        verified = verify_drafts(
+            asked, rule.accept(asked), torch.full((rows, num_drafts + 1), 0.5, dtype=torch.float64)
+        )
+        last = asked.sampled.gather(1, verified.stops[:, None])[:, 0]
+    kept = torch.cat([tokens.gather(1, (verified.nodes - 1).clamp(min=0)), last[:, None]], 1)
+    emitted = torch.where(torch.arange(num_drafts + 1) < verified.num_accepted[:, None], kept, last[:, None])
+    return emitted, verified.num_accepted + 1
 
 
-def law_of_texts(target: list[torch.Tensor]) -> np.ndarray:
-    law = torch.ones(1, dtype=torch.float64)
+def distribution_of_texts(target: list[torch.Tensor]) -> np.ndarray:
+    distribution = torch.ones(1, dtype=torch.float64)
     for table in target:
-        law = (law[:, None] * table.double().reshape(-1, table.shape[-1])).flatten()
-    return law.numpy()
+        distribution = (distribution[:, None] * table.double().reshape(-1, table.shape[-1])).flatten()
+    return distribution.numpy()
 
 
 def cells_of(text: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -170,17 +179,17 @@ def cells_of(text: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("rule", [Match(), Token(), Block(), Tree()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize(("vocab_size", "count", "length"), [(8, 58_000, 3), (32, 78_000, 2)])
-def test_texts_with_drafts_have_the_law_of_the_model(rule, vocab_size, count, length):
+def test_texts_with_drafts_have_the_distribution_of_the_model(rule, vocab_size, count, length):
     target, proposal = tables(1, vocab_size, length - 1), tables(2, vocab_size, length - 1)
     found = texts(rule, count, target, proposal, num_drafts=2)
-    assert not chi_square_fails(cells_of(found[:, :2], vocab_size), law_of_texts(target[:2]))
+    assert not chi_square_fails(cells_of(found[:, :2], vocab_size), distribution_of_texts(target[:2]))
     for place in range(length):
-        law = law_of_texts(target[: place + 1]).reshape(-1, vocab_size).sum(0)
-        assert not chi_square_fails(found[:, place], law)
+        distribution = distribution_of_texts(target[: place + 1]).reshape(-1, vocab_size).sum(0)
+        assert not chi_square_fails(found[:, place], distribution)
 
 
 class WarmerDrafter(Token):
-    """Takes the drafter's law for warmer than it was."""
+    """Takes the drafter's distribution for warmer than it was."""
 
     def accept(self, verification):
         warm = verification.proposal**0.6
@@ -205,45 +214,47 @@ def test_a_small_fault_would_be_found():
 @pytest.mark.slow
 def test_a_position_that_is_drafted_again_needs_new_numbers_if_whole_runs_are_judged():
     # Block verification looks at drafts behind the one that it refuses. Had they the same noise in the next step, the text
-    # so far would tell something of it, and the drafter's law would not be the law it draws by.
+    # so far would tell something of it, and the drafter's distribution would not be the distribution it draws by.
     target = [table.clone() for table in tables(5, 3, 2)]
     proposal = [torch.tensor([0.1, 0.2, 0.7]).expand((3,) * length + (3,)) for length in range(3)]
-    laws = law_of_texts(target)
+    distributions = distribution_of_texts(target)
     again, fresh = (
         texts(Block(), 200_000, target, proposal, num_drafts=2, fresh=is_fresh) for is_fresh in (False, True)
     )
-    assert not chi_square_fails(cells_of(fresh, 3), laws)
-    assert chi_square_fails(cells_of(again, 3), laws)
+    assert not chi_square_fails(cells_of(fresh, 3), distributions)
+    assert chi_square_fails(cells_of(again, 3), distributions)
 
 
 @pytest.mark.parametrize("parents", [(0, 0), (0, 0, 0), (0, 0, 1)])
-def test_trees_of_drawn_siblings_have_the_law_of_the_model(parents):
+def test_trees_of_drawn_siblings_have_the_distribution_of_the_model(parents):
     count, vocab_size = 58_000, 8
     target, proposal = tables(3, vocab_size, 1), tables(4, vocab_size, 1)
-    tokens, laws = torch.zeros((count, len(parents)), dtype=torch.int64), []
+    tokens, distributions = torch.zeros((count, len(parents)), dtype=torch.int64), []
     for draft, parent in enumerate(parents):
-        law = (proposal[0].expand(count, -1) if parent == 0 else proposal[1][tokens[:, parent - 1]]).clone()
-        laws.append(law.clone())
+        distribution = (proposal[0].expand(count, -1) if parent == 0 else proposal[1][tokens[:, parent - 1]]).clone()
+        distributions.append(distribution.clone())
         for sibling in range(draft):
             if parents[sibling] == parent:
-                law.scatter_(1, tokens[:, sibling : sibling + 1], 0.0)
+                distribution.scatter_(1, tokens[:, sibling : sibling + 1], 0.0)
         depth = 1 if parent == 0 else 2
-        tokens[:, draft] = drawn(law, POSITION + depth, Purpose.DRAFT, rounds=draft)
+        tokens[:, draft] = drawn(distribution, POSITION + depth, Purpose.DRAFT, rounds=draft)
     nodes = [target[0].expand(count, -1)]
     nodes += [target[1][tokens[:, draft]] for draft in range(len(parents))]
     depths = [0, *(1 if parent == 0 else 2 for parent in parents)]
-    keyed = KeyedLaws(
+    keyed = KeyedDistributions(
         torch.stack(nodes, 1).flatten(0, 1),
         keys=keys_of(count).repeat_interleave(len(nodes), 0),
         positions=[POSITION + depth for depth in depths] * count,
     )
-    found, lengths = emitted_by(Tree(), keyed, tokens, torch.tensor([parents]).expand(count, -1), laws, is_linear=False)
+    found, lengths = emitted_by(
+        Tree(), keyed, tokens, torch.tensor([parents]).expand(count, -1), distributions, is_linear=False
+    )
     assert not chi_square_fails(found[:, 0], target[0].double().numpy())
     longer = lengths > 1
     assert longer.double().mean() > 0.5
     going_on = torch.where(longer, found[:, 1], drawn(target[1][found[:, 0]], POSITION + 2, Purpose.SAMPLE))
     pairs = cells_of(torch.stack([found[:, 0], going_on], 1), vocab_size)
-    assert not chi_square_fails(pairs, law_of_texts(target))
+    assert not chi_square_fails(pairs, distribution_of_texts(target))
 
 
 @pytest.mark.slow
@@ -259,7 +270,7 @@ def test_numbers_of_drafts_of_acceptance_and_of_what_follows_do_not_depend_on_ea
 
 
 def test_what_is_impossible_is_never_accepted_and_what_is_certain_always():
-    keyed = KeyedLaws(torch.ones((58_000, 1)), keys=keys_of(58_000), positions=[POSITION] * 58_000)
+    keyed = KeyedDistributions(torch.ones((58_000, 1)), keys=keys_of(58_000), positions=[POSITION] * 58_000)
     numbers = keyed.uniforms()
     assert numbers.dtype == torch.float64
     assert ((numbers > 0) & (numbers < 1)).all()

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from trencadis.engine.transfer.first_token_terms import SamplingTerms
+from trencadis.engine.transfer.sampling_fingerprint import EngineFingerprint
 from trencadis.records import Request, SamplingParams, StructuredOutput
 
-HERE = SamplingTerms(b"same", lambda params: params.mirostat_mode == 0)
-THERE = SamplingTerms(b"same", lambda params: True)
+HERE = EngineFingerprint(b"same", lambda params: params.mirostat_mode == 0)
+THERE = EngineFingerprint(b"same", lambda params: True)
 
 
 def request(**params: Any) -> Request:
@@ -64,7 +64,7 @@ def test_what_cannot_be_told_is_not(params: dict[str, Any]) -> None:
 
 
 def test_engine_that_chooses_in_another_way_does_not_choose() -> None:
-    assert SamplingTerms(b"other", lambda _: True).unpack(HERE.pack(request())) is None
+    assert EngineFingerprint(b"other", lambda _: True).unpack(HERE.pack(request())) is None
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 
 from trencadis.records import Request, SamplingParams
 
-__all__ = ["FirstTokenTerms"]
+__all__ = ["SamplingFingerprint"]
 
 
-class FirstTokenTerms(ABC):
+class SamplingFingerprint(ABC):
     """Handed to the scheduler side of a KV connector by the engine. Engine thread; neither method waits."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Laws that acceptance rules choose by, and the random numbers that belong to them.
+"""Distributions that acceptance rules choose by, and the random numbers that belong to them.
 
 Shapes: L logits rows in a call, V vocabulary.
 """
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from trencadis.interfaces import Laws
+from trencadis.interfaces import Distributions
 from trencadis_plugins.sampling.drawing import draw
 from trencadis_plugins.sampling.philox import Purpose, uniforms
 
-__all__ = ["KeyedLaws", "laws_of"]
+__all__ = ["KeyedDistributions", "distributions_of"]
 
 
-def laws_of(logits: torch.Tensor, *, is_greedy: torch.Tensor) -> torch.Tensor:
+def distributions_of(logits: torch.Tensor, *, is_greedy: torch.Tensor) -> torch.Tensor:
     """Return softmax, and all for the largest, the lowest id among equals, where a row is greedy: ``[L, V]``. Pure.
 
     Args:
@@ -28,7 +28,7 @@ def laws_of(logits: torch.Tensor, *, is_greedy: torch.Tensor) -> torch.Tensor:
     return torch.where(is_greedy[:, None], certain, logits.softmax(-1))
 
 
-class KeyedLaws(Laws):
+class KeyedDistributions(Distributions):
     """Numbers depend on a row's seed and on the position of the token that is chosen: not on the batch.
 
     Args:

@@ -3,24 +3,24 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from trencadis_plugins.sampling.distributions import KeyedDistributions, distributions_of
 from trencadis_plugins.sampling.drawing import BLOCK_SIZE
-from trencadis_plugins.sampling.laws import KeyedLaws, laws_of
 from trencadis_plugins.sampling.philox import Purpose
-from trencadis_testing.sampling import assert_law
+from trencadis_testing.sampling import assert_distribution
 
 
 def keyed(count, *, seeds=None, positions=None, vocab_size=4):
     keys = torch.stack([torch.as_tensor(seeds if seeds is not None else range(count)), torch.zeros(count).long()], 1)
-    law = torch.full((count, vocab_size), 1 / vocab_size)
-    return KeyedLaws(law, keys=keys, positions=positions or [5] * count)
+    distribution = torch.full((count, vocab_size), 1 / vocab_size)
+    return KeyedDistributions(distribution, keys=keys, positions=positions or [5] * count)
 
 
 def test_a_greedy_row_has_one_token_the_lowest_among_equals():
     logits = torch.tensor([[1.0, 2.0, 2.0, -torch.inf], [1.0, 2.0, 2.0, -torch.inf]])
-    laws = laws_of(logits, is_greedy=torch.tensor([True, False]))
-    assert laws[0].tolist() == [0, 1, 0, 0]
-    assert torch.allclose(laws[1], logits[1].softmax(-1))
-    assert laws[1, 3] == 0
+    distributions = distributions_of(logits, is_greedy=torch.tensor([True, False]))
+    assert distributions[0].tolist() == [0, 1, 0, 0]
+    assert torch.allclose(distributions[1], logits[1].softmax(-1))
+    assert distributions[1, 3] == 0
 
 
 def test_numbers_are_those_of_the_seed_the_next_position_and_their_purpose(reference_philox):
@@ -51,11 +51,11 @@ def test_a_draw_is_that_of_its_own_purpose(reference_draw):
 def test_weights_need_not_sum_to_one_and_a_weight_of_zero_is_never_drawn():
     weights = torch.tensor([[0.0, 30.0, 10.0, 0.0]]).expand(4096, -1)
     drawn = keyed(4096).draw(weights, torch.arange(4096))
-    assert_law(drawn.tolist(), np.array([0, 0.75, 0.25, 0]))
+    assert_distribution(drawn.tolist(), np.array([0, 0.75, 0.25, 0]))
 
 
 def test_numbers_that_accept_and_draws_behind_them_do_not_depend_on_each_other():
-    laws = keyed(8192)
-    drawn = laws.draw(laws.probabilities, torch.arange(8192))
-    pairs = (laws.uniforms() * 4).long() * 4 + drawn
-    assert_law(pairs.tolist(), np.full(16, 1 / 16))
+    distributions = keyed(8192)
+    drawn = distributions.draw(distributions.probabilities, torch.arange(8192))
+    pairs = (distributions.uniforms() * 4).long() * 4 + drawn
+    assert_distribution(pairs.tolist(), np.full(16, 1 / 16))

@@ -1,7 +1,7 @@
 """What another engine must know to choose a first token as this one would.
 
 Draws follow from the request's seed and the position of the token, so that a seeded request has the same token wherever it is drawn; of one
-without a seed the law is the same. How the sampler is made up is compared by a digest: two engines whose chains differ compute prompts
+without a seed the distribution is the same. How the sampler is made up is compared by a digest: two engines whose chains differ compute prompts
 for each other, and each chooses its own first tokens.
 """
 
@@ -15,10 +15,10 @@ import attrs
 import msgspec
 
 from trencadis.errors import TrencadisError
-from trencadis.interfaces import FirstTokenTerms
+from trencadis.interfaces import SamplingFingerprint
 from trencadis.records import Request, SamplingParams
 
-__all__ = ["SamplingTerms"]
+__all__ = ["EngineFingerprint"]
 
 logger = logging.getLogger("trencadis.engine")
 
@@ -43,7 +43,7 @@ class _Terms(msgspec.Struct, array_like=True):
     params: dict[str, Any]
 
 
-class SamplingTerms(FirstTokenTerms):
+class EngineFingerprint(SamplingFingerprint):
     """The terms of one engine.
 
     Args:
