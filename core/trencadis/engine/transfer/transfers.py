@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trencadis.engine.inspect.snapshot import LoadSnapshot, TransferSnapshot
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.transfer.first_tokens import FirstTokens
 from trencadis.engine.transfer.guarded_connector import GuardedConnector
@@ -346,6 +347,33 @@ class Transfers:
     def youngest_parked(self) -> Sequence | None:
         """Return the sequence that was parked last, to be given up first under pressure."""
         return next((load.sequence for load in reversed(self._parked.values())), None)
+
+    def inspect(self) -> TransferSnapshot:
+        """Return a copy of what is kept here, for tests and debuggers."""
+        loads = [
+            LoadSnapshot(
+                transfer_id=ticket,
+                slot=load.sequence.slot,
+                blocks=tuple(load.blocks.tolist()),
+                written=tuple(load.blocks[load.first : load.last].tolist()),
+                layerwise=False,
+            )
+            for ticket, load in self._parked.items()
+        ]
+        loads += [
+            LoadSnapshot(
+                transfer_id=load.sequence.ticket,
+                slot=load.sequence.slot,
+                blocks=tuple(load.blocks.tolist()),
+                written=tuple(load.blocks.tolist()),
+                layerwise=True,
+            )
+            for load in self.layered
+        ]
+        return TransferSnapshot(
+            loads=tuple(loads),
+            pinned={ticket: tuple(blocks.tolist()) for ticket, blocks in self._held.items()},
+        )
 
     def _is_awaited(self, ticket: int) -> bool:
         """Return whether a ticket names a load, or blocks that are held."""
