@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trencadis.engine.embedding import EmbeddingEngine
     from trencadis.engine.engine import Engine
     from trencadis.engine.guards import GuardedEviction
+    from trencadis.engine.inspect.snapshot import EngineSnapshot
     from trencadis.registry import (
         Choice,
         Provenance,
@@ -45,6 +46,7 @@ _HOMES = {
     "Config": "config",
     "EmbeddingEngine": "engine.embedding",
     "Engine": "engine.engine",
+    "EngineSnapshot": "engine.inspect.snapshot",
     "GuardedEviction": "engine.guards",
     "NOTHING_CHOSEN": "registry.plan",
     "PluginsConfig": "config.schema",
@@ -80,6 +82,7 @@ __all__ = [
     "Config",
     "EmbeddingEngine",
     "Engine",
+    "EngineSnapshot",
     "GuardedEviction",
     "PluginsConfig",
     "Provenance",

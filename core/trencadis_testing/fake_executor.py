@@ -90,9 +90,24 @@ class FakeExecutor(Executor):
 
     def submit(self, batch: Batch) -> PendingStep:
         """Pass the batch on, between the two calls of the connector."""
-        if self._connector is None:
+        connector = self._connector
+        if connector is None:
             return self.backend.submit(batch)
-        return _ConnectedStep(self, batch)
+        ins, self._ins = self._ins, BlockCopies.none()
+        if batch.passes and not len(ins) and self.capabilities.layerwise_kv:
+            connector.expect_layers()
+        connector.begin_step(batch.connector_message)
+        output, failure = None, None
+        try:
+            if len(ins):
+                self.backend.swap_blocks(outs=BlockCopies.none(), ins=ins)
+            output = self.backend.submit(batch).wait()
+        except Exception as error:
+            failure = error
+        connector.end_step()
+        if output is not None:
+            output = attrs.evolve(output, connector_reports={0: connector.poll()})
+        return _ConnectedStep(output, failure)
 
     def embed(self, token_ids: Sequence[Int32Array]) -> Float32Array:
         """Embed at once."""
@@ -126,27 +141,14 @@ class FakeExecutor(Executor):
 
 
 class _ConnectedStep:
-    """A step with a connector: its three calls frame the passes."""
+    """A finished step: its output, or the error that it raises when it is waited for."""
 
-    def __init__(self, executor: FakeExecutor, batch: Batch) -> None:
-        connector = executor._connector  # noqa: SLF001 - one module, two halves
-        assert connector is not None, "made only with a connector"
-        ins, executor._ins = executor._ins, BlockCopies.none()  # noqa: SLF001
-        if batch.passes and not len(ins) and executor.capabilities.layerwise_kv:
-            connector.expect_layers()
-        connector.begin_step(batch.connector_message)
-        self._error: Exception | None = None
-        try:
-            if len(ins):
-                executor.backend.swap_blocks(outs=BlockCopies.none(), ins=ins)
-            output = executor.backend.submit(batch).wait()
-        except Exception as error:
-            self._error = error
-        connector.end_step()
-        if self._error is None:
-            self._output = attrs.evolve(output, connector_reports={0: connector.poll()})
+    def __init__(self, output: StepOutput | None, error: Exception | None) -> None:
+        self._output = output
+        self._error = error
 
     def wait(self) -> StepOutput:
-        if self._error is not None:
+        if self._output is None:
+            assert self._error is not None, "a step has an output or an error"
             raise self._error
         return self._output

@@ -5,16 +5,18 @@ A policy that declares an order is held to it: from the outside, in whole engine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 import pytest
 
 from trencadis.clock import SimulatedClock
 from trencadis.errors import RequestRefusedError
-from trencadis.interfaces import SchedulingPolicy
-from trencadis.records import FinishReason, Plan, Request, SamplingParams, TokenDeltas
+from trencadis.interfaces import PendingStep, SchedulerView, SchedulingPolicy
+from trencadis.records import Batch, FinishReason, Int32Array, Request, SamplingParams, TokenDeltas
 from trencadis_testing.engines import make_engine
+from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
 
 if TYPE_CHECKING:
@@ -26,15 +28,44 @@ _MAX_STEPS = 4000
 _PROMPT_PRICE, _OUTPUT_PRICE = 1.0, 2.0
 
 
+@attrs.frozen
+class _Planned:
+    """The decisions of one plan.
+
+    Attributes:
+        names: Live requests by slot.
+        before: Requests that ran before it, by admission.
+        admitted: Requests that it let run, in order.
+        preempted: Requests that it preempted, in order.
+    """
+
+    names: dict[int, str]
+    before: list[str]
+    admitted: list[str]
+    preempted: list[str]
+
+
+class _Watched(FakeExecutor):
+    """Calls a function with every batch."""
+
+    def __init__(self, backend: FakeBackend, on_submit: Callable[[], None]) -> None:
+        super().__init__(backend)
+        self._on_submit = on_submit
+
+    def submit(self, batch: Batch) -> PendingStep:
+        self._on_submit()
+        return super().submit(batch)
+
+
 class _Scene:
-    """An engine whose plans are kept, by request."""
+    """An engine whose plans are kept, by request; it makes one plan a step."""
 
     def __init__(self, policy: SchedulingPolicy, *, block_size: int = 4, **sizes: Any) -> None:
         self.clock = SimulatedClock()
         backend = FakeBackend(eos=-1, max_model_len=sizes["num_blocks"] * block_size)
         self.engine: Engine = make_engine(
             policy=policy,
-            backend=backend,
+            executor=_Watched(backend, self._planned),
             clock=self.clock,
             warmup=False,
             block_size=block_size,
@@ -43,9 +74,8 @@ class _Scene:
             **sizes,
         )
         self.first_served: list[str] = []
-        self.plans: list[tuple[Plan, dict[int, str], list[str]]] = []
-        self._plan_of = self.engine._scheduler.plan  # noqa: SLF001 - suites look inside
-        self.engine._scheduler.plan = self._plan  # type: ignore[method-assign] # noqa: SLF001
+        self.plans: list[_Planned] = []
+        self._before = self.running()
 
     def add(self, name: str, prompt: Sequence[int], num_tokens: int, **fields: Any) -> bool:
         """Add a request; False if the policy refuses it."""
@@ -60,6 +90,7 @@ class _Scene:
         """Take steps, while time stands still; returns what came of the last one."""
         deltas = None
         for _ in range(count):
+            self._before = self.running()
             deltas = self.engine.step()
             faults = {end.error for end in deltas.finished if end.finish_reason is FinishReason.ERROR}
             assert not faults, faults
@@ -75,29 +106,45 @@ class _Scene:
         raise AssertionError(f"20: after {_MAX_STEPS} steps there is work")
 
     def waiting(self) -> list[str]:
-        """Return who could be admitted but for room: all tokens known."""
-        state = self.engine._state  # noqa: SLF001
-        slots = state.waiting.slots
-        ready = slots[state.table.num_tokens[slots] == state.table.num_known_tokens[slots]]
-        return self._names(ready.tolist())
+        """Return the waiting requests all of whose tokens are known: only room may keep them."""
+        now = self.engine.inspect()
+        waiting = [now.by_slot[slot] for slot in now.waiting]
+        return [one.request.request_id for one in waiting if one.num_tokens == one.num_known_tokens]
 
     def running(self) -> list[str]:
-        """Return who runs, by admission."""
-        return self._names(self.engine._state.running.tolist())  # noqa: SLF001
+        """Return the running requests, by admission."""
+        now = self.engine.inspect()
+        return [now.by_slot[slot].request.request_id for slot in now.running]
 
-    def _plan(self, *args: Any, **kwargs: Any) -> Plan | None:
-        names = {slot: name for name, slot in self.engine._state.slot_of.items()}  # noqa: SLF001
-        before = self.running()
-        plan = self._plan_of(*args, **kwargs)
-        if plan is not None:
-            self.plans.append((plan, names, before))
-            new = [names[slot] for slot in plan.admitted.tolist()]
-            self.first_served += [name for name in new if name not in self.first_served]
-        return plan
+    def _planned(self) -> None:
+        """Note the plan that is about to be submitted."""
+        now, before = self.engine.inspect(), self._before
+        names = {sequence.slot: name for name, sequence in now.sequences.items()}
+        admitted = [names[slot] for slot in now.running if names[slot] not in before]
+        # Each preempted sequence goes to the head of the queue.
+        preempted = [names[slot] for slot in reversed(now.waiting) if names[slot] in before]
+        self.plans.append(_Planned(names, before, admitted, preempted))
+        self.first_served += [name for name in admitted if name not in self.first_served]
 
-    def _names(self, slots: Iterable[int]) -> list[str]:
-        names = {slot: name for name, slot in self.engine._state.slot_of.items()}  # noqa: SLF001
-        return [names[slot] for slot in slots]
+
+class _AskedAgain(SchedulingPolicy):
+    """Asks a policy four times for the first order, which the engine then does not use.
+
+    Attributes:
+        orders: The different answers.
+    """
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
+        self.orders: set[tuple[int, ...]] = set()
+
+    def on_added(self, *, slot: int, request: Request) -> None:
+        self._policy.on_added(slot=slot, request=request)
+
+    def order(self, view: SchedulerView) -> Int32Array:
+        if not self.orders:
+            self.orders = {tuple(self._policy.order(view).tolist()) for _ in range(4)}
+        return view.waiting
 
 
 class DeclaredBehaviour:
@@ -179,7 +226,7 @@ class DeclaredBehaviour:
             for name in set(scene.first_served) - seen:
                 service[name[0]] += _PROMPT_PRICE * prompts[name] / weight_of[name[0]]
                 seen.add(name)
-            names = scene.plans[-1][1]
+            names = scene.plans[-1].names
             for slot, count in zip(deltas.slots.tolist(), deltas.num_tokens.tolist(), strict=True):
                 tenant = names[slot][0]
                 service[tenant] += _OUTPUT_PRICE * count / weight_of[tenant]
@@ -243,13 +290,12 @@ class DeclaredBehaviour:
             pytest.skip(f"the policy does not declare {declared}")
 
     def _draws_lots(self) -> bool:
-        scene = _Scene(self.make(), num_blocks=60, max_num_seqs=2, max_num_batched_tokens=24)
+        asked = _AskedAgain(self.make())
+        scene = _Scene(asked, num_blocks=60, max_num_seqs=2, max_num_batched_tokens=24)
         for number in range(12):
             self._add(scene, str(number), number)
-        engine = scene.engine
-        view = engine._scheduler._views.view()  # noqa: SLF001 - suites look inside
-        policy = engine._policy.strategy  # noqa: SLF001
-        return len({tuple(policy.order(view).tolist()) for _ in range(4)}) > 1
+        scene.steps(1)
+        return len(asked.orders) > 1
 
     def _full_scene(self) -> _Scene:
         """Return an engine whose two rows are taken for the next steps."""
@@ -266,9 +312,8 @@ class DeclaredBehaviour:
 
     @staticmethod
     def _check_urgency(scene: _Scene, urgency: dict[str, int]) -> None:
-        plan, names, _ = scene.plans[-1]
         waiting = [urgency[name] for name in scene.waiting()]
-        admitted = [urgency[names[slot]] for slot in plan.admitted.tolist()]
+        admitted = [urgency[name] for name in scene.plans[-1].admitted]
         if waiting and admitted:
             assert max(admitted) <= min(waiting), "24: somebody less urgent was admitted first"
 
@@ -276,11 +321,11 @@ class DeclaredBehaviour:
     def _check_victims(scene: _Scene, key: dict[str, int]) -> None:
         """The first victim of a step has the largest key of all that run."""
         num_checked = 0
-        for plan, names, before in scene.plans:
-            victims = [names[slot] for slot in plan.preempted.tolist()]
-            if victims:
+        for plan in scene.plans:
+            if plan.preempted:
                 num_checked += 1
-                assert key[victims[0]] == max(key[name] for name in before), f"15: {victims[0]} of {before}"
+                victim, before = plan.preempted[0], plan.before
+                assert key[victim] == max(key[name] for name in before), f"15: {victim} of {before}"
         assert num_checked, "15: nobody was preempted"
 
 

@@ -338,7 +338,7 @@ def _serve(
         warmup=False,
     )
     served = serve(engine, clock, todo, abort_every=abort_every)
-    fault = engine._drafting.fault  # noqa: SLF001 - suites look inside
+    fault = engine.inspect().speculation_fault
     assert not fault, f"the engine switched speculation off: {fault}"
     return served
 

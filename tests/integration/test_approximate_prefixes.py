@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from support.core.invariants import broken_invariants
 from support.kv.fake_blender import NEARLY_ALL, OTHER, BlendingBackend
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import ComponentContext, KVPolicy
@@ -18,7 +19,6 @@ from trencadis_plugins.eviction.lru import Lru
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_model import START, chain, fake_next_token
 from trencadis_testing.fakes import fake_text
-from trencadis_testing.invariants import broken_invariants
 
 BLOCK = 4
 

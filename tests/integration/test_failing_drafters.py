@@ -9,13 +9,13 @@ import attrs
 import numpy as np
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.strategies.guesses import PROMPT, request, right
 from trencadis.interfaces import DraftView, LengthView, VerifiedStep
 from trencadis.records import Drafts, FinishReason
 from trencadis_testing.doubles import AsManyAsMay, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 class Broken(ScriptedSpeculator):

@@ -34,6 +34,7 @@ from trencadis.engine.inspect.administration import Administration
 from trencadis.engine.inspect.decisions import Decisions
 from trencadis.engine.inspect.metrics_page import MetricsPage
 from trencadis.engine.inspect.observers import Observers
+from trencadis.engine.inspect.snapshot import EngineSnapshot, take_snapshot
 from trencadis.engine.preparations import Preparations
 from trencadis.engine.request_validation import RequestValidator
 from trencadis.engine.scheduling.scheduler import Scheduler
@@ -300,6 +301,14 @@ class Engine:
             self._state.transfers.not_served(arguments["transfer_params"])
             return {}
         return self._administration.answer(question, arguments)
+
+    def inspect(self) -> EngineSnapshot:
+        """Return a copy of the engine's state, for tests, conformance suites and debuggers. O(sequences + blocks)."""
+        return take_snapshot(
+            self._state,
+            steps_in_flight=(step.plan.step for step in self._in_flight),
+            speculation_fault=self._drafting.fault,
+        )
 
     def metrics(self) -> str:
         """Return what observers and backend measured, in Prometheus' text format; empty if none shows any."""

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from support.core.invariants import broken_invariants
 from trencadis.engine.engine import Engine
 from trencadis.errors import InvalidRequestError, PromptTooLongError
 from trencadis.records import Embedding, EmbeddingRequest, FinishReason, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_embedding, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 BAD = 13
 """A token that the backends below choke on."""

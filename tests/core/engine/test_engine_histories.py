@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 import pytest
 
+from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.errors import UnpreparedShapeError
@@ -31,7 +32,6 @@ from trencadis.records import (
 from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 MAX_STEPS = 3000
 

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from support.core.invariants import broken_invariants, broken_plan_rules
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, FinishReason, Request, SamplingParams
@@ -16,7 +17,6 @@ from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator, Scripte
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants, broken_plan_rules
 
 BLOCK_SIZE = 4
 SYSTEM_PROMPT = tuple(range(1, 18))
@@ -171,7 +171,6 @@ class EngineMachine(RuleBasedStateMachine):
         blocks = self.engine._state.blocks
         take = min(num_blocks, blocks.num_available, max(0, blocks.num_blocks // 3 - len(self.withheld)))
         self.withheld += blocks.allocate(take).tolist()
-        self.note_withheld()
 
     @rule()
     def grow(self) -> None:
@@ -210,20 +209,16 @@ class EngineMachine(RuleBasedStateMachine):
         known = [time for time in times if time is not None]
         assert known == sorted(known), "33: time runs forward"
 
-    def note_withheld(self) -> None:
-        self.engine._withheld_by_test = dict.fromkeys(self.withheld, 1)  # type: ignore[attr-defined]
-
     def give_back(self) -> None:
         import numpy as np
 
         self.engine._state.blocks.release(np.array(self.withheld, np.int32), now_s=0.0)
         self.withheld = []
-        self.note_withheld()
 
     @invariant()
     def all_invariants_hold(self) -> None:
         if hasattr(self, "engine"):
-            assert broken_invariants(self.engine) == []
+            assert broken_invariants(self.engine, withheld=self.withheld) == []
             assert self.executor.faults == []
 
     def teardown(self) -> None:

@@ -8,13 +8,13 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from support.core.invariants import broken_invariants
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.interfaces import SchedulingPolicy
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 class Impatient(SchedulingPolicy):

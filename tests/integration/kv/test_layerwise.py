@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.faultproxy import FaultProxy
 from support.kv.p2p_ends import LOOPBACK_PEERS, SECRET
 from trencadis.client.factory import configure
 from trencadis.engine.build import build_engine
 from trencadis.engine.engine import Engine
 from trencadis.records import FinishedSequence, Request, SamplingParams
-from trencadis_testing.invariants import broken_invariants
 
 PROMPT = tuple(5 + (i * 37 + i * i % 11) % 200 for i in range(230))
 BESIDE = tuple(7 + i * 3 % 150 for i in range(40))

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, example, given, settings
 
+from support.core.invariants import broken_invariants
 from trencadis.client.factory import configure
 from trencadis.clock import SimulatedClock
 from trencadis.engine.build import build_engine
@@ -23,7 +24,6 @@ from trencadis_kv.store.store_worker import StoreWorker
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_pool import FakeKVCache
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 from trencadis_testing.kv_faults import DictStore
 
 _PATIENCE_S = 60.0

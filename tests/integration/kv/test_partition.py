@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.kv.engine_pairs import pause
 from support.kv.redis_server import running_redis
 from support.netns import Host, hosts
@@ -29,7 +30,6 @@ from trencadis_kv.store.breaker import BreakerState
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 VOCAB_SIZE = 4096
 BLOCK_SIZE = 16

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.faultproxy import FaultProxy
 from support.kv.redis_server import RedisServer, running_redis
 from trencadis.interfaces import ComponentContext, ConnectorPair, KVPolicy
@@ -35,7 +36,6 @@ from trencadis_kv.connectors.tiered.connector import make_tiered
 from trencadis_kv.store.defaults import IdentityCodec
 from trencadis_testing.engines import OldestFirst
 from trencadis_testing.fakes import fake_text
-from trencadis_testing.invariants import broken_invariants
 from trencadis_testing.kv_faults import CALLS, Fault, Faults, FaultyStore
 from trencadis_testing.kv_suite import ConnectorSuite, EngineUnderTest
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from support.core.invariants import broken_invariants
 from support.kv.p2p_ends import p2p_config
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
@@ -16,7 +17,6 @@ from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_kv.connectors.p2p.connector import make_p2p
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 __all__ = ["PREFILL", "Station", "pause", "prompt_of", "true_text", "with_port"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.core.invariants import broken_invariants
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 PROMPT = tuple(range(1, 11))
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from trencadis.engine.guards import GuardedEviction
+from trencadis.engine.inspect.snapshot import BlockSnapshot
 from trencadis.errors import InternalError
 from trencadis.records import Int32Array
 
@@ -200,6 +201,20 @@ class BlockManager:
         self._cached.difference_update(moved)
         self._cached.update(to[block] for block in moved)
         self._eviction.swap(to.items())
+
+    def inspect(self) -> BlockSnapshot:
+        """Return a copy of what is kept here, for tests and debuggers."""
+        return BlockSnapshot(
+            num_blocks=self.num_blocks,
+            num_used=self.num_used,
+            num_cached=self.num_cached,
+            num_free=self.num_free,
+            free=tuple(self._stack[: self.num_free].tolist()),
+            cached=frozenset(self._cached),
+            ref_counts=tuple(self.ref_counts.tolist()),
+            hashes=dict(self._hash_of),
+            previous=dict(self._previous),
+        )
 
     def _swap_hashes(self, source: int, target: int) -> None:
         for by_block in (self._hash_of, self._depth_of):

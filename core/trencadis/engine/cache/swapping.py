@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from trencadis.config.schema import Config
+from trencadis.engine.inspect.snapshot import HostBlockSnapshot
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.stages import Stage
 from trencadis.errors import ConfigValueError, InternalError
@@ -160,6 +161,15 @@ class Swapping(Stage):
         if self._copy is None:
             raise InternalError("blocks are swapped out, but no copy is submitted")
         self._copy(*copies)
+
+    def inspect(self) -> HostBlockSnapshot:
+        """Return a copy of what is kept here, for tests and debuggers."""
+        return HostBlockSnapshot(
+            num_blocks=self.num_host_blocks,
+            num_swapped=self.num_swapped,
+            free=tuple(self._stack[: self.num_free].tolist()),
+            copied_in=tuple(block for copy in self._ins for block in copy.host.tolist()),
+        )
 
     @staticmethod
     def _hosted(sequence: Sequence) -> Int32Array:

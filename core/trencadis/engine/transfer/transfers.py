@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trencadis.engine.inspect.snapshot import LoadSnapshot, TransferSnapshot
 from trencadis.engine.sequences import Sequence
 from trencadis.engine.transfer.first_tokens import FirstTokens
 from trencadis.engine.transfer.guarded_connector import GuardedConnector
@@ -348,6 +349,33 @@ class Transfers:
     def youngest_load(self) -> Sequence | None:
         """Return the sequence whose load began last, to be given up first under pressure."""
         return next((load.sequence for load in reversed(self._loads.values())), None)
+
+    def inspect(self) -> TransferSnapshot:
+        """Return a copy of what is kept here, for tests and debuggers."""
+        loads = [
+            LoadSnapshot(
+                transfer_id=transfer_id,
+                slot=load.sequence.slot,
+                blocks=tuple(load.blocks.tolist()),
+                written=tuple(load.blocks[load.first : load.last].tolist()),
+                layerwise=False,
+            )
+            for transfer_id, load in self._loads.items()
+        ]
+        loads += [
+            LoadSnapshot(
+                transfer_id=load.sequence.transfer_id,
+                slot=load.sequence.slot,
+                blocks=tuple(load.blocks.tolist()),
+                written=tuple(load.blocks.tolist()),
+                layerwise=True,
+            )
+            for load in self.layered
+        ]
+        return TransferSnapshot(
+            loads=tuple(loads),
+            pinned={transfer_id: tuple(blocks.tolist()) for transfer_id, blocks in self._pinned.items()},
+        )
 
     def _is_awaited(self, transfer_id: int) -> bool:
         """Return whether a transfer id names a load, or blocks that are pinned."""

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from support.backends import tiny_models
+from support.core.invariants import broken_invariants
 from trencadis.clock import SystemClock
 from trencadis.records import ModelSource, Request, SamplingParams
 from trencadis.text import resolve_model_path
@@ -17,7 +18,6 @@ from trencadis_plugins.sampling.standard import StandardSampler
 from trencadis_testing.doubles import Matching, ScriptedTrees
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fake_executor import FakeExecutor
-from trencadis_testing.invariants import broken_invariants
 from trencadis_torch.backend import TorchBackend
 from trencadis_torch.config import TorchConfig
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.sequences import Sequence
 from trencadis.errors import StepFailedError
@@ -18,7 +19,6 @@ from trencadis_testing.doubles import LoopConnector, ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 from trencadis_testing.workloads import arrivals, serve, wrong_texts
 
 

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from support.core.hostile_outputs import SPOILS, SpoilingExecutor
+from support.core.invariants import broken_invariants
 from support.strategies.guesses import right
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import PendingStep
@@ -15,7 +16,6 @@ from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 PROMPTS = {"a": (1, 2, 3), "b": (4, 5, 6, 7, 8), "c": (9,)}
 NUM_TOKENS = 12

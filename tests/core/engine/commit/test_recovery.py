@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
@@ -18,7 +19,6 @@ from trencadis.records import Batch, FinishedSequence, FinishReason, FirstToken,
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 class Hiccup:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from support.core.invariants import broken_invariants
 from trencadis.engine.scheduling.adapters import AdapterPlaces
 from trencadis.engine.sequences import SequenceTable
 from trencadis.errors import ConfigValueError, InvalidRequestError
@@ -15,7 +16,6 @@ from trencadis.interfaces import BackendCapabilities, SchedulerView, SchedulingP
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 def request(name: str, adapter: str = "", *, length: int = 8, max_tokens: int = 6, first: int | None = None) -> Request:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.core.invariants import broken_invariants
 from trencadis.interfaces import SchedulerView, SchedulingPolicy
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 class YoungestGivesWay(SchedulingPolicy):

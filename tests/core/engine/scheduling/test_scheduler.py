@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.strategies.guesses import PROMPT, request, right, wrong
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch
@@ -13,7 +14,6 @@ from trencadis_testing.doubles import ScriptedSpeculator
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 class Recorder(FakeExecutor):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from support.core.invariants import broken_invariants
 from support.strategies.hostile_policies import HOSTILE, OPTIONS, Listener, house
 from trencadis.clock import SimulatedClock
 from trencadis.engine.build import build_engine
@@ -16,7 +17,6 @@ from trencadis.errors import ConfigError, ContractError, PluginError
 from trencadis.records import FinishReason, Request, SamplingParams
 from trencadis_testing.engines import drain
 from trencadis_testing.fakes import fake_text
-from trencadis_testing.invariants import broken_invariants
 
 POLICIES = [
     "fcfs",

@@ -9,6 +9,7 @@ import attrs
 import msgspec
 import pytest
 
+from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import Lookup
@@ -24,7 +25,6 @@ from trencadis.records import (
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 VOCAB_SIZE = 97
 PROMPT = tuple(range(1, 22))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
 from trencadis.engine.engine import Engine
 from trencadis.records import FinishedSequence, Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 PROMPT = tuple(range(1, 23))
 """Five full blocks, and two tokens."""

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.kv.prefill_connector import Host
 from trencadis.engine.engine import Engine
 from trencadis.interfaces import ConnectorPair
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 def engine_of(pair: ConnectorPair, **options: Any) -> Engine:

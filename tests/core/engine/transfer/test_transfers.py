@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.kv.transfer_engines import PROMPT, counts, ends_well, engine_on, parked, request
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
@@ -12,7 +13,6 @@ from trencadis.records import ConnectorReport, FailedLoad
 from trencadis_testing.doubles import LoopConnector
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 
 def test_connector_hit_parks_the_sequence_and_its_blocks_are_used() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
+from support.core.invariants import broken_invariants
 from support.kv.transfer_engines import ends_well, engine_on, parked
 from support.kv.wild_connector import WildConnector
 from trencadis.clock import SimulatedClock
@@ -15,7 +16,6 @@ from trencadis.records import ConnectorReport, FailedLoad, StepOutput
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
-from trencadis_testing.invariants import broken_invariants
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from support.core.invariants import broken_invariants
 from trencadis.clock import SimulatedClock
 from trencadis.engine.cache.block_manager import BlockManager
 from trencadis.engine.guards import GuardedEviction
@@ -17,7 +18,6 @@ from trencadis.records import Request, SamplingParams
 from trencadis_plugins.eviction import trencadis_eviction_policies
 from trencadis_testing.engines import drain, make_engine
 from trencadis_testing.fakes import FakeBackend, fake_text
-from trencadis_testing.invariants import broken_invariants
 
 COMPONENTS = {component.name: component for component in trencadis_eviction_policies()}
 NUM_BLOCKS = 10

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from support.core.invariants import broken_plan_rules
 from trencadis.interfaces import PendingStep
 from trencadis.records import Batch, Plan, StepOutput
 from trencadis_testing.fake_executor import FakeExecutor
 from trencadis_testing.fakes import FakeBackend
-from trencadis_testing.invariants import broken_plan_rules, transfer_blocks
 
 if TYPE_CHECKING:
-    from trencadis.engine.engine import Engine
+    from trencadis.api import Engine, EngineSnapshot
 
 __all__ = ["PlanWatch", "StepWatch"]
 
@@ -29,15 +29,17 @@ class PlanWatch:
 
     Attributes:
         faults: What was wrong, in words.
+        num_plans: Plans so far.
     """
 
     def __init__(self, engine: Engine, *, max_drafts: int, max_loras: int) -> None:
         self.faults: list[str] = []
+        self.num_plans = 0
         self._plans: list[Plan] = []
-        self._state = engine._state  # noqa: SLF001 - shadow accounting looks inside
-        self._policy = engine._policy  # noqa: SLF001
+        self._state = engine._state
+        self._policy = engine._policy
         self._most, self._max_loras = 1 + max_drafts, max_loras
-        scheduler = engine._scheduler  # noqa: SLF001
+        scheduler = engine._scheduler
         plan_of = scheduler.plan
 
         def plan(*args: Any, **kwargs: Any) -> Plan | None:
@@ -45,6 +47,7 @@ class PlanWatch:
             could_lack = self._most_missing() > self._state.blocks.num_available
             made = plan_of(*args, **kwargs)
             if made is not None:
+                self.num_plans += 1
                 self._plans.append(made)
                 self._look(made, before, could_lack=could_lack)
             return made
@@ -75,9 +78,9 @@ class PlanWatch:
         adapters = {self._state.table.sequence(slot).request.adapter for slot in running} - {""}
         if len(adapters) > self._max_loras:
             self.faults.append(f"17: adapters {sorted(adapters)} run, {self._max_loras} may")
-        loading = {load.sequence.slot for load in self._state.transfers._loads.values()}  # noqa: SLF001
-        if scheduled & loading:
-            self.faults.append(f"34: {sorted(scheduled & loading)} wait for a transfer and are scheduled")
+        remote = {load.slot for load in self._state.transfers.inspect().loads if not load.layerwise}
+        if scheduled & remote:
+            self.faults.append(f"34: {sorted(scheduled & remote)} wait for a transfer and are scheduled")
 
 
 class StepWatch(FakeExecutor):
@@ -90,23 +93,26 @@ class StepWatch(FakeExecutor):
 
     Attributes:
         faults: What was wrong, in words.
-        state: The engine's state; set before the first step.
+        engine: The engine; set before the first step.
     """
 
     def __init__(self, backend: FakeBackend, *, token_budget: int, max_num_seqs: int) -> None:
         super().__init__(backend)
         self.faults: list[str] = []
-        self.state: Any = None
+        self.engine: Any = None
         self._sizes = {"token_budget": token_budget, "max_num_seqs": max_num_seqs}
         self._outputs: list[tuple[int, Sequence[int]]] = []
 
     def submit(self, batch: Batch) -> PendingStep:
         """Check, and pass on."""
         self.faults += broken_plan_rules(batch, **self._sizes)
-        borrowed = transfer_blocks(self.state)
+        now = self.engine.inspect()
+        transfers = now.transfers
+        borrowed = {block for load in transfers.loads if not load.layerwise for block in load.written}
+        borrowed |= {block for pinned in transfers.pinned.values() for block in pinned}
         for one in batch.passes:
             for row, start, length in zip(one.rows.tolist(), one.starts.tolist(), one.query_lens.tolist(), strict=True):
-                self._check_writes(row, start, start + length, borrowed)
+                self._check_writes(now, row, start, start + length, borrowed)
         return _Watched(super().submit(batch), batch.step, self._outputs)
 
     def take_outputs(self) -> list[tuple[int, Sequence[int]]]:
@@ -115,16 +121,16 @@ class StepWatch(FakeExecutor):
         self._outputs.clear()
         return outputs
 
-    def _check_writes(self, row: int, start: int, end: int, borrowed: set[int]) -> None:
-        size = self.state.block_size
-        slot = next((slot for slot in self.state.running.tolist() if self.state.table.row[slot] == row), None)
-        if slot is None or end > self.state.table.num_blocks[slot] * size:
+    def _check_writes(self, now: EngineSnapshot, row: int, start: int, end: int, borrowed: set[int]) -> None:
+        size = now.block_size
+        table = next((sequence.block_table for sequence in now.sequences.values() if sequence.row == row), ())
+        if end > len(table) * size:
             self.faults.append(f"10: row {row} writes tokens {start} to {end}, and not all have a block")
             return
-        blocks = self.state.rows.block_tables[row, start // size : -(-end // size)]
-        if (self.state.blocks.ref_counts[blocks] != 1).any():
+        blocks = table[start // size : -(-end // size)]
+        if any(now.blocks.ref_counts[block] != 1 for block in blocks):
             self.faults.append(f"11: row {row} writes tokens {start} to {end} into shared blocks")
-        if borrowed & set(blocks.tolist()):
+        if borrowed & set(blocks):
             self.faults.append(f"11: row {row} writes tokens {start} to {end} into blocks that a transfer holds")
 
 

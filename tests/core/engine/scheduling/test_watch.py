@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from support.core.scheduling_watch import PlanWatch, StepWatch
 from trencadis.records import Request, SamplingParams
 from trencadis_testing.engines import make_engine
 from trencadis_testing.fakes import FakeBackend
-from trencadis_testing.scheduling_watch import PlanWatch, StepWatch
 
 
 class Scene:
@@ -21,7 +21,7 @@ class Scene:
             async_scheduling=False,
             **options,
         )
-        self.steps.state = self.state = self.engine._state
+        self.steps.engine, self.state = self.engine, self.engine._state
         self.plans = PlanWatch(self.engine, max_drafts=0, max_loras=1)
 
     def add(self, name: str, *, length: int = 6, max_tokens: int = 9, **fields) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.core.scheduling_books import Books, space_of
 from trencadis.records import Drafts, Plan, Request, SamplingParams
 from trencadis_testing.fakes import fake_text
-from trencadis_testing.scheduling_books import Books, space_of
 
 PROMPT = tuple(range(1, 11))
 
