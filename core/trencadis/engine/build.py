@@ -801,7 +801,7 @@ def _allocate(executor: Executor, plan: AllocationPlan, parts: Parts) -> None:
     """Allocate, and tell the connector's scheduler side what its worker side was shown, and how first tokens are chosen."""
     executor.allocate(plan)
     if parts.connector is not None:
-        parts.connector.scheduler.on_ready(executor.kv_layout())
+        parts.connector.scheduler.on_ready(_connecting(executor).kv_layout())
         if parts.sampling_fingerprint is not None and isinstance(parts.connector.scheduler, SupportsRemotePrefill):
             parts.connector.scheduler.on_sampling(parts.sampling_fingerprint)
 

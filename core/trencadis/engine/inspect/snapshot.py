@@ -240,5 +240,5 @@ def _sequence(state: EngineState, sequence: Sequence) -> SequenceSnapshot:
         loaded_blocks=() if loaded is None else tuple(loaded.tolist()),
         host_blocks=() if hosted is None else tuple(hosted.tolist()),
         num_swapped_tokens=int(table.num_swapped_tokens[slot]),
-        transfer_id=sequence.ticket,
+        transfer_id=sequence.transfer_id,
     )
