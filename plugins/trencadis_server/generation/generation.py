@@ -83,7 +83,7 @@ class Generation:
         num_each = self.params.num_generated if self.beams is None else self.beams.beam_width
         num_requests = len(self.prompts) * num_each
         with (
-            self._telling_the_field(),
+            self._naming_the_http_field(),
             self.admission.hold(self.num_prompt_tokens, num_requests, caller=self.caller) as hold,
         ):
             one = self._one if self.beams is None else self._search
@@ -99,7 +99,7 @@ class Generation:
                     yield index, output
 
     @contextmanager
-    def _telling_the_field(self) -> Iterator[None]:
+    def _naming_the_http_field(self) -> Iterator[None]:
         try:
             yield
         except InvalidRequestError as error:
