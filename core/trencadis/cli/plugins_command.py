@@ -9,8 +9,9 @@ import attrs
 
 from trencadis.config import Config
 from trencadis.console import print_table
+from trencadis.errors import PluginError
 from trencadis.hookspecs import NOUNS
-from trencadis.registry import Registry, resolve_plan
+from trencadis.registry import Registry, ResolvedPlan, resolve_plan
 from trencadis.registry.listing import processors_of, rows_of
 
 __all__ = ["add_arguments", "run"]
@@ -25,9 +26,22 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
     """Print the list, then the installed plugins that cannot be used; returns 0.
 
     Raises:
-        PluginError: The configuration names a component that does not exist or does not fit the others.
+        PluginError: The configuration names a component that does not exist or does not fit the others. If a plugin is broken,
+            everything is printed first, without roles.
     """
-    plan = resolve_plan(config, registry, sources=args.resolved.sources)
+    try:
+        plan, unresolved = resolve_plan(config, registry, sources=args.resolved.sources), None
+    except PluginError as error:
+        if not registry.broken:
+            raise
+        plan, unresolved = None, error
+    _print(args, registry, plan)
+    if unresolved is not None:
+        raise unresolved
+    return 0
+
+
+def _print(args: argparse.Namespace, registry: Registry, plan: ResolvedPlan | None) -> None:
     rows = list(rows_of(registry, plan))
     if args.json:
         components = [{**attrs.asdict(row), "active": row.role == "active"} for row in rows]
@@ -37,7 +51,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             {"noun": noun, "name": name, "error": str(error)} for (noun, name), error in registry.contested.items()
         ]
         listing = {
-            "plan_hash": plan.plan_hash,
+            "plan_hash": plan.plan_hash if plan else "",
             "nouns": nouns,
             "components": components,
             "logits_processors": [attrs.asdict(row) for row in processors_of(plan)],
@@ -45,7 +59,7 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
             "contested": contested,
         }
         print(json.dumps(listing, indent=2, ensure_ascii=False))
-        return 0
+        return
     headings = ("noun", "component", "role", "default", "distribution", "version", "requires", "provides", "summary")
     cells = [
         (
@@ -74,4 +88,3 @@ def run(args: argparse.Namespace, config: Config, registry: Registry) -> int:
         print(f"broken: {item.error}")
     for error in registry.contested.values():
         print(f"contested: {error}")
-    return 0

@@ -19,6 +19,7 @@ from trencadis.client.factory import configure, open_runner
 from trencadis.client.output_stream import OutputStream
 from trencadis.client.prompts import Prompt
 from trencadis.config import Config
+from trencadis.errors import InvalidRequestError
 from trencadis.records import (
     DEFAULT_TERMS,
     BeamSearchParams,
@@ -116,6 +117,7 @@ class AsyncLLM(EngineControl):
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        terms: RequestTerms | None = None,
         priority: int = 0,
         tenant: str = "",
         cache_salt: str | None = None,
@@ -135,6 +137,7 @@ class AsyncLLM(EngineControl):
             prompt: Text or token ids.
             sampling_params: The defaults of ``SamplingParams`` if None.
             request_id: Unique among live requests; numbered if None.
+            terms: Scheduling parameters as one value, instead of those by name; None: those by name.
             priority: Smaller is more urgent, for policies that look at it.
             tenant: Who asks; policies may share fairly between them.
             cache_salt: Prefix-cache blocks are shared only between requests of equal salt; None: the tenant.
@@ -146,25 +149,30 @@ class AsyncLLM(EngineControl):
             streams: False: only the finished output is wanted.
 
         Raises:
-            RequestError: The prompt cannot be served; no other request suffers.
+            RequestError: The prompt cannot be served, or ``terms`` come with scheduling parameters by name; no other request suffers.
             EngineEndedError: The engine was closed, died or hung.
         """
+        named = RequestTerms(
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            weight=weight,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
+            adapter=adapter,
+            transfer_params=transfer_params,
+        )
+        if terms is not None and named != DEFAULT_TERMS:
+            raise InvalidRequestError(
+                "terms and scheduling parameters by name were both given.", hint="Give one of them."
+            )
         stream = OutputStream(asyncio.get_running_loop())
         request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
         submission = Submission(
             prompt=prompt,
             params=sampling_params or SamplingParams(),
             request_id=request_id,
-            terms=RequestTerms(
-                priority=priority,
-                tenant=tenant,
-                cache_salt=cache_salt,
-                weight=weight,
-                ttft_target_s=ttft_target_s,
-                tpot_target_s=tpot_target_s,
-                adapter=adapter,
-                transfer_params=transfer_params,
-            ),
+            terms=named if terms is None else terms,
             streams=streams,
             stream=stream,
         )
@@ -256,10 +264,12 @@ class AsyncLLM(EngineControl):
         """
         request_id = f"async-{next(self._numbers)}" if request_id is None else request_id
         search = BeamRequest.on(self._runner.frontend, prompt, params or BeamSearchParams(), request_id=request_id)
-        given = {"streams": False, **attrs.asdict(terms or DEFAULT_TERMS), "transfer_params": None}
+        own = attrs.evolve(terms or DEFAULT_TERMS, transfer_params=None)
 
         async def ask(beam: Prompt, step_params: SamplingParams, name: str) -> RequestOutput:
-            return [one async for one in self.generate(beam, step_params, request_id=name, **given)][-1]
+            return [one async for one in self.generate(beam, step_params, request_id=name, streams=False, terms=own)][
+                -1
+            ]
 
         return await search_beams(search, ask)
 

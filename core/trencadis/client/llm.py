@@ -467,7 +467,7 @@ class ClientStream(Iterator[RequestOutput]):
     def __next__(self) -> RequestOutput:
         if self._done:
             raise StopIteration
-        while not self._has_news():
+        while not self._has_changed():
             self._step()
         self._num_seen = self._client.num_changes
         self._done = self._client.is_finished
@@ -485,5 +485,5 @@ class ClientStream(Iterator[RequestOutput]):
         if not self._done:
             self._abandoned.append(self._client)
 
-    def _has_news(self) -> bool:
+    def _has_changed(self) -> bool:
         return self._client.is_finished or self._client.num_changes > self._num_seen

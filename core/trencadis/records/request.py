@@ -1,4 +1,4 @@
-"""What a client asked for, and how it ended."""
+"""A request of a client, checked, and the reason for which a sequence ended."""
 
 from __future__ import annotations
 

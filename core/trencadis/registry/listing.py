@@ -67,9 +67,9 @@ class ProcessorRow:
     role: str
 
 
-def processors_of(plan: ResolvedPlan) -> list[ProcessorRow]:
+def processors_of(plan: ResolvedPlan | None) -> list[ProcessorRow]:
     """Return the logits processors that installed packages offer by entry points, by name; imports none."""
-    options: Any = plan.choices["sampling"].options if "sampling" in plan.choices else None
+    options: Any = plan.choices["sampling"].options if plan and "sampling" in plan.choices else None
     values = attrs.asdict(options).values() if attrs.has(type(options)) else ()
     named = {name for value in values if isinstance(value, tuple | list) for name in value}
     rows = []
@@ -82,9 +82,12 @@ def processors_of(plan: ResolvedPlan) -> list[ProcessorRow]:
     return sorted(rows, key=lambda row: (row.name, row.distribution))
 
 
-def rows_of(registry: Registry, plan: ResolvedPlan) -> Iterator[ComponentRow]:
-    """Yield every component by noun and name; those given by import path after the registered ones of their noun."""
-    roles = _roles(plan)
+def rows_of(registry: Registry, plan: ResolvedPlan | None) -> Iterator[ComponentRow]:
+    """Yield every component by noun and name; those given by import path after the registered ones of their noun.
+
+    Without a plan no component has a role.
+    """
+    roles = _roles(plan) if plan else {}
     for noun in NOUNS:
         found = registry.components(noun)
         named = {name: item for (owner, name), (_, item) in roles.items() if owner == noun and name not in found}

@@ -71,7 +71,7 @@ class ChatWriter:
     async def stream(
         self, generation: Generation, *, includes_usage: bool, is_continuous: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield events; several at once if several choices have news.
+        """Yield events; several at once if several choices have grown.
 
         Args:
             generation: Has one prompt.
@@ -91,7 +91,7 @@ class ChatWriter:
                 usage = functools.partial(usage_of, [output])
                 events = [] if is_open else self._opening(output, encoder)
                 is_open = True
-                for choice in self._news(output, sent):
+                for choice in self._new_chunks(output, sent):
                     more = transfer_fields(output) if choice.index == 0 and choice.finish_reason else {}
                     events.append(encoder.chunk(choice, usage, **more))
                 if output.finished:
@@ -109,7 +109,7 @@ class ChatWriter:
             *(encoder.chunk(choice, usage) for choice in choices[1:]),
         ]
 
-    def _news(self, output: RequestOutput, sent: list[Progress]) -> Iterator[ChunkChoice]:
+    def _new_chunks(self, output: RequestOutput, sent: list[Progress]) -> Iterator[ChunkChoice]:
         """Yield what is new of each choice, its end apart."""
         for one, progress in zip(output.outputs, sent, strict=True):
             if progress.is_finished:

@@ -59,7 +59,7 @@ class CompletionWriter:
     async def stream(
         self, generation: Generation, *, includes_usage: bool, is_continuous: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield events; several at once if several choices of a prompt have news.
+        """Yield events; several at once if several choices of a prompt have grown.
 
         Args:
             generation: What runs.
@@ -78,10 +78,10 @@ class CompletionWriter:
         async with aclosing(generation.outputs(streams=True)) as outputs:
             async for i, output in outputs:
                 newest[i] = output
-                news = await _taken(writers[i], output)
+                choices = await _taken(writers[i], output)
                 events = [
                     encoder.chunk(choice, usage, **(transfer_fields(output) if j == 0 and choice.finish_reason else {}))
-                    for j, choice in enumerate(news)
+                    for j, choice in enumerate(choices)
                     if choice is not None
                 ]
                 if events:

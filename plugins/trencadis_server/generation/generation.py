@@ -83,7 +83,7 @@ class Generation:
         num_each = self.params.num_generated if self.beams is None else self.beams.beam_width
         num_requests = len(self.prompts) * num_each
         with (
-            self._telling_the_field(),
+            self._naming_the_http_field(),
             self.admission.hold(self.num_prompt_tokens, num_requests, caller=self.caller) as hold,
         ):
             one = self._one if self.beams is None else self._search
@@ -99,7 +99,7 @@ class Generation:
                     yield index, output
 
     @contextmanager
-    def _telling_the_field(self) -> Iterator[None]:
+    def _naming_the_http_field(self) -> Iterator[None]:
         try:
             yield
         except InvalidRequestError as error:
@@ -113,13 +113,13 @@ class Generation:
             self.params,
             request_id=f"{self.answer_id}-{index}",
             streams=streams,
-            **self._terms_of(index),
+            terms=self._terms_of(index),
         )
 
-    def _terms_of(self, index: int) -> dict[str, Any]:
-        """Return the terms of one prompt. The answer has room for one prefix to hand over: that of the first."""
-        terms = self.terms if index == 0 else attrs.evolve(self.terms, transfer_params=None)
-        return attrs.asdict(terms, recurse=False)
+    def _terms_of(self, index: int) -> RequestTerms:
+        """Return the scheduling parameters of one prompt. The answer has room for one prefix to hand over: that of the first."""
+        is_first = index == 0 or self.terms.transfer_params is None
+        return self.terms if is_first else attrs.evolve(self.terms, transfer_params=None)
 
     async def _search(self, index: int, prompt: tuple[int, ...], _: bool) -> AsyncIterator[RequestOutput]:
         """Yield the output of a search, which is whole."""

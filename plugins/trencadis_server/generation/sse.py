@@ -92,10 +92,10 @@ class EventStream(Response):
         try:
             return await anext(events, DONE)
         except Exception as error:
-            told = as_api_error(error, param=self._param, request_id=self._request_id)
-            if told.status == 500:
+            answer = as_api_error(error, param=self._param, request_id=self._request_id)
+            if answer.status == 500:
                 logger.error("Request %s failed in mid-stream.", self._request_id, exc_info=error)
-            return event(told.encoded())
+            return event(answer.encoded())
 
 
 class ChunkEncoder(Generic[_ChoiceT]):

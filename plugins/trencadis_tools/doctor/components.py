@@ -13,8 +13,6 @@ from trencadis.errors import TransferError, TrencadisError
 from trencadis.hookspecs import NOUNS
 from trencadis.interfaces import ComponentContext, ConnectorPair
 from trencadis.records import BucketLimits, ModelFacts
-from trencadis_kv.store.settings import StoreSettings
-from trencadis_kv.store.store_connector import StoreConnector
 from trencadis_tools.doctor.findings import Findings
 
 __all__ = ["check_components"]
@@ -113,7 +111,8 @@ def _check_one(
     except TrencadisError as error:
         found.fail_with(error)
         return
-    unusable = made.try_store() if isinstance(made, StoreConnector) else None
+    try_store = getattr(made, "try_store", None)  # no import of a class: the plugin that has it may be broken
+    unusable = try_store() if try_store is not None else None
     trouble = _close(made)
     origin = component.provenance
     owner = f"{origin.distribution} {origin.version}" if origin.distribution else f"{origin.module}, no distribution"
@@ -131,7 +130,7 @@ def _note_store(found: Findings, choice: Choice, text: str, error: TransferError
     """Note that a store cannot be used: wrong where it is required, else doubtful."""
     what = f"{text}, but its store cannot be used ({error.cause}): {str(error).removesuffix(error.hint)}"
     remedy = error.hint or f"Mend it, or correct [kv_connector.{choice.component.name}]."
-    if isinstance(choice.options, StoreSettings) and choice.options.required:
+    if getattr(choice.options, "required", False):
         found.fail(what, f"{remedy} Nothing starts until then: required = true.")
     else:
         found.warn(what, f"{remedy} Until then serving goes on without it.")

@@ -342,3 +342,12 @@ def test_transfer_parameters_reach_the_connector_and_its_answer_comes_back(fake_
 
     asyncio.run(main())
     assert echo.rejected == [{"b": 2}]
+
+
+def test_scheduling_parameters_are_one_value_or_given_by_name_but_not_both(run: Any) -> None:
+    async def use(llm: AsyncLLM) -> None:
+        assert (await all_of(llm.generate((9,), FOUR, terms=RequestTerms(priority=3))))[-1].finished
+        with pytest.raises(InvalidRequestError, match="both given"):
+            await all_of(llm.generate((9,), FOUR, terms=RequestTerms(), priority=3))
+
+    run(use)
