@@ -1,4 +1,4 @@
-"""The seam to ``habana_frameworks``: the parts that the backend uses, of a Gaudi or of the emulated device.
+"""Interface to ``habana_frameworks``: the parts that the backend uses, of a Gaudi or of the emulated device.
 
 Nothing else in this backend imports the vendor's package, so this file is also the list of what is used of it. Names and signatures:
 bridge 1.19, checked in the tests.

@@ -27,7 +27,7 @@ from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows
 
-__all__ = ["Emitted", "SamplePlan", "emit", "MatchingPrefix", "Walked", "walk"]
+__all__ = ["Emitted", "SamplePlan", "emit", "MatchingPrefix", "DraftPaths", "accepted_paths"]
 
 
 @attrs.frozen(kw_only=True)
@@ -181,17 +181,17 @@ def emit(
     """
     if plan.entries.shape[1] == 1:
         sampled = sampler.sample(logits, plan.context)
-        tokens, walked = sampled.token_ids[:, None], None
+        tokens, taken = sampled.token_ids[:, None], None
     else:
-        sampled, tokens, walked = _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
+        sampled, tokens, taken = _verify(logits, plan, one, drafts=drafts, sampler=sampler, acceptance=acceptance)
     _write_back(tokens if tokens.device.type == "cpu" else tokens.clamp(0, logits.shape[1] - 1), plan, rows)
     return Emitted(
         indices=one.indices[plan.sequences],
         token_ids=tokens,
-        num_emitted=None if walked is None else walked.num_accepted + 1,
-        logprobs=_located(sampled.logprobs, plan, one, walked),
-        paths=None if walked is None or plan.trees is None else walked.nodes,
-        row_errors=_located_errors(sampled.row_errors, plan, one, walked),
+        num_emitted=None if taken is None else taken.num_accepted + 1,
+        logprobs=_located(sampled.logprobs, plan, one, taken),
+        paths=None if taken is None or plan.trees is None else taken.nodes,
+        row_errors=_located_errors(sampled.row_errors, plan, one, taken),
         vocab_size=logits.shape[1],
         chosen_by=getattr(sampler, "label", "") or f"the sampler {type(sampler).__name__}",
     )
@@ -205,8 +205,8 @@ def _verify(
     drafts: Drafts | None,
     sampler: Sampler,
     acceptance: AcceptanceRule,
-) -> tuple[Sampled, torch.Tensor, Walked]:
-    """Return what was sampled, each sequence's tokens ``[S', K]``, and where its walk went."""
+) -> tuple[Sampled, torch.Tensor, DraftPaths]:
+    """Return what was sampled, each sequence's tokens ``[S', K]``, and the paths of accepted drafts."""
     max_depth = None if plan.trees is None else plan.trees.max_depth
     entries = to_device(plan.entries, logits.device)
     asked = draft_table(plan, one, drafts, logits)
@@ -215,41 +215,43 @@ def _verify(
         chosen = sampled.token_ids[entries]
         found = attrs.evolve(asked, sampled=chosen)
         middle = torch.full(entries.shape, 0.5, dtype=torch.float64, device=logits.device)
-        walked = walk(found, acceptance.accept(found), middle, max_depth=max_depth)
-        last = chosen.gather(1, walked.stops[:, None])
-        return sampled, _tokens(found, walked, last), walked
-    told: list[tuple[torch.Tensor, Walked]] = []
+        taken = accepted_paths(found, acceptance.accept(found), middle, max_depth=max_depth)
+        last = chosen.gather(1, taken.stops[:, None])
+        return sampled, _tokens(found, taken, last), taken
+    told: list[tuple[torch.Tensor, DraftPaths]] = []
 
     def choose(laws: Laws) -> torch.Tensor:
         found = attrs.evolve(asked, target=laws.probabilities[entries])
-        walked = walk(found, acceptance.accept(found), laws.uniforms()[entries], max_depth=max_depth)
-        weights = acceptance.last(found, walked.stops)
-        last = laws.draw(weights, entries.gather(1, walked.stops[:, None])[:, 0])[:, None]
-        tokens = _tokens(found, walked, last)
-        told.append((tokens, walked))
-        return _chosen(laws.probabilities, entries, walked, tokens)
+        taken = accepted_paths(found, acceptance.accept(found), laws.uniforms()[entries], max_depth=max_depth)
+        weights = acceptance.last(found, taken.stops)
+        last = laws.draw(weights, entries.gather(1, taken.stops[:, None])[:, 0])[:, None]
+        tokens = _tokens(found, taken, last)
+        told.append((tokens, taken))
+        return _chosen(laws.probabilities, entries, taken, tokens)
 
     sampled = sampler.verify(logits, plan.context, choose)
     return sampled, *told[0]
 
 
-def _tokens(found: Verification, walked: Walked, last: torch.Tensor) -> torch.Tensor:
+def _tokens(found: Verification, taken: DraftPaths, last: torch.Tensor) -> torch.Tensor:
     """Return accepted drafts and the last token after them, int64 ``[S', K]``; what follows does not count."""
-    # A walk that stops at once stays at node 0, after which there is no draft.
-    accepted = found.tokens.gather(1, (walked.nodes - 1).clamp(min=0))
+    # A path without drafts stays at node 0, after which there is no draft.
+    accepted = found.tokens.gather(1, (taken.nodes - 1).clamp(min=0))
     steps = torch.arange(accepted.shape[1] + 1, device=accepted.device)
     kept = torch.cat([accepted, last], dim=1)
-    return torch.where(steps < walked.num_accepted[:, None], kept, last)
+    return torch.where(steps < taken.num_accepted[:, None], kept, last)
 
 
-def _chosen(probabilities: torch.Tensor, entries: torch.Tensor, walked: Walked, tokens: torch.Tensor) -> torch.Tensor:
-    """Return a token for each logits row: that of the walk, and the most likely one where it did not come by."""
+def _chosen(
+    probabilities: torch.Tensor, entries: torch.Tensor, taken: DraftPaths, tokens: torch.Tensor
+) -> torch.Tensor:
+    """Return a token for each logits row: that of the accepted path, and the most likely one at other nodes."""
     chosen = probabilities.argmax(-1)
-    start = torch.zeros_like(walked.stops)[:, None]
-    nodes = torch.cat([start, walked.nodes], dim=1)
+    start = torch.zeros_like(taken.stops)[:, None]
+    nodes = torch.cat([start, taken.nodes], dim=1)
     steps = torch.arange(nodes.shape[1], device=nodes.device)
     # Beyond the stop the node is the last one again, with its own token: writes know no order.
-    nodes = torch.where(steps <= walked.num_accepted[:, None], nodes, walked.stops[:, None])
+    nodes = torch.where(steps <= taken.num_accepted[:, None], nodes, taken.stops[:, None])
     return chosen.index_put_((entries.gather(1, nodes),), tokens)
 
 
@@ -317,14 +319,14 @@ def _steps(plan: SamplePlan) -> Int32Array:
 
 
 def _located(
-    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass, walked: Walked | None
+    logprobs: tuple[SampledLogprobs, ...], plan: SamplePlan, one: Pass, taken: DraftPaths | None
 ) -> tuple[tuple[int, int, int, SampledLogprobs], ...]:
     if not logprobs:
         return ()
-    if walked is not None and plan.trees is not None:
+    if taken is not None and plan.trees is not None:
         # Log-probabilities are on the host, so their step is done: nothing is waited for.
         paths = [
-            [0, *path[:count]] for path, count in zip(walked.nodes.tolist(), walked.num_accepted.tolist(), strict=True)
+            [0, *path[:count]] for path, count in zip(taken.nodes.tolist(), taken.num_accepted.tolist(), strict=True)
         ]
     else:
         paths = [list(range(int(count))) for count in plan.counts]
@@ -339,15 +341,15 @@ def _located(
 
 
 def _located_errors(
-    errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, walked: Walked | None
+    errors: tuple[RowError, ...], plan: SamplePlan, one: Pass, taken: DraftPaths | None
 ) -> tuple[RowError, ...]:
-    """Return the errors of logits rows as errors of sequences; what is wrong at a draft that the walk did not reach is none."""
+    """Return the errors of logits rows as errors of sequences; an error at a draft that is not on the accepted path is left out."""
     if not errors:
         return ()
     by_row = {error.index: error for error in errors}
     found = []
     for s, sequence in enumerate(plan.sequences.tolist()):
-        nodes = [0] if walked is None else [0, *walked.nodes[s, : int(walked.num_accepted[s])].tolist()]
+        nodes = [0] if taken is None else [0, *taken.nodes[s, : int(taken.num_accepted[s])].tolist()]
         wrong = [by_row[entry] for entry in plan.entries[s, nodes].tolist() if entry in by_row]
         if wrong:
             found.append(attrs.evolve(wrong[0], index=int(one.indices[sequence])))
@@ -367,13 +369,13 @@ class MatchingPrefix(AcceptanceRule):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Walked:
-    """Where the walks went.
+class DraftPaths:
+    """The accepted drafts of each sequence: a path from node 0.
 
     Attributes:
         nodes: The nodes after node 0, int64 ``[B, N]``, or fewer; what is beyond the stop does not count.
         num_accepted: How many there are, int64 ``[B]``.
-        stops: Node at which each walk stopped, int64 ``[B]``.
+        stops: Last node of each path, int64 ``[B]``.
     """
 
     nodes: torch.Tensor
@@ -381,26 +383,26 @@ class Walked:
     stops: torch.Tensor
 
 
-def walk(
+def accepted_paths(
     verification: Verification, accept: torch.Tensor, uniforms: torch.Tensor, *, max_depth: int | None = None
-) -> Walked:
-    """Return how far each walk gets. Pure; every shape follows from those of the arguments.
+) -> DraftPaths:
+    """Return the drafts that are accepted. Pure; every shape follows from those of the arguments.
 
-    At a node the drafts after it have, one after another, their shares of (0, 1); the walk goes to the one in whose share the
+    At a node the drafts after it have, one after another, their shares of (0, 1); the path goes on to the one in whose share the
     node's number lies, and stops if it lies after them all.
 
     Args:
         verification: The drafts.
         accept: Share of each draft at the node before it, ``[B, N]``.
         uniforms: A number of (0, 1) for each node, ``[B, N + 1]``.
-        max_depth: No walk is longer, if known: then branching drafts have so many ``Walked.nodes``.
+        max_depth: No path is longer, if known: then branching drafts have so many ``DraftPaths.nodes``.
     """
     num_nodes = torch.arange(accept.shape[1], device=accept.device)
     is_real = num_nodes < verification.num_drafts[:, None]
     if verification.is_linear:
         stands = (uniforms[:, :-1] < accept) & is_real
         num_accepted = stands.long().cumprod(1).sum(1)
-        return Walked(nodes=(num_nodes + 1).expand(accept.shape), num_accepted=num_accepted, stops=num_accepted)
+        return DraftPaths(nodes=(num_nodes + 1).expand(accept.shape), num_accepted=num_accepted, stops=num_accepted)
     here = torch.zeros_like(verification.num_drafts)
     num_accepted = torch.zeros_like(here)
     goes_on = torch.ones_like(here, dtype=torch.bool)
@@ -414,4 +416,4 @@ def walk(
         here = torch.where(goes_on, hits.long().argmax(1) + 1, here)
         num_accepted = num_accepted + goes_on
         nodes.append(here)
-    return Walked(nodes=torch.stack(nodes, 1), num_accepted=num_accepted, stops=here)
+    return DraftPaths(nodes=torch.stack(nodes, 1), num_accepted=num_accepted, stops=here)

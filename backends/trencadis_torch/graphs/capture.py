@@ -1,4 +1,4 @@
-"""The seam to CUDA graphs: what is captured, replayed and measured, and how CUDA does it.
+"""Interface to CUDA graphs: capture, replay and measurement, and CUDA's implementation.
 
     rehearse   run as it is, watched: may a graph hold this? how much memory does it take?
     capture    run once more, recorded instead of executed

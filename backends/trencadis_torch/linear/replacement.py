@@ -31,7 +31,7 @@ from trencadis_torch.linear.native_decoder import native_decoder
 from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
 from trencadis_torch.loading.self_check import paged_logits
 
-__all__ = ["Operation", "fuse_decoder", "operate"]
+__all__ = ["Replacement", "fuse_decoder", "replace_modules"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -53,8 +53,8 @@ Pack = Callable[[list[nn.Linear]], FusedLinear]
 
 
 @attrs.frozen(kw_only=True)
-class Operation:
-    """What was done to a model.
+class Replacement:
+    """Result of :func:`replace_modules`.
 
     Attributes:
         kernels: Whose low bits its activations have now; empty: the model's own.
@@ -80,7 +80,7 @@ class _Seen:
 
 
 @torch.no_grad()
-def operate(model: Any, *, quantised: bool, native: Native | None) -> Operation:
+def replace_modules(model: Any, *, quantised: bool, native: Native | None) -> Replacement:
     """Replace modules of a decoder in place; float32, on the CPU.
 
     Args:
@@ -96,14 +96,14 @@ def operate(model: Any, *, quantised: bool, native: Native | None) -> Operation:
         for name in [name for name, _ in _candidates(model)]:
             num_fused += _replace(model, name, seen.pop(name, None), pack, native)
     _replace_linears(model, pack)
-    operation = Operation(
+    replacement = Replacement(
         kernels="onednn" if native is None else f"{'int8' if quantised else 'packed'}{native.panel}",
         weights_bytes=_weights_bytes(model),
         num_linears=num_linears,
         num_fused=num_fused,
     )
-    logger.info("%s: %d linear layers packed, %d modules fused.", operation.kernels, num_linears, num_fused)
-    return operation
+    logger.info("%s: %d linear layers packed, %d modules fused.", replacement.kernels, num_linears, num_fused)
+    return replacement
 
 
 @torch.inference_mode()
@@ -113,7 +113,7 @@ def fuse_decoder(
     """Let passes of a plain decoder run in one call, if it gives the logits that its modules give; returns whether it does.
 
     Args:
-        model: It has been operated on. The paged attention is switched on afterwards.
+        model: Its modules are replaced. The paged attention is switched on afterwards.
         layers: Its attention layers, as the model computes them.
         kernel: That attends over the cache; if it is not the compiled one, nothing is fused.
         native: The library of its linear layers; None: the same.
@@ -268,8 +268,8 @@ def _rotary_attention(module: Any, seen: _Seen, pack: Pack, native: Native) -> R
     if any(isinstance(value, torch.Tensor) for value in common["options"].values()):
         return None
     for norms in _norms_of(module):
-        trial = RotaryAttention(_Beside(layers), module.o_proj, norms=norms, **common)
-        if _attends_alike(trial, seen, handed):
+        candidate = RotaryAttention(_Beside(layers), module.o_proj, norms=norms, **common)
+        if _attends_alike(candidate, seen, handed):
             return RotaryAttention(pack(layers), pack([module.o_proj]), norms=norms, **common)
     return None
 
@@ -289,9 +289,9 @@ def _norms_of(module: Any) -> list[tuple[torch.Tensor | None, torch.Tensor | Non
     return [(first.clone(), second.clone()), (1.0 + first, 1.0 + second)]
 
 
-def _attends_alike(trial: RotaryAttention, seen: _Seen, handed: dict[str, Any]) -> bool:
+def _attends_alike(candidate: RotaryAttention, seen: _Seen, handed: dict[str, Any]) -> bool:
     again: dict[str, Any] = {}
-    output = trial(*seen.args, **{**seen.options, "trencadis_seen": again})
+    output = candidate(*seen.args, **{**seen.options, "trencadis_seen": again})
     return (
         all(_agree(again[name], seen.handed[name]) for name in _TENSORS)
         and again.keys() - set(_TENSORS) == handed.keys()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trencadis.interfaces import Verification
-from trencadis_torch.verify import MatchingPrefix, walk
+from trencadis_torch.verify import MatchingPrefix, accepted_paths
 
 
 def drafted(parents, *, num_drafts=None, is_linear=False, columns=None):
@@ -20,10 +20,12 @@ def drafted(parents, *, num_drafts=None, is_linear=False, columns=None):
 
 
 def run(verification, accept, uniforms):
-    walked = walk(verification, torch.tensor(accept, dtype=torch.float64), torch.tensor(uniforms, dtype=torch.float64))
-    paths = [row[:count] for row, count in zip(walked.nodes.tolist(), walked.num_accepted.tolist(), strict=True)]
-    assert walked.nodes.shape == verification.tokens.shape
-    return paths, walked.stops.tolist()
+    taken = accepted_paths(
+        verification, torch.tensor(accept, dtype=torch.float64), torch.tensor(uniforms, dtype=torch.float64)
+    )
+    paths = [row[:count] for row, count in zip(taken.nodes.tolist(), taken.num_accepted.tolist(), strict=True)]
+    assert taken.nodes.shape == verification.tokens.shape
+    return paths, taken.stops.tolist()
 
 
 CHAIN = [0, 1, 2]
@@ -91,8 +93,8 @@ def test_frequencies_of_paths_are_products_of_shares():
     count, tree = 40_000, [0, 0, 1, 1]
     asked = drafted([tree] * count)
     shares = torch.tensor([[0.5, 0.2, 0.3, 0.6]]).double().expand(count, -1)
-    walked = walk(asked, shares, torch.rand((count, 5), generator=generator, dtype=torch.float64))
-    found = walked.stops.bincount(minlength=5) / count
+    taken = accepted_paths(asked, shares, torch.rand((count, 5), generator=generator, dtype=torch.float64))
+    found = taken.stops.bincount(minlength=5) / count
     expected = torch.tensor([0.3, 0.5 * 0.1, 0.2, 0.15, 0.3])
     # Five standard deviations of a share of .3.
     assert (found - expected).abs().max() < 5 * (0.21 / count) ** 0.5
