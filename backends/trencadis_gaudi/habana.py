@@ -81,7 +81,7 @@ class Habana:
             self.core.mark_step()
 
     def declare(self, name: str, num_bytes: int) -> None:
-        """Put what ``name`` takes on the books of the emulated device; a Gaudi keeps its own."""
+        """Account for the memory of ``name`` on the emulated device; a Gaudi does so itself."""
         if self.emulated is not None:
             self.emulated.book(name, num_bytes)
 

@@ -214,7 +214,7 @@ class TorchBackend(Backend):
         return self._config.quantization == "int8"
 
     def _replace_modules(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
-        """Pack what can be packed, and fuse what can be fused; facts follow."""
+        """Pack linear layers and fuse modules where possible; updates the facts."""
         if not self._packs and not self._quantises:
             return
         self._replacement = replace_modules(model, quantised=self._quantises, native=self._mode.native())
@@ -236,7 +236,7 @@ class TorchBackend(Backend):
                 torch.set_num_threads(num_threads)
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
-        """Try the largest step; on the CPU one of a few tokens, or of what takes about a second, scaled up.
+        """Run the largest step; on the CPU a smaller one of about a second, scaled up.
 
         Raises:
             OutOfMemoryError: The step alone does not fit.
@@ -367,7 +367,7 @@ class TorchBackend(Backend):
             self._host_blocks.swap(outs=outs, ins=ins)
 
     def metrics(self) -> str:
-        """Return what is counted about graphs; empty where there are none by configuration."""
+        """Return counters of graphs; empty where there are none by configuration."""
         return self._mode.metrics()
 
     def close(self) -> None:

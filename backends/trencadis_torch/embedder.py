@@ -103,7 +103,7 @@ class DecoderEmbedder(Embedder):
 
 
 class EncoderEmbedder(Embedder):
-    """A model of any architecture that takes a mask of what is padding."""
+    """A model of any architecture that takes a padding mask."""
 
     def __init__(self, model: Any, pooling_config: PoolingConfig) -> None:
         super().__init__(model, pooling_config)

@@ -34,7 +34,7 @@ __all__ = [
 
 
 class AttentionPass(Protocol):
-    """What every attention layer of a model calls during a pass."""
+    """The interface that every attention layer of a model calls during a pass."""
 
     def attend(
         self,

@@ -63,7 +63,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPass], to
 
 @attrs.frozen(kw_only=True)
 class PassResult:
-    """What one pass yields, on the device.
+    """Results of one pass, on the device.
 
     Attributes:
         emitted: Tokens, or None if no sequence of the pass emits.
@@ -77,7 +77,7 @@ class PassResult:
 
 
 def _plain_forward(model: Any) -> Forward:
-    """Return a model's own ``forward``, with whatever it does after its output projection, as a function of tensors and a pass.
+    """Return a model's own ``forward``, all steps after its output projection included, as a function of tensors and a pass.
 
     A model that cannot select positions computes the logits of all.
 
@@ -139,7 +139,7 @@ class PassRunner:
         acceptance: AcceptanceRule,
         gate: LayerGate | None = None,
     ) -> PassResult:
-        """Run a pass and write what it emits after the rows' tokens.
+        """Run a pass and write the emitted tokens after the rows' tokens.
 
         Args:
             one: The pass; without sequences only padding is computed, which leaves no trace.

@@ -112,7 +112,7 @@ def _context(
     history: torch.Tensor,
     trees: DraftTrees | None,
 ) -> SamplingContext:
-    """Return whose the logits rows are: of the steps that are used, the row and the position of each."""
+    """Return row and position of each logits row that is used."""
     rows = tuple(np.broadcast_to(one.rows[chosen][:, None], used.shape)[used].tolist())
     if trees is None:
         positions = (one.starts[chosen][:, None] + starts)[used]
@@ -134,7 +134,7 @@ def _bucket_steps(one: Pass) -> int:
 
 @attrs.frozen(kw_only=True)
 class Emitted:
-    """What a pass emits, on the device.
+    """Emitted tokens of a pass, on the device.
 
     Attributes:
         indices: Indices in the plan of the sequences that emit, on the host, ``[S]``.
@@ -206,7 +206,7 @@ def _verify(
     sampler: Sampler,
     acceptance: AcceptanceRule,
 ) -> tuple[Sampled, torch.Tensor, DraftPaths]:
-    """Return what was sampled, each sequence's tokens ``[S', K]``, and the paths of accepted drafts."""
+    """Return the sampled tokens, each sequence's tokens ``[S', K]``, and the paths of accepted drafts."""
     max_depth = None if plan.trees is None else plan.trees.max_depth
     entries = to_device(plan.entries, logits.device)
     asked = draft_table(plan, one, drafts, logits)
@@ -234,7 +234,7 @@ def _verify(
 
 
 def _tokens(found: Verification, taken: DraftPaths, last: torch.Tensor) -> torch.Tensor:
-    """Return accepted drafts and the last token after them, int64 ``[S', K]``; what follows does not count."""
+    """Return accepted drafts and the last token after them, int64 ``[S', K]``; later entries do not count."""
     # A path without drafts stays at node 0, after which there is no draft.
     accepted = found.tokens.gather(1, (taken.nodes - 1).clamp(min=0))
     steps = torch.arange(accepted.shape[1] + 1, device=accepted.device)
@@ -299,7 +299,7 @@ def _proposal(laws: DraftLaws, rows: npt.NDArray[np.int64], device: torch.device
 
 
 def _write_back(tokens: torch.Tensor, plan: SamplePlan, rows: Rows) -> None:
-    """Put every step's token after the known ones; what is beyond the emitted ones is overwritten before it is read."""
+    """Put every step's token after the known ones; tokens beyond the emitted ones are overwritten before they are read."""
     if tokens.shape[1] == 1 and tokens.device.type == rows.tokens.device.type == "cpu" and not plan.padded:
         # One each, as in most decode steps: without half a dozen operations. (What is padded stands for a device, whose
         # operations are the same ones.)

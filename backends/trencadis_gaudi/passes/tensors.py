@@ -1,4 +1,4 @@
-"""Passes in two halves: what is made on the host outside of a graph, and what a captured graph makes of it.
+"""Passes in two halves: tensors made on the host outside of a graph, and attention made from them in a captured graph.
 
     Pass ─ inputs() ─▶ token ids, positions, tensors ──┤ border of the graph ├──▶ attention() ─▶ the model's layers
 

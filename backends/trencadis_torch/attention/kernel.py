@@ -1,4 +1,4 @@
-"""The contract of a kernel that attends over the paged cache where it lies, whatever device it is for."""
+"""The contract of kernels that attend over the paged cache in place, on any device."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _prefill_mask(
 
 
 class FlatDecode:
-    """A decode pass over gathered blocks of all sequences, whoever found out which these are. Read by every layer.
+    """A decode pass over given blocks of all sequences, gathered in each layer.
 
     Args:
         cache: Written to.
@@ -259,7 +259,7 @@ def flat_block_lists(counts: Int32Array, *, num_entries: int) -> tuple[Int32Arra
 
 
 def _decode_mask(keys: torch.Tensor, queries: torch.Tensor, padding: torch.Tensor, window: int) -> torch.Tensor:
-    """Return what the queries of a block's sequence see of it, bool ``[N, Q, S]``, from positions ``[N, S]``, ``[N, Q]``."""
+    """Return the mask of each block for its sequence's queries, bool ``[N, Q, S]``, from positions ``[N, S]``, ``[N, Q]``."""
     mask = keys[:, None, :] <= queries[:, :, None]
     if window:
         mask = mask & (keys[:, None, :] > queries[:, :, None] - window)

@@ -24,7 +24,7 @@ __all__ = ["DraftTrees", "Histories"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Histories:
-    """What the sampler reads where drafts branch.
+    """Token histories for the sampler where drafts branch.
 
     Attributes:
         tokens: A row for each path to a leaf, int32 ``[num_paths, longest]`` on the device.

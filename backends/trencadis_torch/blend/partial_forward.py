@@ -19,7 +19,7 @@ __all__ = ["LayerWalk", "Walkers"]
 
 
 class _Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """Carries out of a forward what it was stopped for."""
+    """Stops a forward, and carries the requested tensors out of it."""
 
     def __init__(self, *found: Any) -> None:
         self.found = found

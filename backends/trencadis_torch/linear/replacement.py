@@ -1,4 +1,4 @@
-"""Replaces modules of a loaded decoder, in one place: packed or int8 linear layers, and what can be fused with them.
+"""Replaces modules of a loaded decoder: packed or int8 linear layers, and fused modules where possible.
 
     one forward of a few tokens ─▶ what every norm, MLP and attention of a known family got and gave
     a replacement, on the original weights, gets the same: it must give the same, else the module stays
@@ -71,7 +71,7 @@ class Replacement:
 
 @attrs.define
 class _Seen:
-    """What went into a module and came out of it; of an attention also what it handed on."""
+    """Inputs and outputs of a module; of an attention also the arguments of its attention function."""
 
     args: tuple[Any, ...]
     options: dict[str, Any]
@@ -143,14 +143,14 @@ def _packer(quantised: bool, native: Native | None) -> Pack:
 
 
 def _candidates(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules of known families, those that hold others before what they hold."""
+    """Yield modules of known families, parents before their children."""
     found = [(name, type(part).__name__, part) for name, part in model.named_modules()]
     for pattern in (_ATTENTION, _MLP, _NORM):
         yield from ((name, part) for name, kind, part in found if pattern.fullmatch(kind))
 
 
 def _watch(model: Any) -> dict[str, _Seen]:
-    """Run a few tokens through the model and return what its known modules got and gave."""
+    """Run a few tokens through the model and return inputs and outputs of its known modules."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(SEEN, _attention)
@@ -184,7 +184,7 @@ def _attention(
     trencadis_seen: dict[str, Any],
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Note what an attention hands on; gives it values back, so that later layers get something of the right size."""
+    """Note the arguments of an attention function; returns values of the right size for later layers."""
     trencadis_seen.clear()
     trencadis_seen.update(options, query=query.clone(), key=key.clone(), value=value.clone())
     return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
@@ -211,7 +211,7 @@ def _has(model: Any, name: str) -> bool:
 
 
 def _replacement(module: Any, seen: _Seen, pack: Pack, native: Native) -> nn.Module | None:
-    """Return what may stand for a module, its weights packed; None: nothing does."""
+    """Return the replacement of a module, its weights packed; None: there is none."""
     kind = type(module).__name__
     try:
         if _NORM.fullmatch(kind):
@@ -281,7 +281,7 @@ def _eps_of(norm: Any) -> float:
 
 
 def _norms_of(module: Any) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
-    """Return what the norms of queries and keys may multiply by."""
+    """Return candidates for the weights of the norms of queries and keys."""
     found = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     if found == [None, None]:
         return [(None, None)]
@@ -322,7 +322,7 @@ def _agree(found: Any, expected: Any) -> bool:
 
 
 def _replace_linears(model: Any, pack: Pack) -> None:
-    """Pack what linear layers are left, the output projection among them, with which embeddings may share their weights."""
+    """Pack the remaining linear layers, the output projection among them, with which embeddings may share their weights."""
     embedding = model.get_input_embeddings()
     names = {id(part): name for name, part in model.named_modules()}
     tied = getattr(embedding, "weight", None)
@@ -338,7 +338,7 @@ def _replace_linears(model: Any, pack: Pack) -> None:
 
 
 def _scale_of(embedding: Any) -> float | None:
-    """Return what an embedding multiplies its rows by; None: it does something else."""
+    """Return the scale of an embedding's rows; None: it does something else."""
     if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
         return None
     scale = float(getattr(embedding, "scalar_embed_scale", 1.0))

@@ -53,7 +53,7 @@ def _sees_both_ways(config: Any) -> bool:
 
 
 def load_encoder(files: ModelFiles, device: torch.device, *, check: bool) -> tuple[EncoderEmbedder, ModelFacts]:
-    """Load a model that only embeds; returns it with what the engine needs to know.
+    """Load a model that only embeds; returns it with its facts for the engine.
 
     Args:
         files: The model.

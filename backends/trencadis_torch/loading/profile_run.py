@@ -193,7 +193,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operation and note what it made."""
+        """Run one operation and note its new tensors."""
         options = kwargs or {}
         result = func(*args, **options)
         given = {storage.data_ptr() for storage in _storages((args, options))}

@@ -1,4 +1,4 @@
-"""Does the paged forward compute what the model computes? Asked of every model once, right after loading.
+"""Compares the paged forward of a model with its own, once after loading.
 
 Two made-up sequences run through the cache in chunks, together and then one token at a time; the model's own eager attention runs
 each of them whole. Whatever paging breaks in an architecture we never saw (state between tokens, positions taken from the batch,
@@ -36,7 +36,7 @@ QUANTISED = 0.5
 
 
 class ModelCheck:
-    """What a model computes by itself, kept for comparison. Costs a forward of about 40 tokens, of about 20 beyond 1e9 parameters.
+    """Logits of a model's own forward, for comparison. Costs a forward of about 40 tokens, of about 20 beyond 1e9 parameters.
 
     Args:
         model: Its modules are not replaced yet.
@@ -60,7 +60,7 @@ class ModelCheck:
 
     @torch.inference_mode()
     def compare(self, model: Any, *, quantised: bool = False, replaced: bool = False) -> None:
-        """Compare the paged forward with what was kept; the paged attention is switched on afterwards. Costs as much again.
+        """Compare the paged forward with those logits; the paged attention is switched on afterwards. Costs as much again.
 
         Args:
             model: The model, as it is now.
