@@ -15,13 +15,14 @@ from trencadis.errors import BackendError
 from trencadis.interfaces import AcceptanceRule, LayerGate, Sampler
 from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
+from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
-from trencadis_torch.inputs import AttentionPass, ModelInputs, padded_inputs, ragged_inputs
+from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.decoder_pass import DecoderPasses
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt

@@ -408,9 +408,9 @@ def accepted_paths(
     goes_on = torch.ones_like(here, dtype=torch.bool)
     nodes = []
     for _ in range(accept.shape[1] if max_depth is None else max_depth):
-        behind = (verification.parents == here[:, None]) & is_real
-        shares = torch.where(behind, accept.double(), 0.0).cumsum(1)
-        hits = behind & (uniforms.gather(1, here[:, None]) < shares)
+        children = (verification.parents == here[:, None]) & is_real
+        shares = torch.where(children, accept.double(), 0.0).cumsum(1)
+        hits = children & (uniforms.gather(1, here[:, None]) < shares)
         goes_on = goes_on & hits.any(1)
         # Shares only grow: the first hit is the draft in whose share the number lies.
         here = torch.where(goes_on, hits.long().argmax(1) + 1, here)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.inputs import AttentionPass
 
 __all__ = ["PAGED", "PASS_ARGUMENT", "paged_attention", "register", "switch"]
 

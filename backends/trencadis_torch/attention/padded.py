@@ -13,24 +13,19 @@ dimension, T = B × Q tokens. Source: flat paged attention of the vLLM plugin fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Int32Array
-from trencadis_torch.attention.kernel import KernelPass, StaticKernel
+from trencadis_torch.attention.kernel import AttentionPass, KernelPass, StaticKernel
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
 from trencadis_torch.graphs.operators import kernel_attention
-
-if TYPE_CHECKING:
-    from trencadis_torch.inputs import AttentionPass
 
 __all__ = [
     "FlatDecode",
@@ -222,7 +217,7 @@ class PaddedDecode(FlatDecode):
         counts = -(-(starts + query_lens) // size)
         owners, columns = flat_block_lists(counts, num_entries=bucket.num_blocks)
         real = owners >= 0
-        # The last real query of a sequence lends its position to the padding behind it.
+        # The last real query of a sequence lends its position to the padding after it.
         steps = np.minimum(np.arange(bucket.query_len), query_lens[:, None] - 1)
         # Entry -1 of the extended arrays is that of padding.
         positions = np.append(starts[:, None] + steps, np.zeros((1, bucket.query_len), np.int32), axis=0)[owners]
@@ -392,7 +387,7 @@ class StaticFlatDecode(FlatDecode):
         padding = owners == bucket.batch_size
         of = owners.clamp(max=bucket.batch_size - 1)
         columns = torch.where(padding, 0, entries - (ends - counts)[of])
-        # The last real query of a sequence lends its position to the padding behind it.
+        # The last real query of a sequence lends its position to the padding after it.
         steps = torch.minimum(torch.arange(bucket.query_len, device=device), (lengths[of] - 1).clamp(min=0)[:, None])
         super().__init__(
             cache,

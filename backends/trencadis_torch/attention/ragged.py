@@ -353,13 +353,13 @@ def _branching_mask(
         num_keys: Keys of each.
         window: Tokens that a query sees; 0 sees all.
     """
-    behind = torch.arange(num_keys, device=offsets.device) - offsets
-    nodes = behind.clamp(0, sees.shape[1] - 1)
-    is_node = (behind >= 0) & (behind < sees.shape[1])
+    places = torch.arange(num_keys, device=offsets.device) - offsets
+    nodes = places.clamp(0, sees.shape[1] - 1)
+    is_node = (places >= 0) & (places < sees.shape[1])
     mask = sees.gather(2, nodes[:, None].expand(-1, sees.shape[1], -1))
-    mask = torch.where(is_node[:, None], mask, (behind < 0)[:, None])
+    mask = torch.where(is_node[:, None], mask, (places < 0)[:, None])
     if window:
-        key_depths = torch.where(is_node, depths.gather(1, nodes), behind)
+        key_depths = torch.where(is_node, depths.gather(1, nodes), places)
         mask &= key_depths[:, None] > depths[:, :, None] - window
     return mask[:, None]
 

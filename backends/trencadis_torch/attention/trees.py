@@ -161,7 +161,7 @@ class DraftTrees:
 def _check(one: Pass, counts: Int32Array, branches: BoolArray, parents: Int32Array, within: Int64Array) -> None:
     if (one.query_lens[branches] != 1 + counts[branches]).any():
         raise StepFailedError(
-            f"drafts branch behind {(one.query_lens - counts)[branches].tolist()} tokens of their sequences: it must be 1."
+            f"drafts branch after {(one.query_lens - counts)[branches].tolist()} tokens of their sequences: it must be 1."
         )
     if (parents < -1).any() or (parents >= within).any():
         raise StepFailedError(f"a draft comes before its parent: parents are {parents.tolist()}.")

@@ -13,7 +13,7 @@ import torch
 
 from trencadis.errors import BackendError
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
-from trencadis_torch.inputs import AttentionPass
+from trencadis_torch.attention.kernel import AttentionPass
 
 __all__ = ["LayerWalk", "Walkers"]
 

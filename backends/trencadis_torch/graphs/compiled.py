@@ -26,13 +26,13 @@ import torch
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, WarmUpReport
+from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.graphs import operators as graph_ops
 from trencadis_torch.graphs.counts import GraphWatch
 from trencadis_torch.graphs.mode import BucketMode, LogitsCheck, StepCounts
-from trencadis_torch.inputs import AttentionPass
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear.native import Native
 from trencadis_torch.native_build import INSTALL_HINT, cache_directory, find_compiler, writable_directory

@@ -338,7 +338,7 @@ class CudaGraphMode(BucketMode):
         return attrs.evolve(report, activation_bytes=report.activation_bytes + reserve)
 
     def make_runner(self, model: Any, *, rows: Rows, cache: PagedKVCache, check: LogitsCheck | None) -> GraphRunner:
-        """Return a runner that replays."""
+        """Return a runner that replays; it compares graphs with their own capture, so ``check`` is not used."""
         recorder = make_recorder(cache.device, model, rows, cache)
         self._runner = GraphRunner(model, rows=rows, cache=cache, recorder=recorder, watch=self.watch)
         return self._runner

@@ -41,7 +41,7 @@ class ModelFiles:
 
 
 def find_model(source: ModelSource) -> ModelFiles:
-    """Return the files of a model with its configuration, which is read.
+    """Locate a model's files and read its configuration.
 
     Raises:
         ModelLoadError: Files are missing or cannot be read.

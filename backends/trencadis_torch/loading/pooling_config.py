@@ -70,7 +70,7 @@ class PoolingConfig:
 
     Attributes:
         pooling: ``last``, ``mean`` or ``cls``.
-        dense: Layers behind it, in order.
+        dense: Layers after it, in order.
         normalize: Scale to length 1 at the end.
         max_seq_length: Longest text the files allow, tokens; 0: they name none.
     """
