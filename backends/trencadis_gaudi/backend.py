@@ -130,7 +130,7 @@ class GaudiBackend(Backend):
         return loaded.facts
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
-        """Run the largest prefill, and share out what is free beside it.
+        """Run the largest prefill, and divide the memory that is free beside it.
 
         Raises:
             OutOfMemoryError: The step does not fit, or what is left pays for no block.
@@ -226,7 +226,7 @@ class GaudiBackend(Backend):
 
     @torch.inference_mode()
     def warm_up(self, buckets: Sequence[Bucket], *, progress: Callable[[int, int], None] | None = None) -> WarmUpReport:
-        """Compile or capture the buckets, and whatever sampler and block swaps need; see ``warmup.py``.
+        """Compile or capture the buckets, the sampler and block swaps; see ``warmup.py``.
 
         Raises:
             OutOfMemoryError: Graphs do not fit, and ``on_memory_shortage`` is ``fail``.
@@ -284,7 +284,7 @@ class GaudiBackend(Backend):
         self._swaps.warm_up_host()
 
     def _sample(self, batch_size: int, steps: int, params: SamplingParams | None) -> None:
-        """Sample zeros for rows that nobody has; their tokens are written where rows that start write over them."""
+        """Sample zeros for unused rows; rows that start overwrite their tokens."""
         num_rows = len(self._tables.blocks)
         rows = np.arange(batch_size, dtype=np.int32) % num_rows
         if params is not None:
@@ -369,7 +369,7 @@ class GaudiBackend(Backend):
             self._swaps.swap(outs=outs, ins=ins)
 
     def metrics(self) -> str:
-        """Return what the watch counts."""
+        """Return the counters."""
         return self.watch.metrics()
 
     def kv_cache(self) -> FlatKVCache:

@@ -92,7 +92,7 @@ class BlockSwaps:
         self._habana.mark_step()
 
     def swap(self, *, outs: BlockCopies, ins: BlockCopies) -> None:
-        """Copy blocks to host memory and back, one after the other: there is one shape whatever their number."""
+        """Copy blocks to host memory and back, one after the other: every number of blocks has the same shape."""
         self._habana.mark_step()
         with self._habana.outside():  # transfers are no operations of the device
             self._host_blocks.swap(outs=outs, ins=ins)

@@ -206,7 +206,7 @@ class GaudiConfig:
         return self.mode == "compile" if self.defragmenter_graphs == "auto" else self.defragmenter_graphs == "on"
 
     def check(self) -> None:
-        """Check what one key alone does not show.
+        """Check keys against each other.
 
         Raises:
             ConfigValueError: Two keys contradict each other.

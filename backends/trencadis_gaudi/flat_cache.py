@@ -10,7 +10,7 @@ __all__ = ["FlatKVCache"]
 
 
 class FlatKVCache(PagedKVCache):
-    """Keys and values by slot: what is written is the tensor itself, for a captured graph must not write through a view.
+    """Keys and values by slot; written as whole tensors, for a captured graph must not write through a view.
 
     ``keys`` and ``values`` are views of the same memory by block, ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``.
 

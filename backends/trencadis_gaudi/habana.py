@@ -1,4 +1,4 @@
-"""The seam to ``habana_frameworks``: the parts that the backend uses, of a Gaudi or of the emulated device.
+"""Interface to ``habana_frameworks``: the parts that the backend uses, of a Gaudi or of the emulated device.
 
 Nothing else in this backend imports the vendor's package, so this file is also the list of what is used of it. Names and signatures:
 bridge 1.19, checked in the tests.
@@ -81,7 +81,7 @@ class Habana:
             self.core.mark_step()
 
     def declare(self, name: str, num_bytes: int) -> None:
-        """Put what ``name`` takes on the books of the emulated device; a Gaudi keeps its own."""
+        """Account for the memory of ``name`` on the emulated device; a Gaudi does so itself."""
         if self.emulated is not None:
             self.emulated.book(name, num_bytes)
 

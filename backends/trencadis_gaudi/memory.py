@@ -1,4 +1,4 @@
-"""How the memory of a Gaudi is divided, and log lines of what each part of the start-up uses.
+"""How the memory of a Gaudi is divided, and log lines of the memory that each part of the start-up uses.
 
     free after loading and the profile run
     ├─ margin           free · (1 − utilization)     never given away: run-time peaks
@@ -27,7 +27,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @attrs.frozen(kw_only=True)
 class MemoryShares:
-    """Who gets how much of one device, bytes.
+    """The division of a device's memory, bytes.
 
     Attributes:
         free_bytes: Free after loading and the profile run.
@@ -144,7 +144,7 @@ class MemoryMeter:
         self._before = MemoryUse.of(habana)
 
     def summary(self) -> str:
-        """Return what was taken since, and what is in use."""
+        """Return the memory taken since, and the memory in use."""
         now, before = MemoryUse.of(self._habana), self._before
         return (
             f"{format_bytes(now.device_bytes - before.device_bytes)} of device memory "
@@ -155,7 +155,7 @@ class MemoryMeter:
 
 
 def host_memory(path: str = _MEMINFO) -> tuple[int, int]:
-    """Return what is in use on the host, and the total, bytes.
+    """Return memory in use on the host, and the total, bytes.
 
     Args:
         path: Where Linux says it; where it does not, free pages stand for available ones.

@@ -14,7 +14,7 @@ import torch
 from trencadis.errors import ModelLoadError, OutOfMemoryError
 from trencadis.records import ModelFacts, ModelSource
 from trencadis_gaudi.habana import Habana
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.cache.kv_cache import AttentionLayer
 from trencadis_torch.loading.encoder import is_encoder
 from trencadis_torch.loading.fingerprint import fingerprint
@@ -67,14 +67,14 @@ def load_model(source: ModelSource, habana: Habana, *, check: bool) -> LoadedMod
             f"{source.path} only embeds; the backend gaudi serves models that generate.",
             hint='Set [backend] name = "torch".',
         )
-    bridge.register()
+    adapter.register()
     model = load_decoder(files, _CPU)
     layers = attention_layers(model)
     if model.num_parameters() < _SMALL_MODEL:
         torch.set_num_threads(1)
     if check:
         check_model(model, layers, layout="padded")
-    bridge.switch(model, bridge.PAGED)
+    adapter.switch(model, adapter.PAGED)
     model = _moved(model, source, habana)
     facts = attrs.evolve(model_facts(model, layers), embedding_size=0, fingerprint=fingerprint(files))
     logger.info(

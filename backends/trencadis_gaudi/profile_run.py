@@ -1,4 +1,4 @@
-"""The largest prefill, run once before the KV cache is sized: what do its temporaries take?
+"""Memory of the largest prefill's temporaries: it is run once before the KV cache is sized.
 
 Source: vllm-gaudi, v1/worker/hpu_model_runner.py, profile_run, which in its current form returns before it has measured anything.
 """
@@ -49,7 +49,7 @@ def measure_activations(
     max_num_seqs: int,
     scores_prompts: bool = False,
 ) -> int:
-    """Return the peak of the temporaries of the largest prefill, bytes; leaves nothing behind.
+    """Return the peak of the temporaries of the largest prefill, bytes; frees everything afterwards.
 
     Args:
         loaded: The model.

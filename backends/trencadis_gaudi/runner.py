@@ -63,7 +63,7 @@ class GaudiRunner:
     def run(
         self, one: Pass, *, drafts: Drafts | None, sampler: Sampler, acceptance: AcceptanceRule, graph: bool
     ) -> PassResult:
-        """Run a pass and write what it emits after the rows' tokens.
+        """Run a pass and write the emitted tokens after the rows' tokens.
 
         Args:
             one: The pass; without sequences only padding is computed, which leaves no trace.

@@ -28,7 +28,7 @@ class GaudiTimer:
         self._seconds = 0.0
 
     def stop(self) -> None:
-        """Mark the end of what was launched."""
+        """Mark the end of the launched work."""
         if self._events is not None:
             self._events[1].record()
         self._seconds = self._clock.now_s() - self._start_s

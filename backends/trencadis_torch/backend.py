@@ -42,7 +42,7 @@ from trencadis.records import (
     Pass,
     WarmUpReport,
 )
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention import native as native_attention
 from trencadis_torch.attention.choice import cache_dtypes, choose_kernel
 from trencadis_torch.attention.kernel import PagedKernel
@@ -56,12 +56,12 @@ from trencadis_torch.graphs.mode import choose_mode
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear import native_decoder
 from trencadis_torch.linear.native import check_int8
-from trencadis_torch.linear.replacement import Operation, fuse_decoder, operate
+from trencadis_torch.linear.replacement import Replacement, fuse_decoder, replace_modules
 from trencadis_torch.loading.encoder import is_encoder, load_encoder
 from trencadis_torch.loading.fingerprint import fingerprint, quantised_fingerprint
 from trencadis_torch.loading.inspection import attention_layers, model_facts
 from trencadis_torch.loading.loader import ModelFiles, find_model, load_decoder
-from trencadis_torch.loading.pooling_config import read_recipe
+from trencadis_torch.loading.pooling_config import read_pooling_config
 from trencadis_torch.loading.profile_run import measure_memory
 from trencadis_torch.loading.self_check import ModelCheck, check_graph
 from trencadis_torch.native_build import Source, begin
@@ -101,7 +101,7 @@ class TorchBackend(Backend):
         self._model: Any = None
         self._layers: tuple[AttentionLayer, ...] = ()
         self._kernel: PagedKernel | None = None
-        self._operation: Operation | None = None
+        self._replacement: Replacement | None = None
         self._runner: PassRunner | None = None
         self._embedder: Embedder | None = None
         self._capabilities = BackendCapabilities(
@@ -147,8 +147,8 @@ class TorchBackend(Backend):
         return self._facts
 
     def _load_decoder(self, files: ModelFiles, phases: Phases) -> None:
-        bridge.register()
-        recipe = read_recipe(files, default_pooling="last", device=self._device)
+        adapter.register()
+        pooling_config = read_pooling_config(files, default_pooling="last", device=self._device)
         phases.begin("weights")
         model = self._model = load_decoder(files, self._device)
         if self._quantises:
@@ -176,12 +176,12 @@ class TorchBackend(Backend):
             if self._quantises:
                 check.compare(model)  # afterwards, errors of rounding would hide others
         phases.begin("packing")
-        self._operate(model, layers)
+        self._replace_modules(model, layers)
         phases.begin("check")
         if check is not None:
-            check.compare(model, quantised=self._quantises, operated=self._operation is not None)
-        bridge.switch(model, bridge.PAGED)
-        embedder = DecoderEmbedder(model.base_model, recipe, layers)
+            check.compare(model, quantised=self._quantises, replaced=self._replacement is not None)
+        adapter.switch(model, adapter.PAGED)
+        embedder = DecoderEmbedder(model.base_model, pooling_config, layers)
         if model.base_model is not model:
             self._embedder = embedder
             self._facts = attrs.evolve(self._facts, embedding_size=embedder.embed([np.zeros(1, np.int32)]).shape[1])
@@ -213,14 +213,14 @@ class TorchBackend(Backend):
     def _quantises(self) -> bool:
         return self._config.quantization == "int8"
 
-    def _operate(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
-        """Pack what can be packed, and fuse what can be fused; facts follow."""
+    def _replace_modules(self, model: Any, layers: tuple[AttentionLayer, ...]) -> None:
+        """Pack linear layers and fuse modules where possible; updates the facts."""
         if not self._packs and not self._quantises:
             return
-        self._operation = operate(model, quantised=self._quantises, native=self._mode.native())
+        self._replacement = replace_modules(model, quantised=self._quantises, native=self._mode.native())
         if not self._mode.compiles:
             fuse_decoder(model, layers=layers, kernel=self._kernel, native=self._mode.native())
-        self._facts = attrs.evolve(self._facts, weights_bytes=self._operation.weights_bytes)
+        self._facts = attrs.evolve(self._facts, weights_bytes=self._replacement.weights_bytes)
         if self._quantises:
             # Both, for where files cannot be read there is no fingerprint.
             self._facts = attrs.evolve(
@@ -236,7 +236,7 @@ class TorchBackend(Backend):
                 torch.set_num_threads(num_threads)
 
     def memory(self, *, max_num_batched_tokens: int, max_num_seqs: int) -> MemoryReport:
-        """Try the largest step; on the CPU one of a few tokens, or of what takes about a second, scaled up.
+        """Run the largest step; on the CPU a smaller one of about a second, scaled up.
 
         Raises:
             OutOfMemoryError: The step alone does not fit.
@@ -273,8 +273,8 @@ class TorchBackend(Backend):
             device=self._device,
             kernel=self._kernel,
         )
-        if self._operation is not None:
-            self._cache.kernels = f"{self._cache.kernels}+{self._operation.kernels}"
+        if self._replacement is not None:
+            self._cache.kernels = f"{self._cache.kernels}+{self._replacement.kernels}"
         self._cache.make_blender = functools.partial(make_blender, self._model)
         self._host_blocks = HostBlocks(self._cache, num_blocks=plan.num_host_blocks)
         with self._on_device(), _named_memory_errors("the rows' state"):
@@ -368,7 +368,7 @@ class TorchBackend(Backend):
             self._host_blocks.swap(outs=outs, ins=ins)
 
     def metrics(self) -> str:
-        """Return what is counted about graphs; empty where there are none by configuration."""
+        """Return counters of graphs; empty where there are none by configuration."""
         return self._mode.metrics()
 
     def close(self) -> None:

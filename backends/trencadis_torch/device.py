@@ -91,7 +91,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def fill(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
-    """Copy an array into a tensor that keeps its place, after what the device was given before, without waiting.
+    """Copy an array into a tensor that keeps its address, in stream order, without waiting.
 
     Args:
         target: Contiguous, of as many elements and the same dtype.
@@ -106,7 +106,7 @@ def fill(target: torch.Tensor, array: npt.NDArray[Any]) -> None:
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:
-    """Return what this process may use of the host's memory and what is free, bytes; reads /proc and control groups.
+    """Return the host memory that this process may use and the free part of it, bytes; reads /proc and control groups.
 
     Args:
         root: Where ``proc`` and ``sys`` are.

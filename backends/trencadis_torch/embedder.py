@@ -1,4 +1,4 @@
-"""Texts to vectors: one forward over whole texts, then the recipe.
+"""Texts to vectors: one forward over whole texts, then pooling.
 
 decoder   all texts in one flat run, kept apart by the attention pass ─▶ hidden states [T, hidden_size]
 encoder   texts sorted by length, padded a little, masked             ─▶ hidden states [T, hidden_size]
@@ -35,14 +35,14 @@ class Embedder(ABC):
 
     Args:
         model: Of transformers; its forward gives ``last_hidden_state``.
-        recipe: From hidden states to vectors.
+        pooling_config: From hidden states to vectors.
 
     Attributes:
-        recipe: As given.
+        pooling_config: As given.
     """
 
-    def __init__(self, model: Any, recipe: PoolingConfig) -> None:
-        self.recipe = recipe
+    def __init__(self, model: Any, pooling_config: PoolingConfig) -> None:
+        self.pooling_config = pooling_config
         self._model = model
 
     @torch.inference_mode()
@@ -64,7 +64,7 @@ class Embedder(ABC):
     def _embed_sorted(self, texts: list[Int32Array]) -> torch.Tensor:
         lengths = np.array([len(text) for text in texts], np.int64)
         device: torch.device = self._model.device
-        return self.recipe.vectors(self._hidden(texts, lengths), to_device(lengths, device))
+        return self.pooling_config.vectors(self._hidden(texts, lengths), to_device(lengths, device))
 
     @abstractmethod
     def _parts(self, order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
@@ -80,12 +80,12 @@ class DecoderEmbedder(Embedder):
 
     Args:
         model: Without its output projection.
-        recipe: From hidden states to vectors.
+        pooling_config: From hidden states to vectors.
         layers: Its attention layers.
     """
 
-    def __init__(self, model: Any, recipe: PoolingConfig, layers: tuple[AttentionLayer, ...]) -> None:
-        super().__init__(model, recipe)
+    def __init__(self, model: Any, pooling_config: PoolingConfig, layers: tuple[AttentionLayer, ...]) -> None:
+        super().__init__(model, pooling_config)
         self._layers = layers
 
     def _parts(self, order: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
@@ -103,10 +103,10 @@ class DecoderEmbedder(Embedder):
 
 
 class EncoderEmbedder(Embedder):
-    """A model of any architecture that takes a mask of what is padding."""
+    """A model of any architecture that takes a padding mask."""
 
-    def __init__(self, model: Any, recipe: PoolingConfig) -> None:
-        super().__init__(model, recipe)
+    def __init__(self, model: Any, pooling_config: PoolingConfig) -> None:
+        super().__init__(model, pooling_config)
         # Masked, whatever it is; but some architectures count positions without it.
         self._padding = getattr(model.config, "pad_token_id", None) or 0
 

@@ -5,16 +5,13 @@ Shapes: T token positions of the pass, padding included; L logits rows; B sequen
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trencadis.records import Bucket, Pass, Phase
-from trencadis_torch.attention.kernel import StaticKernel
-from trencadis_torch.attention.options import AttentionOptions
+from trencadis_torch.attention.kernel import AttentionPass, StaticKernel
 from trencadis_torch.attention.padded import PaddedDecode, PaddedKernelPass, PaddedPrefill, StaticKernelPass
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
@@ -23,7 +20,6 @@ from trencadis_torch.device import to_device
 from trencadis_torch.rows import Rows
 
 __all__ = [
-    "AttentionPass",
     "ModelInputs",
     "padded_facts",
     "padded_firsts",
@@ -31,22 +27,6 @@ __all__ = [
     "padded_tokens",
     "ragged_inputs",
 ]
-
-
-class AttentionPass(Protocol):
-    """What every attention layer of a model calls during a pass."""
-
-    def attend(
-        self,
-        layer_index: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        *,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        """Store new keys and values, and return attention outputs ``[T, H, Dv]``."""
-        ...
 
 
 @attrs.frozen(kw_only=True)

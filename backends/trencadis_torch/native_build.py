@@ -80,7 +80,7 @@ class Source:
 
 
 def begin(sources: Iterable[Source], *, directory: Path | None = None) -> None:
-    """Compile what the cache does not have, side by side and on threads of their own; :func:`load_library` waits for it."""
+    """Compile sources missing in the cache, in parallel threads; :func:`load_library` waits for them."""
     for source in sources:
         thread = threading.Thread(target=_begin, args=(source, directory), name="trencadis-compile", daemon=True)
         thread.start()
@@ -92,7 +92,7 @@ def _begin(source: Source, directory: Path | None) -> None:
 
 
 def _announce(text: str) -> None:
-    """Say what takes long: in the log, and on a terminal whatever the log shows."""
+    """Announce a long compilation in the log, and on a terminal at any log level."""
     logger.info(text)
     if sys.stderr.isatty() and not logger.isEnabledFor(logging.INFO):
         sys.stderr.write(f"{text}\n")
@@ -140,7 +140,7 @@ def find_compiler() -> str | None:
 
 
 def cache_directory(kind: str = "native") -> Path:
-    """Return where what was compiled is kept: ``$XDG_CACHE_HOME/trencadis/<kind>``, by default under ``~/.cache``."""
+    """Return the cache directory of compiled code: ``$XDG_CACHE_HOME/trencadis/<kind>``, by default under ``~/.cache``."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(root) if root else Path.home() / ".cache") / "trencadis" / kind
 
@@ -178,12 +178,12 @@ def _texts(source: Path) -> list[str]:
 
 @functools.cache
 def _version(compiler: str) -> str:
-    """Return what a compiler says of itself, asked once for all libraries."""
+    """Return the version text of a compiler, asked once for all libraries."""
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
 
 
 def _cpu() -> str:
-    """Return what tells apart CPUs that run different instructions: home directories are shared between machines."""
+    """Return a key of the CPU's instruction set: home directories are shared between machines."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -226,7 +226,7 @@ def _why_unusable(directory: Path) -> str:
 
 
 def _why_unsafe(directory: Path) -> str:
-    """Return why what lies in a directory is not to be executed: another user may have put it there. Empty: nothing speaks against it.
+    """Return why files in a directory must not be executed: another user may have put them there. Empty: they may.
 
     Directories above count as well: who may rename what is in them decides what lies here.
     """

@@ -1,4 +1,4 @@
-"""A submitted step: what it emitted is on its way to the host."""
+"""A submitted step whose results are being copied to the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Timer(Protocol):
     """Measures a step where it runs; running when it is made."""
 
     def stop(self) -> None:
-        """Mark the end of what was launched."""
+        """Mark the end of the launched work."""
         ...
 
     def wait(self) -> float:
@@ -49,7 +49,7 @@ class StepTimer:
         self._seconds = 0.0
 
     def stop(self) -> None:
-        """Mark the end of what was launched."""
+        """Mark the end of the launched work."""
         if self._events is not None:
             self._events[1].record()
         self._seconds = self._clock.now_s() - self._start_s

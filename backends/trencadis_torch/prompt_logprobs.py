@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens: how likely the model found what the prompt says next.
+"""Log-probabilities of prompt tokens: of each, given the tokens before it.
 
 Shapes: P prompt positions of a pass that were asked for, V vocabulary.
 """

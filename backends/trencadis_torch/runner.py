@@ -15,13 +15,14 @@ from trencadis.errors import BackendError
 from trencadis.interfaces import AcceptanceRule, LayerGate, Sampler
 from trencadis.records import Drafts, Pass, Phase
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
+from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.native import NativeAttention
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import RaggedPass, Workspace
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
-from trencadis_torch.inputs import AttentionPass, ModelInputs, padded_inputs, ragged_inputs
+from trencadis_torch.inputs import ModelInputs, padded_inputs, ragged_inputs
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.decoder_pass import DecoderPasses
 from trencadis_torch.prompt_logprobs import PromptLogprobs, PromptPlan, score_prompt
@@ -63,7 +64,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPass], to
 
 @attrs.frozen(kw_only=True)
 class PassResult:
-    """What one pass yields, on the device.
+    """Results of one pass, on the device.
 
     Attributes:
         emitted: Tokens, or None if no sequence of the pass emits.
@@ -77,7 +78,7 @@ class PassResult:
 
 
 def _plain_forward(model: Any) -> Forward:
-    """Return a model's own ``forward``, with whatever it does after its output projection, as a function of tensors and a pass.
+    """Return a model's own ``forward``, all steps after its output projection included, as a function of tensors and a pass.
 
     A model that cannot select positions computes the logits of all.
 
@@ -139,7 +140,7 @@ class PassRunner:
         acceptance: AcceptanceRule,
         gate: LayerGate | None = None,
     ) -> PassResult:
-        """Run a pass and write what it emits after the rows' tokens.
+        """Run a pass and write the emitted tokens after the rows' tokens.
 
         Args:
             one: The pass; without sequences only padding is computed, which leaves no trace.

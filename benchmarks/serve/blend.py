@@ -34,7 +34,7 @@ from kv_ttft import RANDOM, make_random_model
 from trencadis.interfaces import AllocationPlan, BlendChunk, BlendOrder
 from trencadis.records import Bucket, ModelSource, Pass
 from trencadis.text import load_tokenizer, resolve_model_path
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.blend.blender import make_blender
 from trencadis_torch.cache.kv_cache import PagedKVCache
@@ -71,9 +71,9 @@ class Model:
                 for weight in self.model.parameters():
                     if weight.dim() == 2:
                         weight.mul_(WIDE)
-        bridge.register()
+        adapter.register()
         layers = attention_layers(self.model)
-        bridge.switch(self.model, bridge.PAGED)
+        adapter.switch(self.model, adapter.PAGED)
         self.num_tokens = NUM_DOCUMENTS * DOCUMENT
         length = self.num_tokens + QUESTION + REPLY
         self.per_row = -(-length // BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""Attention of prefills: gathered context in front of the new keys, one mask for who sees what.
+"""Attention of prefills: gathered context in front of the new keys, and one mask of the keys that each query sees.
 
 Shapes: B sequences, Q queries, C context blocks, S tokens per block, L = C × S + Q keys, H query heads, KV key-value heads.
 """

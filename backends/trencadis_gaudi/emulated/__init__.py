@@ -1,4 +1,4 @@
-"""A device on the CPU that behaves like a Gaudi in what matters to a serving engine: it compiles, and it wants static shapes.
+"""A device on the CPU that behaves like a Gaudi as far as a serving engine sees it: it compiles, and needs static shapes.
 
 It has the parts of ``habana_frameworks`` that the backend uses, under their names and with their signatures. Results are exact:
 every operation runs in PyTorch on the CPU. What it adds is the bookkeeping of a graph compiler: which runs of operations it has

@@ -32,7 +32,7 @@ def counting_backend(device: EmulatedDevice) -> Callable[..., Any]:
 
 
 def unwritten_outputs(graph_module: Any) -> Any:
-    """Return memory that nobody has written to in the place of a graph's results; None if a shape is not known beforehand.
+    """Return uninitialised memory in the place of a graph's results; None if a shape is not known beforehand.
 
     Args:
         graph_module: As torch.compile makes it: each node knows what it results in.

@@ -12,11 +12,11 @@ RECIPE_BYTES = 64 * 1024
 
 
 class EmulatedDeviceError(BackendError):
-    """Something was asked of the emulated device that a Gaudi cannot do; the message says what and where."""
+    """A call of the emulated device that a Gaudi does not support; the message names it."""
 
 
 class EmulatedMemoryError(EmulatedDeviceError, OutOfMemoryError):
-    """The emulated device has no room for what was to be put on its books."""
+    """The emulated device is out of memory."""
 
 
 class EmulatedDevice:
@@ -93,7 +93,7 @@ class EmulatedDevice:
         return self._peak_bytes
 
     def book(self, name: str, num_bytes: int) -> None:
-        """Set what ``name`` takes, bytes; 0 frees it.
+        """Set the memory of ``name``, bytes; 0 frees it.
 
         Raises:
             EmulatedMemoryError: The device has no room.
@@ -117,11 +117,11 @@ class EmulatedDevice:
         self._peak_bytes = max(self._peak_bytes, self.used_bytes + num_bytes)
 
     def booked(self, name: str) -> int:
-        """Return what ``name`` takes, bytes."""
+        """Return the memory of ``name``, bytes."""
         return self._accounts.get(name, 0)
 
     def reset_peak(self) -> None:
-        """Let the peak start from what is used now."""
+        """Reset the peak to the memory in use."""
         self._peak_bytes = self.used_bytes
 
     def stats(self) -> dict[str, int]:

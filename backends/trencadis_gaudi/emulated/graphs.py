@@ -119,7 +119,7 @@ class GraphStore:
 
 
 def input_hash(value: Any) -> int:
-    """Return what tells graphs apart: of tensors shape, strides and type, of anything else its hash. Pure.
+    """Return the key of a graph: of tensors shape, strides and type, of anything else its hash. Pure.
 
     Containers are hashed by their items; so a number among the inputs means one graph for each value.
     """

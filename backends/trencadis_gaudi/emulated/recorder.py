@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._device.need_recipe(run.key, what=f"A run of {run.num_operations} operations between two marks")
 
     def within_graph(self, call: Callable[[], Any]) -> tuple[Any, Recording]:
-        """Return what ``call`` returns, and its operations, which belong to a graph and to no other run."""
+        """Return the result of ``call`` and its operations, which belong to a graph and to no other run."""
         self.mark()
         recording = Recording()
         self._graphs.append(recording)
@@ -191,7 +191,7 @@ class DryRuns:
     _results: ClassVar[dict[Hashable, Any]] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return what stands for the result of an operation on CPU tensors.
+        """Return a placeholder for the result of an operation on CPU tensors.
 
         Args:
             func: An overload, as a dispatch mode is given it.
@@ -216,7 +216,7 @@ class DryRuns:
 
 
 def _kind(value: Any) -> Hashable:
-    """Return what the shape of a result may depend on; numbers of two types are never equal."""
+    """Return the values that the shape of a result may depend on; numbers of two types are never equal."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, list | tuple):

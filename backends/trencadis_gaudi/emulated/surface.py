@@ -57,7 +57,7 @@ class _Core:
         self._closures: list[tuple[Any, tuple[Any, ...]]] = []
 
     def mark_step(self, device_str: str = "", sync: bool = False) -> None:
-        """Run what was gathered; outside lazy mode nothing, with one warning."""
+        """Run the gathered operations; outside lazy mode do nothing, with one warning."""
         if not self._device.lazy:
             if not self._warned:
                 self._warned = True
@@ -199,11 +199,11 @@ class _Hpu:
         return self._device.peak_bytes
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return what is free and the total, bytes, in this order."""
+        """Return free and total memory, bytes, in this order."""
         return self._device.total_bytes - self._device.used_bytes, self._device.total_bytes
 
     def memory_allocated(self, device: Any = None) -> int:
-        """Return what is in use, bytes."""
+        """Return the memory in use, bytes."""
         return self._device.used_bytes
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
@@ -219,7 +219,7 @@ class _Hpu:
         return contextlib.nullcontext(stream)
 
     def synchronize(self) -> None:
-        """Run what was gathered."""
+        """Run the gathered operations."""
         self._recorder.mark()
 
 

@@ -132,7 +132,7 @@ class Capture:
             ) from error
 
     def _as_many_as_fit(self, buckets: Sequence[Bucket], *, done: Callable[[Bucket], None]) -> None:
-        """Start over, smallest first; what is left out is run once without a graph, so that it is compiled."""
+        """Start over, smallest first; buckets left out are run once without a graph, so that they are compiled."""
         self._clear()
         self.graphs.clear()
         self._bounded = True
@@ -160,7 +160,7 @@ class Capture:
             )
 
     def budgeted(self, prefills: Sequence[Bucket], decodes: Sequence[Bucket]) -> tuple[CaptureReport, CaptureReport]:
-        """Capture what the memory that is free beyond the margin pays for; both phases have been run before.
+        """Capture as many graphs as fit the memory beyond the margin; both phases have been run before.
 
         Raises:
             OutOfMemoryError: Not one graph fits.
@@ -238,7 +238,7 @@ def describe(buckets: Sequence[Bucket]) -> list[tuple[int, int, int]]:
 
 
 def _weight(bucket: Bucket) -> tuple[int, int]:
-    """Return what a graph's memory grows with: tokens and what they read."""
+    """Return the sizes that a graph's memory grows with: its tokens, and the keys they read."""
     unique = bucket.num_unique_blocks if isinstance(bucket, UnifiedBucket) else 0
     return bucket.num_tokens + bucket.num_blocks + unique, bucket.num_tokens
 
@@ -260,13 +260,13 @@ def capture_order(buckets: Iterable[Bucket], strategy: str) -> list[Bucket]:
 
 
 def _length(bucket: Bucket) -> int:
-    """Return what a bucket's cost grows with beside its batch: queries of a prefill, blocks of a decode."""
+    """Return the size that a bucket's cost grows with beside its batch: queries of a prefill, blocks of a decode."""
     return bucket.num_blocks if bucket.phase is Phase.DECODE else bucket.query_len
 
 
 @attrs.define
 class CaptureReport:
-    """What was captured of one phase.
+    """The captured graphs of one phase.
 
     Attributes:
         order: Every bucket, in the order in which it was tried.
@@ -288,7 +288,7 @@ class CaptureReport:
 
 
 class GraphBudget:
-    """Captures what the budget pays for.
+    """Captures graphs within a memory budget.
 
     Args:
         budget_bytes: For all graphs.

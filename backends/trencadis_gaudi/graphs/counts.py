@@ -1,4 +1,4 @@
-"""What happens after the warm-up that should not, and what the buckets cost: counted, and warned about once.
+"""Counters of compilations after the warm-up, each with one warning, and of the cost of buckets.
 
 Source of the warnings' texts: vllm-gaudi, v1/worker/hpu_model_runner.py and hpu_worker.py.
 """
@@ -99,7 +99,7 @@ class Watch:
         self._warmed.add(configuration(bucket))
 
     def graphs(self, number: int, num_bytes: int) -> None:
-        """Note how many graphs there are and what they take, bytes."""
+        """Note the number of graphs and their memory, bytes."""
         self._graphs.set(number)
         self._graph_bytes.set(num_bytes)
 
@@ -126,7 +126,7 @@ class Watch:
 
     @contextlib.contextmanager
     def compilations(self, *, warns: bool = True) -> Iterator[Compilations]:
-        """Count what is compiled within a ``with`` block.
+        """Count compilations within a ``with`` block.
 
         Args:
             warns: It should be nothing.

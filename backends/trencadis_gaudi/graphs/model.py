@@ -30,7 +30,7 @@ _LAYER_SUFFIXES = ("DecoderLayer", "EncoderLayer", "BertLayer", "BigCodeBlock", 
 
 
 class ForwardAdapter(torch.nn.Module):
-    """Takes nothing but tensors, so that the vendor's graphs are told apart by shapes alone.
+    """Takes nothing but tensors, so that shapes alone distinguish the vendor's graphs.
 
     Args:
         model: Of transformers, with the paged attention switched on.

@@ -40,7 +40,7 @@ _NAMES = {Phase.PREFILL: "Prompt", Phase.DECODE: "Decode"}
 
 
 class Steps(Protocol):
-    """What a backend does for its warm-up."""
+    """The steps of a warm-up, which a backend implements."""
 
     def run_bucket(self, bucket: Bucket, graph: bool) -> None:
         """Run a bucket on padding."""
@@ -113,7 +113,7 @@ class WarmUp:
         )
 
     def rest(self, *, is_idle: bool) -> tuple[Bucket, ...]:
-        """Prepare one bucket of what was put off, if the pace allows it; returns it.
+        """Prepare one of the postponed buckets, if the pace allows it; returns it.
 
         Args:
             is_idle: Nothing is being served.
@@ -173,7 +173,7 @@ class WarmUp:
                     self._steps.run_bucket(bucket, self._capture.as_graph(bucket))
 
     def _split(self, buckets: Sequence[Bucket]) -> list[Bucket]:
-        """Return what is prepared now, and keep the rest for later."""
+        """Return the buckets to prepare now, and keep the rest for later."""
         count = self._config.warmup_required
         order, num_covering = required_first(buckets)
         count = max(count, num_covering) if count else len(order)
@@ -254,7 +254,7 @@ def required_first(buckets: Sequence[Bucket]) -> tuple[list[Bucket], int]:
 
 
 def _covers(larger: Bucket, smaller: Bucket) -> bool:
-    """Whether whatever fits the smaller fits the larger. Larger ones come first, so none in front is covered by a later one."""
+    """Whether the larger bucket covers the smaller. Larger ones come first, so none in front is covered by a later one."""
     if isinstance(smaller, UnifiedBucket) and isinstance(larger, UnifiedBucket):
         fits = larger.num_unique_blocks >= smaller.num_unique_blocks and larger.is_causal >= smaller.is_causal
     else:

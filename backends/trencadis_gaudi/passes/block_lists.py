@@ -105,7 +105,7 @@ def _spread(owned: OwnedBlocks, places: Int64Array, num_entries: int, padding_bl
 
 
 def query_positions(starts: Int32Array, query_lens: Int32Array, *, query_len: int) -> Int64Array:
-    """Return the position of each query of the real sequences, ``[n, Q]``; the last real one stands for padding behind it."""
+    """Return the position of each query of the real sequences, ``[n, Q]``; the last real one stands for the padding after it."""
     steps = np.minimum(np.arange(query_len, dtype=np.int64), query_lens[:, None] - 1)
     return starts[:, None].astype(np.int64) + steps
 
@@ -137,7 +137,7 @@ def seen_slots(
 
 
 def window_entries(num_entries: int, *, batch_size: int, query_len: int, window: int, block_size: int) -> int:
-    """Return the size of a list that holds all blocks within a window, whatever the positions.
+    """Return the size of a list that holds all blocks within a window at any position.
 
     Args:
         num_entries: Of the list of all blocks.

@@ -1,4 +1,4 @@
-"""A merged prefill pass: prompts follow each other in one row, and nobody sees across a border.
+"""A merged prefill pass: prompts follow each other in one row, and no token sees another prompt.
 
 Where prompts differ in length this pads less than a rectangle; a mask of all tokens by all tokens is its price.
 

@@ -1,4 +1,4 @@
-"""Passes in two halves: what is made on the host outside of a graph, and what a captured graph makes of it.
+"""Passes in two halves: tensors made on the host outside of a graph, and attention made from them in a captured graph.
 
     Pass ─ inputs() ─▶ token ids, positions, tensors ──┤ border of the graph ├──▶ attention() ─▶ the model's layers
 
@@ -23,9 +23,9 @@ from trencadis_gaudi.passes.flat_tokens import flat_tokens
 from trencadis_gaudi.passes.merged import GaudiMergedPrefill, MergedTensors, merged_tensors
 from trencadis_gaudi.passes.prefill import GaudiPrefill, PrefillTensors, prefill_tensors
 from trencadis_gaudi.passes.unified import GaudiUnified, UnifiedTensors, unified_batch, unified_tensors
+from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.device import to_device
-from trencadis_torch.inputs import AttentionPass
 from trencadis_torch.rows import Rows
 
 __all__ = ["GaudiPasses", "PassInputs", "PassTensors"]

@@ -1,4 +1,4 @@
-"""The seam to transformers: attention functions that hand a layer's tensors to the pass that the forward was given.
+"""The attention adapter for transformers: attention functions that hand a layer's tensors to the pass that the forward was given.
 
 transformers passes keyword arguments of ``forward`` down to the attention function, so a pass travels with its forward and
 nothing is kept between steps. An implementation without a mask function gets no mask: the pass knows what a query sees.
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.options import AttentionOptions
-from trencadis_torch.inputs import AttentionPass
 
 __all__ = ["PAGED", "PASS_ARGUMENT", "paged_attention", "register", "switch"]
 

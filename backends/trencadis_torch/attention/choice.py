@@ -91,7 +91,7 @@ def _native(
 
 
 def cache_dtypes(layers: tuple[AttentionLayer, ...], stored: tuple[AttentionLayer, ...]) -> frozenset[torch.dtype]:
-    """Return what caches of a model hold: that which serves, and that of the model's own data type by which it is checked. Pure."""
+    """Return the data types of a model's caches: the serving one's, and the model's own, by which that is checked. Pure."""
     return frozenset(layer.dtype for layer in (*layers, *stored))
 
 

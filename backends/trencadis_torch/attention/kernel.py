@@ -1,4 +1,4 @@
-"""The contract of a kernel that attends over the paged cache where it lies, whatever device it is for."""
+"""The interface of a pass to attention layers, and that of kernels that attend over the paged cache in place, on any device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,23 @@ from trencadis_torch.attention.options import AttentionOptions
 if TYPE_CHECKING:
     from trencadis_torch.cache.kv_cache import PagedKVCache
 
-__all__ = ["KernelPass", "PagedKernel", "StaticKernel"]
+__all__ = ["AttentionPass", "KernelPass", "PagedKernel", "StaticKernel"]
+
+
+class AttentionPass(Protocol):
+    """The interface that every attention layer of a model calls during a pass."""
+
+    def attend(
+        self,
+        layer_index: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Store new keys and values, and return attention outputs ``[T, H, Dv]``."""
+        ...
 
 
 class KernelPass(Protocol):

@@ -225,7 +225,7 @@ def _attend(
     window: int,
     options: AttentionOptions,
 ) -> None:
-    """Say in ``call`` what one layer brings, and call the kernel."""
+    """Fill in one layer's part of ``call``, and call the kernel."""
     query, keys, values = (_dense(one) for one in new)
     numbers, sinks = options.packed(query.shape[2])
     call.query, call.new_keys, call.new_values = query.data_ptr(), keys.data_ptr(), values.data_ptr()
@@ -272,7 +272,7 @@ def obstacle(device: torch.device, layout: str, layers: tuple[AttentionLayer, ..
 
 
 def source_for(dtypes: frozenset[torch.dtype]) -> Source:
-    """Return what is compiled for caches of these data types; each takes seconds. Pure."""
+    """Return the source that is compiled for caches of these data types; each takes seconds. Pure."""
     if dtypes.isdisjoint(DTYPES) or dtypes.issuperset(DTYPES):
         return Source(SOURCE)
     return Source(SOURCE, (f"TRENCADIS_FORMATS={sum(1 << DTYPES[dtype] for dtype in dtypes & DTYPES.keys())}",))

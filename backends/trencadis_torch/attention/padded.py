@@ -13,24 +13,19 @@ dimension, T = B × Q tokens. Source: flat paged attention of the vLLM plugin fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from trencadis.errors import StepFailedError
 from trencadis.records import Bucket, Int32Array
-from trencadis_torch.attention.kernel import KernelPass, StaticKernel
+from trencadis_torch.attention.kernel import AttentionPass, KernelPass, StaticKernel
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.sdpa import attend
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.cache.storage import decode
 from trencadis_torch.device import to_device
 from trencadis_torch.graphs.operators import kernel_attention
-
-if TYPE_CHECKING:
-    from trencadis_torch.inputs import AttentionPass
 
 __all__ = [
     "FlatDecode",
@@ -134,7 +129,7 @@ def _prefill_mask(
 
 
 class FlatDecode:
-    """A decode pass over gathered blocks of all sequences, whoever found out which these are. Read by every layer.
+    """A decode pass over given blocks of all sequences, gathered in each layer.
 
     Args:
         cache: Written to.
@@ -222,7 +217,7 @@ class PaddedDecode(FlatDecode):
         counts = -(-(starts + query_lens) // size)
         owners, columns = flat_block_lists(counts, num_entries=bucket.num_blocks)
         real = owners >= 0
-        # The last real query of a sequence lends its position to the padding behind it.
+        # The last real query of a sequence lends its position to the padding after it.
         steps = np.minimum(np.arange(bucket.query_len), query_lens[:, None] - 1)
         # Entry -1 of the extended arrays is that of padding.
         positions = np.append(starts[:, None] + steps, np.zeros((1, bucket.query_len), np.int32), axis=0)[owners]
@@ -259,7 +254,7 @@ def flat_block_lists(counts: Int32Array, *, num_entries: int) -> tuple[Int32Arra
 
 
 def _decode_mask(keys: torch.Tensor, queries: torch.Tensor, padding: torch.Tensor, window: int) -> torch.Tensor:
-    """Return what the queries of a block's sequence see of it, bool ``[N, Q, S]``, from positions ``[N, S]``, ``[N, Q]``."""
+    """Return the mask of each block for its sequence's queries, bool ``[N, Q, S]``, from positions ``[N, S]``, ``[N, Q]``."""
     mask = keys[:, None, :] <= queries[:, :, None]
     if window:
         mask = mask & (keys[:, None, :] > queries[:, :, None] - window)
@@ -392,7 +387,7 @@ class StaticFlatDecode(FlatDecode):
         padding = owners == bucket.batch_size
         of = owners.clamp(max=bucket.batch_size - 1)
         columns = torch.where(padding, 0, entries - (ends - counts)[of])
-        # The last real query of a sequence lends its position to the padding behind it.
+        # The last real query of a sequence lends its position to the padding after it.
         steps = torch.minimum(torch.arange(bucket.query_len, device=device), (lengths[of] - 1).clamp(min=0)[:, None])
         super().__init__(
             cache,

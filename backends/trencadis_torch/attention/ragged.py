@@ -84,7 +84,7 @@ class _Group:
 
 
 class RaggedPass:
-    """Where the keys and values of one pass go, and what each query sees. Made per pass, read by every layer.
+    """Attention of one ragged pass: slots of new keys and values, and the keys of each query. Made per pass, read by every layer.
 
     Args:
         cache: Written to.
@@ -318,7 +318,7 @@ class _Pieces:
     def _tree_mask(
         self, trees: DraftTrees, chosen: npt.NDArray[np.int64], offsets: torch.Tensor, num_keys: int
     ) -> torch.Tensor:
-        """Return what the nodes of some pieces see, bool ``[n, 1, size, num_keys]``; a piece that is no tree is a chain."""
+        """Return the mask of the nodes of some pieces, bool ``[n, 1, size, num_keys]``; a piece that is no tree is a chain."""
         size = int(self.sizes[chosen[0]])
         sees = np.tile(np.tri(size, dtype=np.bool_), (len(chosen), 1, 1))
         depths = np.tile(np.arange(size), (len(chosen), 1))
@@ -332,7 +332,7 @@ class _Pieces:
 
 
 def _mask(offsets: torch.Tensor, size: int, num_keys: int, window: int) -> torch.Tensor:
-    """Return what queries see, bool ``[n, 1, size, num_keys]``, from each first query's index among its keys ``[n, 1]``."""
+    """Return the mask of queries, bool ``[n, 1, size, num_keys]``, from each first query's index among its keys ``[n, 1]``."""
     queries = (offsets + torch.arange(size, device=offsets.device))[:, None, :, None]
     keys = torch.arange(num_keys, device=offsets.device)
     mask = keys <= queries
@@ -344,7 +344,7 @@ def _mask(offsets: torch.Tensor, size: int, num_keys: int, window: int) -> torch
 def _branching_mask(
     offsets: torch.Tensor, sees: torch.Tensor, depths: torch.Tensor, num_keys: int, window: int
 ) -> torch.Tensor:
-    """Return what nodes see, bool ``[n, 1, size, num_keys]``: all of the context, and of each other what ``sees`` says.
+    """Return the mask of nodes, bool ``[n, 1, size, num_keys]``: all of the context, and of each other as ``sees`` says.
 
     Args:
         offsets: Index of each root among its keys, ``[n, 1]``.
@@ -353,13 +353,13 @@ def _branching_mask(
         num_keys: Keys of each.
         window: Tokens that a query sees; 0 sees all.
     """
-    behind = torch.arange(num_keys, device=offsets.device) - offsets
-    nodes = behind.clamp(0, sees.shape[1] - 1)
-    is_node = (behind >= 0) & (behind < sees.shape[1])
+    places = torch.arange(num_keys, device=offsets.device) - offsets
+    nodes = places.clamp(0, sees.shape[1] - 1)
+    is_node = (places >= 0) & (places < sees.shape[1])
     mask = sees.gather(2, nodes[:, None].expand(-1, sees.shape[1], -1))
-    mask = torch.where(is_node[:, None], mask, (behind < 0)[:, None])
+    mask = torch.where(is_node[:, None], mask, (places < 0)[:, None])
     if window:
-        key_depths = torch.where(is_node, depths.gather(1, nodes), behind)
+        key_depths = torch.where(is_node, depths.gather(1, nodes), places)
         mask &= key_depths[:, None] > depths[:, :, None] - window
     return mask[:, None]
 

@@ -24,7 +24,7 @@ __all__ = ["DraftTrees", "Histories"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Histories:
-    """What the sampler reads where drafts branch.
+    """Token histories for the sampler where drafts branch.
 
     Attributes:
         tokens: A row for each path to a leaf, int32 ``[num_paths, longest]`` on the device.
@@ -161,7 +161,7 @@ class DraftTrees:
 def _check(one: Pass, counts: Int32Array, branches: BoolArray, parents: Int32Array, within: Int64Array) -> None:
     if (one.query_lens[branches] != 1 + counts[branches]).any():
         raise StepFailedError(
-            f"drafts branch behind {(one.query_lens - counts)[branches].tolist()} tokens of their sequences: it must be 1."
+            f"drafts branch after {(one.query_lens - counts)[branches].tolist()} tokens of their sequences: it must be 1."
         )
     if (parents < -1).any() or (parents >= within).any():
         raise StepFailedError(f"a draft comes before its parent: parents are {parents.tolist()}.")

@@ -1,4 +1,4 @@
-"""Calls of the Triton kernels: what one launch is given, how large its tiles are, and whether the kernels can be trusted here.
+"""Calls of the Triton kernels: arguments of a launch, sizes of its tiles, and whether the kernels can be used here.
 
     host arrays of a pass ─ one copy ─▶ sequences [B, 4] ─▶ few queries │ many queries ─▶ a launch for each, layer after layer
     tensors of a bucket ────────────────▶ the same without a look at the host: a CUDA graph can hold it
@@ -247,7 +247,7 @@ def launch(
     numbers: list[float],
     sinks: torch.Tensor | None,
 ) -> None:
-    """Launch the kernels for one layer and one kind of sequences; what the operator does.
+    """Launch the kernels for one layer and one kind of sequences; the implementation of the operator.
 
     Args:
         query: ``[T, H, D]``, its last axis dense.

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU in two Triton kernels: one attends, one merges what several programs found of one query.
+"""Paged attention on a GPU in two Triton kernels: one attends, one merges the results of several programs for one query.
 
     program (tile, KV head, span):  a tile of queries with all heads that share the KV head   ×   keys begin .. end
                                     key tile ─▶ scores ─▶ online softmax ─▶ weighted values    until the span ends
@@ -34,7 +34,7 @@ def _kernel(function: Callable[..., None]) -> Any:
 
 @_kernel
 def _with_sink(highest, total, sink):  # type: ignore[no-untyped-def]
-    """Return what sums shrink by, and the sum of weights with a sink's."""
+    """Return the factor that sums shrink by, and the sum of weights with a sink's."""
     log2e: tl.constexpr = 1.4426950408889634
     higher = tl.maximum(highest, sink * log2e)
     shrink = tl.exp2(highest - higher)

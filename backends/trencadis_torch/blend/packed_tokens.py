@@ -16,7 +16,7 @@ __all__ = ["PackedTokens"]
 
 
 class PackedTokens:
-    """Where what lies in the bytes of a token.
+    """Layout of a token's bytes.
 
     Args:
         layers: Of the model.

@@ -13,13 +13,13 @@ import torch
 
 from trencadis.errors import BackendError
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
-from trencadis_torch.inputs import AttentionPass
+from trencadis_torch.attention.kernel import AttentionPass
 
 __all__ = ["LayerWalk", "Walkers"]
 
 
 class _Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """Carries out of a forward what it was stopped for."""
+    """Stops a forward, and carries the requested tensors out of it."""
 
     def __init__(self, *found: Any) -> None:
         self.found = found

@@ -47,7 +47,7 @@ class Angles:
 
 
 class Rotary:
-    """The rotary module of a model, asked in float32 whatever the model's dtype.
+    """The rotary module of a model, always called in float32.
 
     Args:
         model: Of transformers.
@@ -100,7 +100,7 @@ def rotate(keys: torch.Tensor, angles: Angles, pairs: Pairs) -> torch.Tensor:
 
 
 def unrotate(keys: torch.Tensor, angles: Angles, pairs: Pairs) -> torch.Tensor:
-    """Return keys without their positions: what :func:`rotate` undoes. Pure; arguments as there."""
+    """Return keys without their positions, the inverse of :func:`rotate`. Pure; arguments as there."""
     scale = angles.cos.square() + angles.sin.square()  # the square of a rope's attention factor
     return _turned(keys, angles.cos / scale, -angles.sin / scale, pairs)
 

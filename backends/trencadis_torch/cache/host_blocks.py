@@ -1,4 +1,4 @@
-"""KV blocks in host memory, and their copies out of the cache and back: what preemption by swap needs.
+"""KV blocks in host memory, and their copies out of the cache and back, for preemption by swap.
 
     cache ──gather──▶ a few blocks side by side ──copy──▶ neighbours in host memory      and the other way round
 
@@ -29,7 +29,7 @@ Scatter = Callable[[torch.Tensor, tuple[torch.Tensor, ...]], object]
 
 
 class HostBlocks:
-    """Host memory for some blocks of a cache. Copies run where they are called, after what the device was given before.
+    """Host memory for some blocks of a cache. Copies run in the calling thread, after the device's earlier work.
 
     Args:
         cache: Whose blocks.

@@ -19,7 +19,7 @@ __all__ = ["HostParts"]
 
 
 class HostParts:
-    """The bytes of all blocks, zeros at first. Any thread may copy; the caller knows that nobody else uses the same blocks.
+    """The bytes of all blocks, zeros at first. Any thread may copy; the caller ensures that the blocks are not in use elsewhere.
 
     Args:
         row_bytes: Of one block in each part; keys of all layers, then values of as many.

@@ -28,7 +28,7 @@ __all__ = ["AttentionLayer", "PagedKVCache", "stored_layers"]
 
 @attrs.frozen(kw_only=True)
 class AttentionLayer:
-    """What one attention layer of a model needs, found by a probe forward (see ``loading/inspection.py``).
+    """Shape and window of one attention layer, found by a probe forward (see ``loading/inspection.py``).
 
     Attributes:
         index: The module's ``layer_idx``.
@@ -136,7 +136,7 @@ class PagedKVCache(KVPool):
 
     @torch.inference_mode()
     def read_blocks(self, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
-        """Copy blocks to host memory; on a device gathered there first, and after what its stream was given before."""
+        """Copy blocks to host memory; on a device gathered there first, in the order of its stream."""
         if self._host is not None:
             self._host.read(blocks, out)
             return
@@ -176,7 +176,7 @@ class PagedKVCache(KVPool):
         self._put(self.layer(layer), index, data)
 
     def _put(self, parts: Sequence[torch.Tensor], index: torch.Tensor, data: NDArray[np.uint8]) -> None:
-        """Copy what lies one after the other in ``data`` to blocks of some parts."""
+        """Copy consecutive blocks of ``data`` to blocks of some parts."""
         start = 0
         for cache in parts:
             flat = cache.flatten(1).view(torch.uint8)
@@ -264,7 +264,7 @@ class PagedKVCache(KVPool):
         return tuple(cache.index_select(0, blocks) for cache in self.parts)
 
     def scatter(self, blocks: torch.Tensor, contents: tuple[torch.Tensor, ...]) -> None:
-        """Write what :meth:`gather` returned into blocks, in place.
+        """Write the data of :meth:`gather` into blocks, in place.
 
         Args:
             blocks: int64 ``[n]``, none twice but the padding block.

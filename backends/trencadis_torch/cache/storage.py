@@ -51,7 +51,7 @@ def encode(new: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def decode(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what was stored, ``[..., D]``, as another dtype. Pure.
+    """Return stored elements, ``[..., D]``, as another dtype. Pure.
 
     Args:
         stored: ``[..., D']``.

@@ -1,4 +1,4 @@
-"""The seam to CUDA graphs: what is captured, replayed and measured, and how CUDA does it.
+"""Interface to CUDA graphs: capture, replay and measurement, and CUDA's implementation.
 
     rehearse   run as it is, watched: may a graph hold this? how much memory does it take?
     capture    run once more, recorded instead of executed
@@ -27,10 +27,10 @@ _REHEARSALS = 2
 
 
 class Graph(Protocol):
-    """What was captured."""
+    """A captured graph."""
 
     def replay(self) -> None:
-        """Run it again, after what the current stream was given before; returns when it is launched."""
+        """Run it again, in the order of the current stream; returns when it is launched."""
         ...
 
 
@@ -59,7 +59,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Return the memory of the device that nobody has, bytes."""
+        """Return the free memory of the device, bytes."""
 
     @abstractmethod
     def lasts(self, *tensors: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what graphs share; the graphs are not replayed any more."""
+        """Free the memory that graphs share; the graphs are not replayed any more."""
 
 
 class CudaRecorder(Recorder):
@@ -118,15 +118,15 @@ class CudaRecorder(Recorder):
         return found
 
     def lasts(self, *tensors: torch.Tensor) -> None:
-        """Nothing is kept: CUDA believes what it is told."""
+        """Keep nothing: CUDA needs no check."""
 
     def free_bytes(self) -> int:
-        """Return what the driver says, after what PyTorch keeps for later was given back."""
+        """Return the driver's number, after PyTorch's cached memory was released."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def close(self) -> None:
-        """Wait for what is still replayed."""
+        """Wait for running replays."""
         torch.cuda.synchronize(self._device)
         self._pool = None

@@ -57,13 +57,13 @@ class CheckedRecorder(Recorder):
         return host_memory()[1]
 
     def close(self) -> None:
-        """Let go of what lasted."""
+        """Free the shared memory."""
         self._lasting.clear()
 
 
 @attrs.frozen(eq=False)
 class _Operation:
-    """One operation: what ran, on what, and the results that are no views of it."""
+    """One operation: its function, its arguments, and the results that are no views of these."""
 
     func: Any
     args: Sequence[Any]

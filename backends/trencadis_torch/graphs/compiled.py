@@ -26,13 +26,13 @@ import torch
 from trencadis.clock import Clock
 from trencadis.errors import BackendError
 from trencadis.records import Bucket, WarmUpReport
+from trencadis_torch.attention.kernel import AttentionPass
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.config import TorchConfig
 from trencadis_torch.graphs import operators as graph_ops
 from trencadis_torch.graphs.counts import GraphWatch
 from trencadis_torch.graphs.mode import BucketMode, LogitsCheck, StepCounts
-from trencadis_torch.inputs import AttentionPass
 from trencadis_torch.linear import native as native_linear
 from trencadis_torch.linear.native import Native
 from trencadis_torch.native_build import INSTALL_HINT, cache_directory, find_compiler, writable_directory
@@ -143,7 +143,7 @@ class CompiledMode(BucketMode):
 
     @contextlib.contextmanager
     def step(self) -> Iterator[StepCounts]:
-        """Count what is compiled within a ``with`` block, which should be nothing, and which passes have no graph."""
+        """Count compilations within a ``with`` block, which should not occur, and passes without a graph."""
         found, graphs = StepCounts(), self._made()
         before, num_eager = CompileCounts.now(), graphs.num_eager
         yield found
@@ -151,11 +151,11 @@ class CompiledMode(BucketMode):
         self.watch.stepped(num_compilations=found.num_compilations, num_eager=graphs.num_eager - num_eager)
 
     def metrics(self) -> str:
-        """Return what is counted."""
+        """Return the counters."""
         return self.watch.metrics()
 
     def close(self) -> None:
-        """Let go of the graphs; what was counted stays."""
+        """Free the graphs; counters stay."""
         self._graphs = None
 
     def _made(self) -> Graphs:
@@ -240,7 +240,7 @@ class Graphs:
 
 
 def _compiled(plain: Forward, number: int, compiler: str) -> Forward:
-    """Return the forward as a graph to be, after code of its own: what torch.compile makes it keeps with the code."""
+    """Return the forward as a graph to be, with code of its own: torch.compile keeps its graphs with the code."""
     assert isinstance(plain, types.FunctionType), "a function has code"
     name = f"{plain.__code__.co_name}_{number}"
     own = types.FunctionType(
@@ -328,7 +328,7 @@ def _compiler() -> str:
 
 @attrs.frozen
 class CompileCounts:
-    """What torch.compile has done in this process so far, for all callers.
+    """Counters of torch.compile in this process so far, for all callers.
 
     Attributes:
         num_graphs: Functions that it made graphs of.
@@ -346,5 +346,5 @@ class CompileCounts:
         return cls(counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"])
 
     def since(self, before: CompileCounts) -> CompileCounts:
-        """Return what came on top. Pure."""
+        """Return the difference. Pure."""
         return CompileCounts(self.num_graphs - before.num_graphs, self.num_from_disk - before.num_from_disk)

@@ -27,13 +27,13 @@ class GraphWatch:
         self._eager = Counter("trencadis_torch_eager_passes", "Passes whose shape has no graph.", registry=registry)
 
     def warmed_up(self, *, num_graphs: int, num_cached: int, took_s: float) -> None:
-        """Note what a warm-up has made, how much of it was on disk, and its duration."""
+        """Note the graphs of a warm-up, the number of them on disk, and its duration."""
         self._graphs.inc(num_graphs)
         self._from_disk.inc(num_cached)
         self._seconds.inc(max(0.0, took_s))
 
     def stepped(self, *, num_compilations: int, num_eager: int) -> None:
-        """Note what a step compiled, which should be nothing, and how many of its passes had no graph."""
+        """Note the compilations of a step, which should not occur, and its passes without a graph."""
         self._eager.inc(num_eager)
         if num_compilations:
             self._recompiled.inc(num_compilations)
@@ -69,7 +69,7 @@ class CaptureWatch:
         self._misses = Counter("trencadis_torch_graph_misses", "Decode passes without a graph.", registry=registry)
 
     def graphs(self, number: int, num_bytes: int) -> None:
-        """Note how many graphs there are after the warm-up, and what they take, bytes."""
+        """Note the number of graphs after the warm-up, and their memory, bytes."""
         self._is_ready = True
         self._graphs.set(number)
         self._bytes.set(num_bytes)

@@ -73,7 +73,7 @@ class GraphInputs(ModelInputs):
 
 
 class BucketGraph:
-    """What was captured for one shape.
+    """The captured graph of one shape.
 
     Args:
         graph: The kernels.
@@ -208,7 +208,7 @@ class BucketGraphs:
         self._graphs[self._key(bucket)] = BucketGraph(graph, seen[0], inputs, logits)
 
     def _pass(self, bucket: Bucket, inputs: torch.Tensor) -> tuple[ModelInputs, torch.Tensor]:
-        """Run a decode pass from what is in its static input alone."""
+        """Run a decode pass from its static input alone."""
         count = _FACTS * bucket.batch_size
         facts = inputs[:count].view(_FACTS, bucket.batch_size)
         token_ids, positions, slots = padded_tokens(facts, bucket, self._rows, self._cache)
@@ -279,14 +279,14 @@ class GraphRunner(PassRunner):
 
 
 def make_recorder(device: torch.device, model: Any, rows: Rows, cache: PagedKVCache) -> Recorder:
-    """Return what captures on a device: CUDA, or on a CPU the tape that checks what CUDA would ask for."""
+    """Return the recorder of a device: CUDA's, or on a CPU the tape that checks CUDA's requirements."""
     if device.type == "cuda":
         return CudaRecorder(device)
     return CheckedRecorder(lasting_tensors(model, rows, cache))
 
 
 def lasting_tensors(model: Any, rows: Rows, cache: PagedKVCache) -> list[torch.Tensor]:
-    """Return what graphs may read and write besides their own memory: it keeps its place as long as the backend lives."""
+    """Return the tensors that graphs may read and write besides their own memory: they keep their addresses as long as the backend lives."""
     held = [one for part in model.modules() for one in vars(part).values() if isinstance(one, torch.Tensor)]
     return [rows.tokens, rows.tables, *cache.parts, *model.parameters(), *model.buffers(), *held]
 
@@ -328,7 +328,7 @@ class CudaGraphMode(BucketMode):
     def reserve(
         self, report: MemoryReport, *, max_num_batched_tokens: int, max_num_seqs: int, logits_bytes: int
     ) -> MemoryReport:
-        """Add an estimate of what graphs take.
+        """Add an estimate of the graphs' memory.
 
         They have a pool of their own: the temporaries of the largest decode, and its logits twice, once as they come and once where they
         stay. Each graph has a description of its kernels; four for each doubling of the batch size are assumed.
@@ -338,7 +338,7 @@ class CudaGraphMode(BucketMode):
         return attrs.evolve(report, activation_bytes=report.activation_bytes + reserve)
 
     def make_runner(self, model: Any, *, rows: Rows, cache: PagedKVCache, check: LogitsCheck | None) -> GraphRunner:
-        """Return a runner that replays; its graphs are compared with what was captured, whatever ``check`` is."""
+        """Return a runner that replays; it compares graphs with their own capture, so ``check`` is not used."""
         recorder = make_recorder(cache.device, model, rows, cache)
         self._runner = GraphRunner(model, rows=rows, cache=cache, recorder=recorder, watch=self.watch)
         return self._runner
@@ -356,11 +356,11 @@ class CudaGraphMode(BucketMode):
         return self._runner.graphs.warm_up(buckets, run=run, progress=progress)
 
     def metrics(self) -> str:
-        """Return what is counted."""
+        """Return the counters."""
         return self.watch.metrics()
 
     def close(self) -> None:
-        """Wait for what is still replayed, and let go of the graphs."""
+        """Wait for running replays, and free the graphs."""
         if self._runner is not None:
             self._runner.graphs.close()
         self._runner = None

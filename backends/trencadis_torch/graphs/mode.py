@@ -1,4 +1,4 @@
-"""What a backend makes of its buckets: it runs them as they are, or has a graph for each.
+"""How a backend runs its buckets: as they are, or with a graph for each.
 
 no graphs               ``BucketMode``
 compile = "buckets"     ``CompiledMode``      the forward, compiled by torch.compile, on the CPU
@@ -32,13 +32,13 @@ LogitsCheck = Callable[[torch.Tensor, torch.Tensor], None]
 
 @attrs.define
 class StepCounts:
-    """What happened in one step."""
+    """Compilations and passes without a graph in one step."""
 
     num_compilations: int = 0
 
 
 class BucketMode:
-    """No graphs: every pass runs as it is. Modes with graphs override what they do otherwise.
+    """No graphs: every pass runs eagerly. Modes with graphs override its methods.
 
     Args:
         config: Of the backend.
@@ -63,7 +63,7 @@ class BucketMode:
     def reserve(
         self, report: MemoryReport, *, max_num_batched_tokens: int, max_num_seqs: int, logits_bytes: int
     ) -> MemoryReport:
-        """Return a report of what steps take with what graphs may take beside it. Pure.
+        """Return the memory report of steps with the memory that graphs may take added. Pure.
 
         Args:
             report: Without graphs.
@@ -74,7 +74,7 @@ class BucketMode:
         return report
 
     def make_runner(self, model: Any, *, rows: Rows, cache: PagedKVCache, check: LogitsCheck | None) -> PassRunner:
-        """Return what runs passes; called once, before any other of the methods below.
+        """Return the runner of passes; called once, before any other of the methods below.
 
         Args:
             model: With the paged attention switched on.
@@ -108,15 +108,15 @@ class BucketMode:
         return WarmUpReport(prepared=tuple(buckets))
 
     def step(self) -> contextlib.AbstractContextManager[StepCounts]:
-        """Return what a step runs in, and what is counted meanwhile."""
+        """Return the context that a step runs in, with the counters of that step."""
         return contextlib.nullcontext(StepCounts())
 
     def metrics(self) -> str:
-        """Return what is counted about graphs, in Prometheus' text format. May be called on any thread."""
+        """Return counters of graphs, in Prometheus' text format. May be called on any thread."""
         return ""
 
     def close(self) -> None:
-        """Let go of the graphs; what was counted stays. May be called twice."""
+        """Free the graphs; counters stay. May be called twice."""
 
 
 def choose_mode(config: TorchConfig, *, device: torch.device, clock: Clock) -> BucketMode:

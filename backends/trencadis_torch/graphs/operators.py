@@ -1,4 +1,4 @@
-"""Our kernels as operators of torch, for graphs: a compiler cannot look into ctypes, so it is told what each returns and writes to.
+"""Our kernels as operators of torch, for graphs: a compiler cannot look into ctypes, so schemas declare results and side effects.
 
 What a graph computes through them has the bits that the same shape has without it.
 Norms, gates and rotations are operators as well: what torch.compile makes of them is no quicker, and takes longer to compile.

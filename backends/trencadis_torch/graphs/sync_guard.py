@@ -24,7 +24,7 @@ _COPIES = ("copy_", "_to_copy")
 
 
 class SyncGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises within a ``with`` block what a capture could not hold.
+    """Raises at operations within a ``with`` block that a capture could not hold.
 
     Args:
         what: What is to be captured, for the error.

@@ -116,7 +116,7 @@ def attach(model: Any, decoder: FusedDecoder | None) -> None:
 
 
 def decoder_of(model: Any) -> FusedDecoder | None:
-    """Return what was attached to a model, or None."""
+    """Return the decoder attached to a model, or None."""
     decoder: FusedDecoder | None = getattr(model, "trencadis_decoder", None)
     return decoder
 

@@ -141,7 +141,7 @@ class DecoderPasses:
         calls["output"] = self._buffers["attended"].data_ptr()
 
     def _aim(self, attention: RaggedPass, kept: npt.NDArray[np.int64], num_tokens: int, num_threads: int) -> Any:
-        """Tell every layer's attention what this pass is; returns what must live as long as the pass."""
+        """Fill in this pass in every layer's call; returns the objects that must live as long as the pass."""
         calls, tables, slots = self._calls, attention.tables, attention.slots
         sequences = (attention.rows, attention.starts, attention.query_lens)
         firsts = np.cumsum(attention.query_lens) - attention.query_lens
@@ -157,7 +157,7 @@ class DecoderPasses:
 
 
 def _calls(decoder: FusedDecoder, cache: PagedKVCache) -> npt.NDArray[Any]:
-    """Return a call for each layer, with what stays the same from pass to pass."""
+    """Return a call for each layer, with the fields that all passes share."""
     calls = np.zeros(len(decoder.attention), CALL)
     windows = {layer.index: layer.window for layer in cache.layers}
     for call, layer in zip(calls, decoder.attention, strict=True):

@@ -72,7 +72,7 @@ class GatedMLP(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention with rotated queries and keys: one product for all three, norms and rotation in place behind it.
+    """Self-attention with rotated queries and keys: one product for all three, then norms and rotation in place.
 
     What attends stays transformers' choice, and is called as the replaced module called it.
 
@@ -140,7 +140,7 @@ class RotaryAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, Any]:
-        """Return ``[..., T, hidden size]``, and what attention gives besides; as transformers' layers call it."""
+        """Return ``[..., T, hidden size]``, and attention's second result; as transformers' layers call it."""
         whole = self.qkv(hidden_states)
         self._native.rotate(
             whole,

@@ -63,7 +63,7 @@ class Layer(ctypes.Structure):
 
 
 class Decoder(ctypes.Structure):
-    """All layers, and what is in front of and after them."""
+    """All layers, the embeddings before and the output projection after them."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
@@ -75,7 +75,7 @@ class Decoder(ctypes.Structure):
 
 
 class Pass(ctypes.Structure):
-    """What one call reads and writes."""
+    """The inputs and buffers of one call."""
 
     _fields_ = (
         *((name, _AT) for name in ("token_ids", "positions", "kept", "cosines", "sines", "calls", "attend")),
@@ -114,7 +114,7 @@ class NativeDecoder:
 
 
 def product(layer: PackedLinear | Int8Linear) -> Product:
-    """Return what the library reads of a packed layer, which must outlive it."""
+    """Return the library's view of a packed layer, which must outlive it."""
     return Product(*map(_address, layer.tensors), layer.out_features, layer.in_features)
 
 

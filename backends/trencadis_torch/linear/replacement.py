@@ -1,4 +1,4 @@
-"""Replaces modules of a loaded decoder, in one place: packed or int8 linear layers, and what can be fused with them.
+"""Replaces modules of a loaded decoder: packed or int8 linear layers, and fused modules where possible.
 
     one forward of a few tokens ─▶ what every norm, MLP and attention of a known family got and gave
     a replacement, on the original weights, gets the same: it must give the same, else the module stays
@@ -31,7 +31,7 @@ from trencadis_torch.linear.native_decoder import native_decoder
 from trencadis_torch.linear.packed import BlockedLinear, FusedLinear, Int8Linear, PackedLinear, RowsEmbedding
 from trencadis_torch.loading.self_check import paged_logits
 
-__all__ = ["Operation", "fuse_decoder", "operate"]
+__all__ = ["Replacement", "fuse_decoder", "replace_modules"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -53,8 +53,8 @@ Pack = Callable[[list[nn.Linear]], FusedLinear]
 
 
 @attrs.frozen(kw_only=True)
-class Operation:
-    """What was done to a model.
+class Replacement:
+    """Result of :func:`replace_modules`.
 
     Attributes:
         kernels: Whose low bits its activations have now; empty: the model's own.
@@ -71,7 +71,7 @@ class Operation:
 
 @attrs.define
 class _Seen:
-    """What went into a module and came out of it; of an attention also what it handed on."""
+    """Inputs and outputs of a module; of an attention also the arguments of its attention function."""
 
     args: tuple[Any, ...]
     options: dict[str, Any]
@@ -80,7 +80,7 @@ class _Seen:
 
 
 @torch.no_grad()
-def operate(model: Any, *, quantised: bool, native: Native | None) -> Operation:
+def replace_modules(model: Any, *, quantised: bool, native: Native | None) -> Replacement:
     """Replace modules of a decoder in place; float32, on the CPU.
 
     Args:
@@ -96,14 +96,14 @@ def operate(model: Any, *, quantised: bool, native: Native | None) -> Operation:
         for name in [name for name, _ in _candidates(model)]:
             num_fused += _replace(model, name, seen.pop(name, None), pack, native)
     _replace_linears(model, pack)
-    operation = Operation(
+    replacement = Replacement(
         kernels="onednn" if native is None else f"{'int8' if quantised else 'packed'}{native.panel}",
         weights_bytes=_weights_bytes(model),
         num_linears=num_linears,
         num_fused=num_fused,
     )
-    logger.info("%s: %d linear layers packed, %d modules fused.", operation.kernels, num_linears, num_fused)
-    return operation
+    logger.info("%s: %d linear layers packed, %d modules fused.", replacement.kernels, num_linears, num_fused)
+    return replacement
 
 
 @torch.inference_mode()
@@ -113,7 +113,7 @@ def fuse_decoder(
     """Let passes of a plain decoder run in one call, if it gives the logits that its modules give; returns whether it does.
 
     Args:
-        model: It has been operated on. The paged attention is switched on afterwards.
+        model: Its modules are replaced. The paged attention is switched on afterwards.
         layers: Its attention layers, as the model computes them.
         kernel: That attends over the cache; if it is not the compiled one, nothing is fused.
         native: The library of its linear layers; None: the same.
@@ -143,14 +143,14 @@ def _packer(quantised: bool, native: Native | None) -> Pack:
 
 
 def _candidates(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules of known families, those that hold others before what they hold."""
+    """Yield modules of known families, parents before their children."""
     found = [(name, type(part).__name__, part) for name, part in model.named_modules()]
     for pattern in (_ATTENTION, _MLP, _NORM):
         yield from ((name, part) for name, kind, part in found if pattern.fullmatch(kind))
 
 
 def _watch(model: Any) -> dict[str, _Seen]:
-    """Run a few tokens through the model and return what its known modules got and gave."""
+    """Run a few tokens through the model and return inputs and outputs of its known modules."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(SEEN, _attention)
@@ -184,7 +184,7 @@ def _attention(
     trencadis_seen: dict[str, Any],
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Note what an attention hands on; gives it values back, so that later layers get something of the right size."""
+    """Note the arguments of an attention function; returns values of the right size for later layers."""
     trencadis_seen.clear()
     trencadis_seen.update(options, query=query.clone(), key=key.clone(), value=value.clone())
     return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
@@ -211,7 +211,7 @@ def _has(model: Any, name: str) -> bool:
 
 
 def _replacement(module: Any, seen: _Seen, pack: Pack, native: Native) -> nn.Module | None:
-    """Return what may stand for a module, its weights packed; None: nothing does."""
+    """Return the replacement of a module, its weights packed; None: there is none."""
     kind = type(module).__name__
     try:
         if _NORM.fullmatch(kind):
@@ -268,8 +268,8 @@ def _rotary_attention(module: Any, seen: _Seen, pack: Pack, native: Native) -> R
     if any(isinstance(value, torch.Tensor) for value in common["options"].values()):
         return None
     for norms in _norms_of(module):
-        trial = RotaryAttention(_Beside(layers), module.o_proj, norms=norms, **common)
-        if _attends_alike(trial, seen, handed):
+        candidate = RotaryAttention(_Beside(layers), module.o_proj, norms=norms, **common)
+        if _attends_alike(candidate, seen, handed):
             return RotaryAttention(pack(layers), pack([module.o_proj]), norms=norms, **common)
     return None
 
@@ -281,7 +281,7 @@ def _eps_of(norm: Any) -> float:
 
 
 def _norms_of(module: Any) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
-    """Return what the norms of queries and keys may multiply by."""
+    """Return candidates for the weights of the norms of queries and keys."""
     found = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     if found == [None, None]:
         return [(None, None)]
@@ -289,9 +289,9 @@ def _norms_of(module: Any) -> list[tuple[torch.Tensor | None, torch.Tensor | Non
     return [(first.clone(), second.clone()), (1.0 + first, 1.0 + second)]
 
 
-def _attends_alike(trial: RotaryAttention, seen: _Seen, handed: dict[str, Any]) -> bool:
+def _attends_alike(candidate: RotaryAttention, seen: _Seen, handed: dict[str, Any]) -> bool:
     again: dict[str, Any] = {}
-    output = trial(*seen.args, **{**seen.options, "trencadis_seen": again})
+    output = candidate(*seen.args, **{**seen.options, "trencadis_seen": again})
     return (
         all(_agree(again[name], seen.handed[name]) for name in _TENSORS)
         and again.keys() - set(_TENSORS) == handed.keys()
@@ -322,7 +322,7 @@ def _agree(found: Any, expected: Any) -> bool:
 
 
 def _replace_linears(model: Any, pack: Pack) -> None:
-    """Pack what linear layers are left, the output projection among them, with which embeddings may share their weights."""
+    """Pack the remaining linear layers, the output projection among them, with which embeddings may share their weights."""
     embedding = model.get_input_embeddings()
     names = {id(part): name for name, part in model.named_modules()}
     tied = getattr(embedding, "weight", None)
@@ -338,7 +338,7 @@ def _replace_linears(model: Any, pack: Pack) -> None:
 
 
 def _scale_of(embedding: Any) -> float | None:
-    """Return what an embedding multiplies its rows by; None: it does something else."""
+    """Return the scale of an embedding's rows; None: it does something else."""
     if not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
         return None
     scale = float(getattr(embedding, "scalar_embed_scale", 1.0))

@@ -14,7 +14,7 @@ from trencadis.records import ModelFacts
 from trencadis_torch.embedder import EncoderEmbedder
 from trencadis_torch.loading.inspection import encoder_facts
 from trencadis_torch.loading.loader import ModelFiles, load_weights
-from trencadis_torch.loading.pooling_config import read_recipe
+from trencadis_torch.loading.pooling_config import read_pooling_config
 
 __all__ = ["check_padding", "is_encoder", "load_encoder"]
 
@@ -53,7 +53,7 @@ def _sees_both_ways(config: Any) -> bool:
 
 
 def load_encoder(files: ModelFiles, device: torch.device, *, check: bool) -> tuple[EncoderEmbedder, ModelFacts]:
-    """Load a model that only embeds; returns it with what the engine needs to know.
+    """Load a model that only embeds; returns it with its facts for the engine.
 
     Args:
         files: The model.
@@ -68,22 +68,22 @@ def load_encoder(files: ModelFiles, device: torch.device, *, check: bool) -> tup
 
     # What the files ask for is checked before any weight is read.
     default = "mean" if _sees_both_ways(files.config) else "last"
-    recipe = read_recipe(files, default_pooling=default, device=device)
+    pooling_config = read_pooling_config(files, default_pooling=default, device=device)
     model = load_weights(files, device, AutoModel, unused="pooler.")
     if "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
         model.pooler = None  # a head for other tasks
-    embedder = EncoderEmbedder(model, recipe)
+    embedder = EncoderEmbedder(model, pooling_config)
     if check:
         check_padding(embedder, name=type(model).__name__, exact=model.dtype == torch.float32)
     size = embedder.embed([np.ones(2, np.int32)]).shape[1]
-    return embedder, attrs.evolve(encoder_facts(model, recipe.max_seq_length), embedding_size=size)
+    return embedder, attrs.evolve(encoder_facts(model, pooling_config.max_seq_length), embedding_size=size)
 
 
 def check_padding(embedder: EncoderEmbedder, *, name: str, exact: bool) -> None:
     """Compare the vector of a short text alone and beside a longer one.
 
     Args:
-        embedder: A model and its recipe.
+        embedder: A model and its pooling.
         name: Of its architecture, for the error.
         exact: It computes in float32.
 

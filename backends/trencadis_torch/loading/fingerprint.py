@@ -65,7 +65,7 @@ def quantised_fingerprint(plain: str, quantization: str) -> str:
 
 
 def _paths(files: ModelFiles) -> list[Path]:
-    """Return the files that decide what the model computes, in an order that does not depend on where they lie."""
+    """Return the files that a model's outputs depend on, in an order that does not depend on their directory."""
     folder, options = Path(files.name), files.options
     if "gguf_file" in options:
         return [folder / options["gguf_file"]]

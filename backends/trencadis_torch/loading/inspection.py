@@ -1,4 +1,4 @@
-"""What a loaded model is made of, found by watching one small forward instead of believing its config.
+"""Attention layers of a loaded model, found by one small forward instead of its config.
 
 A probe stands in for attention. The mask functions that the model builds are asked what they allow, far beyond the probe's few
 tokens: so a sliding window, a chunk or a two-way mask is known exactly. Whatever the paged forward would not compute is refused.
@@ -75,7 +75,7 @@ def _probe_attention(
     trencadis_probe: dict[int, AttentionLayer] | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Note what an attention module asks for; returns outputs of the right shape."""
+    """Note the shape and the window of an attention module; returns outputs of the right shape."""
     name, index = type(module).__name__, getattr(module, "layer_idx", None)
     if trencadis_probe is None or index is None:
         raise ModelLoadError(f"{name} passes no arguments of forward on to attention, or has no layer_idx.")

@@ -41,7 +41,7 @@ class ModelFiles:
 
 
 def find_model(source: ModelSource) -> ModelFiles:
-    """Return where a model is and what it says of itself; reads its configuration.
+    """Locate a model's files and read its configuration.
 
     Raises:
         ModelLoadError: Files are missing or cannot be read.
@@ -92,7 +92,7 @@ def load_weights(files: ModelFiles, device: torch.device, auto_class: Any, *, un
 
 
 def _locate(source: ModelSource) -> tuple[str, dict[str, Any]]:
-    """Return what to hand to transformers: a name and the options that go with it."""
+    """Return the arguments for transformers: a name and its options."""
     path = Path(source.path)
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -145,7 +145,7 @@ def _load_config(name: str, options: dict[str, Any], source: ModelSource) -> Any
 
 
 def _check_architecture(config: Any) -> None:
-    """Refuse what no paged KV cache can serve, before any weight is read.
+    """Refuse models that no paged KV cache can serve, before any weight is read.
 
     Raises:
         ModelLoadError: With the reason.

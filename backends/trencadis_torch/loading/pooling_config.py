@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, linear, normalize, relu, silu
 from trencadis.errors import ModelLoadError
 from trencadis_torch.loading.loader import ModelFiles
 
-__all__ = ["Dense", "PoolingConfig", "read_recipe"]
+__all__ = ["Dense", "PoolingConfig", "read_pooling_config"]
 
 logger = logging.getLogger("trencadis.torch")
 
@@ -70,7 +70,7 @@ class PoolingConfig:
 
     Attributes:
         pooling: ``last``, ``mean`` or ``cls``.
-        dense: Layers behind it, in order.
+        dense: Layers after it, in order.
         normalize: Scale to length 1 at the end.
         max_seq_length: Longest text the files allow, tokens; 0: they name none.
     """
@@ -104,7 +104,7 @@ def _pooled(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.
             return torch.segment_reduce(hidden.float(), "mean", lengths=lengths, unsafe=True)
 
 
-def read_recipe(files: ModelFiles, *, default_pooling: str, device: torch.device) -> PoolingConfig:
+def read_pooling_config(files: ModelFiles, *, default_pooling: str, device: torch.device) -> PoolingConfig:
     """Return how a model embeds; reads its files, if it has any of sentence-transformers.
 
     Args:

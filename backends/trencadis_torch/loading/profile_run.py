@@ -33,10 +33,10 @@ logger = logging.getLogger("trencadis.torch")
 
 MAX_CPU_TOKENS = 2048
 MAX_CPU_OPERATIONS = 2e11
-"""A trial on the CPU takes a second or so; fewer tokens are tried with a larger model, and the result is scaled up."""
+"""A profile run on the CPU takes a second or so; fewer tokens are tried with a larger model, and the result is scaled up."""
 
 COUNTED_TOKENS = 64
-"""Tokens of a trial whose tensors are counted."""
+"""Tokens of a profile run whose tensors are counted."""
 
 UNSEEN = 1.25
 """Memory over what tensors hold: buffers inside kernels (rounded inputs of int8 layers) and what the allocator rounds up."""
@@ -193,7 +193,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operation and note what it made."""
+        """Run one operation and note its new tensors."""
         options = kwargs or {}
         result = func(*args, **options)
         given = {storage.data_ptr() for storage in _storages((args, options))}

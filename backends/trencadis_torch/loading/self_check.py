@@ -1,8 +1,8 @@
-"""Does the paged forward compute what the model computes? Asked of every model once, right after loading.
+"""Compares the paged forward of a model with its own, once after loading.
 
 Two made-up sequences run through the cache in chunks, together and then one token at a time; the model's own eager attention runs
 each of them whole. Whatever paging breaks in an architecture we never saw (state between tokens, positions taken from the batch,
-a mask of its own) shows as other logits; and so does whatever surgery breaks, for the model's own logits are from before it.
+a mask of its own) shows as other logits; and so does an error of module replacement, for the model's own logits are from before it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ QUANTISED = 0.5
 
 
 class ModelCheck:
-    """What a model computes by itself, kept for comparison. Costs a forward of about 40 tokens, of about 20 beyond 1e9 parameters.
+    """Logits of a model's own forward, for comparison. Costs a forward of about 40 tokens, of about 20 beyond 1e9 parameters.
 
     Args:
-        model: Not yet operated on.
+        model: Its modules are not replaced yet.
         layers: Its attention layers.
         layout: ``ragged`` or ``padded``.
         kernel: That attends over the cache, if not PyTorch's.
@@ -59,27 +59,27 @@ class ModelCheck:
         self._expected = [_whole(model, tokens) for tokens in self._sequences]
 
     @torch.inference_mode()
-    def compare(self, model: Any, *, quantised: bool = False, operated: bool = False) -> None:
-        """Compare the paged forward with what was kept; the paged attention is switched on afterwards. Costs as much again.
+    def compare(self, model: Any, *, quantised: bool = False, replaced: bool = False) -> None:
+        """Compare the paged forward with those logits; the paged attention is switched on afterwards. Costs as much again.
 
         Args:
             model: The model, as it is now.
             quantised: Its weights have been rounded to int8.
-            operated: Modules have been replaced; another remedy is named.
+            replaced: Modules have been replaced; the error names another remedy.
 
         Raises:
             ModelLoadError: They differ.
         """
         name = type(model).__name__
         remedy = "check_model = false serves it unchecked"
-        if operated:
+        if replaced:
             remedy = 'quantization = "none" and pack = "off" serve it as transformers made it'
         if not switch(model, PAGED):
             raise ModelLoadError(f"{name} does not take another attention implementation.")
         try:
             found = paged_logits(model, self._layers, self._sequences, self._layout, self._kernel)
         except (AttributeError, RuntimeError, TypeError) as error:
-            if not operated:
+            if not replaced:
                 raise
             raise ModelLoadError(
                 f"{name}: a forward with packed layers failed: {type(error).__name__}: {error}.",
@@ -90,7 +90,7 @@ class ModelCheck:
         )
         if difference:
             raise ModelLoadError(
-                f"{name}: logits with the paged KV cache{' and packed layers' if operated else ''} differ from the model's own "
+                f"{name}: logits with the paged KV cache{' and packed layers' if replaced else ''} differ from the model's own "
                 f"{difference}.",
                 hint=f"This architecture cannot be served here; [backend.torch] {remedy}.",
             )

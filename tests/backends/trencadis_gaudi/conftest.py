@@ -34,7 +34,7 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _environment_as_before():
-    """What the seam to the vendor's software sets in the environment is taken back."""
+    """What the interface to the vendor's software sets in the environment is taken back."""
     before = dict(os.environ)
     yield
     for name in set(os.environ) - set(before):

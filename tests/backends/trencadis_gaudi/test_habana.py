@@ -23,7 +23,7 @@ NOT_IN_THE_EXTRACT = {"internal.bridge_config.env_setting", "utils.internal.is_l
 
 
 def modules(*, available=True, lazy=True, without=()):
-    """The vendor's modules, as far as the seam looks at them."""
+    """The vendor's modules, as far as the interface looks at them."""
     hpu = SimpleNamespace(
         metrics=SimpleNamespace(metric_localcontext=print),
         is_available=lambda: available,

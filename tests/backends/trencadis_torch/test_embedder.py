@@ -7,7 +7,7 @@ import torch
 from support.backends import tiny_encoders, tiny_models
 from trencadis.records import ModelSource
 from trencadis_torch import embedder
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.embedder import DecoderEmbedder, EncoderEmbedder
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.loading.loader import find_model, load_decoder, load_weights
@@ -24,8 +24,8 @@ def texts(seed=0):
 def decoder(path, pooling="last", **options):
     model = load_decoder(find_model(ModelSource(path=str(path), **options)), CPU)
     layers = attention_layers(model)
-    bridge.register()
-    bridge.switch(model, bridge.PAGED)
+    adapter.register()
+    adapter.switch(model, adapter.PAGED)
     return DecoderEmbedder(model.base_model, PoolingConfig(pooling=pooling), layers)
 
 
@@ -100,5 +100,5 @@ def test_nothing_of_a_decoder_is_switched_or_cached_for_a_text(model_path):
     one = decoder(path)
     before = {name: tensor.clone() for name, tensor in one._model.state_dict().items()}
     one.embed(texts())
-    assert one._model.config._attn_implementation == bridge.PAGED
+    assert one._model.config._attn_implementation == adapter.PAGED
     assert all(torch.equal(tensor, before[name]) for name, tensor in one._model.state_dict().items())

@@ -9,7 +9,7 @@ from support.backends import tiny_models
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.options import AttentionOptions
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
@@ -26,10 +26,10 @@ def ints(*values):
 
 
 def make(layout, *, model=None):
-    bridge.register()
+    adapter.register()
     model = model or tiny_models.make_model("gemma3")
     layers = attention_layers(model)
-    bridge.switch(model, bridge.PAGED)
+    adapter.switch(model, adapter.PAGED)
     device = torch.device("cpu")
     rows = Rows(PLAN, device)
     rows.tokens[:] = torch.arange(rows.tokens.numel()).view_as(rows.tokens).int() % 100 + 3
@@ -139,7 +139,7 @@ def test_model_that_cannot_select_positions_is_served_all_the_same():
     one = one_pass(Bucket(2, 6, 0), (2, 0), (0, 0), (6, 3), (1, 1))
     expected = run(runner, one).emitted.token_ids
     plain = Plain()
-    bridge.switch(plain.inner, bridge.PAGED)
+    adapter.switch(plain.inner, adapter.PAGED)
     other = PassRunner(plain, rows=rows, cache=cache, layout="ragged", workspace=Workspace())
     assert torch.equal(run(other, one).emitted.token_ids, expected)
 

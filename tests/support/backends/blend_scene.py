@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trencadis.interfaces import BlendChunk, BlendOrder
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.adapter import PASS_ARGUMENT
 from trencadis_torch.attention.whole_texts import WholeTexts
 from trencadis_torch.blend.blender import Blender, make_blender
@@ -45,8 +45,8 @@ class BlendScene:
     ) -> None:
         self.model = model
         layers = stored_layers(attention_layers(model), kv_dtype)
-        bridge.register()
-        bridge.switch(model, bridge.PAGED)
+        adapter.register()
+        adapter.switch(model, adapter.PAGED)
         self.cache = PagedKVCache(layers, num_blocks=num_blocks, block_size=block_size, device=model.device)
         for part in self.cache.parts:
             part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(3)).to(part.dtype))

@@ -1,4 +1,4 @@
-"""A tiny model that was operated on, with rows and a cache, whose passes run in one call or module by module."""
+"""A tiny model with replaced modules, with rows and a cache, whose passes run in one call or module by module."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from support.backends import tiny_models
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.linear.decoder import attach, decoder_of
 from trencadis_torch.linear.native import native
-from trencadis_torch.linear.replacement import fuse_decoder, operate
+from trencadis_torch.linear.replacement import fuse_decoder, replace_modules
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.rows import Rows
 from trencadis_torch.runner import PassRunner
@@ -30,11 +30,11 @@ BLOCK_SIZE, MAX_LEN = 4, 320
 @cache
 def fused_model(kind: str, quantised: bool) -> tuple[Any, Any]:
     """Return a model whose passes run in one call, and its attention layers."""
-    bridge.register()
+    adapter.register()
     model = tiny_models.make_model(kind)
     layers = attention_layers(model)
     kernel = choose_kernel("native", device=CPU, layout="ragged", layers=layers)
-    operate(model, quantised=quantised, native=native())
+    replace_modules(model, quantised=quantised, native=native())
     assert fuse_decoder(model, layers=layers, kernel=kernel, native=native())
     return model, layers
 

@@ -9,7 +9,7 @@ import torch
 from support.backends import tiny_models
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Pass, Phase
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.graphs.counts import CaptureWatch
@@ -51,10 +51,10 @@ class Scene:
 
 def make(kind: str = "llama", *, kernel=None, recorder=None, model=None) -> Scene:
     """Return a scene; blocks of the four rows lie in random order."""
-    bridge.register()
+    adapter.register()
     model = model or tiny_models.make_model(kind)
     layers = attention_layers(model)
-    bridge.switch(model, bridge.PAGED)
+    adapter.switch(model, adapter.PAGED)
     generator = torch.Generator().manual_seed(1)
     rows = Rows(PLAN, CPU)
     rows.tokens[:] = torch.randint(3, 100, rows.tokens.shape, generator=generator).int()

@@ -14,7 +14,7 @@ from trencadis_gaudi.graphs.model import ForwardAdapter, decoder_layers, dynamo_
 from trencadis_gaudi.habana import load_habana
 from trencadis_gaudi.passes.tensors import GaudiPasses
 from trencadis_gaudi.runner import empty_pass
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.loading.inspection import attention_layers
 
 PLAN = AllocationPlan(num_blocks=8, block_size=16, num_rows=3, max_model_len=40, max_num_batched_tokens=32)
@@ -25,10 +25,10 @@ class World:
     def __init__(self, kind="llama", **options):
         self.config = GaudiConfig(device="emulated", **options)
         self.habana = load_habana(self.config, clock=SystemClock())
-        bridge.register()
+        adapter.register()
         model = tiny_models.make_model(kind)
         layers = attention_layers(model)
-        bridge.switch(model, bridge.PAGED)
+        adapter.switch(model, adapter.PAGED)
         cache = FlatKVCache(layers, num_blocks=8, block_size=16, device=self.habana.device)
         self.passes = GaudiPasses(cache, contiguous=False)
         self.rows = DeviceRows(PLAN, self.habana)

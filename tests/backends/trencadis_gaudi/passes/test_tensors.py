@@ -14,7 +14,7 @@ from trencadis_gaudi.emulated import EmulatedDevice, emulated_habana
 from trencadis_gaudi.emulated.graphs import input_hash
 from trencadis_gaudi.flat_cache import FlatKVCache
 from trencadis_gaudi.passes.tensors import GaudiPasses
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.cache.kv_cache import PagedKVCache
 from trencadis_torch.inputs import ModelInputs
@@ -39,10 +39,10 @@ class World:
     """A tiny model with its rows, and a cache of its own for every way of computing."""
 
     def __init__(self, kind):
-        bridge.register()
+        adapter.register()
         self.model = tiny_models.make_model(kind)
         self.layers = attention_layers(self.model)
-        bridge.switch(self.model, bridge.PAGED)
+        adapter.switch(self.model, adapter.PAGED)
         self.rows = Rows(PLAN, CPU)
         self.rows.tokens[:] = torch.arange(self.rows.tokens.numel()).view_as(self.rows.tokens).int() * 7 % 100 + 3
         blocks = torch.randperm(44, generator=torch.Generator().manual_seed(2)).int()
@@ -137,7 +137,7 @@ class Graphed(torch.nn.Module):
         self.model, self.passes = model, passes
 
     def forward(self, token_ids, positions, tensors):
-        options = {bridge.PASS_ARGUMENT: self.passes.attention(tensors)}
+        options = {adapter.PASS_ARGUMENT: self.passes.attention(tensors)}
         return self.model(input_ids=token_ids, position_ids=positions, use_cache=False, **options).logits
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from support.backends import tiny_models
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 
 
 class Pass:
@@ -17,7 +17,7 @@ class Pass:
 def test_attention_is_the_pass_that_came_with_the_forward():
     one, module = Pass(), SimpleNamespace(layer_idx=3)
     query, key, value = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 6)
-    output, weights = bridge.paged_attention(
+    output, weights = adapter.paged_attention(
         module, query, key, value, None, trencadis_pass=one, scaling=0.5, softcap=2.0, sliding_window=9, dropout=0.0
     )
     *seen, options = one.seen
@@ -29,9 +29,9 @@ def test_attention_is_the_pass_that_came_with_the_forward():
 
 
 def test_model_is_switched_and_back():
-    bridge.register()
-    bridge.register()
+    adapter.register()
+    adapter.register()
     model = tiny_models.make_model("llama")
-    assert bridge.switch(model, bridge.PAGED)
-    assert model.config._attn_implementation == bridge.PAGED
-    assert bridge.switch(model, "eager")
+    assert adapter.switch(model, adapter.PAGED)
+    assert model.config._attn_implementation == adapter.PAGED
+    assert adapter.switch(model, "eager")

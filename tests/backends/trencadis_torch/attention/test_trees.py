@@ -16,7 +16,7 @@ from trencadis.errors import BackendError, StepFailedError
 from trencadis.interfaces import AllocationPlan
 from trencadis.records import Bucket, Drafts, Pass, Phase
 from trencadis_testing.backend import ArgmaxSampler
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.ragged import Workspace
 from trencadis_torch.attention.trees import DraftTrees
 from trencadis_torch.cache.kv_cache import PagedKVCache
@@ -64,10 +64,10 @@ class World:
 
     def __init__(self, kind, contexts):
         if kind not in self.models:
-            bridge.register()
+            adapter.register()
             model = tiny_models.make_model(kind)
             layers = attention_layers(model)
-            bridge.switch(model, bridge.PAGED)
+            adapter.switch(model, adapter.PAGED)
             self.models[kind] = model, layers
         model, layers = self.models[kind]
         device = torch.device("cpu")

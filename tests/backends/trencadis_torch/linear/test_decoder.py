@@ -6,23 +6,23 @@ from torch import nn
 
 from support.backends import tiny_models
 from support.backends.decoder_scene import CPU, Scene, fused_model
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.linear.decoder import Angles, attach, decoder_of, read_decoder
 from trencadis_torch.linear.native import native
 from trencadis_torch.linear.native_decoder import native_decoder
-from trencadis_torch.linear.replacement import operate
+from trencadis_torch.linear.replacement import replace_modules
 from trencadis_torch.loading.inspection import attention_layers
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
 
-def operated(kind, **settings):
-    bridge.register()
+def replaced(kind, **settings):
+    adapter.register()
     model = tiny_models.make_model(kind)
     for name, value in settings.items():
         setattr(model.config, name, value)
-    operate(model, quantised=False, native=native())
+    replace_modules(model, quantised=False, native=native())
     return model
 
 
@@ -31,7 +31,7 @@ def read(model):
 
 
 def test_sizes_are_the_models():
-    model = operated("qwen3")
+    model = replaced("qwen3")
     found, config = read(model), model.config
     assert (found.vocab_size, found.intermediate_size) == (config.vocab_size, config.intermediate_size)
     assert found.structure.num_layers == config.num_hidden_layers == len(found.attention)
@@ -44,7 +44,7 @@ def test_sizes_are_the_models():
 
 @pytest.mark.parametrize("kind", ["gemma3", "phi3", "mixtral", "gpt2"])
 def test_what_is_no_plain_decoder_is_left_with_a_line_in_the_log(kind, caplog):
-    model = operated(kind)
+    model = replaced(kind)
     with caplog.at_level("INFO", logger="trencadis.torch"):
         assert read(model) is None
     assert "runs layer by layer: its family is not known" in caplog.text
@@ -63,7 +63,7 @@ def test_what_is_no_plain_decoder_is_left_with_a_line_in_the_log(kind, caplog):
     ],
 )
 def test_a_model_of_a_known_family_that_differs_is_left(change, reason, caplog):
-    model = operated("llama")
+    model = replaced("llama")
     assert read(model) is not None
     change(model)
     with caplog.at_level("INFO", logger="trencadis.torch"):
@@ -80,11 +80,11 @@ def test_weights_are_held_once():
 
 
 def test_shared_embeddings_are_read_out_of_the_output_projection():
-    bridge.register()
+    adapter.register()
     model = tiny_models.make_model("llama")
     model.config.tie_word_embeddings = True
     model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    operate(model, quantised=False, native=native())
+    replace_modules(model, quantised=False, native=native())
     found = read(model)
     assert found.structure.embeddings is None
     assert found.structure.num_embeddings == 131

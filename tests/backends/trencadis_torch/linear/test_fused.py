@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from support.backends import tiny_models
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
 from trencadis_torch.linear.native import ACTIVATIONS, native
-from trencadis_torch.linear.replacement import operate
+from trencadis_torch.linear.replacement import replace_modules
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there is no C++ compiler on this machine")
 
@@ -46,17 +46,17 @@ class Recorder:
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral"])
 def test_attention_hands_on_what_the_original_hands_on(kind):
-    bridge.register()
+    adapter.register()
     tokens, positions = torch.tensor([[5, 9, 77, 3]]), torch.tensor([[0, 1, 30, 7]])
     found = []
-    for operated in (False, True):
+    for replaced in (False, True):
         model = tiny_models.make_model(kind)
-        if operated:
-            operate(model, quantised=False, native=native())
+        if replaced:
+            replace_modules(model, quantised=False, native=native())
             assert sum(isinstance(part, RotaryAttention) for part in model.modules()) == 3
-        bridge.switch(model, bridge.PAGED)
+        adapter.switch(model, adapter.PAGED)
         recorder = Recorder()
-        model(input_ids=tokens, position_ids=positions, use_cache=False, **{bridge.PASS_ARGUMENT: recorder})
+        model(input_ids=tokens, position_ids=positions, use_cache=False, **{adapter.PASS_ARGUMENT: recorder})
         found.append(recorder.calls)
     for plain, fused in zip(*found, strict=True):
         assert (plain[0], plain[4:]) == (fused[0], fused[4:])

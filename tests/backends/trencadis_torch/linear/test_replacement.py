@@ -10,13 +10,13 @@ from torch import nn
 
 from support.backends import tiny_models
 from trencadis.errors import ModelLoadError
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.linear.decoder import decoder_of
 from trencadis_torch.linear.fused import FusedNorm, GatedMLP, RotaryAttention
 from trencadis_torch.linear.native import native
 from trencadis_torch.linear.packed import FusedLinear, PackedLinear, RowsEmbedding
-from trencadis_torch.linear.replacement import fuse_decoder, operate
+from trencadis_torch.linear.replacement import fuse_decoder, replace_modules
 from trencadis_torch.loading import self_check
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.loading.self_check import ModelCheck
@@ -36,15 +36,15 @@ FUSED = {
 
 @pytest.fixture(autouse=True)
 def registered():
-    bridge.register()
+    adapter.register()
 
 
 def errors_after(model, *, quantised, library):
     """Return how far logits are from the model's own, at each position, over their spread."""
     layers = attention_layers(model)
     check = ModelCheck(model, layers, layout="ragged")
-    operate(model, quantised=quantised, native=native() if library else None)
-    check.compare(model, quantised=quantised, operated=True)
+    replace_modules(model, quantised=quantised, native=native() if library else None)
+    check.compare(model, quantised=quantised, replaced=True)
     with torch.inference_mode():
         found = self_check.paged_logits(model, layers, check._sequences, "ragged")
     pairs = zip(check._expected, found, strict=True)
@@ -76,7 +76,7 @@ def count(model, kind):
 def test_known_families_are_fused_and_others_packed_layer_by_layer(kind):
     model = tiny_models.make_model(kind)
     num_linears = sum(type(part) is nn.Linear for part in model.modules())
-    done = operate(model, quantised=False, native=native())
+    done = replace_modules(model, quantised=False, native=native())
     assert (count(model, RotaryAttention), count(model, GatedMLP), count(model, FusedNorm)) == FUSED[kind]
     assert (done.num_linears, done.num_fused) == (num_linears, sum(FUSED[kind]))
     assert not any(type(part) is nn.Linear for part in model.modules())
@@ -115,14 +115,14 @@ def test_linear_layers_of_another_class_are_left_alone():
     assert odd.up_proj is scaled
 
 
-def test_surgery_that_goes_wrong_is_refused():
+def test_replacement_that_goes_wrong_is_refused():
     model = tiny_models.make_model("llama")
     check = ModelCheck(model, attention_layers(model), layout="ragged")
-    operate(model, quantised=False, native=None)
+    replace_modules(model, quantised=False, native=None)
     with torch.no_grad():
         model.model.layers[2].self_attn.o_proj._bias = torch.ones(48)
     with pytest.raises(ModelLoadError, match="packed layers differ from the model's own") as caught:
-        check.compare(model, operated=True)
+        check.compare(model, replaced=True)
     assert 'pack = "off"' in caught.value.hint
 
 
@@ -132,9 +132,9 @@ def test_a_model_that_reads_its_layers_weights_is_refused_in_words():
     mlp = model.model.layers[0].mlp
     plain = mlp.forward
     mlp.forward = lambda x: plain(x) + 0 * mlp.up_proj.weight.sum()
-    operate(model, quantised=False, native=None)
+    replace_modules(model, quantised=False, native=None)
     with pytest.raises(ModelLoadError, match="a forward with packed layers failed: AttributeError"):
-        check.compare(model, operated=True)
+        check.compare(model, replaced=True)
 
 
 @needs_native
@@ -146,7 +146,7 @@ def test_shared_embeddings_stay_shared_and_bit_equal(kind):
     ids = torch.tensor([[0, 3, 130]])
     expected = model.get_input_embeddings()(ids)
     before = sum(parameter.nbytes for parameter in model.parameters())
-    done = operate(model, quantised=False, native=native())
+    done = replace_modules(model, quantised=False, native=native())
     assert isinstance(model.get_input_embeddings(), RowsEmbedding)
     assert torch.equal(model.get_input_embeddings()(ids), expected)
     padding = sum(
@@ -183,7 +183,7 @@ def test_original_weights_are_let_go_layer_by_layer(library, monkeypatch):
 
         monkeypatch.setattr(made, "__init__", noted)
     done = []
-    operate(model, quantised=False, native=native() if library else None)
+    replace_modules(model, quantised=False, native=native() if library else None)
     gc.collect()
     assert sum(ref() is not None for ref in alive) == 0
     # An attention of four layers is packed before its own are let go; never much more.
@@ -194,14 +194,14 @@ def test_original_weights_are_let_go_layer_by_layer(library, monkeypatch):
 def test_nothing_of_a_copy_of_the_model_is_touched():
     model = tiny_models.make_model("qwen3")
     other = copy.deepcopy(model)
-    operate(model, quantised=False, native=None)
+    replace_modules(model, quantised=False, native=None)
     assert type(other.lm_head) is nn.Linear
 
 
 def fused(model, **changes):
     """Operate on a model and let it run in one call, if it does; return whether it does."""
     layers = attention_layers(model)
-    operate(model, quantised=False, native=native())
+    replace_modules(model, quantised=False, native=native())
     kernel = choose_kernel("native", device=torch.device("cpu"), layout="ragged", layers=layers)
     return fuse_decoder(model, **{"layers": layers, "kernel": kernel, "native": native(), **changes})
 

@@ -144,7 +144,7 @@ def mini():
 def test_a_sentence_encoder_is_loaded_as_its_files_say(mini):
     embedder, facts, _, encode = mini
     assert (facts.max_model_len, facts.embedding_size, facts.generates) == (256, 384, False)
-    assert (embedder.recipe.pooling, embedder.recipe.normalize) == ("mean", True)
+    assert (embedder.pooling_config.pooling, embedder.pooling_config.normalize) == ("mean", True)
     (tokens,) = encode("hello")
     assert (tokens[0], tokens[-1]) == (101, 102)  # [CLS] and [SEP]
 

@@ -10,7 +10,7 @@ from support.backends.tiny_encoders import write_json, write_modules
 from trencadis.errors import ModelLoadError
 from trencadis.records import ModelSource
 from trencadis_torch.loading.loader import find_model
-from trencadis_torch.loading.pooling_config import PoolingConfig, read_recipe
+from trencadis_torch.loading.pooling_config import PoolingConfig, read_pooling_config
 
 CPU = torch.device("cpu")
 HIDDEN = torch.tensor([[3.0, 4.0], [1.0, 0.0], [3.0, 2.0], [5.0, 10.0]])
@@ -23,7 +23,7 @@ def place(tmp_path):
 
 
 def read(path, **options):
-    return read_recipe(find_model(ModelSource(path=str(path), **options)), default_pooling="mean", device=CPU)
+    return read_pooling_config(find_model(ModelSource(path=str(path), **options)), default_pooling="mean", device=CPU)
 
 
 def refused(path, match, **options):
@@ -55,8 +55,13 @@ def test_pooling_computes_in_float32(dtype):
 
 
 def test_without_files_the_default_holds(place):
-    recipe = read(place)
-    assert (recipe.pooling, recipe.dense, recipe.normalize, recipe.max_seq_length) == ("mean", (), True, 0)
+    pooling_config = read(place)
+    assert (pooling_config.pooling, pooling_config.dense, pooling_config.normalize, pooling_config.max_seq_length) == (
+        "mean",
+        (),
+        True,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,8 +84,8 @@ def test_the_files_say_which_hidden_states_count(place, config, pooling):
 def test_the_configuration_overrides_the_files(place):
     write_modules(place, "Transformer", "Pooling", "Normalize")
     write_json(place, "1_Pooling/config.json", {"pooling_mode_max_tokens": True})
-    recipe = read(place, pooling="cls", normalize_embeddings=False)
-    assert (recipe.pooling, recipe.normalize) == ("cls", False)
+    pooling_config = read(place, pooling="cls", normalize_embeddings=False)
+    assert (pooling_config.pooling, pooling_config.normalize) == ("cls", False)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.backends import tiny_models
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.attention.choice import choose_kernel
 from trencadis_torch.loading import profile_run as trial
 from trencadis_torch.loading.inspection import attention_layers, model_facts
@@ -13,10 +13,10 @@ from trencadis_torch.loading.profile_run import AllocationTracker, measure_memor
 
 @pytest.fixture(scope="module")
 def model():
-    bridge.register()
+    adapter.register()
     made = tiny_models.make_model("llama")
     layers = attention_layers(made)
-    bridge.switch(made, bridge.PAGED)
+    adapter.switch(made, adapter.PAGED)
     return made, layers, model_facts(made, layers)
 
 

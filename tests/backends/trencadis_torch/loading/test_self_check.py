@@ -5,14 +5,14 @@ import torch
 
 from support.backends import tiny_models
 from trencadis.errors import ModelLoadError
-from trencadis_torch.attention import adapter as bridge
+from trencadis_torch.attention import adapter
 from trencadis_torch.loading.inspection import attention_layers
 from trencadis_torch.loading.self_check import ModelCheck, check_model
 
 
 @pytest.fixture(autouse=True)
 def registered():
-    bridge.register()
+    adapter.register()
 
 
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
@@ -20,7 +20,7 @@ def registered():
 def test_sound_model_passes_and_is_left_with_paged_attention(layout, dtype):
     model = tiny_models.make_model("gemma2", dtype=dtype)
     check_model(model, attention_layers(model), layout=layout)
-    assert model.config._attn_implementation == bridge.PAGED
+    assert model.config._attn_implementation == adapter.PAGED
 
 
 @pytest.mark.parametrize("layout", ["ragged", "padded"])
