@@ -8,9 +8,18 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 
-__all__ = ["EVERY_NTH_SUITE", "FEWEST_EXAMPLES", "SHARE_OF_EXAMPLES", "mark_repeats", "try_fewer_examples"]
+__all__ = [
+    "EVERY_NTH_SUITE",
+    "FEWEST_EXAMPLES",
+    "MOST_PARAMETER_SETS",
+    "SHARE_OF_EXAMPLES",
+    "mark_repeats",
+    "try_fewer_examples",
+]
 
-EVERY_NTH_SUITE = 4
+MOST_PARAMETER_SETS = 6
+"""In the default tier, a test that says nothing else has so many of its parameter sets."""
+EVERY_NTH_SUITE = 6
 """In the default tier, a test of a conformance suite of the kit runs for one in so many of the components under test."""
 SHARE_OF_EXAMPLES = 4
 """In the default tier, hypothesis tries one in so many of a test's examples, and :data:`FEWEST_EXAMPLES` at least."""
@@ -20,7 +29,8 @@ FEWEST_EXAMPLES = 5
 def mark_repeats(items: Sequence[pytest.Function]) -> None:
     """Mark all but the representatives of parametrised tests and of conformance suites ``slow``.
 
-    Of the parameter sets of a test with ``@pytest.mark.representatives(n)``, n evenly spread ones stay. A suite's tests take turns:
+    Of the parameter sets of a test, :data:`MOST_PARAMETER_SETS` evenly spread ones stay, or as many as
+    ``@pytest.mark.representatives(n)`` says. A suite's tests take turns:
     each component keeps one in :data:`EVERY_NTH_SUITE` of them, and each test is kept by one in as many components.
     """
     families: defaultdict[tuple[object, ...], list[pytest.Function]] = defaultdict(list)
@@ -28,10 +38,12 @@ def mark_repeats(items: Sequence[pytest.Function]) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             continue
-        if mark := item.get_closest_marker("representatives"):
-            families[item.parent, item.originalname, *mark.args].append(item)
-        elif item.function.__module__.startswith("trencadis_testing."):
+        if item.function.__module__.startswith("trencadis_testing."):
             suites[item.function].setdefault(item.parent, []).append(item)
+        else:
+            mark = item.get_closest_marker("representatives")
+            kept = mark.args[0] if mark else MOST_PARAMETER_SETS
+            families[item.parent, item.originalname, kept].append(item)
     repeats = []
     for (*_, kept), members in families.items():
         distance = max(1.0, (len(members) - 1) / max(1, kept - 1))

@@ -65,6 +65,7 @@ def run(project: Path, *arguments: str, only: str = "bit_for_bit or tickets or s
     return done.stdout + done.stderr, set(rooms.read_text().split()) if rooms.exists() else set()
 
 
+@pytest.mark.slow
 def test_modules_that_take_the_target_are_run_against_the_option_and_others_as_ever(project: Path):
     text, rooms = run(project, "--kv-connector=shelf:make_shelf", "test_shelf.py", only="bit_for_bit or else")
     assert "bit_for_bit[shelf:make_shelf] PASSED" in text
@@ -90,6 +91,7 @@ def test_without_a_path_both_suites_of_the_kit_are_run(project: Path):
     assert rooms == {"given"}
 
 
+@pytest.mark.slow
 def test_a_target_that_there_is_not_is_named_on_the_command_line(project: Path):
     text, _ = run(project, "--kv-connector=shelff")
     assert "no such component" in text

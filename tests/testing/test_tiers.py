@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from support.tiers import EVERY_NTH_SUITE, mark_repeats, try_fewer_examples
+from support.tiers import EVERY_NTH_SUITE, MOST_PARAMETER_SETS, mark_repeats, try_fewer_examples
 
 
 class Item:
@@ -42,6 +42,10 @@ def test_representatives_are_spread_evenly(kept: int, total: int, stay: list[int
     assert mark([Item(number, len, pytest.mark.representatives(kept)) for number in range(total)]) == stay
 
 
+def test_without_a_mark_a_few_parameter_sets_stay() -> None:
+    assert len(mark([Item(number, len) for number in range(100)])) == MOST_PARAMETER_SETS
+
+
 def test_what_is_slow_anyway_is_no_representative() -> None:
     representatives = pytest.mark.representatives(1)
     assert mark([Item(0, len, representatives, pytest.mark.slow), Item(1, len, representatives), Item(2, len)]) == [
@@ -57,7 +61,7 @@ def _test_of_a_suite() -> Any:
     return test
 
 
-@pytest.mark.parametrize("num_components", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("num_components", [1, 2, 4, 7, 13])
 def test_components_take_turns_in_the_tests_of_a_suite(num_components: int) -> None:
     tests = [_test_of_a_suite() for _ in range(8)]
     items = [Item(0, test, parent=number) for number in range(num_components) for test in tests]
