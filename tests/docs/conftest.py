@@ -16,7 +16,7 @@ import pytest
 from support.block_runner import CLIENT, BlockRunner
 from support.doc_blocks import STAND_INS, write_files
 
-LOADING_S = 60
+LOADING_S = 300
 
 
 @attrs.frozen

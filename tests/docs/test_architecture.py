@@ -20,6 +20,7 @@ def test_the_page_names_modules() -> None:
     assert len(MODULES) > 40
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_of_the_page_can_be_imported(name: str) -> None:
     importlib.import_module(name)

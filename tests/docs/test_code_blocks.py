@@ -40,6 +40,7 @@ def ready_text(request: pytest.FixtureRequest) -> Callable[[Block], str]:
     return text
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("python"))
 def test_python_block_runs(block: Block, page_folder, python_blocks, ready_text) -> None:
     result = python_blocks.run(ready_text(block), page_folder(block.page))
@@ -55,12 +56,14 @@ def test_a_wrong_python_block_would_be_found(python_blocks, tmp_path: Path) -> N
     assert python_blocks.run("raise SystemExit(3)", tmp_path).returncode == 3
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("sh"))
 def test_commands_of_a_shell_block_work(block: Block, page_folder, shell, ready_text) -> None:
     result = shell(ready_text(block), page_folder(block.page))
     assert result.returncode == 0, f"{result.stdout[-1500:]}\n{result.stderr[-1500:]}"
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("toml"))
 def test_toml_block_is_a_configuration_or_a_part_of_pyproject(block: Block, tmp_path: Path) -> None:
     from trencadis.registry.startup import load_with_plugins
@@ -72,6 +75,7 @@ def test_toml_block_is_a_configuration_or_a_part_of_pyproject(block: Block, tmp_
     load_with_plugins(file=path, environ={})
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("block", parameters("json", "jsonl", "yaml", "ini"))
 def test_data_block_can_be_read(block: Block) -> None:
     if block.language == "yaml":

@@ -20,6 +20,7 @@ PAGE = 4600
 """Characters on a printed page: 58 lines of 80."""
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
 def test_a_record_is_a_page_with_its_three_sections(record: Path) -> None:
     text = record.read_text(encoding="utf-8")
@@ -29,6 +30,7 @@ def test_a_record_is_a_page_with_its_three_sections(record: Path) -> None:
     assert len(text) <= PAGE, f"{len(text)} characters; shorten it"
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
 def test_files_that_a_record_names_exist(record: Path) -> None:
     named = re.findall(r"`(?:[\w.-]+/)*(\w+\.(?:py|cpp|h|toml|txt))`", record.read_text(encoding="utf-8"))
@@ -39,6 +41,7 @@ MOVES = {"0058-server-kv-and-tools-are-packages-and-commands-come-by-a-hook"}
 """Records that name modules as they were before."""
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("record", [one for one in RECORDS if one.stem not in MOVES], ids=lambda record: record.stem)
 def test_modules_and_names_that_a_record_names_exist(record: Path) -> None:
     for name in re.findall(r"`(trencadis\w*(?:\.\w+)+)", record.read_text(encoding="utf-8")):

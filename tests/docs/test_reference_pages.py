@@ -33,6 +33,7 @@ from trencadis.registry.contracts import CONTRACTS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_current(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")

@@ -18,11 +18,13 @@ ROOT = Path(__file__).parents[2]
 HOOKS = [name for name, value in vars(hookspecs).items() if name.startswith("trencadis_") and callable(value)]
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hook_says_when_it_is_called(hook: str) -> None:
     assert "*Called:*" in (inspect.getdoc(getattr(hookspecs, hook)) or "")
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hook_is_used_in_a_test(hook: str) -> None:
     here = Path(__file__)
@@ -30,6 +32,7 @@ def test_hook_is_used_in_a_test(hook: str) -> None:
     assert any(hook in path.read_text() for path in tests), f"no test mentions {hook}"
 
 
+@pytest.mark.representatives(1000)
 @pytest.mark.parametrize("noun", NOUNS)
 def test_noun_has_a_page_an_interface_and_a_version(noun: str) -> None:
     page = (ROOT / "docs" / "plugins" / f"{noun}.md").read_text()

@@ -67,6 +67,7 @@ def run(
     return done.stdout + done.stderr, set(rooms.read_text().split()) if rooms.exists() else set()
 
 
+@pytest.mark.slow
 def test_modules_that_take_the_target_are_run_against_the_option_and_others_as_ever(project: Path):
     text, rooms = run(project, "--kv-connector=shelf:make_shelf", "test_shelf.py", only="bit_for_bit or else")
     assert "bit_for_bit[shelf:make_shelf] PASSED" in text
@@ -94,6 +95,7 @@ def test_without_a_path_both_suites_of_the_kit_are_run(project: Path):
     assert rooms == {"given"}
 
 
+@pytest.mark.slow
 def test_a_target_that_there_is_not_is_named_on_the_command_line(project: Path):
     text, _ = run(project, "--kv-connector=shelff")
     assert "no such component" in text

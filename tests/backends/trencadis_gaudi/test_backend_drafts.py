@@ -60,7 +60,7 @@ def agree(found, expected):
     )
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "greedy"),
     [

@@ -233,6 +233,7 @@ def test_workloads_meet_what_is_hard(frozen):
     assert gathered.totals.num_prompt_tokens_cached
 
 
+@pytest.mark.slow
 def test_device_does_notice_what_was_not_warmed_up(model_path):
     """The oracle of the test above: without the small buckets, the same run fails."""
     engine = gaudi_engines.open_engine(

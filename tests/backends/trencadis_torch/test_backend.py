@@ -207,6 +207,7 @@ def test_unchecked_model_runs_the_same(model_path):
     assert BackendDriver(backend, PLAN).generate({0: PROMPTS[1]}, 12)[0] == expected
 
 
+@pytest.mark.slow
 def test_number_of_threads_is_set(model_path):
     try:
         loaded(model_path("llama"), num_threads=2)
@@ -215,6 +216,7 @@ def test_number_of_threads_is_set(model_path):
         torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_small_model_runs_on_one_thread_and_a_large_one_on_what_there_is(model_path, monkeypatch):
     try:
         torch.set_num_threads(2)

@@ -6,7 +6,7 @@ import pickle
 import attrs
 import pytest
 
-from trencadis.config.schema import BUCKETING_BY_LAYOUT, Config, ModelConfig
+from trencadis.config.schema import Config, ModelConfig
 
 
 def test_config_is_frozen():
@@ -21,7 +21,3 @@ def test_config_travels_to_another_process():
 def test_dtype_outside_its_choices_is_refused():
     with pytest.raises(ValueError, match="dtype"):
         ModelConfig(dtype="int3")
-
-
-def test_every_layout_of_a_backend_has_a_bucketing():
-    assert BUCKETING_BY_LAYOUT == {"ragged": "exact", "padded": "exponential", "unified": "unified"}

@@ -23,7 +23,7 @@ from support.eventually import eventually
 from support.server.served_process import family, send
 from trencadis import LLM, SamplingParams
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 

@@ -170,6 +170,7 @@ def test_token_that_ends_the_text_ends_it_here(pair: Pair) -> None:
     assert pair.num_taken == taken + 1
 
 
+@pytest.mark.slow
 def test_draws_without_a_seed_have_the_distribution_of_one_engine(pair: Pair) -> None:
     """Two samples of 240; a chi-square test of homogeneity over the likelier tokens, which a right engine fails once in 1000 runs."""
     wanted = SamplingParams(max_tokens=1, temperature=0.8, top_k=4)

@@ -19,7 +19,7 @@ from support.server.raw_client import RawClient, body_of, status_of
 from trencadis.cli import main
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 CONFIG = """
 [backend]
 name = "support.core.paced_backend:PacedBackend"

@@ -15,7 +15,7 @@ import httpx
 
 __all__ = ["ServedProcess", "family", "send"]
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 300
 
 
 class ServedProcess:

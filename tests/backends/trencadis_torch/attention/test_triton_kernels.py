@@ -27,6 +27,7 @@ def test_kernels_compile_for_gpus_that_are_not_here_in_few_variants(tmp_path, ca
     assert 0 < int(shared) <= 99 * 1024
 
 
+@pytest.mark.slow
 def test_module_can_be_imported_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None\n"

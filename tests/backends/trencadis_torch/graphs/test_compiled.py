@@ -107,6 +107,7 @@ def decode_inputs(backend):
     return seen[0]
 
 
+@pytest.mark.slow
 def test_a_first_start_compiles_each_shape_once(first, directory):
     _, report = first
     assert set(report.prepared) == {PREFILL, DECODE}
@@ -114,6 +115,7 @@ def test_a_first_start_compiles_each_shape_once(first, directory):
     assert list((directory / "fxgraph").rglob("*/*")), "they are kept where the setting says"
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_transformers_and_nothing_is_compiled_while_they_are_made(first, model):
     backend, _ = first
     before, eager = CompileCounts.now(), count(backend, "eager_passes_total")
@@ -126,6 +128,7 @@ def test_greedy_tokens_are_those_of_transformers_and_nothing_is_compiled_while_t
     assert count(backend, "warmup_seconds_total") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["first", pytest.param("plain", marks=pytest.mark.slow)])
 @torch.inference_mode()
 def test_logits_of_a_graph_are_those_of_the_model(request, kind):
@@ -148,6 +151,7 @@ def test_a_graph_of_torch_alone_makes_the_same_tokens(plain, model):
     assert found == {row: tiny_models.greedy_reference(model, t, 8) for row, t in PROMPTS.items()}
 
 
+@pytest.mark.slow
 def test_a_second_start_finds_its_graphs_on_disk(first, model, directory):
     backend, report = started(model, directory, [PREFILL, DECODE])
     assert (report.num_graphs, report.num_compilations, report.num_cached) == (2, 0, 2)
@@ -156,6 +160,7 @@ def test_a_second_start_finds_its_graphs_on_disk(first, model, directory):
     assert driver_of(backend).generate({0: PROMPTS[0]}, 4, chunk=CHUNK)[0] == expected
 
 
+@pytest.mark.slow
 def test_buckets_that_differ_in_blocks_alone_share_a_graph_where_the_kernel_reads_the_cache(first):
     backend, _ = first
     before = CompileCounts.now()
@@ -164,6 +169,7 @@ def test_buckets_that_differ_in_blocks_alone_share_a_graph_where_the_kernel_read
     assert CompileCounts.now() == before
 
 
+@pytest.mark.slow
 def test_a_shape_that_nobody_prepared_runs_without_a_graph_and_says_so_once(first, model, caplog):
     backend, _ = first
     before, eager = CompileCounts.now(), count(backend, "eager_passes_total")
@@ -177,6 +183,7 @@ def test_a_shape_that_nobody_prepared_runs_without_a_graph_and_says_so_once(firs
     assert [line.count("run without") for line in lines] == [1, 1], "one line for each shape"
 
 
+@pytest.mark.slow
 def test_scores_of_prompts_are_computed_without_a_graph(first):
     backend, _ = first
     driver, eager = driver_of(backend), count(backend, "eager_passes_total")
@@ -186,6 +193,7 @@ def test_scores_of_prompts_are_computed_without_a_graph(first):
     assert count(backend, "eager_passes_total") == eager + 1
 
 
+@pytest.mark.slow
 def test_what_is_compiled_during_a_step_is_counted(first, caplog, monkeypatch):
     backend, _ = first
     driver = sequences_in_decode(backend)
@@ -204,12 +212,14 @@ def test_what_is_compiled_during_a_step_is_counted(first, caplog, monkeypatch):
     assert "while requests waited" in caplog.text
 
 
+@pytest.mark.slow
 def test_layers_of_a_graph_wait_for_no_connector_and_its_kv_has_numerics_of_its_own(first):
     backend, _ = first
     assert not backend.capabilities.layerwise_kv
     assert backend.kv_cache().kernels.endswith("+inductor")
 
 
+@pytest.mark.slow
 def test_a_graph_that_computes_something_else_is_refused(model, directory, monkeypatch):
     monkeypatch.setattr(
         "trencadis_torch.graphs.compiled._compiled", lambda plain, *_: lambda *rest: plain(*rest).flip(-1)

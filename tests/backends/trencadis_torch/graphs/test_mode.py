@@ -53,6 +53,7 @@ def test_without_graphs_nothing_is_counted_and_no_memory_kept():
     assert mode.metrics() == ""
 
 
+@pytest.mark.slow
 def test_modes_that_are_not_chosen_are_not_imported():
     code = """
 import sys, torch

@@ -114,6 +114,7 @@ def test_cross_attention_is_refused(tmp_path):
     refused(tmp_path, "gpt2 has cross attention")
 
 
+@pytest.mark.representatives(2)
 def test_model_without_a_language_head_is_refused(tmp_path):
     hf.ViTConfig().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()

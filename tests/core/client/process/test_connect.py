@@ -46,6 +46,7 @@ def test_a_frontend_over_another_process_serves(process_house: House) -> None:
     frontend.close()
 
 
+@pytest.mark.slow
 def test_how_far_the_warm_up_of_the_other_process_is_can_be_drawn_here(
     process_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_process_is_another(process_house: House) -> None:
     frontend.close()
 
 
+@pytest.mark.slow
 def test_coroutines_are_served_by_a_thread_here_and_by_their_loop_for_another_process(
     fake_house: House, process_house: House
 ) -> None:

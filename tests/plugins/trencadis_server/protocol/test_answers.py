@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import msgspec
 
-from trencadis_server.protocol.answers import Usage
+from trencadis_server.protocol.answers import Usage, Version
+from trencadis_server.protocol.chat_answers import ChunkChoice, Delta
+from trencadis_server.protocol.completion_answers import CompletionChoice
+from trencadis_server.protocol.json_response import json_response
 
 
 def test_usage_has_the_sum_and_where_the_prompt_came_from() -> None:
@@ -20,3 +23,23 @@ def test_usage_speaks_of_approximate_tokens_only_if_there_are_any() -> None:
     )
     assert "approximate_tokens" not in exact["prompt_tokens_details"]
     assert near["prompt_tokens_details"]["approximate_tokens"] == 3
+
+
+def test_a_choice_without_extras_has_the_fields_of_openai() -> None:
+    choice = msgspec.to_builtins(CompletionChoice(index=0, text="x"))
+    assert choice == {"index": 0, "text": "x", "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
+def test_a_delta_has_only_what_it_adds() -> None:
+    assert msgspec.to_builtins(Delta(content="x")) == {"content": "x"}
+    assert msgspec.to_builtins(Delta()) == {}
+
+
+def test_a_chunk_says_null_where_the_official_client_reads_an_attribute() -> None:
+    choice = msgspec.to_builtins(ChunkChoice(index=0, delta=Delta()))
+    assert choice == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+
+
+def test_a_record_is_a_json_object() -> None:
+    response = json_response(Version(version="1"))
+    assert (response.status_code, response.media_type, response.body) == (200, "application/json", b'{"version":"1"}')

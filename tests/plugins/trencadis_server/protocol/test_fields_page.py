@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import runpy
+from typing import Any
+
 from trencadis_server.protocol.fields import other_fields
 from trencadis_server.protocol.fields_page import ENDPOINTS, fields_page
 
@@ -19,3 +22,8 @@ def test_the_page_says_what_makes_a_field_harmless() -> None:
     assert '| `tools` | refused unless `[]` or with `tool_choice` = `"none"` | Tool calls are not parsed. |' in page
     assert "| `metadata` | ignored | It labels stored answers, and none is stored. |" in page
     assert "| `model` | required |" in page
+
+
+def test_the_module_writes_the_page(capsys: Any) -> None:
+    runpy.run_module("trencadis_server.protocol", run_name="__main__")
+    assert capsys.readouterr().out == fields_page()

@@ -6,7 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from trencadis.records import SamplingParams
+from trencadis_server.protocol.completions import MAX_PROMPTS, CompletionRequest
+from trencadis_server.protocol.embeddings import EmbeddingsRequest
 from trencadis_server.protocol.generation import GenerationRequest
+from trencadis_server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 
 def test_one_stop_string_and_several_are_read_alike() -> None:
@@ -42,3 +45,33 @@ def test_whatever_the_ranges_allow_sampling_allows_too() -> None:
 def test_what_costs_time_by_its_length_is_bounded(field: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         GenerationRequest(model="m", **field)
+
+
+@pytest.mark.parametrize("prompt", ["x", "", ["x", ""], [1, 2], [[1], [2, 3]], ["x"] * MAX_PROMPTS])
+def test_each_form_of_a_prompt_stays_as_it_is(prompt: Any) -> None:
+    assert CompletionRequest.model_validate({"model": "m", "prompt": prompt}).prompt == prompt
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], [1, "x"], [-1], [2**31], [1.0], [True], 5, None, ["x"] * (MAX_PROMPTS + 1)]
+)
+def test_anything_else_is_no_prompt(prompt: Any) -> None:
+    with pytest.raises(ValidationError):
+        CompletionRequest.model_validate({"model": "m", "prompt": prompt})
+
+
+def test_an_encoding_is_one_of_two() -> None:
+    for encoding in (None, "float", "base64"):
+        EmbeddingsRequest.model_validate({"model": "m", "input": "x", "encoding_format": encoding})
+    with pytest.raises(ValidationError):
+        EmbeddingsRequest.model_validate({"model": "m", "input": "x", "encoding_format": "binary"})
+
+
+def test_a_model_need_not_be_named() -> None:
+    assert TokenizeRequest.model_validate({"prompt": "x"}).model is None
+    assert DetokenizeRequest.model_validate({"tokens": []}).tokens == []
+
+
+def test_tokens_are_whole_numbers_from_zero() -> None:
+    with pytest.raises(ValidationError):
+        DetokenizeRequest.model_validate({"tokens": [-1]})
