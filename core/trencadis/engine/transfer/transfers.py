@@ -48,8 +48,8 @@ class Transfers:
         connector: The scheduler side, or None: then everything here is a no-op.
         load_timeout_s: A load that takes longer is given up and its tokens are computed here.
         lookup_timeout_s: A look-up that is pending for longer is a miss.
-        quarantine_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
-        max_parked: Sequences that may wait for a load at once; others are computed.
+        release_timeout_s: Blocks of a load that was given up, or of a finished sequence, are held no longer than this.
+        max_waiting_loads: Sequences that may wait for a load at once; others are computed.
         close_worker: Closes the worker sides; returns when none touches a block any more.
         num_ranks: Worker sides, each of which reports for itself.
         layerwise: Steps can wait for their layers, one by one.
@@ -72,8 +72,8 @@ class Transfers:
         *,
         load_timeout_s: float = 30.0,
         lookup_timeout_s: float = 60.0,
-        quarantine_s: float = 60.0,
-        max_parked: int = 256,
+        release_timeout_s: float = 60.0,
+        max_waiting_loads: int = 256,
         close_worker: Callable[[], None] = lambda: None,
         num_ranks: int = 1,
         layerwise: bool = False,
@@ -85,8 +85,8 @@ class Transfers:
         self._faults = FaultLog(logger)
         self._load_timeout_s = load_timeout_s
         self._lookup_timeout_s = lookup_timeout_s
-        self._quarantine_s = quarantine_s
-        self._max_parked = max_parked
+        self._release_timeout_s = release_timeout_s
+        self._max_waiting_loads = max_waiting_loads
         self._close_worker = close_worker
         self._quorum = RankQuorum(num_ranks)
         self._layerwise = layerwise and connector is not None and connector.is_layerwise
@@ -147,7 +147,7 @@ class Transfers:
 
     def lookup(self, sequence: Sequence, *, num_local_tokens: int, now_s: float) -> Lookup:
         """Ask the connector what it has of a prompt; asked again only while it answers ``pending``, and not for ever."""
-        if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_parked:
+        if self._connector is None or sequence.looked_up or len(self._parked) >= self._max_waiting_loads:
             return Lookup()
         found = self._connector.lookup(
             sequence.asked,
@@ -412,7 +412,7 @@ class Transfers:
             "in kv_connector.name.",
             self._connector.label,
             sum(len(self._held[transfer_id]) for transfer_id in overdue),
-            self._quarantine_s,
+            self._release_timeout_s,
             shown(overdue),
         )
         self._connector.close()
@@ -428,7 +428,7 @@ class Transfers:
 
     def _hold(self, transfer_id: int, blocks: Int32Array, now_s: float) -> None:
         self._held[transfer_id] = blocks
-        self._held_until_s[transfer_id] = now_s + self._quarantine_s
+        self._held_until_s[transfer_id] = now_s + self._release_timeout_s
 
     def _free(self, transfer_id: int, state: EngineState) -> None:
         del self._held_until_s[transfer_id]

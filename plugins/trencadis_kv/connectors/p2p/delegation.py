@@ -152,7 +152,7 @@ class Delegation:
             return None
         view = self._view(request, block_hashes, num_tokens, engines)
         index = self._policy.prefill_at(view)
-        if index is None or len(self._delegated) >= node.config.max_invites:
+        if index is None or len(self._delegated) >= node.config.max_delegated_prefills:
             node.metrics.count_delegated("declined")
             return None
         engine = engines[index]
@@ -172,7 +172,9 @@ class Delegation:
         delegated = _Delegated(prefill, tried | {engine.name}, has_given_token=not wants_token)
         self._delegated[request.request_id] = delegated
         if self._threads is None:  # as many again may still receive blocks of prompts that are back
-            self._threads = ThreadPoolExecutor(2 * node.config.max_invites, thread_name_prefix="trencadis-p2p-invite")
+            self._threads = ThreadPoolExecutor(
+                2 * node.config.max_delegated_prefills, thread_name_prefix="trencadis-p2p-delegate"
+            )
         self._threads.submit(delegated.prefill.run)
         return Pending.PENDING
 

@@ -85,7 +85,7 @@ class Node:
         self.metrics = P2PMetrics(self.holds, self.peers, name=name)
         self.cost = CostModel(clock)
         self.pace = Pace(config.load_share, cost=self.cost, clock=clock)
-        self.remote_prefills = RemotePrefills(config.max_guests, release=self.holds.release)
+        self.remote_prefills = RemotePrefills(config.max_remote_prefills, release=self.holds.release)
         self.metrics.watch_remote_prefills(lambda: self.remote_prefills.num_remote_prefills)
         self.pushes = Pushes(_room(config))
         self.metrics.watch_aside(lambda: self.pushes.num_bytes)

@@ -115,7 +115,7 @@ def test_engine_that_is_not_there_any_more_is_not_waited_for() -> None:
 
 
 def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Station) -> None:
-    with Station(max_guests=0) as full, decoder(port_of(full), port_of(prefiller)) as one:
+    with Station(max_remote_prefills=0) as full, decoder(port_of(full), port_of(prefiller)) as one:
         for engine in one.node.prefill_pool.engines:
             engine.affinity = lambda _, port=engine.port: float(port == port_of(full))
         prompt = prompt_of(10, 21)
@@ -126,9 +126,9 @@ def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Statio
 
 def test_third_engine_is_not_asked() -> None:
     with (
-        Station(max_guests=0) as first,
-        Station(max_guests=0) as second,
-        Station(max_guests=0) as third,
+        Station(max_remote_prefills=0) as first,
+        Station(max_remote_prefills=0) as second,
+        Station(max_remote_prefills=0) as third,
         decoder(*map(port_of, (first, second, third))) as one,
     ):
         assert serve(one, prompt_of(11, 21)).num_cached_tokens == 0
@@ -185,7 +185,7 @@ def test_engine_that_is_slow_is_given_up_and_drops_the_prompt(prefiller: Station
 
 def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
     prompts = [prompt_of(seed, 21) for seed in range(20, 32)]
-    with Station(max_guests=2) as few, decoder(port_of(few), max_invites=4) as one:
+    with Station(max_remote_prefills=2) as few, decoder(port_of(few), max_delegated_prefills=4) as one:
         names = [one.add(prompt, max_tokens=3) for prompt in prompts]
         most = 0
 

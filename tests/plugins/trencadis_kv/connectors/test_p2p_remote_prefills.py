@@ -18,10 +18,10 @@ def prefill_request(*tokens: int, **changes: object) -> PrefillRequest:
     return PrefillRequest(tokens=np.array(tokens, "<i4").tobytes(), **fields)  # type: ignore[arg-type]
 
 
-def remote_prefills(max_guests: int = 2) -> tuple[RemotePrefills, list[str], list[str]]:
+def remote_prefills(max_remote_prefills: int = 2) -> tuple[RemotePrefills, list[str], list[str]]:
     released: list[str] = []
     woken: list[str] = []
-    one = RemotePrefills(max_guests, release=released.append)
+    one = RemotePrefills(max_remote_prefills, release=released.append)
     one.wake = lambda: woken.append("wake")
     return one, released, woken
 
@@ -51,7 +51,7 @@ def test_end_without_blocks_has_its_reason_and_one_of_nobody_changes_nothing() -
 
 
 def test_more_than_may_be_here_and_all_where_none_are_taken_are_refused() -> None:
-    one, _, _ = remote_prefills(max_guests=2)
+    one, _, _ = remote_prefills(max_remote_prefills=2)
     first = one.enter(prefill_request(1))
     one.enter(prefill_request(2))
     with pytest.raises(TransferError, match="2 prompts of others") as full:
