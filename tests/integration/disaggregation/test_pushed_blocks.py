@@ -37,7 +37,7 @@ def test_blocks_and_the_first_token_come_without_being_asked_for(prefiller: Stat
         assert prefiller.count("pushed_bytes", end="sent") == BLOCK_BYTES * NUM_BLOCKS
         assert one.count("tokens", direction="load") == 4 * NUM_BLOCKS
         eventually(lambda: one.count("pushed_bytes", end="received") == BLOCK_BYTES * NUM_BLOCKS)
-        assert one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="served") == 1
         check_nothing_is_left(one, prefiller)
         assert prefiller.node.holds.ends == {"released": 1}
 
@@ -152,6 +152,6 @@ def test_request_that_ends_with_its_first_token_lets_everything_go(prefiller: St
         eventually(lambda: name in one.ends, of=(one, prefiller))
         assert one.ends[name].token_ids.tolist() == true_text(PROMPT, 1)
         assert one.count("tokens", direction="load") == prefiller.count("pushed_bytes", end="sent") == 0
-        assert one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="served") == 1
         check_nothing_is_left(one, prefiller)
         assert prefiller.node.holds.ends == {"released": 1}

@@ -51,7 +51,7 @@ def test_prompt_is_computed_elsewhere_and_the_text_is_the_same(prefiller: Statio
         end = serve(one, prompt, prefiller)
         assert end.token_ids.tolist() == true_text(prompt, 5)
         assert end.num_cached_tokens == 20
-        assert one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="served") == 1
         assert one.count("tokens", direction="load") == 20
         assert prefiller.ends == {}, "what a prefill says is nobody's output"
         assert prefiller.engine.totals.num_finished == 1
@@ -108,10 +108,10 @@ def test_engine_that_is_not_there_any_more_is_not_waited_for() -> None:
     with Station() as first, decoder(port_of(first), heartbeat_s=60.0) as one:
         first.close()
         assert serve(one, prompt).token_ids.tolist() == true_text(prompt, 5)
-        assert one.count("invites", result="failed") == 1
+        assert one.count("delegated_prefills", result="failed") == 1
         assert one.node.prefill_pool.ready() == [], "it is left alone until it answers"
         assert serve(one, prompt_of(9, 21)).num_cached_tokens == 0
-        assert one.count("invites", result="failed") == 1
+        assert one.count("delegated_prefills", result="failed") == 1
 
 
 def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Station) -> None:
@@ -121,7 +121,7 @@ def test_other_engine_is_asked_once_and_then_this_one_computes(prefiller: Statio
         prompt = prompt_of(10, 21)
         end = serve(one, prompt, prefiller)
         assert (end.token_ids.tolist(), end.num_cached_tokens) == (true_text(prompt, 5), 20)
-        assert one.count("invites", result="failed") == one.count("invites", result="served") == 1
+        assert one.count("delegated_prefills", result="failed") == one.count("delegated_prefills", result="served") == 1
 
 
 def test_third_engine_is_not_asked() -> None:
@@ -132,7 +132,7 @@ def test_third_engine_is_not_asked() -> None:
         decoder(*map(port_of, (first, second, third))) as one,
     ):
         assert serve(one, prompt_of(11, 21)).num_cached_tokens == 0
-        assert one.count("invites", result="failed") == 2
+        assert one.count("delegated_prefills", result="failed") == 2
 
 
 def test_blocks_that_are_lost_before_they_are_pulled_are_computed_by_another_engine(prefiller: Station) -> None:
@@ -168,7 +168,7 @@ def test_client_that_leaves_takes_its_prompt_back(prefiller: Station) -> None:
             of=(one, prefiller),
         )
         assert prefiller.node.holds.num_holds == 0
-        assert one.count("invites", result="withdrawn") == 1
+        assert one.count("delegated_prefills", result="withdrawn") == 1
 
 
 def test_engine_that_is_slow_is_given_up_and_drops_the_prompt(prefiller: Station) -> None:
@@ -198,7 +198,7 @@ def test_flood_of_prompts_is_bounded_on_both_sides() -> None:
         eventually(are_done, of=(one, few))
         assert [one.ends[name].token_ids.tolist() for name in names] == [true_text(prompt, 3) for prompt in prompts]
         assert most <= 2
-        assert one.count("invites", result="declined") >= 1
+        assert one.count("delegated_prefills", result="declined") >= 1
 
 
 def test_own_requests_of_an_engine_count_when_others_choose(prefiller: Station) -> None:
